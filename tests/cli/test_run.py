@@ -193,7 +193,8 @@ def test_only_the_process_that_was_started_writes(kedge: Kedge, script: Script, 
         ("print('hello')", "nothing was recorded: the program did not import torch"),
         (
             "import torch; print('hello')",
-            "nothing was recorded: the program called no module in this process, except in functions that are compiled as a whole",
+            "nothing was recorded: the program called no module in this process, except in functions that are compiled as a whole, "
+            "and no optimizer trained tensors of its own; kedge sites --ops lists the operations of a program of tensors",
         ),
     ],
 )

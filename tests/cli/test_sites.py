@@ -56,7 +56,9 @@ def test_a_program_without_a_model_is_told(kedge: Kedge, script: Script) -> None
     done = kedge("sites", script("print('hello')"), fresh=True)
 
     assert (done.stdout, done.returncode) == ("", 1)
-    assert done.stderr == "hello\n[kedge] there is nothing to list: the program called no module\n"
+    assert done.stderr == (
+        "hello\n[kedge] there is nothing to list: the program called no module; with --ops, its operations are listed\n"
+    )
 
 
 OPS = """
@@ -88,3 +90,53 @@ def test_operations_are_listed_if_asked_for(kedge: Kedge, script: Script) -> Non
     assert [line.split()[0] for line in table] == ["/mul", "fc/linear", "/relu#0", "/neg", "/relu#1", "/add"]
     assert table[0].endswith("y = torch.relu(self.fc(x * 2))")
     assert "[1, 2] [1, 2] [1]  [1, 1]" in table[1]
+
+
+TENSORS = """
+    import torch
+
+    w = torch.ones(2, 3, requires_grad=True)
+    {optimizer}
+    for _ in range(10**9):
+        loss = torch.relu(torch.ones(4, 2) @ w).sum()
+        loss.backward()
+        {step}
+"""
+
+
+def test_operations_of_a_program_of_tensors_are_listed_with_their_statistics(kedge: Kedge, script: Script) -> None:
+    """The program is stopped after its first backward."""
+    done = kedge("sites", "--ops", script(TENSORS.format(optimizer="", step="w.grad = None")))
+
+    assert (done.stderr, done.returncode) == ("", 0)
+    head, _, *table = done.stdout.splitlines()
+    assert head == "operations outside of modules, with statistics of their results"
+    assert [line.split()[:2] for line in table[1:]] == [
+        ["ones#0", "1"],
+        ["ones#1", "1"],
+        ["matmul", "1"],
+        ["relu", "1"],
+        ["sum", "1"],
+    ]
+    assert table[-1].split("  ")[-1] == "loss = torch.relu(torch.ones(4, 2) @ w).sum()"
+    assert " 24.0 " in table[-1]
+
+
+def test_an_optimizer_ends_the_step_and_has_the_tensors_listed(kedge: Kedge, script: Script) -> None:
+    """Its tensors have the names of the program's variables."""
+    made = TENSORS.format(optimizer="optimizer = torch.optim.SGD([w], lr=0.1)", step="optimizer.step()")
+    done = kedge("sites", "--ops", script(made))
+
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert done.stdout.startswith(
+        "tensors (6 parameters)\n\npath  type          sites\nw     Tensor[2, 3]  :grad :acc\n\noperations "
+    )
+
+
+def test_torch_is_imported_by_the_program_itself(kedge: Kedge, script: Script) -> None:
+    """With ``--ops`` as without it."""
+    source = "import sys\nassert 'torch' not in sys.modules\nimport torch\nprint(torch.ones(2).exp())\n"
+    done = kedge("sites", "--ops", script(source), fresh=True)
+
+    assert done.stderr == "tensor([2.7183, 2.7183])\n"
+    assert [line.split()[:2] for line in done.stdout.splitlines()[3:]] == [["ones", "1"], ["exp", "1"]]

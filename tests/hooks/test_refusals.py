@@ -120,7 +120,7 @@ def keyword(value: Tensor, *, factor: float) -> None:
             torch.ones(2),
             (kedge.zero(),),
             NoSuchKind,
-            '"tensor" does not require grad, so it has no gradient to hook; call requires_grad_() on it first',
+            '"target" does not require grad, so it has no gradient to hook; call requires_grad_() on it first',
         ),
         (
             {"z": torch.ones(2)},

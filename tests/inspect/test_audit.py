@@ -518,10 +518,11 @@ def test_an_unknown_kind_is_refused() -> None:
     assert len(set(KINDS)) == len(KINDS)
 
 
-def test_what_is_no_module_is_refused() -> None:
-    """The message says what it is."""
-    with pytest.raises(TypeError, match=r"audit takes a torch.nn.Module, not a Tensor"):
-        audit(torch.ones(2))
+@pytest.mark.parametrize(("what", "said"), [(3, "a int"), (nn.Linear, "the class Linear"), ([nn.ReLU()], "a list")])
+def test_what_has_no_hooks_of_its_own_is_refused(what: Any, said: str) -> None:
+    """The message says what it is, and what there is an audit of."""
+    with pytest.raises(TypeError, match=rf"a torch.nn.Module, a tensor, an autograd node or an optimizer, not {said};"):
+        audit(what)
 
 
 def test_hooks_on_nodes_and_on_one_optimizer_are_not_seen() -> None:

@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from kedge.errors import NoSuchKind
 from kedge.offload.bill.bill import Bill
 from kedge.offload.saved_tensors import saved
 
@@ -293,12 +292,6 @@ def test_the_time_line_rises_and_falls() -> None:
     assert sum(size for _, size in course.holders) <= course.peak
     assert course.holders[0][1] == max(sums.bytes for sums in bill.by_module())
     assert len(course.bytes) == len(course.at) == 2 * len(bill.items)
-
-
-def test_only_modules_have_a_bill() -> None:
-    """Something else than a module is refused, and the message says what to give."""
-    with pytest.raises(NoSuchKind, match="give the model"):
-        saved(torch.relu)
 
 
 def test_it_is_printed_as_tables() -> None:

@@ -5,30 +5,38 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.run import add_program, program_of
 from kedge.cli.watching import Watching
+from kedge.numbers import counted
+from kedge.program.after_import import AfterImport
 from kedge.program.ending import Ending
 from kedge.stderr import messenger
 from kedge.watch.run.options import WatchOptions
 
 if TYPE_CHECKING:
+    from kedge.inspect.function_operations import OutsideListing
     from kedge.inspect.operations import Listing
+    from kedge.sites.table import SiteRow
+    from kedge.watch.models.roots import RootModule
     from kedge.watch.watcher import Watcher
 
 
 class SitesCommand:
     """List the sites of a program's models: every module and parameter, and the kinds of sites that it has.
 
+    With --ops, a program that calls no module has its operations listed, with statistics of their results.
     The program runs as under python until it has taken its first step, and is stopped
     there. Its output goes to stderr, so that stdout has only the list.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        ops = "list the operations inside each forward too, with their shapes and source lines"
+        ops = (
+            "list the operations inside each forward too, or of a program without modules, with shapes and source lines"
+        )
         parser.add_argument("--ops", action="store_true", help=ops)
         add_program(parser)
 
@@ -39,13 +47,19 @@ class SitesCommand:
         held: list[Any] = ModelListings() if args.ops else []
         watching = Watching(FirstStepSink(), WatchOptions(every=1), messenger(), holding=held)
         watching.begin()
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), held.outside() if isinstance(held, ModelListings) else nullcontext():
             ending = program.run()
-        if watching.watch is None or not watching.watch.models.roots:
-            messenger()("there is nothing to list: the program called no module")
+        tables = list(_tables(watching.watch, held))
+        if not tables:
+            messenger()(
+                _NOTHING if isinstance(held, ModelListings) else f"{_NOTHING}; with --ops, its operations are listed"
+            )
             return ending if ending.status else 1
-        print("\n\n".join(_tables(watching.watch, held)))
+        print("\n\n".join(tables))
         return 0 if isinstance(ending.error, FirstStepTaken) else ending
+
+
+_NOTHING = "there is nothing to list: the program called no module"
 
 
 class FirstStepTaken(SystemExit):
@@ -72,26 +86,73 @@ class ModelListings(list[Any]):
     def __init__(self) -> None:
         super().__init__()
         self.operations: dict[int, Listing] = {}
+        self.alone: OutsideListing | None = None
+
+    @contextmanager
+    def outside(self) -> Iterator[None]:
+        """List the operations of this thread outside of modules, from the import of torch until the first module is called."""
+        torch = AfterImport("torch", self._begin)
+        torch.install()
+        try:
+            yield
+        finally:
+            torch.remove()
+            self._stop()
+
+    def _begin(self) -> None:
+        from kedge.inspect.function_operations import OutsideListing
+
+        self.alone = OutsideListing(self._end_step).start()
+
+    def _stop(self) -> None:
+        if self.alone is not None:
+            self.alone.stop()
+
+    def _end_step(self) -> None:
+        """End a program that has run its first backward, if no optimizer will end the step."""
+        from kedge.watch.models.optimizers import any_optimizer
+
+        if not any_optimizer():
+            raise FirstStepTaken(0)
 
     def append(self, model: Any) -> None:
         """Add a model whose first call has begun."""
         from kedge.inspect.operations import Listing
 
         super().append(model)
+        self._stop()
         listing = self.operations[id(model)] = Listing()
         listing.add(model, begun=True)
 
 
-def _tables(watch: Watcher, held: list[Any]) -> Iterator[str]:
-    from kedge.numbers import counted
-    from kedge.sites.table import sites
+def _tables(watch: Watcher | None, held: list[Any]) -> Iterator[str]:
+    if watch is None:  # the program has not imported torch, and so Kedge has not
+        return
+    from kedge.sites.table import Sites, sites
 
     for root in watch.models.roots:
         model = root.module()
+        prefix = f", recorded as {root.prefix}.*" if root.prefix else ""
+        head = f"{root.types['']} ({counted(root.parameters, 'parameter')}{prefix})"
         if model is not None:
-            prefix = f", recorded as {root.prefix}.*" if root.prefix else ""
-            yield f"{root.types['']} ({counted(root.parameters, 'parameter')}{prefix})\n\n{sites(model)}"
+            yield f"{head}\n\n{sites(model)}"
             if isinstance(held, ModelListings) and id(model) in held.operations:
                 listing = held.operations[id(model)]
                 listing.session.end(quiet=True)
                 yield str(listing.operations())
+        elif rows := tuple(_loose(watch, root)):
+            yield f"{head}\n\n{Sites(rows)}"
+    alone = held.alone if isinstance(held, ModelListings) and not held else None
+    if alone is not None and (listed := alone.operations()):
+        yield f"operations outside of modules, with statistics of their results\n\n{listed}"
+
+
+def _loose(watch: Watcher, root: RootModule) -> Iterator[SiteRow]:
+    """Yield the tensors of a root that has no module."""
+    from kedge.sites.site import TENSOR_KINDS
+    from kedge.sites.table import SiteRow
+
+    for place in watch.models.places:
+        tensor = place.param()
+        if place.root is root and tensor is not None:
+            yield SiteRow(place.site.path, "Tensor", tuple(tensor.shape), TENSOR_KINDS, trainable=tensor.requires_grad)

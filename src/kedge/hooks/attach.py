@@ -16,12 +16,17 @@ from kedge.hooks.firing.cause import Cause
 from kedge.hooks.firing.owner import ShownTap
 from kedge.hooks.firing.schedule import StepClock, rank
 from kedge.hooks.firing.tap import Spec, Tap
+from kedge.hooks.gates.block_saves import BlockSaves, ThisBlock, is_of_block, this_block
 from kedge.hooks.gates.tensors import means, place_node, place_tensor
+from kedge.hooks.gates.variables import name_of_argument
 from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
 from kedge.sites.select import Selector, SitePlace, selects
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
+
+MOST_FIRINGS = 2_000
+"""The firings that a session keeps for its timeline."""
 
 
 class Attachments:
@@ -33,6 +38,7 @@ class Attachments:
         taps: Every tap, in the order in which they were attached.
         targets: The hooked models, by their ids.
         finder: Finds the models for hooks on `everywhere`; None without such a hook.
+        block: The keeper of all saved tensors of this thread; None until ``:saved`` is hooked without a model.
         installed: The hooks in PyTorch's tables.
         fired: The last 2,000 firings, in their order.
         ended: Whether the session is over.
@@ -44,8 +50,9 @@ class Attachments:
         self.taps: list[Tap] = []
         self.targets: dict[int, HookedModel] = {}
         self.finder: RootFinder | None = None
+        self.block: BlockSaves | None = None
         self.installed = InstalledHooks()
-        self.fired: deque[tuple[ShownTap, Event]] | None = deque(maxlen=2_000)
+        self.fired: deque[tuple[ShownTap, Event]] | None = deque(maxlen=MOST_FIRINGS)
         self.ended = False
         self.clock.on_step.append(self._retime)
 
@@ -59,8 +66,8 @@ class Attachments:
 
     def attach(self, target: Any, what: tuple[Any, ...], when: Schedule | None) -> Spec:
         """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
-        if isinstance(target, (str, Selector)):  # a selector without a model is for every model
-            target, what = everywhere, (target, *what)
+        if isinstance(target, (str, list, Selector)):  # a selector without a model
+            target, what = this_block if is_of_block(target) else everywhere, (target, *what)
         selector, actions = _split(what)
         spec = Spec(actions, when, self.clock.step, [])
         with self.installed.attaching():
@@ -69,10 +76,13 @@ class Attachments:
                 self._attach_model(target, selector, spec)
             elif isinstance(target, Everywhere):
                 self._attach_everywhere(selector, spec)
+            elif isinstance(target, ThisBlock) and selector is not None:
+                self._attach_block(selector, spec)
             elif isinstance(target, (Node, GradientEdge)):
                 place_node(self, target, selector, spec)
             elif isinstance(target, (Tensor, Mapping)):
-                self._attach_tensors({"tensor": target} if isinstance(target, Tensor) else target, selector, spec)
+                named = {name_of_argument("target", target): target} if isinstance(target, Tensor) else target
+                self._attach_tensors(named, selector, spec)
             else:
                 raise NoSiteMatched(
                     f"cannot hook a {type(target).__name__}; a target is a module, kedge.everywhere, a tensor, a dict of named "
@@ -117,6 +127,12 @@ class Attachments:
     def unmatched(self, taps: Iterable[Tap]) -> list[tuple[Site, Cause]]:
         """Return the patterns that matched no module of any model, of the hook with these taps, or of all hooks."""
         return [] if self.finder is None else self.finder.unmatched(None if taps is self.taps else taps)
+
+    def _attach_block(self, selector: Selector, spec: Spec) -> None:
+        if self.block is None:
+            self.installed.on_failure(setattr, self, "block", None)
+            self.block = BlockSaves(self)
+        self.block.place(selector, spec)
 
     def _attach_tensors(self, named: Mapping[str, Any], selector: Selector | None, spec: Spec) -> None:
         if selector is not None and not any(means(t, name) for t in selector.terms for name in named):

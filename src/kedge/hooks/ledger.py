@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kedge import notebook
 from kedge.flow import Event
-from kedge.hooks.attach import Attachments
+from kedge.hooks.attach import MOST_FIRINGS, Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.unfired import explain
@@ -19,6 +19,9 @@ from kedge.sites.language import parse
 from kedge.sites.site import Site
 
 _SHOWN = 12
+_COLUMNS = ("step", "when", "call", "site", "action")
+_SILENT = "nothing has fired"
+_LAST = f"these are the last {MOST_FIRINGS:,} firings; earlier ones are not kept"
 
 
 @dataclass(frozen=True)
@@ -144,20 +147,25 @@ class Timeline:
         return [str(event.site) for event, _ in self.entries]
 
     def __str__(self) -> str:
-        """One line a firing: step, pass or backward, call, site and action."""
-        lines = []
-        for event, label in self.entries:
-            again = "  recompute" if event.recompute else ""
-            lines.append(f"step {event.step}  {_when(event):12}  call {event.call}  {event.site}  {label}{again}")
-        return "\n".join(lines)
+        """A table with one line a firing: step, pass or backward, call, site and action."""
+        if not self.entries:
+            return _SILENT
+        rows = [_COLUMNS, *self._rows()]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([*lines, *([_LAST] if len(self) == MOST_FIRINGS else [])])
 
     def _repr_html_(self) -> str:
         """The firings for a notebook."""
-        rows = [
-            (e.step, _when(e) + (", recompute" if e.recompute else ""), e.call, e.site, label)
+        if not self.entries:
+            return notebook.paragraph(_SILENT)
+        return notebook.table(_COLUMNS, self._rows(), align="rlrmm", note=_LAST if len(self) == MOST_FIRINGS else "")
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [
+            (str(e.step), _when(e) + ", recompute" * e.recompute, str(e.call), str(e.site), label)
             for e, label in self.entries
         ]
-        return notebook.table(("step", "when", "call", "site", "action"), rows, align="rlrmm")
 
 
 def _when(event: Event) -> str:

@@ -12,6 +12,7 @@ from torch import nn
 from kedge.hooks.attach import Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
+from kedge.hooks.gates.block_saves import BlockGate
 from kedge.hooks.operations.unfired import explain_op
 from kedge.hooks.target import HookedModel
 from kedge.sites.leaves import own_part
@@ -27,6 +28,8 @@ def explain(tap: Tap, session: Attachments) -> Cause:
         )
     if tap.failed:
         return Cause("its action was switched off", "see the warning issued when it failed")
+    if isinstance(tap.gate, BlockGate):
+        return tap.gate.why(tap)
     if hasattr(tap.gate, "called"):
         return _explain_gate(tap, session)
     param = getattr(tap.gate, "param", None)

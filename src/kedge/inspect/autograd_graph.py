@@ -173,28 +173,36 @@ def following(model: nn.Module) -> Iterator[CallFollower]:
 
 
 def read_graph(
-    results: Any, model: nn.Module | None = None, calls: CallFollower | None = None
+    results: Any,
+    model: nn.Module | None = None,
+    calls: CallFollower | None = None,
+    named: Mapping[str, Tensor] | None = None,
 ) -> tuple[GraphNode, ...]:
     """Return the graph behind some results, without running, unpacking or keeping anything.
 
     Args:
-        results: A tensor, or any structure of tensors.
+        results: A tensor, or any structure of tensors; or a node.
         model: The model whose parameters give leaves their names, and whose parameters and buffers are not counted.
         calls: The follower of the calls of the model's modules; without it nodes have no modules.
+        named: Other leaves and tensors of the graph by their names, whose hooks are found, too.
 
     Returns:
         The nodes in the order of execution.
     """
     with torch.no_grad():
-        return tuple(_Reader(results, model, calls).nodes())
+        return tuple(_Reader(results, model, calls, named or {}).nodes())
 
 
 class _Reader:
     """One reading of one graph."""
 
-    def __init__(self, results: Any, model: nn.Module | None, calls: CallFollower | None) -> None:
+    def __init__(
+        self, results: Any, model: nn.Module | None, calls: CallFollower | None, named: Mapping[str, Tensor]
+    ) -> None:
         self.roots = [tensor for _, tensor in leaves.find(results)]
-        self.calls = calls
+        self.begins = [results] if isinstance(results, Node) else []
+        self.calls, self.named = calls, named
+        self.others = {id(tensor): name for name, tensor in named.items()}
         self.names = {id(p): name for name, p in model.named_parameters()} if model is not None else {}
         owned = [*model.parameters(), *model.buffers()] if model is not None else []
         self.owned = set(storages(owned))
@@ -203,7 +211,7 @@ class _Reader:
 
     def nodes(self) -> Iterator[GraphNode]:
         """Yield the nodes in order."""
-        made_by = [root.grad_fn or _accumulator(root) for root in self.roots if root.requires_grad]
+        made_by = [*self.begins, *(r.grad_fn or _accumulator(r) for r in self.roots if r.requires_grad)]
         found = _in_order(behind(made_by))
         places = {node: place for place, node in enumerate(found)}
         self._collect(found)
@@ -223,7 +231,7 @@ class _Reader:
 
     def _named(self, variable: Tensor) -> str:
         arguments = self.calls.arguments if self.calls is not None else {}
-        return self.names.get(id(variable)) or arguments.get(id(variable), "")
+        return self.names.get(id(variable)) or arguments.get(id(variable)) or self.others.get(id(variable), "")
 
     def _saved(self, node: Node) -> Iterator[SavedField]:
         for name, saved in saved_by(node):
@@ -252,6 +260,8 @@ class _Reader:
         """Collect the tables of hooks of tensors that still exist; see Note [Hooks of tensors that are gone]."""
         for root in self.roots:
             self._table(root.grad_fn, on_tensor(root))
+        for tensor in self.named.values():
+            self._table(_maker(tensor), on_tensor(tensor))
         for node in found:
             for _, saved in saved_by(node):
                 if isinstance(saved.data, Tensor) and saved.data.requires_grad:
@@ -283,6 +293,14 @@ def _in_order(found: Iterable[Node]) -> list[Node]:
     return [*(n for n in used if is_leaf(n)), *(n for n in others if n not in used), *operations]
 
 
+def _maker(tensor: Tensor) -> Node | None:
+    """Return the node that made a tensor; None for a leaf, and for a view whose history is lost."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
+
+
 def _accumulator(leaf: Tensor) -> Node:
     return torch.autograd.graph.get_gradient_edge(leaf).node
 
@@ -291,6 +309,13 @@ def _on_node(node: Node) -> dict[str, list[Mapping[int, Any]]]:
     """Return the tables of a node's own hooks; see Note [Hooks of nodes]."""
     registering = {"pre": node.register_prehook, "post": node.register_hook}
     return {kind: [dict(table_behind(register) or {})] for kind, register in registering.items()}
+
+
+def hooks_of_node(node: Node) -> Iterator[tuple[str, int, Any]]:
+    """Yield a node's own hooks: "pre" or "post", the place in the firing order, and the function."""
+    for kind, tables in _on_node(node).items():
+        for table in tables:
+            yield from ((kind, order, hook) for order, hook in enumerate(table.values()))
 
 
 def _described(kind: str, hook: Any) -> Iterator[GraphHook]:

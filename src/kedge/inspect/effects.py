@@ -49,7 +49,10 @@ _OVERWRITTEN = "receives an input that is already overwritten: its module works 
 _REFUSED = "pickle and torch.save of the model raise ({}); saving its state_dict() works"
 _PICKLED = "is pickled with the model, and needed to load it"
 _WITHOUT = "a pickled or deep-copied model lacks it"
-_WITHOUT_WARNED = _WITHOUT + ", and pickle warns about that"
+_WARNED = ", and pickle warns about that"
+_WITHOUT_WARNED = _WITHOUT + _WARNED
+_WITHOUT_TENSOR = "a pickled or deep-copied tensor lacks it"
+_WITHOUT_STEP = "a pickled or deep-copied optimizer lacks it; saving its state_dict() leaves it out, too"
 _PARAMETRIZED = "its module is parametrized"
 _NO_COPY = "deepcopy of the model raises ({})"
 _SAME = "a deep copy of the model calls the same function, with all objects it refers to"
@@ -88,6 +91,7 @@ class FoundHook:
         flags: How it was registered.
         compiled: Whether the module is the root of compiled code, inside of it, or neither.
         ours: Whether it belongs to Kedge.
+        of_optimizer: Whether it is on one optimizer.
     """
 
     kind: str
@@ -99,6 +103,7 @@ class FoundHook:
     flags: tuple[str, ...] = ()
     compiled: Standing = ""
     ours: bool = False
+    of_optimizer: bool = False
 
 
 def function_in(hook: Any) -> Any:
@@ -194,8 +199,12 @@ def _in_place(found: FoundHook) -> Iterator[Effect]:
 
 
 def _on_copies(found: FoundHook, trial: CopyTrial) -> Iterator[Effect]:
-    if found.kind in TENSOR:
+    if found.kind in TENSOR and found.type == "Tensor":
+        yield Effect("pickle", _WITHOUT_TENSOR + (_WARNED if found.kind == "tensor" else ""))
+    elif found.kind in TENSOR:
         yield Effect("pickle", _WITHOUT if found.type == "Parameter" else _WITHOUT_WARNED)
+    elif found.of_optimizer:
+        yield Effect("pickle", _WITHOUT_STEP)
     elif found.kind == "parametrization":
         yield Effect("pickle", _REFUSED.format(_PARAMETRIZED), harms=True)
     elif found.kind == "compiled":

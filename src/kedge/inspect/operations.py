@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from kedge.flow import Act, Event
 from kedge.hooks.operations.attention import is_inside
 from kedge.hooks.operations.mode import OPERATE
 from kedge.hooks.session import Session
+from kedge.inspect.function_operations import list_function
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.module_calls import CALLS
@@ -164,17 +165,37 @@ def _source() -> SourceLine | None:
     return None if last is None else source_of(last)
 
 
-def operations(model: nn.Module, *args: Any, **kwargs: Any) -> Operations:
+@overload
+def operations(model: nn.Module, *args: Any, **kwargs: Any) -> Operations: ...
+
+
+@overload
+def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
+
+
+def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a model's forward once and return the operations of its modules, with their shapes and source lines.
 
     The model, its buffers and the random numbers are as before. A compiled model runs uncompiled, where operations
     are called one by one.
 
+    A function is run once, too; the result has the operations that it makes outside of modules, with statistics of their
+    results.
+
     Args:
-        model: The model.
+        model: The model, or a function.
         args: The positional arguments of its forward.
         kwargs: Its keyword arguments.
+
+    Raises:
+        TypeError: If it is neither.
     """
+    if not isinstance(model, nn.Module):
+        if not callable(model) or isinstance(model, type):
+            raise TypeError(
+                f"operations takes a torch.nn.Module or a function, then its arguments, not a {type(model).__name__}"
+            )
+        return list_function(model, args, kwargs)
     inner, listing = dynamo.unwrap(model), Listing()
     listing.add(inner)
     try:

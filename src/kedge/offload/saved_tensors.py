@@ -1,11 +1,12 @@
-"""The bill of one forward: ``kedge.saved(model)(x)``."""
+"""The bill of one call: ``kedge.saved(model)(x)``, ``kedge.saved(lambda: x.exp())``."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -17,91 +18,164 @@ from kedge.hooks.saved.keeper import keep
 from kedge.offload.bill.bill import Bill, bill_of
 from kedge.offload.bill.bill_keeper import LEAST, BillKeeper, Origins
 from kedge.offload.bill.storage_numbers import StorageNumbers
+from kedge.offload.function_values import FunctionValues, takes_arguments, values_of
 from kedge.offload.rebuild import find
 from kedge.sites import leaves
 from kedge.sites.select import ModelLayout, runs
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.autograd_nodes import leaves_behind
 from kedge.torch_internals.kernels import keeping_versions
 from kedge.torch_internals.module_tables import own_buffers, put_back
 
+Loss = Callable[[Any], Any]
+
+
+@overload
+def saved(
+    target: nn.Module, *, loss: Loss | None = None, backward: bool = False, min_bytes: int = LEAST
+) -> BillOfCall: ...
+
+
+@overload
+def saved(
+    target: Callable[..., Any], *, loss: Loss | None = None, backward: bool = False, min_bytes: int = LEAST
+) -> Any: ...
+
 
 def saved(
-    model: nn.Module, *, loss: Callable[[Any], Any] | None = None, backward: bool = False, min_bytes: int = LEAST
-) -> Callable[..., Bill]:
-    """A function that returns the bill of what autograd saves in one call of a model: ``print(kedge.saved(model)(x))``.
+    target: Callable[..., Any], *, loss: Loss | None = None, backward: bool = False, min_bytes: int = LEAST
+) -> Any:
+    """The bill of what autograd saves in one call of a model or a function: ``print(kedge.saved(model)(x))``.
 
-    The function calls the model once, as ``model(x)`` would, with gradients on, and keeps neither the output nor the graph.
-    It restores random numbers, buffers such as BatchNorm's running statistics, and ``.grad``; a counter that a forward
-    keeps in a plain attribute counts on. The model's own hooks run.
+    The arguments follow in a second call, as for ``model(x)`` or ``function(x)``. A function that needs none is called at once:
+    ``kedge.saved(lambda: loss_of(x, y))`` is the bill.
+
+    The target is called once, with gradients on; neither its output nor the graph is kept. Random numbers are restored, and the
+    buffers of its modules, such as BatchNorm's running statistics. Gradients are left as they are, unless a function runs a
+    backward itself. Anything else that the call changes stays changed. The hooks of modules run.
 
     Args:
-        model: The model.
+        target: The model; or a function, a bound method or another object that can be called. The rows of a function's bill are
+            the modules that it reaches by its variables; if it calls none, they are operations.
         loss: Called with the output, returns the loss; the bill then includes the tensors that the loss saves.
         backward: Whether to run the backward pass too, for `Bill.timeline`: from the loss, or else from all outputs.
             The gradients are dropped. Only with it does the bill know the peak, and the holders at the peak.
         min_bytes: The bytes of the smallest storage that counts as movable.
 
     Returns:
-        A function that takes the model's arguments and returns the `Bill` of the tensors held at the end of the forward.
+        For a model, and for a function with parameters, a function that takes the arguments and returns the `Bill`. Otherwise
+        the `Bill`: the tensors held at the end of the call; if it ran the backward itself, so that nothing is held then, at
+        the peak.
 
     Raises:
-        NoSuchKind: The model is not a `torch.nn.Module`.
+        NoSuchKind: The target is not a module and cannot be called.
     """
-    if not isinstance(model, nn.Module):
+    if not callable(target) or isinstance(target, type):
         raise NoSuchKind(
-            "kedge.saved takes a torch.nn.Module, whose modules are the rows of the bill, not a "
-            f"{type(model).__name__}; give the model, and the code after it as loss="
+            f"kedge.saved takes a module or a function, not {_described(target)}; to list what existing code saves, "
+            "give a function that runs it: kedge.saved(lambda: x.exp())"
         )
-
-    def bill_of_call(*args: Any, **kwargs: Any) -> Bill:
-        return _BillOfCall(model, min_bytes).bill(lambda: model(*args, **kwargs), loss, backward=backward)
-
-    return bill_of_call
+    of_call = BillOfCall(target, loss, min_bytes, backward=backward)
+    return of_call if isinstance(target, nn.Module) or takes_arguments(target) else of_call()
 
 
-class _BillOfCall:
-    """One recording of one model."""
+def _described(value: Any) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return f"a {type(value).__name__}"
 
-    def __init__(self, model: nn.Module, least: int) -> None:
-        self.model, self.storages = model, StorageNumbers()
+
+class BillOfCall:
+    """Waits for the arguments of a model or a function, and returns the bill of a call with them."""
+
+    def __init__(self, target: Callable[..., Any], loss: Loss | None, least: int, *, backward: bool) -> None:
+        self._target, self._loss, self._least, self._backward = target, loss, least, backward
+
+    def __repr__(self) -> str:
+        """What it waits for."""
+        name = getattr(self._target, "__qualname__", type(self._target).__name__)
+        return f"<kedge.saved of {name}: call this with its arguments for the bill>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Bill:
+        """Call the target once; returns the bill."""
+        target, given = self._target, [tensor for _, tensor in leaves.find((args, kwargs))]
+        if isinstance(target, nn.Module):
+            found: FunctionValues | None = None
+        elif isinstance(owner := getattr(target, "__self__", None), nn.Module):
+            found = FunctionValues(dynamo.unwrap(owner), [""], given, compiled=dynamo.compiles(owner))
+        else:
+            found = values_of(target)
+            found.tensors += given
+        billing = _Billing(target if found is None else found.modules, self._least, found)
+        return billing.bill(lambda: target(*args, **kwargs), self._loss, backward=self._backward)
+
+
+class _Billing:
+    """One recording of one call.
+
+    Args:
+        model: The model, or the modules of a function.
+        least: The bytes of the smallest storage that counts as movable.
+        function: The values that a function can reach; None for a model.
+    """
+
+    def __init__(self, model: Any, least: int, function: FunctionValues | None) -> None:
+        self.model, self.function, self.storages = model, function, StorageNumbers()
         self.spans = ModuleCalls(self.storages.of)
         self.keeper = BillKeeper(lambda: self.spans.innermost, self.storages, find, least, lambda: self.spans.around)
 
-    def bill(self, call: Callable[[], Any], loss: Callable[[Any], Any] | None, *, backward: bool) -> Bill:
-        """Return the bill of one call of the model."""
-        before = self._owned()
+    def bill(self, call: Callable[[], Any], loss: Loss | None, *, backward: bool) -> Bill:
+        """Return the bill of one call."""
+        before, given = self._owned(), self._given()
         with _as_before(self.model), torch.inference_mode(mode=False), torch.enable_grad():
             made = self._forward(call, loss)
             self.keeper.walk(made)
-            moment = len(self.keeper.timeline)
+            moment: int | None = len(self.keeper.timeline)
+            if self.function is not None and not self.keeper.timeline.alive(moment):
+                moment = None
             parameters, buffers = (mine | now for mine, now in zip(before, self._owned(), strict=True))
             if backward:
-                _back(made, self.model)
+                _back(made, self._wanted(made))
             del made
-        origins = Origins(parameters, buffers, frozenset(self.spans.entered))
-        return bill_of(self.keeper, self.spans.given, origins, moment)
+        origins = Origins(parameters, buffers, given | frozenset(self.spans.entered))
+        roots = ("",) if self.function is None else self.function.roots
+        return bill_of(self.keeper, self.spans.given, origins, moment, roots)
 
-    def _forward(self, call: Callable[[], Any], loss: Callable[[Any], Any] | None) -> list[Tensor]:
+    def _forward(self, call: Callable[[], Any], loss: Loss | None) -> list[Tensor]:
         model = dynamo.unwrap(self.model)
         layout = ModelLayout(model)
         paths = [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)]
         with ExitStack() as stack:
             stack.callback(self.spans.close)
             self.spans.add(model, paths, str)
-            keep(stack, self.model, self.keeper, ambient=True)
+            compiled = self.function is not None and self.function.compiled
+            keep(stack, self.model, self.keeper, ambient=True, compiled=compiled)
             output = call()
             if loss is not None:
                 output = loss(output)
         return [tensor for _, tensor in leaves.find(output)]
 
     def _owned(self) -> tuple[frozenset[int], frozenset[int]]:
-        return self.storages.of_all(self.model.parameters()), self.storages.of_all(self.model.buffers())
+        """Return the storages of parameters, those that a function reaches by itself among them, and of buffers."""
+        loose = (t for t in self.function.tensors if isinstance(t, nn.Parameter)) if self.function is not None else ()
+        parameters = self.storages.of_all(itertools.chain(self.model.parameters(), loose))
+        return parameters, self.storages.of_all(self.model.buffers())
+
+    def _given(self) -> frozenset[int]:
+        """Return the storages of the tensors that a function reaches."""
+        return frozenset() if self.function is None else self.storages.of_all(self.function.tensors)
+
+    def _wanted(self, made: list[Tensor]) -> list[Tensor]:
+        """Return the tensors at which the backward ends; it leaves a graph alone that existed before the call."""
+        if self.function is None:
+            return [param for param in self.model.parameters() if param.requires_grad]
+        own = [tensor for tensor in self.function.tensors if tensor.requires_grad]
+        return [*own, *leaves_behind(made, [tensor.grad_fn for tensor in own])]
 
 
-def _back(made: list[Tensor], model: nn.Module) -> None:
+def _back(made: list[Tensor], wanted: list[Tensor]) -> None:
     """Run the backward pass, and drop the gradients."""
     roots = [tensor for tensor in made if tensor.requires_grad]
-    wanted = [param for param in model.parameters() if param.requires_grad]
     if roots and wanted:
         torch.autograd.grad(roots, wanted, [torch.ones_like(root) for root in roots], allow_unused=True)
 

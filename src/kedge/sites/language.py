@@ -61,8 +61,11 @@ class Term:
         return re.sub(r"\\(.)", r"\1", ".".join(self.path))
 
     def names(self, site: Site) -> bool:
-        """Whether this is the literal name of a site: of its module, and of its operation if it has one."""
-        if self.literal != site.path or (self.op is None) != (site.op is None):
+        """Whether this is the literal name of a site: of its module, and of its operation if it has one.
+
+        The operation that made a saved tensor may be left out: the number of the save tells it apart.
+        """
+        if self.literal != site.path or ((self.op is None) != (site.op is None) and site.kind != "saved"):
             return False
         return self.op is None or site.op is None or (self.op[0] == site.op[0] and self.op[1] in (None, site.op[1]))
 

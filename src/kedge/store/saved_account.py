@@ -32,6 +32,10 @@ _NOTE = (
     "packed: all saved tensors, each as often as saved. held: each storage once, for the module that saved it first. "
     "rebuild to checkpoint: what each would free. A module's figures include those of its submodules."
 )
+_NOTE_OPERATIONS = (
+    "packed: all saved tensors, each as often as saved. held: each storage once, for the operation that saved it first. "
+    "rebuild to int8: what each would free."
+)
 
 
 @dataclass(frozen=True)
@@ -221,11 +225,20 @@ def sections(account: SavedAccount, most: int | None = MOST_ROWS) -> Iterator[Te
     yield TextTable("by line", _BY_LINE, tuple(map(_line, chosen)), _rest(left, "line").strip())
 
 
+def operations_table(operations: Sequence[Sums], most: int | None = MOST_ROWS) -> TextTable:
+    """Return the table of tensors that were saved outside of modules, by the operations that need them."""
+    chosen, left = _largest(operations, most)
+    rows = tuple((str(sums.path), *_row(sums)[1:-1]) for sums in chosen)
+    return TextTable(
+        "by operation", ("operation", *_BY_MODULE[1:-1]), rows, _NOTE_OPERATIONS + _rest(left, "operation")
+    )
+
+
 def _totals(account: SavedAccount) -> Iterator[tuple[str, str]]:
     total, course = account.total, account.course
     yield f"packed ({total.tensors:,} tensors, as often as saved)", sized(total.packed)
     yield "held (each storage once, no parameters)", sized(total.bytes)
-    yield "inputs of the model among that", sized(account.inputs)
+    yield "inputs among that", sized(account.inputs)
     yield "can be rebuilt exactly", sized(total.rebuild)
     yield "can be moved", sized(total.offload)
     yield "freed by floats in bf16", sized(total.bf16)

@@ -126,6 +126,18 @@ def saved_by(node: Node) -> Iterator[tuple[str, Any]]:
                 yield name, each
 
 
+def is_freed(node: Node) -> bool:
+    """Whether a backward pass has freed what a node had saved; unpacks nothing."""
+    for name in fields(type(node)):
+        try:
+            kept = raw(node, name)
+            if isinstance(kept, SavedTensor) and kept.data is None and getattr(kept, "unpack_hook", None) is None:
+                saved(node, name)  # None if it saved nothing there; there is nothing to unpack
+        except RuntimeError:
+            return True
+    return False
+
+
 def is_number(tensor: Tensor) -> bool:
     """Whether PyTorch made a tensor from a Python number, such as the 2 in ``x * 2``."""
     return tensor.dim() == 0 and tensor.device.type == "cpu" and tensor.dtype in _NUMBERS
@@ -148,6 +160,33 @@ def behind(roots: Iterable[Node | None], since: int = 0) -> Iterator[Node]:
         new = {before for before, _ in node.next_functions if before is not None} - seen
         seen |= new
         stack += new
+
+
+def leaves_behind(results: Iterable[Tensor], ends: Iterable[Node | None]) -> list[Tensor]:
+    """Return the leaves behind some results, without those behind certain nodes."""
+    ends = set(ends)
+    met = {tensor.grad_fn for tensor in results if tensor.grad_fn is not None}
+    stack, found = list(met), []
+    while stack:
+        node = stack.pop()
+        if is_leaf(node):
+            found.append(node.variable)  # type: ignore[attr-defined]
+        if node not in ends:
+            new = {before for before, _ in node.next_functions if before is not None} - met
+            met |= new
+            stack += new
+    return found
+
+
+def operation_of(node: Node | None) -> str:
+    """Return the operation that a node belongs to, as the program would call it: ``log_softmax``; "leaf" without a node."""
+    if node is None:
+        return "leaf"
+    own = function_of(node)
+    if own is not None:
+        return str(own.__name__)
+    name = re.sub(r"Backward\d*$", "", node.name().rpartition("::")[2])
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
 def name_in_messages(node: Node) -> str:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
+from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 from torch.utils.hooks import RemovableHandle
 
@@ -47,6 +48,14 @@ _OF_BUILDING = {f"_global_{what}_registration_hooks": f"{what}s" for what in ("m
 _OF_OPTIMIZER = {
     "_global_optimizer_pre_hooks": "optimizer-step-pre",
     "_global_optimizer_post_hooks": "optimizer-step",
+}
+_OF_ONE_OPTIMIZER = {
+    "_optimizer_step_pre_hooks": "optimizer-step-pre",
+    "_optimizer_step_post_hooks": "optimizer-step",
+    "_optimizer_state_dict_pre_hooks": "state-dict-pre",
+    "_optimizer_state_dict_post_hooks": "state-dict",
+    "_optimizer_load_state_dict_pre_hooks": "load-state-dict-pre",
+    "_optimizer_load_state_dict_post_hooks": "load-state-dict",
 }
 _RESTORED = (*FORWARD, *FLAGS, _BACKWARD, "_backward_pre_hooks")
 
@@ -157,6 +166,16 @@ def hooks_on_every_optimizer() -> Iterator[RegisteredHook]:
     """Yield the hooks on the steps of all optimizers."""
     for table, kind in _OF_OPTIMIZER.items():
         yield from (RegisteredHook(kind, i, hook) for i, hook in _numbered(vars(optimizers), table))
+
+
+def hooks_on_optimizer(optimizer: Optimizer) -> Iterator[RegisteredHook]:
+    """Yield the hooks on one optimizer, and a ``step`` that was put in the place of its own."""
+    own = vars(optimizer)
+    if "step" in own:
+        scheduled = getattr(own["step"], "_wrapped_by_lr_sched", False)
+        yield RegisteredHook("replaced-step", 0, own["step"], ("by a learning-rate scheduler",) if scheduled else ())
+    for table, kind in _OF_ONE_OPTIMIZER.items():
+        yield from (RegisteredHook(kind, i, hook) for i, hook in _numbered(own, table))
 
 
 def _read(tables: Mapping[str, Any], prefix: str, *, full: bool) -> Iterator[RegisteredHook]:

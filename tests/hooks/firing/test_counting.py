@@ -241,8 +241,36 @@ def test_the_timeline_tells_what_fired_in_which_order() -> None:
     assert timeline.sites == ["g:out", "g:out", "d:out", "d:out.grad", "g:out.grad"]
     assert [label for _, label in timeline] == ["record()", "scale(2)", "record()", "scale(2)", "scale(2)"]
     assert len(timeline) == 5
-    assert str(timeline).splitlines()[0] == "step 0  pass 0        call 0  g:out  record()"
-    assert str(timeline).splitlines()[-1] == "step 0  backward 0    call 0  g:out.grad  scale(2)"
+    assert str(timeline).splitlines() == [
+        "step  when        call  site        action",
+        "0     pass 0      0     g:out       record()",
+        "0     pass 0      0     g:out       scale(2)",
+        "0     pass 0      0     d:out       record()",
+        "0     backward 0  0     d:out.grad  scale(2)",
+        "0     backward 0  0     g:out.grad  scale(2)",
+    ]
+
+
+def test_the_timeline_of_tensors_and_nodes_is_a_table_too_and_keeps_the_last_firings() -> None:
+    """An empty one says so; a full one that there were more."""
+    z = torch.ones(2, requires_grad=True)
+    out = (z * 2).exp()
+    with kedge.session() as s:
+        assert str(s.timeline()) == "nothing has fired"
+        assert "nothing has fired" in s.timeline()._repr_html_()
+        s.hook(z, ":grad, :acc", kedge.record())
+        s.hook(out.grad_fn, ":pre", kedge.record())
+        out.sum().backward()
+        assert str(s.timeline()).splitlines()[1:] == [
+            "0     backward 0  0     ExpBackward0:pre[0]  record()",
+            "0     backward 0  0     z:grad               record()",
+            "0     backward 0  0     z:acc                record()",
+        ]
+        for _ in range(1_000):
+            z.sum().backward()
+        assert len(s.timeline()) == 2_000
+        assert str(s.timeline()).endswith("\nthese are the last 2,000 firings; earlier ones are not kept")
+        assert "earlier ones are not kept" in s.timeline()._repr_html_()
 
 
 def test_an_optimizer_whose_making_failed_does_no_harm() -> None:

@@ -80,7 +80,7 @@ class SavedGate(Gate):
             self.checkpointed += top is not None and is_checkpoint(top)
         return call, recompute
 
-    def event(self, place: SavingPlace) -> Event:
+    def event(self, place: SavingPlace, value: Tensor) -> Event:
         """Return the event of a call's next save."""
         leaf = str(place.saves)
         place.saves += 1
@@ -88,7 +88,7 @@ class SavedGate(Gate):
 
     def take(self, value: Tensor, place: SavingPlace) -> Any:
         """Run the taps; returns the packed replacement of the tensor, or None."""
-        event, shown = self.event(place), value.detach()
+        event, shown = self.event(place, value), value.detach()
         if self.packing:
             return self._pack(shown, event)
         new = fire(self.taps["saved"], shown, event)
@@ -122,7 +122,7 @@ class SavedGate(Gate):
 
     def see(self, value: Tensor, place: SavingPlace) -> None:
         """Show the taps a tensor that another has taken; see Note [Taken away]."""
-        event, shown = self.event(place), value.detach()
+        event, shown = self.event(place, value), value.detach()
         looking = tuple(tap for tap in self.taps["saved"] if not isinstance(tap.action, Packing))
         if fire(looking, shown, event) is not shown:
             self._refuse(event)

@@ -9,9 +9,23 @@ from kedge import notebook
 from kedge.offload.bill.bill_keeper import BillKeeper, Origins
 from kedge.offload.bill.saved_tensor import SavedTensor
 from kedge.offload.bill.timeline import course
-from kedge.store.saved_account import WORDS, BytesOverStep, LineSums, SavedAccount, Sums, TextTable, sections
+from kedge.store.saved_account import (
+    WORDS,
+    BytesOverStep,
+    LineSums,
+    SavedAccount,
+    Sums,
+    TextTable,
+    operations_table,
+    sections,
+)
 
 MOST_ITEMS, MOST_LINES = 20, 50
+UNKNOWN = "(unknown)"
+_NOTHING = (
+    "autograd saved nothing: none of the operations that ran needs a tensor for its backward, or no tensor that they took "
+    "requires grad"
+)
 Given = Mapping[str, Iterable[int]]
 
 
@@ -81,6 +95,16 @@ class Bill:
             lines.setdefault(None if item.source is None else (item.source.file, item.source.line), []).append(item)
         return tuple(sorted(map(self._line, lines.values()), key=lambda line: -line.bytes))
 
+    def by_operation(self) -> tuple[Sums, ...]:
+        """Return the sums by the operation that needs the tensors and its name for them, in the order of the data.
+
+        The path of each is PyTorch's name of the node, and in brackets that of the tensor: ``ExpBackward0 (result)``.
+        """
+        needed: dict[str, list[SavedTensor]] = {}
+        for item in self.items:
+            needed.setdefault(f"{item.node} ({item.field})" if item.node else UNKNOWN, []).append(item)
+        return tuple(self._sums(name, items) for name, items in needed.items())
+
     def account(self) -> SavedAccount:
         """Return all sums, and the largest tensors."""
         largest = sorted((item for item in self._charged.values() if item.counts), key=lambda item: -item.held)
@@ -97,11 +121,18 @@ class Bill:
 
     def __str__(self) -> str:
         """The tables as text."""
-        return "\n\n".join("\n".join(_aligned(section)) for section in sections(self.account()))
+        return "\n\n".join("\n".join(_aligned(section)) for section in self._sections()) or _NOTHING
 
     def _repr_html_(self) -> str:
         """The tables for a notebook."""
-        return "".join(map(_table, sections(self.account())))
+        return "".join(map(_table, self._sections())) or notebook.paragraph(_NOTHING)
+
+    def _sections(self) -> Iterator[TextTable]:
+        """The tables: by module, or by operation if no module was running; none if nothing was saved."""
+        totals, modules, lines = sections(self.account())
+        if self.items:
+            outside = all(item.path is None for item in self.items)
+            yield from (totals, operations_table(self.by_operation()) if outside else modules, lines)
 
     def _sums(self, path: str | None, items: Sequence[SavedTensor]) -> Sums:
         own = [self._charged[item.number] for item in items if item.number in self._charged]

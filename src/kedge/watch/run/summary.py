@@ -18,7 +18,10 @@ from kedge.store.recording import Recording
 from kedge.watch.run.recorder import RecordingSink
 from kedge.watch.totals import WatchSummary
 
-NO_MODULE = "the program called no module in this process, except in functions that are compiled as a whole"
+NO_MODULE = (
+    "the program called no module in this process, except in functions that are compiled as a whole, and no optimizer "
+    "trained tensors of its own; kedge sites --ops lists the operations of a program of tensors"
+)
 NO_SITE = "modules were called, but no selected site had a value that can be measured; list the sites with kedge sites"
 CHECKING = "checking the recording", "its findings are unknown"
 #: Most rules that the last lines name.

@@ -1,0 +1,130 @@
+"""The audit of an optimizer: the hooks on its steps, its state dicts and its parameters, and the parameters that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from kedge.inspect.effects import CopyTrial, FoundHook
+from kedge.inspect.hook_entries import EVERY_OPTIMIZER, Audit, entry_of
+from kedge.numbers import counted, listed, thousands
+from kedge.torch_internals.hook_tables import hooks_on_every_optimizer, hooks_on_optimizer, hooks_on_tensor
+
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class HeldParameter:
+    """A parameter that an optimizer holds.
+
+    Attributes:
+        name: Its name; its group and its place there where none is known.
+        group: The number of its group.
+        shape: Its shape.
+        trains: Whether it requires grad; if not, steps leave it as it is.
+        has_grad: Whether it has a gradient now; if not, the next step leaves it as it is.
+        has_state: Whether the optimizer keeps values for it, such as a momentum.
+        hooks: The number of hooks on it.
+    """
+
+    name: str
+    group: int
+    shape: tuple[int, ...]
+    trains: bool
+    has_grad: bool
+    has_state: bool
+    hooks: int
+
+
+@dataclass(frozen=True)
+class OptimizerAudit(Audit):
+    """The hooks on an optimizer, on all optimizers and on its parameters, and the parameters that it holds.
+
+    Attributes:
+        parameters: Its parameters, in the order of its groups.
+    """
+
+    parameters: tuple[HeldParameter, ...] = ()
+
+
+def audit_optimizer(optimizer: Optimizer, named: Mapping[str, Tensor]) -> OptimizerAudit:
+    """Return the audit of an optimizer.
+
+    Args:
+        optimizer: The optimizer.
+        named: Tensors by their names; the names that the optimizer itself was given come first.
+    """
+    kind = type(optimizer).__name__
+    held = [(name, group, tensor) for name, group, tensor in _held(optimizer, named)]
+    own = [
+        FoundHook(h.kind, h.hook, "optimizer", kind, h.order, flags=h.flags, of_optimizer=True)
+        for h in hooks_on_optimizer(optimizer)
+    ]
+    every = [FoundHook(h.kind, h.hook, EVERY_OPTIMIZER, "", h.order) for h in hooks_on_every_optimizer()]
+    on_parameters = [
+        FoundHook(h.kind, h.hook, name, "Parameter" if isinstance(tensor, nn.Parameter) else "Tensor", h.order)
+        for name, _, tensor in held
+        for h in hooks_on_tensor(tensor)
+    ]
+    trial = CopyTrial(())
+    parameters = tuple(_described(optimizer, *each) for each in held)
+    return OptimizerAudit(
+        model=kind,
+        entries=tuple(entry_of(each, trial) for each in (*every, *own, *on_parameters)),
+        what="optimizer",
+        facts=tuple(_facts(optimizer, parameters)),
+        parameters=parameters,
+    )
+
+
+def _held(optimizer: Optimizer, named: Mapping[str, Tensor]) -> Iterator[tuple[str, int, Tensor]]:
+    names = {id(tensor): name for name, tensor in named.items()}
+    for number, group in enumerate(optimizer.param_groups):
+        own = group.get("param_names") or ()
+        for place, tensor in enumerate(group["params"]):
+            name = own[place] if place < len(own) else names.get(id(tensor), f"group {number}[{place}]")
+            yield name, number, tensor
+
+
+def _described(optimizer: Optimizer, name: str, group: int, tensor: Tensor) -> HeldParameter:
+    return HeldParameter(
+        name=name,
+        group=group,
+        shape=tuple(tensor.shape),
+        trains=tensor.requires_grad,
+        has_grad=tensor.grad is not None,
+        has_state=bool(optimizer.state.get(tensor)),
+        hooks=sum(1 for _ in hooks_on_tensor(tensor)),
+    )
+
+
+def _facts(optimizer: Optimizer, parameters: Sequence[HeldParameter]) -> Iterator[tuple[str, str]]:
+    for number, group in enumerate(optimizer.param_groups):
+        here = [p for p in parameters if p.group == number]
+        size = sum(tensor.numel() for tensor in group["params"])
+        count = f"{counted(len(here), 'parameter')} of {thousands(size)} elements" if here else "no parameters"
+        yield f"group {number}", f"{count}, {_settings(group)}"
+    yield from _lacking(
+        "frozen", (p for p in parameters if not p.trains), "every step skips those, until they require grad"
+    )
+    yield from _lacking("no gradient", (p for p in parameters if p.trains and not p.has_grad), "a step now skips those")
+    bare = [p for p in parameters if not p.hooks]
+    if len(bare) < len(parameters):
+        yield from _lacking("no hook", bare, "the others have one")
+
+
+def _settings(group: Mapping[str, Any]) -> str:
+    shown = (
+        f"{key} {value}" for key, value in group.items() if isinstance(value, (int, float)) and value not in (False, 0)
+    )
+    return ", ".join(shown) or "no settings"
+
+
+def _lacking(label: str, those: Iterable[HeldParameter], why: str) -> Iterator[tuple[str, str]]:
+    names = [each.name for each in those]
+    if names:
+        yield label, f"{listed(names, _SHOWN)}; {why}"

@@ -1,0 +1,187 @@
+"""The hooks that an audit found, with their owners and effects, as a table."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from kedge import notebook
+from kedge.inspect.effects import BACKWARD, FORWARD, STATE, TENSOR, CopyTrial, Effect, FoundHook, effects, function_in
+from kedge.inspect.owners import library_of, name_of, serves, source_of
+from kedge.numbers import listed
+
+EVERY_OPTIMIZER = "every optimizer"
+NODE = ("node-pre", "node-post")
+KINDS = (
+    "compiled", "replaced-forward", "parametrization", *FORWARD, *BACKWARD, *TENSOR, *NODE, *STATE,
+    "replaced-step", "optimizer-step-pre", "optimizer-step", "registration",
+)  # fmt: skip
+
+_TENSORS = ("Parameter", "buffer", "parametrized")
+_SHOWN = 3
+_WIDTH = 118
+
+
+@dataclass(frozen=True)
+class HookEntry:
+    """One hook that is on a model.
+
+    Attributes:
+        kind: One of `KINDS`.
+        path: The first name of its module or tensor; "every module" or "every optimizer" for global hooks; for a node its
+            name, and its number in the graph.
+        type: Class name of that module, "Parameter" or "buffer", or the class of the audited object; empty for global
+            hooks and nodes.
+        order: Its place in the firing order among the hooks of its kind there, from 0. Global hooks come before a
+            module's own.
+        name: The name of the function.
+        owner: "kedge", a library, or file and line of the program's own code.
+        source: File and line of the code; empty if it has none.
+        notes: How it was registered (with_kwargs, always_call), and the sites and actions that a Kedge hook serves.
+        effects: Its effects on compile, gradients, in-place operations, pickle, deepcopy and state_dict.
+    """
+
+    kind: str
+    path: str
+    type: str
+    order: int
+    name: str
+    owner: str
+    source: str
+    notes: tuple[str, ...]
+    effects: tuple[Effect, ...]
+
+    def __str__(self) -> str:
+        """One line."""
+        named = (self.path or "the model") + (f" ({self.type})" if self.type else "")
+        return ", ".join((f"{self.kind} {self.order} on {named}: {self.name}", self.owner, *self.notes))
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The hooks that are on a model, in the model's order and in each place in firing order.
+
+    Attributes:
+        model: Class name of the model; the name of another audited object.
+        entries: The hooks.
+        what: The word for the audited object: model, tensor, node or optimizer.
+        facts: What else is known of it, as labels and texts; nothing for a model.
+    """
+
+    model: str
+    entries: tuple[HookEntry, ...]
+    what: str = "model"
+    facts: tuple[tuple[str, str], ...] = ()
+
+    def __iter__(self) -> Iterator[HookEntry]:
+        """The hooks, one by one."""
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        """The number of hooks."""
+        return len(self.entries)
+
+    def of(self, kind: str) -> tuple[HookEntry, ...]:
+        """The hooks of one kind.
+
+        Raises:
+            ValueError: If there is no such kind of hook.
+        """
+        if kind not in KINDS:
+            raise ValueError(f'"{kind}" is not a kind of hook; kinds are {", ".join(KINDS)}')
+        return tuple(e for e in self.entries if e.kind == kind)
+
+    def __str__(self) -> str:
+        """A table by place, equal places in one, and below it the effects of the hooks, harmful ones first."""
+        facts = ["", *_lines(self.facts)] if self.facts else []
+        if not self.entries:
+            return "\n".join([_headline(self), *facts])
+        effects_ = list(_sentences(self.entries))
+        return "\n".join([_headline(self), *facts, "", *_places(self.entries), *([""] if effects_ else []), *effects_])
+
+    def _repr_html_(self) -> str:
+        """The hooks and their effects, for a notebook."""
+        facts = notebook.table(("about", self.what), self.facts, align="lm") if self.facts else ""
+        if not self.entries:
+            return notebook.paragraph(_headline(self)) + facts
+        hooks = [(e.path or "the model", e.type, e.order, e.kind, e.name, e.owner, ", ".join(e.notes)) for e in self]
+        columns = ("place", "type", "order", "kind", "name", "owner", "notes")
+        done = [(effect.on, _subject(on), effect.what) for effect, on in _by_effect(self.entries)]
+        effects_ = notebook.table(("to", "hooks", "effects"), done, align="l") if done else ""
+        return notebook.table(columns, hooks, title=_headline(self), align="mmrlm") + effects_ + facts
+
+
+def entry_of(found: FoundHook, trial: CopyTrial) -> HookEntry:
+    """Return the entry of a hook."""
+    function = function_in(found.hook)
+    source, owner = source_of(function), library_of(function)
+    found = replace(found, ours=owner == "kedge")
+    notes = found.flags + (serves(found.hook) if found.ours else ())
+    name = found.hook if found.kind == "compiled" else name_of(found.hook)
+    owner = "torch" if found.kind == "compiled" else owner or source or "built in"
+    return HookEntry(found.kind, found.path, found.type, found.order, name, owner, source, notes, effects(found, trial))
+
+
+def _headline(audit: Audit) -> str:
+    if not audit.entries:
+        return f"this {audit.what} has no hooks"
+    kinds = Counter(e.kind for e in audit)
+    hooks = "1 hook" if len(audit) == 1 else f"{len(audit)} hooks"
+    return f"{hooks} on {audit.model}: " + ", ".join(f"{kinds[k]} {k}" for k in KINDS if k in kinds)
+
+
+def _lines(facts: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """The facts, aligned, and long ones wrapped."""
+    width = max((len(label) for label, _ in facts), default=0)
+    for label, text in facts:
+        yield textwrap.fill(f"{label:{width}}  {text}", _WIDTH, subsequent_indent=" " * (width + 2))
+
+
+def _places(entries: Iterable[HookEntry]) -> Iterator[str]:
+    """The table by place; places with the same hooks share one."""
+    at: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+    for e in entries:
+        at.setdefault((e.path, e.type), []).append((str(e.order), e.kind, e.name, e.owner, ", ".join(e.notes)))
+    alike: dict[tuple[str, tuple[tuple[str, ...], ...]], list[tuple[str, str]]] = {}
+    for place, rows in at.items():
+        alike.setdefault(("tensors" if place[1] in _TENSORS else "modules", tuple(rows)), []).append(place)
+    widths = [max(len(row[i]) for rows in at.values() for row in rows) for i in range(4)]
+    for (what, shared), places in alike.items():
+        yield _where(places, what)
+        for row in shared:
+            yield ("  " + "  ".join(f"{text:{width}}" for text, width in zip(row, [*widths, 0], strict=True))).rstrip()
+
+
+def _where(places: list[tuple[str, str]], what: str) -> str:
+    names = [path or "the model" for path, _ in places]
+    types = f" ({', '.join(dict.fromkeys(t for _, t in places))})" if places[0][1] else ""
+    return f"on {f'{len(names)} {what}: ' if len(names) > 1 else ''}{listed(names, _SHOWN)}{types}"
+
+
+def _sentences(entries: Iterable[HookEntry]) -> Iterator[str]:
+    """The effects of the hooks, each sentence once, with the hooks that have it; nothing if they have none."""
+    found = _by_effect(entries)
+    if not found:
+        return
+    yield "effects (! may cause harm)" if any(effect.harms for effect, _ in found) else "effects"
+    for effect, hooks in found:
+        line = f"{'!' * effect.harms:1} {effect.on:10} {_subject(hooks)}: {effect.what}"
+        yield textwrap.fill(line, _WIDTH, subsequent_indent=" " * 13)
+
+
+def _by_effect(entries: Iterable[HookEntry]) -> list[tuple[Effect, list[HookEntry]]]:
+    """Each effect with the hooks that have it, harmful ones first."""
+    found: dict[Effect, list[HookEntry]] = {}
+    for e in entries:
+        for effect in e.effects:
+            found.setdefault(effect, []).append(e)
+    return sorted(found.items(), key=lambda item: not item[0].harms)
+
+
+def _subject(hooks: list[HookEntry]) -> str:
+    if len(hooks) == 1:
+        return f"{hooks[0].kind} {hooks[0].name} on {hooks[0].path or 'the model'}"
+    different = list(dict.fromkeys(f"{e.kind} {e.name}" for e in hooks))
+    return f"{listed(different, _SHOWN)} ({len(hooks)} hooks)"

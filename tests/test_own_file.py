@@ -130,6 +130,7 @@ def test_a_recording_and_its_lock_go_on(tmp_path: Path, numbers: list[int]) -> N
     """After the program has closed all that it did not open, the recording is whole, and still kept from being replaced."""
     path, before = tmp_path / "r.kedge", high_numbers()
     writer = create(path, {}, force=False)
+    writer.sites([{"id": 0, "site": "a:out"}], [])
     writer.stats(0, {"site": [0]})
     mine = sorted(high_numbers() - before)
     for number in mine:

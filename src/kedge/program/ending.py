@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 SIGINT_STATUS = 130
+_MOST = sys.maxsize
+_LEAST = -sys.maxsize - 1
+
+
+Observers = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
 
 
 @dataclass(frozen=True)
@@ -18,19 +24,28 @@ class Ending:
     Attributes:
         error: The uncaught exception; None if the program ran to its last line.
         status: The exit status as a shell sees it.
+        observers: The functions of ``sys.settrace`` and ``sys.setprofile`` that the program has left, which see nothing of
+            Kedge's work.
     """
 
     error: BaseException | None = None
     status: int = 0
+    observers: Observers = field(default=(None, None), repr=False)
 
     def leave(self) -> NoReturn:
         """End this process as ``python`` would have; threads and ``atexit`` come after."""
+        trace, profile = self.observers
         if isinstance(self.error, KeyboardInterrupt):
             # Python ends by the signal itself, but only if the exception reaches the top. This module
             # has already printed the exception, so silence the hook that would print it again.
             sys.excepthook = _silent
+            sys.setprofile(profile)
+            sys.settrace(trace)
             raise KeyboardInterrupt
-        raise SystemExit(self.status)
+        left = SystemExit(self.status)
+        sys.setprofile(profile)
+        sys.settrace(trace)
+        raise left
 
 
 def end_with(error: BaseException | None) -> Ending:
@@ -57,9 +72,9 @@ def _exit_status(left: SystemExit) -> int:
     if left.code is None:
         return 0
     if isinstance(left.code, int):
-        return left.code & 0xFF
+        return left.code & 0xFF if _LEAST <= left.code <= _MOST else 0xFF
     with suppress(Exception):
-        print(left.code, file=sys.stderr, flush=True)
+        _print_error(f"{left.code}\n")
     return 1
 
 
@@ -70,7 +85,7 @@ def _print_uncaught(error: BaseException) -> None:
         sys.last_exc = error
     hook = getattr(sys, "excepthook", None)
     if hook is None:
-        print("sys.excepthook is missing", file=sys.stderr)
+        _print_error("sys.excepthook is missing\n")
         sys.__excepthook__(kind, error, frames)
         return
     try:
@@ -84,10 +99,26 @@ def _print_uncaught(error: BaseException) -> None:
 def _print_failed_hook(second: BaseException, error: BaseException) -> None:
     _flush()
     inner = second.__traceback__.tb_next if second.__traceback__ else None
-    print("Error in sys.excepthook:", file=sys.stderr)
+    _print_error("Error in sys.excepthook:\n")
     sys.__excepthook__(type(second), second.with_traceback(inner), inner)
-    print("\nOriginal exception was:", file=sys.stderr)
+    _print_error("\nOriginal exception was:\n")
     sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _print_error(text: str) -> None:
+    """Write to stderr, as `print` would if no program had replaced it; nothing if there is no stderr."""
+    if sys.stderr is not None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def text_of(error: BaseException) -> str:
+    """Return the last line of an error's traceback; an error whose text cannot be made has none."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}".removesuffix(": ")
+    except BaseException:  # noqa: BLE001 - its text is the program's code, which may do anything
+        return name
 
 
 def _flush() -> None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import io
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import accumulate
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import nanoarrow as na
@@ -91,9 +91,9 @@ class StatsWriter:
             self.flush()
             self._write(numbers, binary)
             return
-        self._since = self._since if self._waiting else time.monotonic()
+        self._since = self._since if self._waiting else monotonic()
         self._waiting.append((numbers, binary))
-        if len(self._waiting) >= _MANY // _FEW or time.monotonic() - self._since > _PATIENCE:
+        if len(self._waiting) >= _MANY // _FEW or monotonic() - self._since > _PATIENCE:
             self.flush()
 
     def flush(self) -> None:

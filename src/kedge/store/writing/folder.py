@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from json import dumps
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Self
@@ -40,7 +40,7 @@ def create(path: str | os.PathLike[str], manifest: Mapping[str, Any], force: boo
         fresh.mkdir()
     held: OwnFile | None = None
     try:
-        replace(fresh / MANIFEST, json.dumps({"format": FORMAT, **manifest}, indent=2) + "\n")
+        replace(fresh / MANIFEST, dumps({"format": FORMAT, **manifest}, indent=2) + "\n")
         held = hold(fresh, rank)
         put(fresh, folder, force)
         held.path = os.path.abspath(folder / LOCK)  # noqa: PTH100
@@ -88,7 +88,7 @@ class RecordingWriter:
     def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
         """Write the description of all sites and roots known so far; must precede the rows of a new site."""
         document = {"roots": list(roots), "sites": list(sites)}
-        replace(self._sites, json.dumps(document) + "\n")
+        replace(self._sites, dumps(document) + "\n")
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
         """Append the rows of one step, in the form of :meth:`StatsWriter.write`."""
@@ -99,7 +99,7 @@ class RecordingWriter:
         """Append one event after all waiting rows; its numbers must be finite, since JSON has no others."""
         self._keep_lock()
         self._stats.flush()
-        line = json.dumps(event, allow_nan=False) + "\n"
+        line = dumps(event, allow_nan=False) + "\n"
         with told(f"write to {self._events.path}"):
             write_all(self._events, line.encode())
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import RecordingError
@@ -81,9 +81,9 @@ class RecordingSink:
 
     def close(self) -> None:
         """End the recording."""
-        until = time.monotonic() + PATIENCE_AT_THE_END
-        while self._kept and self.writer is None and time.monotonic() < until:
-            time.sleep(_PAUSE)
+        until = monotonic() + PATIENCE_AT_THE_END
+        while self._kept and self.writer is None and monotonic() < until:
+            sleep(_PAUSE)
             self._attempt()
         if self._kept:
             self._shield.fail(self._missing())
@@ -105,7 +105,7 @@ class RecordingSink:
             write(self.writer)
 
     def _be_patient(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         self._since = self._since if self._since is not None else now
         if len(self._kept) > (_FEW if now - self._since > PATIENCE else _MANY):
             raise self._missing()

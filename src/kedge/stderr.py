@@ -32,7 +32,7 @@ def messenger() -> Callable[[str], None]:
 
     It writes nothing once the program has closed that stderr, or another file has its number: that may be the program's.
     """
-    stream = sys.stderr
+    stream = getattr(sys, "stderr", None)
     file = _file_of(stream)
 
     def tell(text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 SIGINT_STATUS = 130
+_STDERR = 2
 _MOST = sys.maxsize
 _LEAST = -sys.maxsize - 1
 
@@ -69,12 +71,16 @@ def end_with(error: BaseException | None) -> Ending:
 
 def _exit_status(left: SystemExit) -> int:
     """Return the status of a ``SystemExit``; print a code that is not a number as a message."""
-    if left.code is None:
+    code: Any = left
+    with suppress(BaseException):  # a class of the program's may compute it; then the exception is printed itself
+        code = left.code
+    if code is None:
         return 0
-    if isinstance(left.code, int):
-        return left.code & 0xFF if _LEAST <= left.code <= _MOST else 0xFF
-    with suppress(Exception):
-        _print_error(f"{left.code}\n")
+    if isinstance(code, int):
+        return code & 0xFF if _LEAST <= code <= _MOST else 0xFF
+    with suppress(BaseException):
+        _print_error(str(code))
+    _print_error("\n")
     return 1
 
 
@@ -83,13 +89,12 @@ def _print_uncaught(error: BaseException) -> None:
     sys.last_type, sys.last_value, sys.last_traceback = kind, error, frames
     if sys.version_info >= (3, 12):
         sys.last_exc = error
-    hook = getattr(sys, "excepthook", None)
-    if hook is None:
+    if not hasattr(sys, "excepthook"):
         _print_error("sys.excepthook is missing\n")
         sys.__excepthook__(kind, error, frames)
         return
     try:
-        hook(kind, error, frames)
+        sys.excepthook(kind, error, frames)
     except SystemExit:
         raise
     except BaseException as second:  # noqa: BLE001 - the program's own hook may raise anything; Python prints both
@@ -106,10 +111,14 @@ def _print_failed_hook(second: BaseException, error: BaseException) -> None:
 
 
 def _print_error(text: str) -> None:
-    """Write to stderr, as `print` would if no program had replaced it; nothing if there is no stderr."""
-    if sys.stderr is not None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+    """Write to stderr as Python does: without the object, to the descriptor."""
+    stream = getattr(sys, "stderr", None)
+    with suppress(Exception):  # the program may have closed or replaced it
+        if stream is None:
+            os.write(_STDERR, text.encode(errors="backslashreplace"))
+        else:
+            stream.write(text)
+            stream.flush()
 
 
 def text_of(error: BaseException) -> str:
@@ -123,10 +132,10 @@ def text_of(error: BaseException) -> str:
 
 def _flush() -> None:
     """Flush the program's output, so that it comes before the next message."""
-    for stream in (sys.stderr, sys.stdout):
+    for stream in (getattr(sys, "stderr", None), getattr(sys, "stdout", None)):
         # The program may have closed or replaced its streams; Python ignores that too.
         with suppress(Exception):
-            stream.flush()
+            stream.flush()  # type: ignore[union-attr]
 
 
 def _silent(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:

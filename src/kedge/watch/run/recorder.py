@@ -60,6 +60,7 @@ class RecordingSink:
         )
         self._kept: list[Callable[[RecordingWriter], None]] = []
         self._since: float | None = None
+        self._closed = False
 
     @property
     def failed(self) -> bool:
@@ -89,9 +90,11 @@ class RecordingSink:
             self._shield.fail(self._missing())
         if self.writer is not None:
             self._attempt(lambda writer: writer.close())
+        self._closed = True
 
     def _attempt(self, *writes: Callable[[RecordingWriter], None]) -> None:
-        self._shield(self._write, writes)
+        if not self._closed:  # a thread of the program may be inside a hook while the program ends
+            self._shield(self._write, writes)
 
     def _write(self, writes: Iterable[Callable[[RecordingWriter], None]]) -> None:
         self._kept += writes

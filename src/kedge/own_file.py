@@ -54,6 +54,7 @@ class OwnDescriptor:
     """
 
     def __init__(self, opened: int) -> None:
+        self._number, self._marked = -1, 0
         self._place = _place_of(os.fstat(opened))
         self._hold(opened)
         _own.add(self)

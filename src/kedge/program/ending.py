@@ -36,17 +36,17 @@ class Ending:
 
     def leave(self) -> NoReturn:
         """End this process as ``python`` would have; threads and ``atexit`` come after."""
-        trace, profile = self.observers
+        by_line, by_call = self.observers
         if isinstance(self.error, KeyboardInterrupt):
             # Python ends by the signal itself, but only if the exception reaches the top. This module
             # has already printed the exception, so silence the hook that would print it again.
             sys.excepthook = _silent
-            sys.setprofile(profile)
-            sys.settrace(trace)
+            sys.setprofile(by_call)
+            sys.settrace(by_line)
             raise KeyboardInterrupt
         left = SystemExit(self.status)
-        sys.setprofile(profile)
-        sys.settrace(trace)
+        sys.setprofile(by_call)
+        sys.settrace(by_line)
         raise left
 
 

@@ -82,14 +82,14 @@ class Program:
             return self.unparsed(refused)
         except BaseException as raised:  # noqa: BLE001 - a package around the module failed: the program ends
             return end_with(_from_program(raised))
-        get_trace, get_profile, trace, profile = sys.gettrace, sys.getprofile, sys.settrace, sys.setprofile
+        found, silence = (sys.gettrace, sys.getprofile), (sys.settrace, sys.setprofile)
         try:
             exec(target.code, vars(_become_main(target)))  # noqa: S102 - running the program is the job
         except BaseException as raised:  # noqa: BLE001 - print any exception that ends the program, then end this process
             error = raised
-        left = get_trace(), get_profile()
-        trace(None)
-        profile(None)
+        left = found[0](), found[1]()
+        silence[0](None)
+        silence[1](None)
         return replace(end_with(_from_program(error) if error is not None else None), observers=left)
 
     def unparsed(self, refused: ScriptError) -> Ending:

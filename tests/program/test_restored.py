@@ -36,6 +36,21 @@ def test_what_the_program_replaced_is_back_for_a_while(monkeypatch: pytest.Monke
     assert (builtins.open, time.perf_counter, hasattr(json, "dumps"), left) == (mine, mine, False, 300)
 
 
+def test_a_folder_that_is_kedges_too_sets_nothing_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that Kedge has imported from the program's folder is the same for both, however it was found."""
+    (tmp_path / "made_here.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = __import__("made_here")
+    imports = OwnImports()
+    try:
+        imports.set_aside(str(tmp_path), [path for path in sys.path if path != str(tmp_path)])
+        with imports.in_force():
+            ours = sys.modules.get("made_here")
+        assert sys.modules.get("made_here") is ours is module
+    finally:
+        sys.modules.pop("made_here", None)
+
+
 def test_each_side_imports_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module that Kedge has imported is the program's for the program, and Kedge's again for Kedge; none is lost."""
     import colorsys

@@ -33,6 +33,7 @@ class OwnImports(MetaPathFinder):
         self._folder: Any | None = None
         self._path: list[str] = []
         self._at_start: frozenset[str] = frozenset()
+        self._same: set[str] = set()
         self._aside: dict[str, ModuleType] = {}
         self._loaded: dict[str, ModuleType] = {}
         self._thread: int | None = None
@@ -46,6 +47,8 @@ class OwnImports(MetaPathFinder):
         """
         self._folder, self._path = pkgutil.get_importer(folder), list(path)
         self._at_start = frozenset(takewhile(lambda name: name != "kedge", sys.modules))
+        # The folder may be one of Kedge's too, such as that of the installed packages, or of Kedge's source.
+        self._same = {name for name in _tops() if self._is_from_folder(name)}
         self._aside = self._taken_out()
         self._loaded = dict(sys.modules)
 
@@ -102,21 +105,24 @@ class OwnImports(MetaPathFinder):
 
     def _taken_out(self) -> dict[str, ModuleType]:
         """Remove the modules of the folder's names from ``sys.modules``, and return them."""
-        tops = {name.partition(".")[0] for name in sys.modules}
-        names = {name for name in tops if name not in self._at_start and self._differs(name)}
+        names = {name for name in _tops() if name not in self._at_start and self._differs(name)}
         return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in names}
 
     def _differs(self, name: str) -> bool:
         """Whether the program's module of a name, or none, is another one than Kedge's."""
         place = self._in_folder(name)
-        if place is None:
+        if place is None or name in self._same:
             return False
-        module = sys.modules.get(name)
-        if name == "numpy" and hasattr(module, "ndarray"):
+        if name == "numpy" and hasattr(sys.modules.get(name), "ndarray"):
             return False
-        # The folder may be one of Kedge's too, such as that of the installed packages.
         own = PathFinder.find_spec(name, self._path)
         return own is None or own.origin is None or os.path.realpath(own.origin) != os.path.realpath(place)
+
+    def _is_from_folder(self, name: str) -> bool:
+        """Whether a module that is imported now comes from the program's folder."""
+        place, spec = self._in_folder(name), getattr(sys.modules.get(name), "__spec__", None)
+        origin = getattr(spec, "origin", None)
+        return place is not None and origin is not None and os.path.realpath(origin) == os.path.realpath(place)
 
     def _in_folder(self, name: str) -> str | None:
         """Return the place of the module that the program's folder has of a name; None if python would not import it."""
@@ -124,6 +130,11 @@ class OwnImports(MetaPathFinder):
             return None
         spec = self._folder.find_spec(name)
         return None if spec is None or spec.loader is None else spec.origin
+
+
+def _tops() -> set[str]:
+    """Return the names of the imported modules that are not a part of a package."""
+    return {name.partition(".")[0] for name in sys.modules}
 
 
 def _is_built_in(name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ _ADVICE = {
     errno.EACCES: "name a place you have the right to use",
     errno.EPERM: "name a place you have the right to use",
     errno.EROFS: "name a place on a disk that is not read-only",
+    errno.EBADF: "leave it in its place, and let the program close only files that it has opened",
     errno.ESTALE: "leave the folder alone while it is being written",
 }
 
@@ -34,19 +34,6 @@ def told(what: str) -> Iterator[None]:
         cause = error.strerror or str(error)
         advice = _ADVICE.get(error.errno or 0, "see that the disk can be used, or name another place")
         raise RecordingError(f"cannot {what}: {cause}; {advice}") from error
-
-
-def write_all(file: io.FileIO, content: bytes | memoryview) -> None:
-    """Write all of the content to an unbuffered file, which may accept only a part at a time.
-
-    Raises:
-        OSError: The file has been removed; it would accept the content and lose it. Or the write fails.
-    """
-    rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
-    if not os.fstat(file.fileno()).st_nlink:
-        raise OSError(errno.ESTALE, "it was removed while it was being written")
 
 
 def replace(path: Path, text: str) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
-import weakref
 from contextlib import suppress
-from io import FileIO
+from functools import partial
 from typing import Literal
+
+from kedge.own_file import OwnFile
 
 if sys.platform != "win32":
     import fcntl
@@ -18,7 +18,7 @@ Answer = Literal["held", "refused", "unknown"]
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL}
 
 
-def claim(file: FileIO, *, alone: bool) -> Answer:
+def claim(file: OwnFile, *, alone: bool) -> Answer:
     """Lock a file, exclusively without waiting, or shared after waiting for the brief lock of an exclusive holder.
 
     Args:
@@ -30,6 +30,7 @@ def claim(file: FileIO, *, alone: bool) -> Answer:
     """
     if sys.platform == "win32":
         return "unknown"
+    file.opened_again = partial(claim, alone=alone)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB if alone else fcntl.LOCK_SH)
     except OSError as error:
@@ -41,14 +42,9 @@ def claim(file: FileIO, *, alone: bool) -> Answer:
     return "held"
 
 
-def leave_to_parent(file: FileIO) -> None:
-    """Close a file in every child forked from now on, because the lock belongs to this process."""
-    mine = weakref.ref(file)
-    os.register_at_fork(after_in_child=lambda: _let_go(mine()))
-
-
-def _let_go(file: FileIO | None) -> None:
-    """Called in a forked child: close the file, because the lock is the parent's."""
-    if file is not None:
-        with suppress(OSError):  # the child may have closed all inherited files
-            file.close()
+def release(file: OwnFile) -> None:
+    """Release a lock. Closing the file is not enough: a child forked a moment ago may still have it open."""
+    if not file.closed:
+        with file, suppress(OSError):
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_UN)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from kedge.signals import came_by_signal
 
@@ -28,15 +28,35 @@ T = TypeVar("T")
 
 
 def messenger() -> Callable[[str], None]:
-    """Return a function that writes one line to the current stderr of this process."""
-    stream = sys.stderr
+    """Return a function that writes one line to the current stderr of this process.
+
+    It writes nothing once the program has closed that stderr, or another file has its number: that may be the program's.
+    """
+    stream = getattr(sys, "stderr", None)
+    file = _file_of(stream)
 
     def tell(text: str) -> None:
-        # The program may have closed stderr; that cannot be reported anywhere.
-        with suppress(OSError, ValueError):
-            print(f"[kedge] {text}", file=stream, flush=True)
+        with suppress(Exception):  # a failure to report cannot be reported anywhere
+            if stream is not None and _file_of(stream) == file:
+                stream.write(f"[kedge] {text}\n")
+                stream.flush()
 
     return tell
+
+
+def _file_of(stream: Any) -> tuple[int, int] | None:
+    """Return the device and the inode of a stream's file; None for a stream without one, as in a notebook."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (AttributeError, OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def print_error(text: str) -> None:
+    """Write one line to stderr, if there is one; `print` would write to stdout in its place."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"{text}\n")
 
 
 def say(text: str) -> None:

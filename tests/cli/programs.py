@@ -193,6 +193,59 @@ import warnings
 warnings.simplefilter("error")
 print(train())
 """,
+    "clocks of its own": """
+print(train())
+def broken(*args): raise RuntimeError("no clock")
+time.perf_counter = time.monotonic = time.time = broken
+print(train())
+""",
+    "functions replaced": """
+import builtins, io, json
+print(train())
+json.dumps = json.loads = builtins.open = io.open = os.open = os.write = os.fstat = os.stat = os.getpid = None
+builtins.print = lambda *args: sys.stdout.write("mine")
+""",
+    "all modules removed": "print(train()); sys.modules.clear()",
+    "no more imports": "print(train()); sys.path = sys.path_hooks = None",
+    "a small limit of recursion": "print(train()); sys.setrecursionlimit(40)",
+    "an error that cannot be printed": """
+class Mute(Exception):
+    def __str__(self): raise SystemExit(9)
+print(train()); raise Mute
+""",
+    "a trace function that raises at the end": """
+def trace(*args): raise RuntimeError("trace")
+print(train()); sys.settrace(trace)
+""",
+    "numbers of its own files": """
+train()
+files = [open(f"mine-{i}", "w") for i in range(3)]
+print([file.fileno() for file in files], train())
+""",
+    "all descriptors closed": """
+train()
+os.closerange(3, 20_000)
+files = [open(f"mine-{i}", "w") for i in range(5)]
+train()
+for file in files: file.write("mine"); file.close()
+print([open(file.name).read() for file in files], train())
+""",
+    "few descriptors": """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))
+print(train(), open("mine", "w").fileno())
+""",
+    "a mask of all rights": "os.umask(0o777); print(train()); os.umask(0o022)",
+    "no gradients and no device at the end": """
+print(train())
+torch.set_default_device("meta"); torch.set_grad_enabled(False); torch.inference_mode(True).__enter__()
+""",
+    "a thread that trains while the program ends": """
+def late():
+    for _ in range(40): train(1)
+threading.Thread(target=late).start()
+print(train())
+""",
     "deep recursion": """
 class Deep(nn.Module):
     def forward(self, x, n): return x if n == 0 else self(x + 1, n - 1)

@@ -123,6 +123,27 @@ PROGRAMS = {
     "exit 256": "import sys; sys.exit(256)",
     "exit True": "import sys; sys.exit(True)",
     "exit with a message": 'import sys; print("a"); sys.exit("no data")',
+    "exit with a number that no status holds": "import sys; sys.exit(2**70)",
+    "exit with what cannot be printed": """
+        import sys
+        class Code:
+            def __str__(self): raise ValueError
+        sys.exit(Code())
+    """,
+    "an exit whose code cannot be read": """
+        class Leave(SystemExit):
+            code = property(lambda self: 1 / 0)
+        raise Leave(3)
+    """,
+    "exit with a message and no stderr": 'import sys; sys.stderr = None; sys.exit("no data")',
+    "exit without stdout": "import sys; del sys.stdout; sys.exit(3)",
+    "an error whose text cannot be made": """
+        class Mute(Exception):
+            def __str__(self): raise ValueError
+        raise Mute
+    """,
+    "an exception hook that is None": "import sys; sys.excepthook = None; 1 / 0",
+    "all modules removed": "import sys; sys.modules.clear(); 1 / 0",
     "exit with a tuple": 'import sys; sys.exit(("a", 1))',
     "exit with an empty message": 'import sys; sys.exit("")',
     "exit in a function": """

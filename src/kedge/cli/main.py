@@ -24,6 +24,7 @@ from kedge.cli.serve import ServeCommand
 from kedge.cli.sites import SitesCommand
 from kedge.errors import KedgeError
 from kedge.program.ending import SIGINT_STATUS, Ending
+from kedge.stderr import print_error
 
 COMMANDS: tuple[Command, ...] = (
     RunCommand(),
@@ -92,10 +93,10 @@ def build_parser() -> argparse.ArgumentParser:
 def _run(command: Command, args: argparse.Namespace) -> int | Ending:
     try:
         ended = command.run(args)
-        if not isinstance(ended, Ending):
+        if not isinstance(ended, Ending) and sys.stdout is not None:
             sys.stdout.flush()
     except KedgeError as error:
-        print(f"kedge: {error}", file=sys.stderr)
+        print_error(f"kedge: {error}")
         return CANNOT
     except BrokenPipeError:
         # The reader of the output has closed it. Python would report that again when it flushes at exit.

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.watching import Watching
-from kedge.program.ending import Ending
+from kedge.errors import ScriptError
+from kedge.program.ending import Ending, text_of
+from kedge.program.own_imports import OWN_IMPORTS
 from kedge.program.program import Program
+from kedge.program.restored import BeforeProgram
 from kedge.stderr import STATUS, messenger
 from kedge.watch.run.options import WatchOptions, manifest_of
 from kedge.watch.run.ranks import LaunchedRank
@@ -72,7 +74,12 @@ class RunCommand:
     def run(self, args: argparse.Namespace) -> int | Ending:
         """Run the program, finish the recording, print the last lines."""
         program = program_of(args)
-        program.check()
+        try:
+            program.check()
+        except ScriptError as refused:
+            if args.verify:
+                raise
+            return program.unparsed(refused)
         launch = LaunchedRank.here()
         name = launch.settle(args.output or f"{program.name}.{launch.label}.kedge", args.force)
         if args.sites is not None:
@@ -150,37 +157,70 @@ def _check_selector(text: str) -> None:
 
 
 def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
-    pid, launch, report = os.getpid(), LaunchedRank.here(), messenger()
+    get_pid, pid, launch, report = os.getpid, os.getpid(), LaunchedRank.here(), messenger()
     if not launch.leads:
         report = _signed(report, launch.rank)
     recorder = _recorder(program, order, output, report)
     watching = Watching(recorder, order, report, strict=output.strict)
     watching.place = recorder.place
+    before, folder = BeforeProgram(), Path.cwd()
     watching.begin()
     ending = program.run()
-    if os.getpid() != pid:  # a fork of the program: the recording and the last words are its parent's
+    if pid != get_pid():  # a fork of the program: the recording and the last words are its parent's
         return ending
-    with suppress(KeyboardInterrupt):
-        try:
-            summary = _finish(watching, recorder, ending)
-        except SystemExit as left:  # strict, and the last rows could not be written
-            return Ending(left, STATUS)
-        if launch.leads and not output.quiet:
-            launch.await_others(recorder.place)
-            for line in _last_words(output.name, recorder, summary):
-                report(line)
-    failed = recorder.failed or watching.failed
-    return Ending(ending.error, STATUS) if output.strict and failed and not ending.status else ending
+    end = RunEnd(watching, recorder, output, launch, folder, report)
+    try:
+        with before.restored():
+            return end.conclude(ending)
+    except SystemExit as left:  # strict, and the last rows could not be written
+        return replace(ending, error=left, status=STATUS)
+    except KeyboardInterrupt:
+        return ending
+    except BaseException as error:  # noqa: BLE001 - the program has ended, and its exit status is decided
+        report(f"ending failed: {text_of(error)}; the recording may lack its end")
+        return replace(ending, status=STATUS) if output.strict and not ending.status else ending
 
 
-def _finish(watching: Watching, recorder: RecordingSink, ending: Ending) -> WatchSummary | None:
-    summary = watching.finish()
-    if summary is not None:
-        from kedge.watch.run.summary import end_of
+@dataclass(frozen=True)
+class RunEnd:
+    """The work after the program: the end of the recording, and the last words."""
 
-        recorder.event(end_of(summary, ending.status, ending.error))
-    recorder.close()
-    return summary
+    watching: Watching
+    recorder: RecordingSink
+    output: Output
+    launch: LaunchedRank
+    folder: Path
+    report: Callable[[str], None]
+
+    def conclude(self, ending: Ending) -> Ending:
+        """Finish the recording of a program that has ended; returns how this process ends.
+
+        Raises:
+            SystemExit: The recording failed, and a failure ends the program.
+        """
+        summary = self._finish(ending)
+        if self.launch.leads and not self.output.quiet:
+            self.launch.await_others(self.recorder.place)
+            for line in self._last_words(summary):
+                self.report(line)
+        failed = self.recorder.failed or self.watching.failed
+        return replace(ending, status=STATUS) if self.output.strict and failed and not ending.status else ending
+
+    def _finish(self, ending: Ending) -> WatchSummary | None:
+        summary = self.watching.finish()
+        if summary is not None:
+            from kedge.watch.run.summary import end_of
+
+            self.recorder.event(end_of(summary, ending.status, ending.error))
+        self.recorder.close()
+        return summary
+
+    def _last_words(self, summary: WatchSummary | None) -> Iterable[str]:
+        if summary is None:
+            return [NO_TORCH]
+        from kedge.watch.run.summary import last_words
+
+        return last_words(self.output.name, self.recorder, summary, self.folder)
 
 
 def _signed(report: Callable[[str], None], rank: int) -> Callable[[str], None]:
@@ -191,14 +231,9 @@ def _recorder(program: Program, order: WatchOptions, output: Output, report: Cal
     place, manifest = Path(output.name).absolute(), manifest_of(program.command, program.target, order)
 
     def begin() -> RecordingWriter | None:  # with the first step: numpy and torch are the program's to import first
-        from kedge.watch.run.begin import begin_recording
+        with OWN_IMPORTS.in_force():
+            from kedge.watch.run.begin import begin_recording
 
         return begin_recording(place, manifest, output.force)
 
     return RecordingSink(place, begin, report, strict=output.strict)
-
-
-def _last_words(output: str, recorder: RecordingSink, summary: WatchSummary | None) -> Iterable[str]:
-    from kedge.watch.run.summary import last_words
-
-    return last_words(output, recorder, summary) if summary is not None else [NO_TORCH]

@@ -82,6 +82,7 @@ class Watching:
         self._beginning(self._enter)
 
     def _enter(self) -> None:
+        import kedge.watch.run.summary  # noqa: F401 - for the end, when the program may have changed what imports need
         from kedge.watch.run.begin import make_watch
 
         self.watch = make_watch(self.log, self.order, self.place)

@@ -10,6 +10,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from kedge.program.own_imports import OWN_IMPORTS
+
 
 class AfterImport(MetaPathFinder):
     """A call that runs once, after the import of a module, and leaves no trace on the module.
@@ -60,4 +62,5 @@ class AfterImport(MetaPathFinder):
         loader.exec_module(module)
         if self in sys.meta_path:
             self.remove()
-            self.then()
+            with OWN_IMPORTS.in_force():
+                self.then()

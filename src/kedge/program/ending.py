@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 SIGINT_STATUS = 130
+_STDERR = 2
+_MOST = sys.maxsize
+_LEAST = -sys.maxsize - 1
+
+
+Observers = tuple[Callable[..., Any] | None, Callable[..., Any] | None]
 
 
 @dataclass(frozen=True)
@@ -18,19 +26,28 @@ class Ending:
     Attributes:
         error: The uncaught exception; None if the program ran to its last line.
         status: The exit status as a shell sees it.
+        observers: The functions of ``sys.settrace`` and ``sys.setprofile`` that the program has left, which see nothing of
+            Kedge's work.
     """
 
     error: BaseException | None = None
     status: int = 0
+    observers: Observers = field(default=(None, None), repr=False)
 
     def leave(self) -> NoReturn:
         """End this process as ``python`` would have; threads and ``atexit`` come after."""
+        by_line, by_call = self.observers
         if isinstance(self.error, KeyboardInterrupt):
             # Python ends by the signal itself, but only if the exception reaches the top. This module
             # has already printed the exception, so silence the hook that would print it again.
             sys.excepthook = _silent
+            sys.setprofile(by_call)
+            sys.settrace(by_line)
             raise KeyboardInterrupt
-        raise SystemExit(self.status)
+        left = SystemExit(self.status)
+        sys.setprofile(by_call)
+        sys.settrace(by_line)
+        raise left
 
 
 def end_with(error: BaseException | None) -> Ending:
@@ -54,12 +71,16 @@ def end_with(error: BaseException | None) -> Ending:
 
 def _exit_status(left: SystemExit) -> int:
     """Return the status of a ``SystemExit``; print a code that is not a number as a message."""
-    if left.code is None:
+    code: Any = left
+    with suppress(BaseException):  # a class of the program's may compute it; then the exception is printed itself
+        code = left.code
+    if code is None:
         return 0
-    if isinstance(left.code, int):
-        return left.code & 0xFF
-    with suppress(Exception):
-        print(left.code, file=sys.stderr, flush=True)
+    if isinstance(code, int):
+        return code & 0xFF if _LEAST <= code <= _MOST else 0xFF
+    with suppress(BaseException):
+        _print_error(str(code))
+    _print_error("\n")
     return 1
 
 
@@ -68,13 +89,12 @@ def _print_uncaught(error: BaseException) -> None:
     sys.last_type, sys.last_value, sys.last_traceback = kind, error, frames
     if sys.version_info >= (3, 12):
         sys.last_exc = error
-    hook = getattr(sys, "excepthook", None)
-    if hook is None:
-        print("sys.excepthook is missing", file=sys.stderr)
+    if not hasattr(sys, "excepthook"):
+        _print_error("sys.excepthook is missing\n")
         sys.__excepthook__(kind, error, frames)
         return
     try:
-        hook(kind, error, frames)
+        sys.excepthook(kind, error, frames)
     except SystemExit:
         raise
     except BaseException as second:  # noqa: BLE001 - the program's own hook may raise anything; Python prints both
@@ -84,18 +104,38 @@ def _print_uncaught(error: BaseException) -> None:
 def _print_failed_hook(second: BaseException, error: BaseException) -> None:
     _flush()
     inner = second.__traceback__.tb_next if second.__traceback__ else None
-    print("Error in sys.excepthook:", file=sys.stderr)
+    _print_error("Error in sys.excepthook:\n")
     sys.__excepthook__(type(second), second.with_traceback(inner), inner)
-    print("\nOriginal exception was:", file=sys.stderr)
+    _print_error("\nOriginal exception was:\n")
     sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _print_error(text: str) -> None:
+    """Write to stderr as Python does: without the object, to the descriptor."""
+    stream = getattr(sys, "stderr", None)
+    with suppress(Exception):  # the program may have closed or replaced it
+        if stream is None:
+            os.write(_STDERR, text.encode(errors="backslashreplace"))
+        else:
+            stream.write(text)
+            stream.flush()
+
+
+def text_of(error: BaseException) -> str:
+    """Return the last line of an error's traceback; an error whose text cannot be made has none."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}".removesuffix(": ")
+    except BaseException:  # noqa: BLE001 - its text is the program's code, which may do anything
+        return name
 
 
 def _flush() -> None:
     """Flush the program's output, so that it comes before the next message."""
-    for stream in (sys.stderr, sys.stdout):
+    for stream in (getattr(sys, "stderr", None), getattr(sys, "stdout", None)):
         # The program may have closed or replaced its streams; Python ignores that too.
         with suppress(Exception):
-            stream.flush()
+            stream.flush()  # type: ignore[union-attr]
 
 
 def _silent(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:

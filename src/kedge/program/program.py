@@ -6,12 +6,13 @@ import builtins
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType, TracebackType
 
 from kedge.errors import ScriptError
 from kedge.program.ending import Ending, end_with
+from kedge.program.own_imports import OWN_IMPORTS
 from kedge.program.target import (
     ProgramCode,
     absolute,
@@ -77,15 +78,30 @@ class Program:
         error: BaseException | None = None
         try:
             target = self._target()
-        except ScriptError:
-            raise
+        except ScriptError as refused:
+            return self.unparsed(refused)
         except BaseException as raised:  # noqa: BLE001 - a package around the module failed: the program ends
             return end_with(_from_program(raised))
+        found, silence = (sys.gettrace, sys.getprofile), (sys.settrace, sys.setprofile)
         try:
             exec(target.code, vars(_become_main(target)))  # noqa: S102 - running the program is the job
         except BaseException as raised:  # noqa: BLE001 - print any exception that ends the program, then end this process
-            error = _from_program(raised)
-        return end_with(error)
+            error = raised
+        left = found[0](), found[1]()
+        silence[0](None)
+        silence[1](None)
+        return replace(end_with(_from_program(error) if error is not None else None), observers=left)
+
+    def unparsed(self, refused: ScriptError) -> Ending:
+        """Print the syntax error of a program that does not parse, as Python does.
+
+        Raises:
+            ScriptError: The program cannot start for another reason.
+        """
+        cause = refused.__cause__
+        if not isinstance(cause, SyntaxError):
+            raise refused
+        return end_with(cause.with_traceback(None))
 
     def _target(self) -> ProgramCode:
         target = self._read or read_module(self.target)
@@ -100,10 +116,13 @@ class Program:
         sys.argv[:] = ["-m" if self.is_module else self.target, *self.args]
         # A program that restarts itself runs `python`, not this command.
         sys.orig_argv[:] = [sys.executable, *self.command]
+        path = sys.path if sys.flags.safe_path else sys.path[1:]
         if self._finder is not None:
             sys.path[: 0 if sys.flags.safe_path else 1] = [absolute(self.target)]
         elif not sys.flags.safe_path:
             sys.path[:1] = [os.getcwd() if self.is_module else script_folder(self.target)]
+        if len(sys.path) > len(path):
+            OWN_IMPORTS.set_aside(sys.path[0], path)
 
 
 def _become_main(target: ProgramCode) -> ModuleType:

@@ -148,7 +148,7 @@ def _loaded(loader: Any, name: str, shown: str) -> CodeType:
     try:
         code: CodeType | None = loader.get_code(name) if hasattr(loader, "get_code") else None
     except SyntaxError as error:
-        raise ScriptError(_parse_failure(shown, error)) from None
+        raise ScriptError(_parse_failure(shown, error)) from error
     if code is None:
         raise ScriptError(f"cannot run {shown}: it is not written in Python; name another module")
     return code
@@ -157,8 +157,10 @@ def _loaded(loader: Any, name: str, shown: str) -> CodeType:
 def _compiled(source: bytes | str, filename: str, shown: str) -> CodeType:
     try:
         return compile(source, filename, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        raise ScriptError(_parse_failure(shown, error)) from None
+    except SyntaxError as error:
+        raise ScriptError(_parse_failure(shown, error)) from error
+    except ValueError as error:  # what Python reports as a syntax error if it reads the file itself
+        raise ScriptError(_parse_failure(shown, error)) from SyntaxError(*error.args)
 
 
 def _parse_failure(shown: str, error: SyntaxError | ValueError) -> str:

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from kedge.hooks.placing.module_calls import CallTracker, OpenCalls, is_repeated
+from kedge.own_file import FRESH, OwnFile, write_all
 from kedge.sites import leaves
 from kedge.stderr import Shield
 from kedge.torch_internals import modes
@@ -48,7 +49,7 @@ class DigestLog:
     """
 
     def __init__(self, place: Path) -> None:
-        self._file = place.open("w", encoding="utf-8", buffering=1)
+        self._file = OwnFile(place, FRESH)
         self._undo = ExitStack()
         self._roots: dict[int, tuple[weakref.ref[nn.Module], str]] = {}
         self._tables: dict[tuple[str, ...], int] = {}
@@ -140,7 +141,7 @@ class DigestLog:
         self._line(step=self._step, what=what, table=self._tables[names], digests="".join(map(digest, found.values())))
 
     def _line(self, **content: Any) -> None:
-        self._file.write(json.dumps(content) + "\n")
+        write_all(self._file, (json.dumps(content) + "\n").encode())
 
 
 def _is_left_out(module: nn.Module) -> bool:

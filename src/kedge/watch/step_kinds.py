@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import perf_counter
 
 from torch.utils.hooks import RemovableHandle
 
@@ -39,7 +39,7 @@ class StepKinds:
         """Begin with the first step, and take over the hook that finds roots."""
         self.costs.begin()
         self.hooks.take_finder(finder)
-        self.budget.begin(time.perf_counter(), self.costs.per_step)
+        self.budget.begin(perf_counter(), self.costs.per_step)
 
     def run_ended(self, step: int) -> None:
         """Write the values of the last steps, and prepare the next ones."""
@@ -52,11 +52,11 @@ class StepKinds:
                 budget.wish()
             budget.charge_device(self.costs.charge_device())
             timed = self.costs.charge()
-        self._begin_step(budget.run_ended(step, time.perf_counter(), timed))
+        self._begin_step(budget.run_ended(step, perf_counter(), timed))
 
     def interrupt(self) -> None:
         """Make the current step a guarded one, in the middle of a run, because something in it is not finite."""
-        self.budget.interrupt(time.perf_counter(), self.costs.charge)
+        self.budget.interrupt(perf_counter(), self.costs.charge)
 
     def interrupt_skipped(self) -> None:
         """Make the current skipped step a guarded one, because its loss is not finite."""

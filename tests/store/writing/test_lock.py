@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from kedge import file_lock
 from kedge.errors import BeingWritten, RecordingError, RecordingExists
 from kedge.store.recording import Recording
 from kedge.store.writing import destination, lock
@@ -103,7 +104,7 @@ def lockless(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    monkeypatch.setattr(file_lock.fcntl, "flock", refuse)
 
 
 @pytest.mark.usefixtures("lockless")

@@ -97,7 +97,8 @@ class DiskStore:
             DiskFull: There is no room for them.
             StoreError: They cannot be written.
         """
-        if self._open.ranges.lost:  # after a fork: this process cannot read any slot of the parent's file
+        ranges = self._open.ranges
+        if ranges.lost or ranges.file.taken:  # after a fork, or the program has closed it: no slot of it can be read
             self._open = OpenFile(self._path, self._uncached, self._checksum)
         return self._open.put(data)
 

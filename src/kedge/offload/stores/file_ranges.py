@@ -31,7 +31,8 @@ from torch import Tensor
 from kedge.errors import StoreError
 from kedge.offload.stores.free_ranges import FreeRanges
 from kedge.offload.stores.mapped import can_map, map_range
-from kedge.offload.stores.scratch import open_scratch, refused
+from kedge.offload.stores.scratch import LEAVE_OPEN, open_scratch, refused
+from kedge.own_file import DescriptorTaken
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 GROWTH = 64 << 20
@@ -78,7 +79,6 @@ class UnnamedFile:
         path: Its folder; None: the folder for temporary files.
 
     Attributes:
-        descriptor: Its descriptor; -1 after `close`.
         folder: Its folder.
 
     Raises:
@@ -86,7 +86,24 @@ class UnnamedFile:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
-        self.descriptor, self.folder = open_scratch(path)
+        self._file, self.folder = open_scratch(path)
+
+    @property
+    def descriptor(self) -> int:
+        """Its descriptor, for one use at once; -1 after `close`.
+
+        Raises:
+            DescriptorTaken: The program has closed the file.
+        """
+        return -1 if self._file.closed else self._file.fileno()
+
+    @property
+    def taken(self) -> bool:
+        """Whether the program has closed the file, so that everything in it is lost."""
+        try:
+            return self.descriptor < -1
+        except DescriptorTaken:
+            return True
 
     def grow(self, size: int, least: int) -> int:
         """Reserve at least so many bytes behind a file of this size; returns the number reserved.
@@ -100,7 +117,7 @@ class UnnamedFile:
             try:
                 return self._allocate(size, least)
             except OSError as error:
-                raise refused(error, self.descriptor, self.folder, least) from error
+                raise refused(error, self.folder, least) from error
 
     def write(self, start: int, memory: memoryview, room: int) -> None:
         """Write bytes at an offset, padded to the end of their room."""
@@ -111,7 +128,7 @@ class UnnamedFile:
             while written < len(memory):
                 written += os.pwritev(self.descriptor, [memory[written:], padding], start + written)
         except OSError as error:
-            raise refused(error, self.descriptor, self.folder, room) from error
+            raise refused(error, self.folder, room) from error
 
     def copied(self, start: int, nbytes: int) -> Tensor:
         """Return a copy of the bytes at an offset, as a uint8 tensor."""
@@ -127,16 +144,20 @@ class UnnamedFile:
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        descriptor, self.descriptor = self.descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self._file.close()
+
+    def advise(self, extent: FileRange, advice: int) -> None:
+        """Advise the system about a range, unless the program has closed the file."""
+        if not self.taken:
+            os.posix_fadvise(self.descriptor, extent.start, extent.room, advice)
 
     def _allocate(self, size: int, more: int) -> int:
+        descriptor = self.descriptor
         try:
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self.descriptor, size, more)
+                os.posix_fallocate(descriptor, size, more)
             else:
-                os.ftruncate(self.descriptor, size + more)  # a full disk then fails the write
+                os.ftruncate(descriptor, size + more)  # a full disk then fails the write
         except OSError:
             os.ftruncate(self.descriptor, size)
             raise
@@ -223,9 +244,12 @@ class RangeFile:
                 return self._mapped(extent)
             return self.file.copied(extent.start, extent.nbytes)
         except OSError as error:
+            advice = (
+                LEAVE_OPEN if isinstance(error, DescriptorTaken) else "name a folder on another disk, and run again"
+            )
             raise StoreError(
                 f"a saved tensor of {extent.nbytes:,} bytes cannot be read back from {self.file.folder}:"
-                f" {error.strerror or error}; name a folder on another disk, and run again"
+                f" {error.strerror or error}; {advice}"
             ) from error
 
     def release(self, extent: FileRange, _ending: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -274,7 +298,7 @@ class RangeFile:
         extent.holders -= 1
         if extent.out:
             # Reading it brought pages back into memory; drop them.
-            os.posix_fadvise(self.file.descriptor, extent.start, extent.room, os.POSIX_FADV_DONTNEED)
+            self.file.advise(extent, os.POSIX_FADV_DONTNEED)
         if not extent.holders:
             self._ranges.release(extent.start, extent.room)
             if self._freed:

@@ -8,17 +8,20 @@ import tempfile
 from pathlib import Path
 
 from kedge.errors import DiskFull, DiskIsMemory, StoreError, warn
+from kedge.own_file import DescriptorTaken, OwnDescriptor
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)
+LEAVE_OPEN = "let the program close only files that it has opened"
+
 _warned: set[int] = set()  # devices for which the warning that they are memory was given
 
 
-def open_scratch(path: str | os.PathLike[str] | None) -> tuple[int, Path]:
+def open_scratch(path: str | os.PathLike[str] | None) -> tuple[OwnDescriptor, Path]:
     """Open a new unnamed file in a folder.
 
     Returns:
-        Its descriptor, which started programs do not inherit, and the folder.
+        The file, which started programs do not inherit, and the folder.
 
     Raises:
         StoreError: The folder does not exist, files cannot be made in it, or the system lacks ``pwritev``.
@@ -36,7 +39,7 @@ def open_scratch(path: str | os.PathLike[str] | None) -> tuple[int, Path]:
             "that you may write to"
         ) from error
     _warn_of_memory(folder)
-    return opened, folder
+    return OwnDescriptor(opened), folder
 
 
 def _open(folder: Path) -> int:
@@ -76,14 +79,16 @@ def filesystem(device: int, mounts: Path = Path("/proc/self/mountinfo")) -> str 
     return None
 
 
-def refused(error: OSError, file: int, folder: Path, asked: int) -> StoreError:
+def refused(error: OSError, folder: Path, asked: int) -> StoreError:
     """Return the error to raise when a file in a folder cannot take so many more bytes."""
     cause = error.strerror or str(error)
+    if isinstance(error, DescriptorTaken):
+        return StoreError(f"saved tensors of {asked:,} bytes cannot be written in {folder}: {cause}; {LEAVE_OPEN}")
     if error.errno not in _FULL:
         return StoreError(
             f"saved tensors of {asked:,} bytes cannot be written in {folder}: {cause}; name another folder"
         )
-    disk = os.fstatvfs(file)
+    disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
     why = (
         "the file would be larger than allowed (ulimit -f)"

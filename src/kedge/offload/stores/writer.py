@@ -199,7 +199,7 @@ class MemoryWindow:
 
 def _advise(ranges: RangeFile, extent: FileRange, advice: int) -> None:
     if extent.holders:
-        os.posix_fadvise(ranges.file.descriptor, extent.start, extent.room, advice)
+        ranges.file.advise(extent, advice)
 
 
 def _sync(ranges: RangeFile, extent: FileRange) -> None:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import io
 import os
-import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import accumulate
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import nanoarrow as na
@@ -25,7 +26,8 @@ import numpy as np
 from nanoarrow.ipc import StreamWriter
 from numpy.typing import NDArray
 
-from kedge.atomic_write import told, write_all
+from kedge.atomic_write import told
+from kedge.own_file import NEW, DescriptorTaken, OwnFile, write_all
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.reading.batches import MARK, HeadLayout, layout_of
 from kedge.store.rows import LIGHT
@@ -49,14 +51,14 @@ _PATIENCE = 1.0
 class StatsWriter:
     """A new file, to which the statistics of each step are appended.
 
-    Each batch is one unbuffered write to the operating system, so that it outlives the process and
+    Each batch is one write to the operating system, so that it outlives the process and
     other processes see it at once. Rows of light steps may wait; see Note [Shared batches].
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(path)
         with told(f"start {self._path}"):
-            self._file = io.FileIO(self._path, "x")
+            self._file = OwnFile(self._path, NEW)
         self._size = 0
         self._waiting: list[tuple[dict[str, NDArray[Any]], dict[str, Sequence[bytes]]]] = []
         self._since = 0.0
@@ -89,9 +91,9 @@ class StatsWriter:
             self.flush()
             self._write(numbers, binary)
             return
-        self._since = self._since if self._waiting else time.monotonic()
+        self._since = self._since if self._waiting else monotonic()
         self._waiting.append((numbers, binary))
-        if len(self._waiting) >= _MANY // _FEW or time.monotonic() - self._since > _PATIENCE:
+        if len(self._waiting) >= _MANY // _FEW or monotonic() - self._since > _PATIENCE:
             self.flush()
 
     def flush(self) -> None:
@@ -132,8 +134,8 @@ class StatsWriter:
             write_all(self._file, content)
         except OSError:
             # Nothing after a torn batch could ever be read.
-            self._file.truncate(self._size)
-            self._file.seek(self._size)
+            with suppress(DescriptorTaken):  # then nothing was written
+                self._file.cut(self._size)
             raise
 
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from io import FileIO
+from json import dumps
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Self
 
-from kedge.atomic_write import replace, told, write_all
+from kedge.atomic_write import replace, told
 from kedge.errors import NotARecording
+from kedge.file_lock import release
+from kedge.own_file import OwnFile, write_all
 from kedge.store.reading.json_files import FORMAT, MANIFEST, STATS, events_file, read_manifest, sites_file
 from kedge.store.writing.arrow import StatsWriter
 from kedge.store.writing.destination import put
-from kedge.store.writing.lock import hold, release
+from kedge.store.writing.lock import LOCK, hold
 
 
 def create(path: str | os.PathLike[str], manifest: Mapping[str, Any], force: bool) -> RecordingWriter:
@@ -37,11 +38,12 @@ def create(path: str | os.PathLike[str], manifest: Mapping[str, Any], force: boo
     fresh = folder.with_name(f".{folder.name}.{token_hex(4)}")
     with told(f"make the recording {folder}"):
         fresh.mkdir()
-    held: FileIO | None = None
+    held: OwnFile | None = None
     try:
-        replace(fresh / MANIFEST, json.dumps({"format": FORMAT, **manifest}, indent=2) + "\n")
+        replace(fresh / MANIFEST, dumps({"format": FORMAT, **manifest}, indent=2) + "\n")
         held = hold(fresh, rank)
         put(fresh, folder, force)
+        held.path = os.path.abspath(folder / LOCK)  # noqa: PTH100
         return RecordingWriter(folder, rank, held)
     except BaseException:
         if held is not None:
@@ -76,28 +78,35 @@ def join(path: str | os.PathLike[str], manifest: Mapping[str, Any]) -> Recording
 class RecordingWriter:
     """The writer of one rank's share of a recording; everything written can be read at once."""
 
-    def __init__(self, folder: Path, rank: int, held: FileIO) -> None:
+    def __init__(self, folder: Path, rank: int, held: OwnFile) -> None:
         self.path = folder
         self._sites, self._held = folder / sites_file(rank), held
         self._stats = StatsWriter(folder / STATS.format(rank=rank))
         with told(f"start {folder / events_file(rank)}"):
-            self._events = FileIO(folder / events_file(rank), "a")
+            self._events = OwnFile(folder / events_file(rank))
 
     def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
         """Write the description of all sites and roots known so far; must precede the rows of a new site."""
         document = {"roots": list(roots), "sites": list(sites)}
-        replace(self._sites, json.dumps(document) + "\n")
+        replace(self._sites, dumps(document) + "\n")
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
         """Append the rows of one step, in the form of :meth:`StatsWriter.write`."""
+        self._keep_lock()
         self._stats.write(step, columns)
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Append one event after all waiting rows; its numbers must be finite, since JSON has no others."""
+        self._keep_lock()
         self._stats.flush()
-        line = json.dumps(event, allow_nan=False) + "\n"
-        with told(f"write to {self._events.name}"):
+        line = dumps(event, allow_nan=False) + "\n"
+        with told(f"write to {self._events.path}"):
             write_all(self._events, line.encode())
+
+    def _keep_lock(self) -> None:
+        """Lock the recording again if the program has closed the lock's file."""
+        with told(f"write to {self.path}"):
+            self._held.check()
 
     def close(self) -> None:
         """End the recording. Closing twice has no effect."""

@@ -12,28 +12,24 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import FileIO
 from pathlib import Path
 from socket import gethostname
 
-from kedge.atomic_write import told, write_all
+from kedge.atomic_write import told
 from kedge.errors import BeingWritten
-from kedge.file_lock import claim, leave_to_parent
+from kedge.file_lock import claim
+from kedge.own_file import APPEND, OwnFile, write_all
 from kedge.store.reading.events import EventsReader
 from kedge.store.reading.json_files import events_file
-
-if sys.platform != "win32":
-    import fcntl
 
 LOCK = "writers.lock"
 
 _REPLACED = "cannot write to {}: another process has just replaced it; name another place"
 
 
-def hold(folder: Path, rank: int) -> FileIO:
+def hold(folder: Path, rank: int) -> OwnFile:
     """Mark a recording as written by this process, until the returned file is closed or the process ends.
 
     Raises:
@@ -46,16 +42,7 @@ def hold(folder: Path, rank: int) -> FileIO:
             file.close()
             raise BeingWritten(_REPLACED.format(folder))
         write_all(file, (json.dumps({"rank": rank, "pid": os.getpid(), "host": gethostname()}) + "\n").encode())
-    leave_to_parent(file)
     return file
-
-
-def release(file: FileIO) -> None:
-    """Release the lock. Closing the file is not enough: a child forked a moment ago may still have it open."""
-    if not file.closed:
-        with file, suppress(OSError):
-            if sys.platform != "win32":
-                fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextmanager
@@ -83,14 +70,14 @@ def check_written(folder: Path) -> None:
             pass
 
 
-def _open(folder: Path) -> FileIO:
+def _open(folder: Path) -> OwnFile:
     try:
-        return FileIO(folder / LOCK, "a+")
+        return OwnFile(folder / LOCK, APPEND)
     except FileNotFoundError as error:
         raise BeingWritten(_REPLACED.format(folder)) from error
 
 
-def _is_still(file: FileIO, folder: Path) -> bool:
+def _is_still(file: OwnFile, folder: Path) -> bool:
     """Whether a locked file is still the one in the folder, which may have been replaced meanwhile."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), (folder / LOCK).stat())

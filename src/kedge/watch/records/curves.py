@@ -7,7 +7,7 @@ stay there until then, so that nothing waits for them in between.
 from __future__ import annotations
 
 import math
-import time
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -51,8 +51,8 @@ class Curves:
         """Whether the collected numbers should be written now."""
         if not self._rows:
             return False
-        self._since = min(self._since, time.monotonic())
-        return len(self._rows) >= _MANY or time.monotonic() - self._since > _PATIENCE
+        self._since = min(self._since, monotonic())
+        return len(self._rows) >= _MANY or monotonic() - self._since > _PATIENCE
 
     def drop(self, step: int) -> None:
         """Drop the numbers of a step."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
+from time import perf_counter
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -68,13 +68,13 @@ class StepBill:
         """Follow a root whose call is active."""
         if self._over:
             return
-        begun = time.perf_counter()
+        begun = perf_counter()
         self._roots.append((root.label(""), weakref.ref(module)))
         self._see_owned()
         self.calls.add(module, root.types, root.label)
         self.calls.begin(module, root.label(""))
         self._activate(module)
-        self.seconds += time.perf_counter() - begun
+        self.seconds += perf_counter() - begun
 
     def _activate(self, module: nn.Module) -> None:
         if self._thread == threading.get_ident():
@@ -91,9 +91,9 @@ class StepBill:
         """Record a saved tensor; it stays in place."""
         if self._over:
             return None
-        begun = time.perf_counter()
+        begun = perf_counter()
         held = self._packing(self.keeper.pack, value)
-        self.seconds += time.perf_counter() - begun
+        self.seconds += perf_counter() - begun
         return held
 
     def _give_up(self) -> None:
@@ -112,13 +112,13 @@ class StepBill:
         """Return the list, if anything was saved so far; otherwise None, and the next step may have one."""
         if self._over or not self.keeper.drafts:
             return None
-        begun = time.perf_counter()
+        begun = perf_counter()
         self._see_owned()
         self.stop()
         origins = Origins(*self._owned, inputs=frozenset(self.calls.entered))
         bill = bill_of(self.keeper, self.calls.given, origins, None, [path for path, _ in self._roots])
         entry = bill.account().entry()
-        self.seconds += time.perf_counter() - begun
+        self.seconds += perf_counter() - begun
         return {"kind": "saved", "step": step, **entry, "seconds": round(self.seconds, 6)}
 
     def stop(self) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from kedge.errors import RecordingError
@@ -60,6 +60,7 @@ class RecordingSink:
         )
         self._kept: list[Callable[[RecordingWriter], None]] = []
         self._since: float | None = None
+        self._closed = False
 
     @property
     def failed(self) -> bool:
@@ -81,17 +82,19 @@ class RecordingSink:
 
     def close(self) -> None:
         """End the recording."""
-        until = time.monotonic() + PATIENCE_AT_THE_END
-        while self._kept and self.writer is None and time.monotonic() < until:
-            time.sleep(_PAUSE)
+        until = monotonic() + PATIENCE_AT_THE_END
+        while self._kept and self.writer is None and monotonic() < until:
+            sleep(_PAUSE)
             self._attempt()
         if self._kept:
             self._shield.fail(self._missing())
         if self.writer is not None:
             self._attempt(lambda writer: writer.close())
+        self._closed = True
 
     def _attempt(self, *writes: Callable[[RecordingWriter], None]) -> None:
-        self._shield(self._write, writes)
+        if not self._closed:  # a thread of the program may be inside a hook while the program ends
+            self._shield(self._write, writes)
 
     def _write(self, writes: Iterable[Callable[[RecordingWriter], None]]) -> None:
         self._kept += writes
@@ -105,7 +108,7 @@ class RecordingSink:
             write(self.writer)
 
     def _be_patient(self) -> None:
-        now = time.monotonic()
+        now = monotonic()
         self._since = self._since if self._since is not None else now
         if len(self._kept) > (_FEW if now - self._since > PATIENCE else _MANY):
             raise self._missing()

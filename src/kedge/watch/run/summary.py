@@ -9,6 +9,7 @@ from typing import Any
 from kedge import native
 from kedge.errors import RecordingError
 from kedge.numbers import counted, percent, seconds
+from kedge.program.ending import text_of
 from kedge.report.verdict import advice, tally, verdict
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project_config import configured_rules
@@ -46,12 +47,19 @@ def end_of(summary: WatchSummary, status: int, error: BaseException | None) -> d
         "watching": summary.watching,
         "slowdown": summary.watching / summary.seconds if summary.seconds else None,
         "levels": summary.levels,
-        "error": f"{type(uncaught).__name__}: {uncaught}".removesuffix(": ") if uncaught else None,
+        "error": text_of(uncaught) if uncaught is not None else None,
     }
 
 
-def last_words(name: str, recorder: RecordingSink, summary: WatchSummary) -> Iterator[str]:
-    """Yield the last lines for the user: the figures of the run, the findings, and the next command."""
+def last_words(name: str, recorder: RecordingSink, summary: WatchSummary, folder: Path | None = None) -> Iterator[str]:
+    """Yield the last lines for the user: the figures of the run, the findings, and the next command.
+
+    Args:
+        name: The recording, as the user named it.
+        recorder: The sink that wrote it.
+        summary: The figures of the watch.
+        folder: Where the search for the project's configuration begins; the working directory if None.
+    """
     if recorder.writer is None:
         why = "" if recorder.failed or summary.failed else f": {NO_SITE if summary.steps else NO_MODULE}"
         yield f"nothing was recorded{why}"
@@ -62,7 +70,7 @@ def last_words(name: str, recorder: RecordingSink, summary: WatchSummary) -> Ite
         f"{summary.sampled:,} sampled; "
         f"watching took {cost} of {seconds(summary.seconds)}"
     )
-    yield _checked(recorder.place)
+    yield _checked(recorder.place, folder)
     if not native.available():
         yield f"watching would be cheaper with Kedge's compiled part: {native.why_not()}"
     yield f"see more with: kedge report {name}"
@@ -80,14 +88,14 @@ def _rank_prefix(place: Path) -> str:
     return f"{shown} recorded; rank 0: "
 
 
-def _checked(place: Path) -> str:
+def _checked(place: Path, folder: Path | None) -> str:
     failures: list[str] = []
-    judgement = Shield(*CHECKING, tell=failures.append)(_judged, place)
+    judgement = Shield(*CHECKING, tell=failures.append)(_judged, place, folder)
     return in_short(judgement) if judgement is not None else failures[0]
 
 
-def _judged(place: Path) -> Judgement:
-    return judge(Recording.open(place), configured_rules())
+def _judged(place: Path, folder: Path | None) -> Judgement:
+    return judge(Recording.open(place), configured_rules(folder=folder))
 
 
 def in_short(judgement: Judgement) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from time import perf_counter
 
 from kedge.actions.measure.meter import Meter
 
@@ -24,7 +24,7 @@ class Costs:
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self.others: Callable[[], float] = lambda: 0.0
-        self._began, self._unit = time.perf_counter(), 0.0
+        self._began, self._unit = perf_counter(), 0.0
         self._timed = self._block_began = 0.0
         self._depth = 0
         self._charged = self._charged_on_device = 0.0
@@ -41,7 +41,7 @@ class Costs:
 
     def _now(self) -> float:
         """Return the time, without the meter's own seconds."""
-        return time.perf_counter() - self.meter.seconds
+        return perf_counter() - self.meter.seconds
 
     @property
     def timed(self) -> float:
@@ -55,7 +55,7 @@ class Costs:
     @property
     def passed(self) -> float:
         """Seconds since the watcher was made."""
-        return time.perf_counter() - self._began
+        return perf_counter() - self._began
 
     @property
     def per_step(self) -> float:
@@ -87,10 +87,10 @@ def _unit() -> float:
     """
     rounds = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = perf_counter()
         for _ in range(50):
             _nothing()
-        rounds.append((time.perf_counter() - start) / 50)
+        rounds.append((perf_counter() - start) / 50)
     return 20 * min(rounds)
 
 

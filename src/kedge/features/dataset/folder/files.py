@@ -16,18 +16,18 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from socket import gethostname
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from kedge.atomic_write import told, write_all
+from kedge.atomic_write import told
 from kedge.errors import BeingWritten, NotFeatures
 from kedge.features.dataset.folder.formats.format import format_name, format_of
 from kedge.features.dataset.folder.manifest import read_manifest
-from kedge.file_lock import claim, leave_to_parent
+from kedge.file_lock import claim
+from kedge.own_file import OwnFile, write_all
 
 INDEX = "index-{rank}.jsonl"
 STATE = "state-{rank}.safetensors"
@@ -198,7 +198,7 @@ def _sync(path: Path) -> None:
 
 def append(path: Path, line: str) -> None:
     """Append a line to a file."""
-    with FileIO(path, "a") as file:
+    with OwnFile(path) as file:
         write_all(file, line.encode())
 
 
@@ -239,19 +239,18 @@ def only_writer(folder: Path, rank: int) -> Iterator[None]:
     """
     path = folder / LOCK.format(rank=rank)
     with told(f"write to {folder}"):
-        file = FileIO(path, "a+")
+        file = OwnFile(path)
     with file:
         _claim(file, folder)
         yield
 
 
-def _claim(file: FileIO, folder: Path) -> None:
+def _claim(file: OwnFile, folder: Path) -> None:
     with told(f"write to {folder}"):
         if claim(file, alone=True) == "refused":
-            who = Path(str(file.name)).read_text(encoding="utf-8").strip() or "another process"
+            who = Path(file.path).read_text(encoding="utf-8").strip() or "another process"
             raise BeingWritten(
                 f"cannot write to {folder}: {who} is writing there; wait for it to end, or name another folder"
             )
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {gethostname()}\n".encode())
-    leave_to_parent(file)  # a forked worker of a loader must not keep the lock when this process is killed
+        file.cut(0)
+        write_all(file, f"process {os.getpid()} on {gethostname()}\n".encode())

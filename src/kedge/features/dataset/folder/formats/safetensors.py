@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from kedge.atomic_write import write_all
 from kedge.features.dataset.folder.formats.format import Shard
+from kedge.own_file import FRESH, OwnFile, write_all
 
 _NAMES = {
     torch.float64: "F64",
@@ -82,7 +81,7 @@ def write_pieces(
         at = end
     text = json.dumps(head).encode()
     text += b" " * (-len(text) % 8)
-    with FileIO(path, "w") as file:
+    with OwnFile(path, FRESH) as file:
         write_all(file, struct.pack("<Q", len(text)) + text)
         for piece in (piece for name in names for piece in pieces[name] if piece.numel()):
             write_all(file, piece.contiguous().flatten().view(torch.uint8).numpy().data)

@@ -26,7 +26,7 @@ from kedge.offload.stores.cpu import CpuStore
 from kedge.offload.stores.disk import DiskStore
 from kedge.offload.stores.store import Store
 from kedge.sites.select import select
-from kedge.torch_internals.dynamo import unwrap
+from kedge.torch_internals.dynamo import untraced, unwrap
 
 EVERYTHING = "**"
 _TWO_PAIRS = "hooks have already been set"
@@ -95,15 +95,14 @@ class Offloading:
         if model is None:
             settings.check_without_model()
         self.settings = settings
-        self._given, self._policy = model, policy
-        self._model = nn.Module() if model is None else model
-        self._paths = None if settings.where == EVERYTHING else _paths(self._model, settings.where)
+        self._model, self._policy = model, policy
+        self._paths = None if model is None or settings.where == EVERYTHING else _paths(model, settings.where)
         self._lock = threading.Lock()
         self._block: ExitStack | None = None
         self._calls, self._calling = 0, ExitStack()
         self._store: Store | None = None
         self._close: weakref.finalize[..., Offloading] | None = None
-        self._engine = Engine(policy.equipped(), unwrap(self._model))
+        self._engine = Engine(policy.equipped(), _root(model))
         self.account = self._engine.account
 
     def __enter__(self) -> OffloadAccount:
@@ -133,7 +132,7 @@ class Offloading:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the pickled form: an offload of its own, with an account of its own."""
-        return Offloading, (self._given, self.settings)
+        return Offloading, (self._model, self.settings)
 
     def __repr__(self) -> str:
         """The call that makes an offload without a model."""
@@ -146,20 +145,26 @@ class Offloading:
     @contextmanager
     def call(self) -> Iterator[None]:
         """Context of a call of the model: offload the tensors saved in it. Calls that overlap share what is put in force."""
-        with self._lock:
-            if not self._calls:
-                self._put_in_force(self._calling, ambient=False)
-            self._calls += 1
+        self._begin_call()
         try:
             yield
         except BaseException as error:
             explain(error)
             raise
         finally:
-            with self._lock:
-                self._calls -= 1
-                if not self._calls:
-                    self._calling.close()
+            self._end_call()
+
+    def _begin_call(self) -> None:
+        with self._lock:
+            if not self._calls:
+                self._put_in_force(self._calling, ambient=False)
+            self._calls += 1
+
+    def _end_call(self) -> None:
+        with self._lock:
+            self._calls -= 1
+            if not self._calls:
+                self._calling.close()
 
     def _put_in_force(self, stack: ExitStack, *, ambient: bool) -> None:
         if self._store is None and (store := _open(self.settings.to)) is not None:
@@ -168,8 +173,9 @@ class Offloading:
             self._close = weakref.finalize(self, store.close)
             self._engine.work_by(replace(self._policy, store=store).equipped())
         with ExitStack() as undo:
-            hear(undo, self._model, self._engine.begin)
-            keep(undo, self._model, self._engine, places=self._selects, outside=self._paths is None, ambient=ambient)
+            model = nn.Module() if self._model is None else self._model
+            hear(undo, model, self._engine.begin)
+            keep(undo, model, self._engine, places=self._selects, outside=self._paths is None, ambient=ambient)
             stack.push(undo.pop_all())
 
     def _selects(self, path: str) -> bool:
@@ -184,6 +190,10 @@ def explain(error: BaseException | None) -> None:
             "this code outside of the block, or give your pair to torch.autograd.graph.saved_tensors_hooks, around this "
             "operation: it then receives its tensors first."
         )
+
+
+def _root(model: nn.Module | None) -> nn.Module:
+    return nn.Module() if model is None else unwrap(model)
 
 
 def _paths(model: nn.Module, where: str) -> frozenset[str]:
@@ -209,3 +219,6 @@ def _open(to: Destination) -> Store | None:
             return DiskStore(to.path, uncached=to.uncached, checksum=to.checksum)
         case Rebuild():
             return None
+
+
+untraced(Offloading._begin_call, Offloading._end_call)

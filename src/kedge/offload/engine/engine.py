@@ -105,8 +105,7 @@ class Engine:
 
     def unpack(self, packed: PartOfEntry) -> Tensor:
         """Return the tensor that a handle from `pack` replaced."""
-        packed.call.unpacked()
-        return packed.read()
+        return packed.unpack()
 
     def stays(self, value: Tensor, place: SavingPlace) -> None:
         """Count a tensor that a checkpoint holds in a way that keeps it in memory."""

@@ -61,14 +61,13 @@ LEAVES: tuple[Callable[[], nn.Module], ...] = (
     lambda: nn.PReLU(SIZE),
     lambda: Recurrent(SIZE, SIZE),
     lambda: nn.utils.parametrizations.weight_norm(nn.Linear(SIZE, SIZE)),
-    nn.GELU, nn.ReLU, nn.SiLU, nn.Softmax, nn.Tanh,
+    nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid,
 )  # fmt: skip
 TO: tuple[dict[str, Any], ...] = (
     {},
     {"to": kedge.Disk(rebuild=False)},
     {"to": kedge.Disk(checksum=True)},
     {"min_bytes": "1 MB"},
-    {"where": ""},
 )
 
 Plan = Any
@@ -119,13 +118,12 @@ def computed(model: nn.Module, dtype: torch.dtype, mode: str) -> list[Tensor]:
 
 def alike(one: list[Tensor], other: list[Tensor]) -> bool:
     """Whether two lists of tensors are the same, bit for bit."""
-    same = [torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(map(flat, one), map(flat, other))]
-    return len(one) == len(other) and all(same)
+    return len(one) == len(other) and all(torch.equal(bits(a), bits(b)) for a, b in zip(one, other, strict=True))
 
 
-def flat(tensor: Tensor) -> Tensor:
-    """Return a tensor's elements in one row."""
-    return tensor.detach().contiguous().view(-1)
+def bits(tensor: Tensor) -> Tensor:
+    """Return a tensor's bytes."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
 
 
 @few

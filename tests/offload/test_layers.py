@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -129,6 +130,29 @@ def test_it_is_of_the_layer_s_class() -> None:
     assert (wrapped.in_features, wrapped.out_features) == (8, 4)
     assert type(layer) is nn.Linear
     assert type(wrapped).__name__ == "Linear"
+
+
+def test_a_layer_s_class_still_makes_layers() -> None:
+    """A slice of a container, and what a layer makes by ``type(self)``, is a plain layer."""
+
+    class Growing(nn.Linear, ABC):
+        def grown(self) -> Growing:
+            return type(self)(self.in_features, 2 * self.out_features)
+
+        @abstractmethod
+        def name(self) -> str:
+            """Return a name."""
+
+    class Named(Growing):
+        def name(self) -> str:
+            return "named"
+
+    grown = moved(Named(8, 4)).grown()
+    assert (type(grown), grown.out_features) == (Named, 8)
+    part = moved(block())[1:3]
+    assert type(part) is nn.Sequential
+    assert list(part.state_dict()) == list(block()[1:3].state_dict())
+    assert type(moved(nn.ModuleList([nn.ReLU()]))[:1]) is nn.ModuleList
 
 
 def test_it_shows_what_it_wraps() -> None:

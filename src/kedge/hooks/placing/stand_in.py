@@ -48,6 +48,11 @@ class StandIn(nn.Module):
     _kedge_around: Any
     _kedge_layer: nn.Module
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return a layer of the layer's class: layers call ``type(self)``, as `nn.Sequential` does for a slice."""
+        order = cls.__mro__
+        return order[order.index(StandIn) + 1](*args, **kwargs)
+
     def __init_subclass__(cls, **_: Any) -> None:
         """Do nothing; see Note [The class of a stand-in]."""
 
@@ -73,9 +78,7 @@ class StandIn(nn.Module):
     def __copy__(self) -> StandIn:
         """Return a stand-in for a copy of the layer."""
         layer = copy.copy(self._kedge_layer)
-        twin = stand_in(_kind_of(self), layer, self._kedge_around.of(original(layer)))
-        object.__setattr__(twin, "__class__", type(self))
-        return twin
+        return _like(self, layer, self._kedge_around.of(original(layer)))
 
     # Properties, because while the layer has Kedge hooks, its `__dict__` has entries of these names for itself.
     @property
@@ -92,10 +95,7 @@ class StandIn(nn.Module):
 
     def _replicate_for_data_parallel(self) -> Any:
         """Return a replica, as `DataParallel` makes them: what surrounds its calls is the same."""
-        replica: Any = replica_of(super())
-        object.__setattr__(replica, "_kedge_layer", self._kedge_layer)
-        object.__setattr__(replica, "_kedge_around", self._kedge_around)
-        return replica
+        return _like(self, replica_of(self._kedge_layer), self._kedge_around)
 
 
 def stand_in(kind: type[S], layer: nn.Module, around: CallSurroundings) -> S:
@@ -112,6 +112,13 @@ def stand_in(kind: type[S], layer: nn.Module, around: CallSurroundings) -> S:
     made = object.__new__(kind)
     _place(made, layer, around)
     return made
+
+
+def _like(made: StandIn, layer: nn.Module, around: CallSurroundings) -> StandIn:
+    """Return another stand-in of the same class."""
+    twin = stand_in(_kind_of(made), layer, around)
+    object.__setattr__(twin, "__class__", type(made))
+    return twin
 
 
 def original(module: nn.Module) -> nn.Module:

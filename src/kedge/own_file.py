@@ -178,16 +178,24 @@ def _place_of(found: os.stat_result) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def _high(opened: int) -> int:
-    """Return another number of an open file, which is closed under the old one; the old one if no high number is free."""
-    os.set_inheritable(opened, False)
+def high_copy(opened: int) -> int:
+    """Return another number of an open file, a high one if such are free; see Note [Numbers of open files]."""
     if sys.platform == "win32":
-        return opened
+        return os.dup(opened)
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     least = HIGH if allowed == resource.RLIM_INFINITY or allowed > HIGH * 2 else allowed // 2
     try:
-        number = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, least)
+        return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, least)
     except OSError:
+        return os.dup(opened)
+
+
+def _high(opened: int) -> int:
+    """Return another number of an open file, which is closed under the old one; the old one if no other is free."""
+    try:
+        number = high_copy(opened)
+    except OSError:
+        os.set_inheritable(opened, False)
         return opened
     os.close(opened)
     return number

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
+from kedge.own_file import high_copy
 from kedge.signals import came_by_signal
 
 STATUS = 2
@@ -44,13 +45,48 @@ def messenger() -> Callable[[str], None]:
     return tell
 
 
+def lasting_messenger() -> Callable[[str], None]:
+    """Return a `messenger` for the length of a program, which may close its stderr or put another file in its place.
+
+    Then a line goes to the stderr that was there at first, by a number of Kedge's own. Forked children close that number.
+    """
+    tell, stream = messenger(), getattr(sys, "stderr", None)
+    file = _file_of(stream)
+    if file is None:
+        return tell
+    copy = high_copy(stream.fileno())
+    os.register_at_fork(after_in_child=lambda: _close(copy, file))
+
+    def tell_always(text: str) -> None:
+        if _file_of(stream) == file:
+            tell(text)
+        elif _place_of(copy) == file:
+            with suppress(OSError):
+                os.write(copy, f"[kedge] {text}\n".encode(errors="backslashreplace"))
+
+    return tell_always
+
+
+def _close(number: int, file: tuple[int, int]) -> None:
+    if _place_of(number) == file:
+        os.close(number)
+
+
+def _place_of(number: int) -> tuple[int, int] | None:
+    """Return the device and the inode of an open file; None if none has the number."""
+    try:
+        found = os.fstat(number)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _file_of(stream: Any) -> tuple[int, int] | None:
     """Return the device and the inode of a stream's file; None for a stream without one, as in a notebook."""
     try:
-        found = os.fstat(stream.fileno())
+        return _place_of(stream.fileno())
     except (AttributeError, OSError, ValueError):
         return None
-    return found.st_dev, found.st_ino
 
 
 def print_error(text: str) -> None:

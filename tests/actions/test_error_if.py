@@ -33,6 +33,17 @@ def test_nonfinite_finds_nan_and_infinities_alone(value: Tensor, bad: bool) -> N
     assert bool(kedge.nonfinite(value)) is bad
 
 
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize(("scale", "bad"), [(0.1, False), (INF, True), (NAN, True)])
+def test_a_quantized_value_is_what_it_stands_for(scale: float, bad: bool) -> None:
+    """A quantized tensor holds integers, and is not finite if its scale is not; the message counts its elements."""
+    value = torch.quantize_per_tensor(torch.ones(4), scale, 0, torch.qint8)
+    assert bool(kedge.nonfinite(value)) is bad
+    if bad:
+        with pytest.raises(ConditionMet, match=r"4 elements, [04] of them NaN and [04] infinite"):
+            kedge.error_if(kedge.nonfinite)(value)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

@@ -124,3 +124,25 @@ def test_an_input_has_its_source_on_both_sides_of_a_transform(inside: int) -> No
         x = torch.vmap(lambda row, i=i: call(i, row))(x) if i == inside else call(i, x)
     sources = {str(seat.site): seat.sources for seat in meter.sites.seats.values()}
     assert sources["1:in"] == (meter.sites.seats[Site("0", "out")].id,)
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor:UserWarning")
+@pytest.mark.parametrize("what", ["full", "norm", "finite"])
+@pytest.mark.parametrize("scale", [0.25, float("inf")])
+def test_a_quantized_value_is_measured_as_what_it_stands_for(what: str, scale: float) -> None:
+    """The statistics of a quantized tensor are those of its dequantized values, also where these are not finite."""
+    numbers = torch.linspace(-3, 3, 64)
+    values = [
+        torch.quantize_per_tensor(numbers, scale, 0, torch.qint8),
+        torch.quantize_per_channel(numbers.view(8, 8), torch.full((8,), scale), torch.zeros(8).long(), 0, torch.quint8),
+    ]
+    for value in values:
+        found = []
+        for each in (value, value.dequantize()):
+            meter = measure(what)  # type: ignore[arg-type]
+            act = meter.bind_value(Site("", "out"))
+            assert act is not None
+            act(each, 0)
+            found.append(meter.read(":out", str))
+        assert str(found[0]) == str(found[1])
+        assert found[0].count == 64

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("transformers")
 import kedge
+from kedge.hooks.placing.stand_in import around_of
 from kedge.offload.account import OffloadAccount
 from kedge.offload.engine.policy import Choice
 from kedge.offload.stores import disk, writer
@@ -70,7 +71,7 @@ def test_what_leaves_memory_comes_back_with_its_bits(
     block = kedge.offload(model, to=kedge.Disk(uncached=True, checksum=True), min_bytes=LEAST)
     with block as account:
         offloaded = train(architecture, model)
-        store: Any = block._store
+        store: Any = around_of(block)._store
         left = store._open.window.out
 
     assert unlike(bare, offloaded) == []

@@ -54,11 +54,12 @@ def test_what_has_no_stderr_goes_nowhere(tmp_path: Path, source: str, streams: s
 
 
 def test_the_last_words_do_not_go_into_the_programs_file(server: Server, tmp_path: Path) -> None:
-    """If the program has closed stderr and its own file has that number, nothing is told."""
+    """If the program has closed stderr and its own file has that number, they go to the stderr that was there at first."""
     source = TRAIN + "train(); os.close(2); file = open('mine', 'w'); print(file.fileno()); file.write('mine')"
     done = server.run(source, tmp_path, ["run", "-o", "it.kedge", "prog.py"])
 
-    assert (done.stdout, done.stderr, done.status) == ("2\n", "", 0)
+    assert (done.stdout, done.status) == ("2\n", 0)
+    assert done.told[-1] == "[kedge] see more with: kedge report it.kedge"
     assert (tmp_path / "mine").read_text() == "mine"
 
 

@@ -168,6 +168,22 @@ def test_an_in_place_change_is_refused_as_without_kedge(server: Server, tmp_path
     assert said[0].partition("Hint")[0] in done.stderr
 
 
+def test_a_program_that_hooks_a_saved_tensor_itself_goes_on(server: Server, tmp_path: Path) -> None:
+    """PyTorch allows one pair of hooks for a saved tensor: the program's is registered, and Kedge says that it lists none."""
+    source = (
+        HEAD
+        + "\nout = model(x).exp()\nout.grad_fn._raw_saved_result.register_hooks(lambda t: t * 2, lambda t: t / 2)\n"
+        "out.sum().backward()\ntell()\n"
+    )
+    plain = server.run(source, tmp_path / "plain", None)
+    done = server.run(source, tmp_path / "ours", SAVED)
+
+    assert (done.status, plain.status) == (0, 0), done.stderr + plain.stderr
+    assert done.stdout == plain.stdout
+    line = source.splitlines().index("out = model(x).exp()") + 2
+    assert f"saved tensors are not listed: prog.py:{line} uses _raw_saved_" in done.stderr
+
+
 @pytest.fixture
 def recorded_bill(server: Server, tmp_path: Path) -> Path:
     """A recording with a bill."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ConditionMet
-from kedge.sites.leaves import untransformed
+from kedge.sites.leaves import dequantized, untransformed
 
 
 class ErrorIf:
@@ -46,12 +46,14 @@ def error_if(condition: Callable[[Tensor], Any]) -> ErrorIf:
 
 def nonfinite(value: Tensor) -> Tensor:
     """Return whether a tensor holds a NaN or an infinity; a condition for `error_if`."""
+    value = dequantized(value)
     if not value.is_floating_point() and not value.is_complex():
         return torch.zeros((), dtype=torch.bool, device=value.device)
     return ~torch.isfinite(value).all()
 
 
 def _summary(value: Tensor) -> str:
+    value = dequantized(value)
     if not value.is_floating_point() and not value.is_complex():
         return f"{value.numel()} elements"
     value = untransformed(value)

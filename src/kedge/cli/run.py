@@ -15,7 +15,7 @@ from kedge.program.ending import Ending, text_of
 from kedge.program.own_imports import OWN_IMPORTS
 from kedge.program.program import Program
 from kedge.program.restored import BeforeProgram
-from kedge.stderr import STATUS, messenger
+from kedge.stderr import STATUS, lasting_messenger
 from kedge.watch.run.options import WatchOptions, manifest_of
 from kedge.watch.run.ranks import LaunchedRank
 from kedge.watch.run.recorder import RecordingSink
@@ -157,7 +157,7 @@ def _check_selector(text: str) -> None:
 
 
 def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
-    get_pid, pid, launch, report = os.getpid, os.getpid(), LaunchedRank.here(), messenger()
+    get_pid, pid, launch, report = os.getpid, os.getpid(), LaunchedRank.here(), lasting_messenger()
     if not launch.leads:
         report = _signed(report, launch.rank)
     recorder = _recorder(program, order, output, report)

@@ -1,109 +1,87 @@
-"""The entry point `kedge.offload`, for the length of a block or of one call."""
+"""The entry point `kedge.offload`: a context, or a module in the place of a layer."""
 
 from __future__ import annotations
 
-import threading
-import weakref
-from contextlib import ExitStack
-from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 
 from kedge.errors import OffloadError
-from kedge.hooks.placing.model_inputs import hear
-from kedge.hooks.saved.keeper import keep
+from kedge.hooks.placing.stand_in import StandIn, around_of, layer_of, original, stand_in
 from kedge.offload.account import OffloadAccount
-from kedge.offload.codecs import codec_of
-from kedge.offload.destination import Cpu, Destination, Disk, Rebuild
-from kedge.offload.engine.engine import Engine
-from kedge.offload.engine.policy import Policy
-from kedge.offload.plan.limits import bytes_of, planner_for
-from kedge.offload.rebuild import find
-from kedge.offload.stores.cpu import CpuStore
-from kedge.offload.stores.disk import DiskStore
-from kedge.offload.stores.store import Store
-from kedge.sites.select import select
-from kedge.torch_internals.dynamo import unwrap
+from kedge.offload.destination import Destination, Rebuild
+from kedge.offload.offloading import EVERYTHING, Offloading, OffloadSettings
 
-EVERYTHING = "**"
 _REBUILD = Rebuild()
 
 
-class Offload:
-    """An offload of a model's saved tensors: a context that returns the running account, or a wrapper of the model.
+class _Account:
+    """The attribute `account`: the layer's own, if it has one of that name; else the offload's."""
+
+    def __get__(self, made: Offload | None, kind: type[Offload]) -> Any:
+        if made is None:
+            return self
+        try:
+            return original(made).account
+        except AttributeError:
+            return around_of(made).account
+
+
+class Offload(StandIn):
+    """A module in the place of a layer that offloads what is saved in its calls; also a context, for a block.
 
     Attributes:
         account: The outcome of all saved tensors, in all blocks and calls.
     """
 
-    def __init__(self, model: nn.Module, where: str, to: Destination, policy: Policy) -> None:
-        self._model, self._to, self._policy = model, to, policy
-        self._paths = None if where == EVERYTHING else _paths(model, where)
-        self._lock = threading.Lock()
-        self._block: ExitStack | None = None
-        self._calls, self._calling = 0, ExitStack()
-        self._store: Store | None = None
-        self._close: weakref.finalize[..., Offload] | None = None
-        self._engine = Engine(policy.equipped(), unwrap(model))
-        self.account = self._engine.account
+    __slots__ = ()
+    account: OffloadAccount = _Account()  # type: ignore[assignment]
 
     def __enter__(self) -> OffloadAccount:
         """Offload the tensors saved on this thread from now on, and on others while they call the model."""
-        if self._block is not None:
-            raise OffloadError("this kedge.offload block is open already; create another one to nest them")
-        self._block = ExitStack()
-        try:
-            self._put_in_force(self._block, ambient=True)
-        except BaseException:
-            self._block = None
-            raise
-        return self.account
+        account: OffloadAccount = around_of(self).__enter__()
+        return account
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """End the block; saved tensors can be read as long as they are needed."""
-        block, self._block = self._block, None
-        if block is not None:
-            block.close()
-        with self._lock:
-            if self._close is not None and not self._calls:
-                self._close()
-                self._store = self._close = None
+        around_of(self).__exit__(kind, error, traceback)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model, and offload the tensors saved in this call."""
-        with self._lock:
-            if not self._calls:
-                self._put_in_force(self._calling, ambient=False)
-            self._calls += 1
-        try:
-            return self._model(*args, **kwargs)
-        finally:
-            with self._lock:
-                self._calls -= 1
-                if not self._calls:
-                    self._calling.close()
+    def __repr__(self) -> str:
+        """The call that makes it."""
+        layer = layer_of(self)
+        shown = repr(layer) if isinstance(layer, Offload) else super().__repr__()
+        return f"kedge.offload({shown}{around_of(self).settings})"
 
-    def _put_in_force(self, stack: ExitStack, *, ambient: bool) -> None:
-        if self._store is None and (store := _open(self._to)) is not None:
-            self._store = store
-            self.account.file = store if isinstance(store, DiskStore) else None
-            self._close = weakref.finalize(self, store.close)
-            self._engine.work_by(replace(self._policy, store=store).equipped())
-        with ExitStack() as undo:
-            hear(undo, self._model, self._engine.begin)
-            keep(undo, self._model, self._engine, places=self._selects, outside=self._paths is None, ambient=ambient)
-            stack.push(undo.pop_all())
 
-    def _selects(self, path: str) -> bool:
-        return self._paths is None or path in self._paths
+@overload
+def offload(
+    model: nn.Module,
+    where: str = ...,
+    *,
+    to: Destination = ...,
+    min_bytes: str | int = ...,
+    codec: str | None = ...,
+    max_memory: str | int | None = ...,
+    max_slowdown: float | None = ...,
+) -> Offload: ...
+
+
+@overload
+def offload(
+    model: None = None,
+    where: str = ...,
+    *,
+    to: Destination = ...,
+    min_bytes: str | int = ...,
+    codec: str | None = ...,
+) -> Offloading: ...
 
 
 def offload(
-    model: nn.Module,
+    model: nn.Module | None = None,
     where: str = EVERYTHING,
     *,
     to: Destination = _REBUILD,
@@ -111,7 +89,7 @@ def offload(
     codec: str | None = None,
     max_memory: str | int | None = None,
     max_slowdown: float | None = None,
-) -> Offload:
+) -> Offload | Offloading:
     """An offload that reduces the memory of the tensors that autograd saves; gradients are the same to the last bit.
 
     Each storage is kept once; a tensor that can be computed again exactly from other saved ones is not kept; and with a
@@ -121,10 +99,12 @@ def offload(
             loss_fn(model(x), y).backward()
         print(account)
 
-    or, for the tensors that one module saves, wherever it is called: ``offloaded = kedge.offload(layer)``, ``offloaded(x)``.
+    or, for the tensors that one layer saves, a module in its place, with its parameters, its names and its class:
+    ``model.mlp = kedge.offload(model.mlp)``.
 
     Args:
-        model: The model.
+        model: The model, or a layer. Without one, a context for all that this thread saves; buffers and inputs are then
+            moved like other tensors.
         where: A selector of modules: only tensors saved while one of them is the innermost one. ``"**"``: all tensors
             saved on this thread while the block lasts, and on others while they call the model.
         to: `kedge.Rebuild`, `kedge.Cpu` or `kedge.Disk`.
@@ -138,39 +118,16 @@ def offload(
         NoSiteMatched: `where` selects no module.
         NoSuchCodec: There is no such codec.
     """
-    if not isinstance(model, nn.Module):
+    if not (model is None or isinstance(model, nn.Module)):
         raise OffloadError(f"kedge.offload takes a torch.nn.Module, not a {type(model).__name__}")
-    if not isinstance(to, (Rebuild, Cpu, Disk)):
-        raise OffloadError(f"to={to!r}: use kedge.Rebuild(), kedge.Cpu() or kedge.Disk()")
-    policy = Policy(
-        least=bytes_of("min_bytes", min_bytes),
-        find=find if isinstance(to, Rebuild) or to.rebuild else None,
-        codec=None if codec is None else codec_of(codec),
-        planner=planner_for(max_memory, max_slowdown),
-    )
-    return Offload(model, where, to, policy)
-
-
-def _paths(model: nn.Module, where: str) -> frozenset[str]:
-    """Return the paths of the modules that a selector matches."""
-    if not isinstance(where, str):
-        raise OffloadError(f'where={where!r}: use a selector of modules, such as "layer[34].**"')
-    selector = select(where)
-    for term in selector.terms:
-        if term.kind or term.leaf or term.op or term.call is not None:
-            raise OffloadError(
-                f'where="{where}": "{term}" selects more than a module; kedge.offload takes every tensor saved while '
-                f'a module runs, so name modules alone: "{".".join(term.path)}"'
-            )
-    return frozenset(site.path for site in selector.on(unwrap(model)))
-
-
-def _open(to: Destination) -> Store | None:
-    """Return a new store for a destination; None for `Rebuild`."""
-    match to:
-        case Cpu():
-            return CpuStore(pin=to.pin)
-        case Disk():
-            return DiskStore(to.path, uncached=to.uncached, checksum=to.checksum)
-        case Rebuild():
-            return None
+    settings = OffloadSettings(where, to, min_bytes, codec, max_memory, max_slowdown)
+    around = Offloading(None if model is None else original(model), settings)
+    if model is None:
+        return around
+    try:
+        return stand_in(Offload, model, around)
+    except TypeError as error:
+        raise OffloadError(
+            f"kedge.offload cannot stand in for a {type(model).__name__}: {error}. Its class keeps state outside of "
+            "__dict__, in __slots__; use a block without a model, as in: with kedge.offload():"
+        ) from error

@@ -116,6 +116,11 @@ def untransformed(value: Tensor) -> Tensor:
     return value
 
 
+def dequantized(value: Tensor) -> Tensor:
+    """Return the numbers that a quantized tensor stands for; of any other tensor itself."""
+    return value.dequantize() if value.is_quantized else value
+
+
 def has_memory(value: Tensor) -> bool:
     """Whether a dense tensor has memory for its elements; reading one whose memory was freed ends the process.
 

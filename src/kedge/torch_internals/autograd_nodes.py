@@ -43,14 +43,14 @@ operation_number: Callable[[], int] = late(_NUMBER, _unnumbered) if numbers_oper
 sequence_number: Callable[[Any], int] = _number if numbers_operations() else _unnumbered
 """The number of a node in the order of execution, above that of every operation for one that accumulates a gradient."""
 
-_RAW, _UNPACKED = "_raw_saved_", "_saved_"
+RAW, _UNPACKED = "_raw_saved_", "_saved_"
 _NUMBERS = (torch.float64, torch.int64, torch.complex128, torch.bool)
 
 
 @cache
 def fields(kind: type[Node]) -> tuple[str, ...]:
     """Return the names of saved tensors in nodes of a kind: the ``self`` of ``_raw_saved_self``."""
-    return tuple(name.removeprefix(_RAW) for name in dir(kind) if name.startswith(_RAW))
+    return tuple(name.removeprefix(RAW) for name in dir(kind) if name.startswith(RAW))
 
 
 def raw(node: Any, name: str) -> Any:
@@ -60,7 +60,7 @@ def raw(node: Any, name: str) -> Any:
         AttributeError: If nodes of this kind save nothing under this name.
         RuntimeError: If it is freed.
     """
-    return getattr(node, _RAW + name)
+    return getattr(node, RAW + name)
 
 
 def saved(node: Any, name: str) -> Any:

@@ -73,3 +73,8 @@ def put_back(module: nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
 def is_replica(module: nn.Module) -> bool:
     """Whether `DataParallel` made a module for one call, as a replica of the hooked one."""
     return bool(getattr(module, "_is_replica", False))
+
+
+def replica_of(module: Any) -> Any:
+    """Return a replica of a module, as `DataParallel` makes one for a call."""
+    return module._replicate_for_data_parallel()

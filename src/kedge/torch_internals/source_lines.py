@@ -143,6 +143,19 @@ def is_between(file: str) -> bool:
     return file.startswith((TORCH, OWN, "<frozen "))
 
 
+def line_with(text: str) -> SourceLine | None:
+    """Return the first line with a text in the files of the program's modules, libraries excluded; None without one."""
+    for module in list(sys.modules.values()):
+        names = getattr(module, "__dict__", {})
+        file = names.get("__file__")
+        if not isinstance(file, str) or is_between(file) or not {*_INSTALLED}.isdisjoint(Path(file).parts):
+            continue
+        for number, line in enumerate(linecache.getlines(file, names), 1):
+            if text in line:
+                return SourceLine(place_of(file), number, "", line.strip()[:_LONGEST])
+    return None
+
+
 def _own_calls(kind: type) -> tuple[CodeType, ...]:
     """Return the code of every ``__call__`` that a class has or inherits."""
     calls = (vars(each).get("__call__") for each in kind.__mro__)

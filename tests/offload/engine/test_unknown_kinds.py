@@ -61,12 +61,19 @@ class Wrapper(Kind):
         return Save.apply(x @ self.weight, TwoTensor(x.detach(), x.detach()))
 
 
+class Quantized(Kind):
+    def forward(self, x):
+        of = torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.qint8)
+        return Save.apply(Save.apply(x @ self.weight, of), x.detach().to("meta"))
+
+
 KINDS = {  # the module, and how much it saves of its kind, where a tensor of that kind tells
     "mkldnn": (Mkldnn, PART),
     "jagged": (Jagged, 2 * PART),
     "sparse": (Coo, 0),
     "compressed sparse": (Csr, 0),
     "a wrapper": (Wrapper, PART),
+    "quantized, and meta": (Quantized, PART // 4 + PART),
 }
 
 

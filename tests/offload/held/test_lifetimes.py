@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import kedge
+from kedge.hooks.placing.stand_in import around_of
 from kedge.hooks.saved.pairs import drain, pair_stack
 from kedge.offload.held.entry import RecentlyRestored
 from kedge.offload.rebuild import find
@@ -298,7 +299,7 @@ def test_blocks_inside_a_block_leave_nothing():
             inner = kedge.offload(model, min_bytes=0)
             with inner:
                 model(torch.randn(4, 8)).sum().backward()
-            ended.append(weakref.ref(inner._engine))
+            ended.append(weakref.ref(around_of(inner)._engine))
             del inner
         gc.collect()
         assert len(pair_stack.pairs) == pairs

@@ -228,3 +228,41 @@ def test_one_element_changed_between_two_saves_is_another_entry(size, part):
     expected = torch.full((size,), 4.0)
     expected[size // 2] = 7.0
     assert torch.equal(w.grad, expected)
+
+
+def detached_input():
+    """An input of an operation is detached in place."""
+    p = torch.linspace(-1, 1, 4096, requires_grad=True)
+    y = p * 2
+    z = (y.sin() * y).sum()
+    y.detach_()
+    z.backward()
+
+
+def detached_output():
+    """What an operation saved as its result is detached in place."""
+    p = torch.linspace(-1, 1, 4096, requires_grad=True)
+    y = (p * 2).exp()
+    loss = y.sum() + y.view(-1).sum()
+    y.detach_()
+    loss.backward()
+    return p.grad
+
+
+OFFLOADS = {
+    "kept": {},
+    "moved": {"to": kedge.Disk(rebuild=False)},
+    "rebuilt or moved": {"to": kedge.Disk()},
+    "small": {"min_bytes": "1 MB"},
+}
+
+
+@pytest.mark.parametrize("to", OFFLOADS)
+def test_an_input_detached_in_place_is_refused_as_without_kedge(to):
+    """Autograd's own error, word for word; what a node saved as its result may be detached in place."""
+    plain = error_of(detached_input)
+    with kedge.offload(**{"min_bytes": 1} | OFFLOADS[to]):
+        assert error_of(detached_input) == plain
+        offloaded = detached_output()
+    assert plain.startswith("Trying to use a saved tensor that has been detached in-place")
+    assert torch.equal(offloaded, detached_output())

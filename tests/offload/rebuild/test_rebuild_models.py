@@ -182,7 +182,7 @@ def test_a_rule_that_lies_is_found_out(monkeypatch):
             lies.append(recipe.rule)
         return recipe
 
-    monkeypatch.setattr("kedge.offload.offload.find", lying)
+    monkeypatch.setattr("kedge.offload.offloading.find", lying)
     torch.manual_seed(0)
     model, x = Gpt().train(), words()
     plain = gradients(model, x, amp=False)

@@ -16,7 +16,7 @@ from kedge.actions.measure.reduce import STATISTICS
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable
 from kedge.actions.measure.table import Snapshot
 from kedge.native import What
-from kedge.sites.leaves import own_part
+from kedge.sites.leaves import dequantized, own_part
 from kedge.store.rows import LIGHT
 from kedge.torch_internals.tensors import version_of
 
@@ -60,7 +60,7 @@ class ReducedValues:
         if seen is not None and seen[0]() is value and seen[1] == version >= 0:
             self._repeat(seat, seen[2], seen[3])
             return
-        local = own_part(value)
+        local = dequantized(own_part(value))
         if not reduce.measurable(local):
             if level == LIGHT:
                 return

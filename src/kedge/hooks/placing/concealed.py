@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from kedge.hooks.placing.stand_in import original
 from kedge.torch_internals.hook_tables import FLAGS, FORWARD
 from kedge.torch_internals.torchscript import twin_of
 
@@ -92,6 +93,7 @@ class ConcealedHooks:
     __slots__ = ("_concealed", "_copies", "_lies", "_module")
 
     def __init__(self, module: nn.Module) -> None:
+        module = original(module)  # a stand-in shares its `__dict__`, and pickles itself
         self._module, self._lies = weakref.ref(module), False
         self._concealed = PickleWithoutHooks(module)
         self._copies = hasattr(type(module), "__deepcopy__")

@@ -4,11 +4,16 @@
 While saved-tensor hooks are in force, PyTorch does not check whether a saved tensor was changed in
 place before backward needs it. So Kedge stores its version and compares it, and raises autograd's own
 error. It holds an alias, because the tensor itself leads to the graph that holds it.
+
+# Note [Detached in place]
+Without hooks, autograd refuses an input of an operation that lost its graph by ``detach_()``, as long as it holds the very
+tensor; an output of the operation may lose it. With hooks it does not look. So Kedge looks at the tensor, if it still exists.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -28,6 +33,10 @@ _FURTHER = (
     " Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable in "
     "question was changed in there or anywhere later. Good luck!"
 )
+_DETACHED = (
+    "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_().This is not supported, please use "
+    "out-of-place `.detach()` instead"
+)
 
 
 class UnpackListener(Protocol):
@@ -45,12 +54,14 @@ class KeptByReference:
         origin: A weak reference to the tensor itself: the error names the operation that changed it last.
         version: The version of its memory when it was saved; None where PyTorch does not count versions.
         reader: Notified when autograd reads the tensor; None without one.
+        made: Whether an operation in a graph made the tensor.
     """
 
-    __slots__ = ("__weakref__", "origin", "reader", "tensor", "version")
+    __slots__ = ("__weakref__", "made", "origin", "reader", "tensor", "version")
 
     def __init__(self, value: Tensor, reader: UnpackListener | None = None) -> None:
         self.tensor, self.origin, self.reader = value.detach(), _weak(value), reader
+        self.made = not value.is_leaf
         try:
             self.version: int | None = changes(value)
         except RuntimeError:  # inference tensors have no counter
@@ -66,8 +77,11 @@ class KeptByReference:
         """Return the tensor.
 
         Raises:
-            RuntimeError: Autograd's error, if the tensor's memory was changed since it was saved.
+            RuntimeError: Autograd's error, if the tensor's memory was changed since it was saved, or if it was detached in
+                place.
         """
+        if self.made and is_detached(self.origin):
+            refuse_detached(self)
         if self.version is not None and changes(self.tensor) != self.version:
             self._refuse()
         return self.tensor
@@ -87,6 +101,33 @@ class KeptByReference:
         )
 
 
+class SavedOfGraph(Protocol):
+    """A packed tensor; see Note [Detached in place].
+
+    Attributes:
+        made: Whether an operation in a graph made it, and its graph is to be looked for.
+    """
+
+    made: bool
+
+
+def is_detached(origin: Callable[[], Tensor | None]) -> bool:
+    """Whether a tensor that an operation made still exists, without its graph."""
+    now = origin()
+    return now is not None and now.is_leaf
+
+
+def refuse_detached(packed: SavedOfGraph) -> None:
+    """Raise autograd's error if a packed tensor, which lost its graph, is an input of the running node."""
+    packed.made = False  # so that the node can read the tensor
+    try:
+        tensor = _saved(packed)
+    finally:
+        packed.made = True
+    if tensor is not None and tensor.grad_fn is not current_node():
+        raise RuntimeError(_DETACHED)
+
+
 def _behind(kept: KeptByReference) -> tuple[str, int] | None:
     """Return the name of the operation that made a tensor, and the number of its output; None if unknown."""
     tensor, now = _saved(kept), kept.origin()
@@ -97,8 +138,8 @@ def _behind(kept: KeptByReference) -> tuple[str, int] | None:
     return name_in_messages(tensor.grad_fn), tensor.output_nr
 
 
-def _saved(kept: KeptByReference) -> Tensor | None:
-    """Return the kept tensor, with its graph, from the running node; None if it is not there."""
+def _saved(kept: Any) -> Tensor | None:
+    """Return a packed tensor, with its graph, from the running node; None if it is not there."""
     node = current_node()
     for name in fields(type(node)) if isinstance(node, Node) else ():
         held = raw(node, name)
@@ -119,6 +160,6 @@ def _unpacked(saved: Any) -> Tensor | None:
     return found
 
 
-def holds(packed: Any, kept: KeptByReference) -> bool:
-    """Whether a packed object is a given `KeptByReference`, or holds it."""
+def holds(packed: Any, kept: Any) -> bool:
+    """Whether a packed object is a given one, or holds it."""
     return packed is kept or getattr(packed, "packed", None) is kept

@@ -105,8 +105,7 @@ class Engine:
 
     def unpack(self, packed: PartOfEntry) -> Tensor:
         """Return the tensor that a handle from `pack` replaced."""
-        packed.call.unpacked()
-        return packed.read()
+        return packed.unpack()
 
     def stays(self, value: Tensor, place: SavingPlace) -> None:
         """Count a tensor that a checkpoint holds in a way that keeps it in memory."""
@@ -235,7 +234,9 @@ def _nowhere(_: torch.device) -> bool:
 def _is_unknown(value: Tensor) -> bool:
     """Whether tensors of this kind can only be kept by reference."""
     plain = type(value) in _PLAIN and value.layout is torch.strided and not value.is_nested
-    return not plain or value.is_inference() or is_only_zeros(value) or _is_filled_later(value)
+    if not plain or value.is_quantized or value.is_meta:
+        return True
+    return value.is_inference() or is_only_zeros(value) or _is_filled_later(value)
 
 
 def _is_filled_later(value: Tensor) -> bool:

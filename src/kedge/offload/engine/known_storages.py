@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
 
 from kedge.offload.account import OffloadAccount
 from kedge.offload.held.entry import StorageEntries, StorageEntry
@@ -153,7 +154,7 @@ class KeptInPlace:
 
 def _storages(tensors: Iterable[Tensor]) -> Iterator[torch.UntypedStorage]:
     for tensor in tensors:
-        if tensor.layout is torch.strided:
+        if tensor.layout is torch.strided and not is_lazy(tensor):
             try:
                 yield tensor.untyped_storage()
             except (NotImplementedError, RuntimeError):  # some subclasses have none

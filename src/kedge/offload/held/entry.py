@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from kedge.errors import RebuiltWrong
+from kedge.hooks.saved.reference import is_detached, refuse_detached
 from kedge.offload.account import ModuleAccount
 from kedge.offload.held.handle import Handle
 from kedge.offload.held.raw_bytes import Digest, EntryKey, digest, same
@@ -255,9 +256,13 @@ class PartOfEntry(Handle):
     Attributes:
         entry: The entry that holds the bytes. It lives as long as its handles.
         call: The call that saved it, which lives as long as the tensors that it saved.
+        made: Whether an operation in a graph made the tensor.
     """
 
-    __slots__ = ("_conjugated", "_negated", "_offset", "call", "device", "dtype", "entry", "size", "stride")
+    __slots__ = (
+        "_conjugated", "_negated", "_offset", "_origin",
+        "call", "device", "dtype", "entry", "made", "size", "stride",
+    )  # fmt: skip
     size: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
@@ -265,6 +270,7 @@ class PartOfEntry(Handle):
 
     def __init__(self, entry: StorageEntry, value: Tensor, call: ModelCall) -> None:
         self.entry, self.call = entry, call
+        self.made, self._origin = not value.is_leaf, weakref.ref(value)
         self.size, self.stride, self.dtype, self.device = value.shape, value.stride(), value.dtype, entry.device
         self._offset = 0 if entry.saved.alone else value.storage_offset()
         self._conjugated, self._negated = value.is_conj(), value.is_neg()
@@ -273,6 +279,13 @@ class PartOfEntry(Handle):
     def exact(self) -> bool:
         """Whether `read` returns the saved values to the last bit."""
         return self.entry.source.exact
+
+    def unpack(self) -> Tensor:
+        """Return the tensor to the node that saved it; see Note [Detached in place] in `kedge.hooks.saved.reference`."""
+        self.call.unpacked()
+        if self.made and is_detached(self._origin):
+            refuse_detached(self)
+        return self.read()
 
     def read(self) -> Tensor:
         """Return a tensor on the entry's bytes, which are brought back if they are freed or changed."""

@@ -18,7 +18,9 @@ from kedge.offload.bill.bill_keeper import BilledReference, BillKeeper, Origins
 from kedge.offload.bill.storage_numbers import StorageNumbers
 from kedge.offload.rebuild import find
 from kedge.stderr import Shield, say
+from kedge.torch_internals.autograd_nodes import RAW
 from kedge.torch_internals.saved_hooks import top_hooks
+from kedge.torch_internals.source_lines import line_with
 
 
 class Labelled(Protocol):
@@ -45,7 +47,8 @@ class StepBill:
 
     In that step a pair of saved-tensor hooks keeps everything in place and checks for in-place changes as autograd
     does. The pair is active to the end of the step; or, where the program has a pair of its own active when it calls a
-    model, to the end of that call.
+    model, to the end of that call. A program that may register hooks on a saved tensor itself, of which PyTorch allows one
+    pair, has no list.
 
     Args:
         shield: Runs work that must not end the program.
@@ -69,6 +72,13 @@ class StepBill:
         if self._over:
             return
         begun = perf_counter()
+        if not self._roots and (own := line_with(RAW)) is not None:
+            self._over = True
+            say(
+                f"saved tensors are not listed: {own.file}:{own.line} uses {RAW}..., and if the program registers hooks on one "
+                "of them, PyTorch would refuse them beside Kedge's"
+            )
+            return
         self._roots.append((root.label(""), weakref.ref(module)))
         self._see_owned()
         self.calls.add(module, root.types, root.label)

@@ -1,0 +1,224 @@
+"""An offload in force: for the length of a block, or of a layer's calls."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+from torch import nn
+
+from kedge.errors import OffloadError
+from kedge.hooks.placing.model_inputs import hear
+from kedge.hooks.saved.keeper import keep
+from kedge.offload.account import OffloadAccount
+from kedge.offload.codecs import codec_of
+from kedge.offload.destination import Cpu, Destination, Disk, Rebuild
+from kedge.offload.engine.engine import Engine
+from kedge.offload.engine.policy import Policy
+from kedge.offload.plan.limits import bytes_of, planner_for
+from kedge.offload.rebuild import find
+from kedge.offload.stores.cpu import CpuStore
+from kedge.offload.stores.disk import DiskStore
+from kedge.offload.stores.store import Store
+from kedge.sites.select import select
+from kedge.torch_internals.dynamo import untraced, unwrap
+
+EVERYTHING = "**"
+_TWO_PAIRS = "hooks have already been set"
+"""Of PyTorch's error for ``register_hooks`` of a saved tensor that has hooks."""
+
+
+@dataclass(frozen=True)
+class OffloadSettings:
+    """The arguments of `kedge.offload` besides the model; see there."""
+
+    where: str = EVERYTHING
+    to: Destination = field(default_factory=Rebuild)
+    min_bytes: str | int = 65536
+    codec: str | None = None
+    max_memory: str | int | None = None
+    max_slowdown: float | None = None
+
+    def policy(self) -> Policy:
+        """Return the policy of a new engine.
+
+        Raises:
+            OffloadError: An argument is invalid.
+        """
+        if not isinstance(self.to, (Rebuild, Cpu, Disk)):
+            raise OffloadError(f"to={self.to!r}: use kedge.Rebuild(), kedge.Cpu() or kedge.Disk()")
+        return Policy(
+            least=bytes_of("min_bytes", self.min_bytes),
+            find=find if isinstance(self.to, Rebuild) or self.to.rebuild else None,
+            codec=None if self.codec is None else codec_of(self.codec),
+            planner=planner_for(self.max_memory, self.max_slowdown),
+        )
+
+    def check_without_model(self) -> None:
+        """Raise OffloadError for an argument that needs a model."""
+        for name in ("max_memory", "max_slowdown"):
+            if (limit := getattr(self, name)) is not None:
+                raise OffloadError(
+                    f"{name}={limit!r} without a model: a plan is for a step, and only the calls of a model show where one "
+                    f"begins; use kedge.offload(model, {name}={limit!r})"
+                )
+        if self.where != EVERYTHING:
+            raise OffloadError(
+                f"where={self.where!r} without a model: it selects modules of one; use kedge.offload(model, {self.where!r})"
+            )
+
+    def __str__(self) -> str:
+        """The settings as arguments, without those that have their default."""
+        plain = OffloadSettings()
+        return "".join(f", {name}={value!r}" for name, value in vars(self).items() if value != getattr(plain, name))
+
+
+class Offloading:
+    """An offload of saved tensors: a context that returns the running account.
+
+    Args:
+        model: The model; None: of all that this thread saves, whatever saves it.
+        settings: The settings.
+
+    Attributes:
+        settings: The settings.
+        account: The outcome of all saved tensors, in all blocks and calls.
+    """
+
+    def __init__(self, model: nn.Module | None, settings: OffloadSettings) -> None:
+        policy = settings.policy()
+        if model is None:
+            settings.check_without_model()
+        self.settings = settings
+        self._model, self._policy = model, policy
+        self._paths = None if model is None or settings.where == EVERYTHING else _paths(model, settings.where)
+        self._lock = threading.Lock()
+        self._block: ExitStack | None = None
+        self._calls, self._calling = 0, ExitStack()
+        self._store: Store | None = None
+        self._close: weakref.finalize[..., Offloading] | None = None
+        self._engine = Engine(policy.equipped(), _root(model))
+        self.account = self._engine.account
+
+    def __enter__(self) -> OffloadAccount:
+        """Offload the tensors saved on this thread from now on, and on others while they call the model."""
+        if self._block is not None:
+            raise OffloadError("this kedge.offload block is open already; create another one to nest them")
+        self._block = ExitStack()
+        try:
+            self._put_in_force(self._block, ambient=True)
+        except BaseException:
+            self._block = None
+            raise
+        return self.account
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the block; saved tensors can be read as long as they are needed."""
+        explain(error)
+        block, self._block = self._block, None
+        if block is not None:
+            block.close()
+        with self._lock:
+            if self._close is not None and not self._calls:
+                self._close()
+                self._store = self._close = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return the pickled form: an offload of its own, with an account of its own."""
+        return Offloading, (self._model, self.settings)
+
+    def __repr__(self) -> str:
+        """The call that makes an offload without a model."""
+        return f"kedge.offload({str(self.settings).removeprefix(', ')})"
+
+    def of(self, layer: nn.Module) -> Offloading:
+        """Return an offload of another layer with the same settings."""
+        return Offloading(layer, self.settings)
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Context of a call of the model: offload the tensors saved in it. Calls that overlap share what is put in force."""
+        self._begin_call()
+        try:
+            yield
+        except BaseException as error:
+            explain(error)
+            raise
+        finally:
+            self._end_call()
+
+    def _begin_call(self) -> None:
+        with self._lock:
+            if not self._calls:
+                self._put_in_force(self._calling, ambient=False)
+            self._calls += 1
+
+    def _end_call(self) -> None:
+        with self._lock:
+            self._calls -= 1
+            if not self._calls:
+                self._calling.close()
+
+    def _put_in_force(self, stack: ExitStack, *, ambient: bool) -> None:
+        if self._store is None and (store := _open(self.settings.to)) is not None:
+            self._store = store
+            self.account.file = store if isinstance(store, DiskStore) else None
+            self._close = weakref.finalize(self, store.close)
+            self._engine.work_by(replace(self._policy, store=store).equipped())
+        with ExitStack() as undo:
+            model = nn.Module() if self._model is None else self._model
+            hear(undo, model, self._engine.begin)
+            keep(undo, model, self._engine, places=self._selects, outside=self._paths is None, ambient=ambient)
+            stack.push(undo.pop_all())
+
+    def _selects(self, path: str) -> bool:
+        return self._paths is None or path in self._paths
+
+
+def explain(error: BaseException | None) -> None:
+    """Add the reason and the remedy to PyTorch's error for a second pair of hooks on one saved tensor."""
+    if isinstance(error, RuntimeError) and _TWO_PAIRS in str(error) and not getattr(error, "__notes__", None):
+        error.add_note(
+            "kedge.offload has hooks on every tensor that autograd saves here, and PyTorch allows one pair for each. Leave "
+            "this code outside of the block, or give your pair to torch.autograd.graph.saved_tensors_hooks, around this "
+            "operation: it then receives its tensors first."
+        )
+
+
+def _root(model: nn.Module | None) -> nn.Module:
+    return nn.Module() if model is None else unwrap(model)
+
+
+def _paths(model: nn.Module, where: str) -> frozenset[str]:
+    """Return the paths of the modules that a selector matches."""
+    if not isinstance(where, str):
+        raise OffloadError(f'where={where!r}: use a selector of modules, such as "layer[34].**"')
+    selector = select(where)
+    for term in selector.terms:
+        if term.kind or term.leaf or term.op or term.call is not None:
+            raise OffloadError(
+                f'where="{where}": "{term}" selects more than a module; kedge.offload takes every tensor saved while '
+                f'a module runs, so name modules alone: "{".".join(term.path)}"'
+            )
+    return frozenset(site.path for site in selector.on(unwrap(model)))
+
+
+def _open(to: Destination) -> Store | None:
+    """Return a new store for a destination; None for `Rebuild`."""
+    match to:
+        case Cpu():
+            return CpuStore(pin=to.pin)
+        case Disk():
+            return DiskStore(to.path, uncached=to.uncached, checksum=to.checksum)
+        case Rebuild():
+            return None
+
+
+untraced(Offloading._begin_call, Offloading._end_call)

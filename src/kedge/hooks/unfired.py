@@ -148,6 +148,11 @@ def _explain_value(tap: Tap) -> Cause | None:
 
 def _explain_gradient(tap: Tap, session: Attachments) -> Cause:
     seen, kind = tap.gate.seen, tap.site.kind
+    if seen.rebuilt and not seen.again:
+        return Cause(
+            "it ran in a checkpoint, whose backward builds the graph, and no backward ran it again while it was hooked",
+            "call backward() inside the block, on a value that depends on it",
+        )
     if kind == "in.share" and seen.no_share:
         return Cause(seen.no_share, "hook :in.grad for the total")
     if kind in seen.pulses and seen.pulses[kind].changed():

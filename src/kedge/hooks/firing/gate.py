@@ -34,6 +34,7 @@ class PassedValues:
         listened: How many gradient hooks were set.
         pulses: By kind, the version of the memory that a hooked value is a view of, to detect changes in place.
         no_share: The reason why a share could not be followed.
+        rebuilt: Whether a reentrant checkpoint ran it without a graph, which its backward builds.
     """
 
     again: int = 0
@@ -42,6 +43,7 @@ class PassedValues:
     listened: int = 0
     pulses: dict[str, MemoryVersion] = field(default_factory=dict)
     no_share: str | None = None
+    rebuilt: bool = False
 
 
 class Gate(KedgeHook):

@@ -65,7 +65,8 @@ class ThreadPosition:
         graded: Whether it builds a graph.
         inside: Whether the hooked model's forward runs.
         frame: The frame that called the model.
-        segment: The checkpointed block that the newest call is in.
+        segment: The checkpointed block that the newest call is in; in a recompute the one that is recomputed.
+        repeated: The innermost block that this recompute calls again.
         calls: The number of calls in the pass, by key.
         past: The calls of a model that calls itself; None of any other.
         recomputed: The calls in recomputes.
@@ -82,6 +83,7 @@ class ThreadPosition:
         "pass_",
         "past",
         "recomputed",
+        "repeated",
         "replica",
         "segment",
         "step",
@@ -93,6 +95,7 @@ class ThreadPosition:
         self.pass_, self.micro_batch, self.step = -1, -1, -1
         self.inside = self.graded = False
         self.segment: Segment | None = None
+        self.repeated: Segment | None = None
         self.frame: FrameType | None = None
         self.calls: dict[Any, int] = {}
         self.past: dict[Any, int] | None = None

@@ -37,6 +37,7 @@ from kedge.torch_internals.tensors import base_of, may_alias
 def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool) -> None:
     """Set hooks for the gradients of the leaves that have one."""
     passes, seen = gate.passes, gate.seen
+    seen.rebuilt = seen.rebuilt or is_rebuilt(gate)
     if recompute and not passes.differentiates_again(seen.listened):
         return
     heard: dict[int, GradientListener] = {}
@@ -52,6 +53,12 @@ def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool)
         listener = heard[id(tensor)] = listen(tensor, GradientListener(gate, event), recompute=recompute)
         if listener.pulse is not None:
             seen.pulses[kind] = listener.pulse
+
+
+def is_rebuilt(gate: Gate) -> bool:
+    """Whether the newest call at a gate ran in a reentrant checkpoint, whose forward builds no graph."""
+    segment = gate.passes.here.segment
+    return segment is not None and segment.reentrant
 
 
 def measure_each(gate: Gate, kind: str, found: Found, call: int) -> None:

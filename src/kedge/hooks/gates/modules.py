@@ -24,7 +24,15 @@ from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Spec
 from kedge.hooks.gates import compiled
-from kedge.hooks.gates.gradients import InputShare, edge_of, edges_into, listen_each, listen_share, measure_each
+from kedge.hooks.gates.gradients import (
+    InputShare,
+    edge_of,
+    edges_into,
+    is_rebuilt,
+    listen_each,
+    listen_share,
+    measure_each,
+)
 from kedge.sites import leaves
 from kedge.sites.select import SitePlace
 from kedge.sites.site import Site
@@ -98,6 +106,9 @@ class OutputGate(Gate):
     def _share(self, outputs: list[Tensor], call: int, recompute: bool) -> None:
         """Set hooks for the gradient that this call sends to each of its inputs; see Note [The share of one call]."""
         edges = self.passes.here.notes.take_edges(self)
+        if is_rebuilt(self) and not recompute:
+            self.seen.rebuilt = True
+            return
         if not edges:
             self.seen.no_share = "there is no tensor to see: its arguments hold no tensor"
         for leaf, found in edges_into(outputs, edges).items():

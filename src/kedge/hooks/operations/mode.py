@@ -46,8 +46,9 @@ from kedge.hooks.operations.names import name_of, overwrites
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.sites import leaves
 from kedge.torch_internals import modes
-from kedge.torch_internals.checkpoint import owner_around
+from kedge.torch_internals.checkpoint import owners_around
 from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.hook_tables import after_forward
 from kedge.torch_internals.module_calls import CALLS, SLOW, inside
 from kedge.torch_internals.own_functions import own_function
@@ -206,8 +207,7 @@ def _operate(
     __tracebackhide__ = True
     operations, op = entry.operations, (name, entry.counts.get(name, 0))
     if gates:
-        if not entry.recompute:
-            _run_again(mode.here, entry)
+        _run_again(mode.here, entry)
         gates = [gate for gate in gates if gate.live and gate.pattern.means(op)]
     if kwargs or name[-1] == "_" or name == "setitem":
         args, kwargs = _overwriting(entry, op, gates, args, kwargs)
@@ -267,13 +267,21 @@ def _run_again(here: ThreadMode, entry: ForwardUnderWay) -> None:
     The recompute of a whole module calls its hooks. The recompute of a part of its forward calls a function, and no hook:
     so the function that the checkpoint keeps pushes the mode first. An edit must be applied again.
     """
+    passes = here.passes
+    for owner, reentrant, _ in owners_around(passes.here):
+        if owner is entry.checkpoint or owner in entry.again:
+            return
+        if in_backward():
+            passes.recomputes()
+        else:
+            passes.segments.forward(passes.here)
+        entry.again.append(owner)
+        _wrap(here, entry, owner, "run_function" if reentrant else "recompute_fn")
+
+
+def _wrap(here: ThreadMode, entry: ForwardUnderWay, owner: Any, name: str) -> None:
+    """Wrap the function that a checkpoint keeps for its recompute."""
     passes, operations = here.passes, entry.operations
-    owner, reentrant = owner_around(passes.here)
-    if owner is None or owner is entry.checkpoint or owner in entry.again:
-        return
-    entry.again.append(owner)
-    passes.segments.forward(passes.here)
-    name = "run_function" if reentrant else "recompute_fn"
     run, counts, call = getattr(owner, name), dict(entry.counts), entry.call
 
     def again(*args: Any) -> Any:
@@ -282,7 +290,7 @@ def _run_again(here: ThreadMode, entry: ForwardUnderWay) -> None:
             return run(*args)
         repeated = ForwardUnderWay(operations, sys._getframe(), seen=True)
         repeated.call, repeated.recompute, repeated.counts = call, True, dict(counts)
-        passes.here.segment = passes.segments.recompute()
+        passes.recomputes()
         mode.enter(repeated)
         try:
             return run(*args)
@@ -328,7 +336,7 @@ def module_frame(frame: FrameType) -> FrameType:
 
 
 OPERATE, _ONWARD = id(_operate.__code__), id(_onward.__code__)
-_AGAIN = next(inside(_run_again.__code__, "again"))
+_AGAIN = next(inside(_wrap.__code__, "again"))
 _ENDS = CALLS | {OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
 
 untraced(_run_again, OperationMode.__torch_function__, OperationMode.enter, OperationMode.leave)

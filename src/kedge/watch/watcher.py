@@ -58,6 +58,7 @@ class Watcher:
         self.shield = WatchShield(meter, self.costs)
         places = WatchedParameters()
         optimizers = Optimizers(places, self.step)
+        self.budget.spacing.others = optimizers.until_own
         self.steps = Steps(optimizers, self.budget)
         self.session = WatchSession(self.steps)
         self.models = Models(self.session, meter, Selector(sites), places)

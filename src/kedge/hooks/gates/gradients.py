@@ -90,7 +90,10 @@ class GradientListener:
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """The tensor's hook; PyTorch passes None for an unused output if other outputs of its node were used."""
         now = self.gate.taps[self.origin.site.kind]
-        if grad is None or not any(tap.on for tap in now) or (self.pulse is not None and self.pulse.changed()):
+        if grad is None:
+            self.gate.seen.unused.update((site.kind, site.leaf or "") for site in (self.origin.site, *self.also))
+            return None
+        if not any(tap.on for tap in now) or (self.pulse is not None and self.pulse.changed()):
             return None
         value = grad if self.shape is None else grad.reshape(self.shape)
         new = self._through(now, value)
@@ -137,7 +140,10 @@ class GradientMeasurer(GradientListener):
                 break
         else:
             return None
-        if grad is None or (self.pulse is not None and self.pulse.changed()):
+        if grad is None:
+            gate.seen.unused.add((self.site.kind, self.site.leaf or ""))
+            return None
+        if self.pulse is not None and self.pulse.changed():
             return None
         owner = gate.owner
         clock = owner.clock
@@ -209,8 +215,9 @@ def listen(tensor: Tensor, listener: GradientListener, *, recompute: bool = Fals
         listener.shape = tensor.shape
     elif aliased and type(tensor) is Tensor:
         listener.pulse = MemoryVersion(tensor)
-    register = hook_gradient if aliased else Tensor.register_hook
-    listener.gate.owner.installed.keep(register(tensor if base is None else base, listener))
+    hooked = tensor if base is None else base
+    handle = hook_gradient(hooked, listener) if aliased else hooked.register_hook(listener)
+    listener.gate.owner.installed.keep(handle)
     return listener
 
 

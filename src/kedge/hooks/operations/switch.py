@@ -38,8 +38,8 @@ class ModeOn(KedgeHook):
             return
         mode, passes = self.here.mode, self.here.passes
         if not operations.live:
-            if mode.now is not None:
-                mode.pass_over(operations)
+            if mode.entries:
+                mode.pass_over(operations, module_frame(sys._getframe(1)))
             return
         operations.called += 1
         frame = module_frame(sys._getframe(1))

@@ -14,14 +14,14 @@ from torch.utils.checkpoint import checkpoint
 import kedge
 from tests.hook_tables import hook_tables
 
-pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # in an outer forward without grad
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:None of the inputs have requires_grad"
+)  # in an outer forward without grad
 
 Modes = tuple[bool | None, ...]
-NESTS = [modes for modes in itertools.product((True, False), repeat=2)]
+NESTS = list(itertools.product((True, False), repeat=2))
 DEEP = [*NESTS, (True, False, True), (True, True, True), (False, False, True)]
-OBSERVED = (
-    "**:in, **:out, **:out.grad, **:in.grad, **:in.share, **:param, **:param.grad, **/*:out, **/*:out.grad, **/*:in.grad"
-)
+OBSERVED = "**:in, **:out, **:out.grad, **:in.grad, **:in.share, **:param, **:param.grad, **/*:out, **/*:out.grad, **/*:in.grad"
 
 
 class Nest(nn.Module):

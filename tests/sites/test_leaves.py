@@ -192,7 +192,7 @@ def test_a_prefix_stands_before_every_name() -> None:
     ("value", "names"),
     [
         ({0: 1, "0": 2}, ["0", "0@str"]),
-        ({"0": 1, 0: 2, 0.0: 3}, ["0", "0@int"]),
+        ({"0": 1, 0: 2}, ["0", "0@int"]),
         ({True: 1, "True": 2, "True@str": 3}, ["True", "True@str", "True@str@str"]),
         ({"a.b": 1, "a": {"b": 2, "c": 3}}, ["a.b", "a@str.b", "a@str.c"]),
         ({"a": {"b": 1}, "a.b": 2, "a.c": 3}, ["a.b", "a.b@str", "a.c"]),

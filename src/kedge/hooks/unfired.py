@@ -204,10 +204,10 @@ def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
             parent = model.get_submodule(parent_path)
         except AttributeError:
             return Cause("it is no longer part of the model", "hook again after the model has changed")
-        kind, child = type(parent), getattr(parent, name, None) if name else parent
-        if child is None:
+        kind, child = type(parent), getattr(parent, name, None)
+        if name and child is None:
             return Cause("it is no longer part of the model", "hook again after the model has changed")
-        if _is_replaced(tap, target, child):
+        if name and _is_replaced(tap, target, child):
             return Cause(
                 "another module stands at its path now: the program has replaced the hooked one",
                 "hook after the replacement; for a module that a forward replaces, hook the one around it",

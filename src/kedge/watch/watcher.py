@@ -84,6 +84,7 @@ class Watcher:
         self._undo.callback(self.models.passes.close)
         self._undo.callback(self.record.close)
         self.kinds.begin(finder)
+        self._undo.callback(self.kinds.hooks.close)
         self.steps.optimizers.begin()
         self.record.facts.unseen.begin(*updates)
         shield = weakref.ref(self.shield)

@@ -68,6 +68,8 @@ class OutputGate(Gate):
 
     def _in_graph(self, output: Any) -> Any:
         """Put the taps into the graph; returns the output if it changed."""
+        if compiled.is_exported() and all(tap.observes for taps in self.taps.values() for tap in taps):
+            return None
         if self.taps["in.share"]:
             raise CannotCompile(
                 f'"{self.path}:in.share" cannot be followed inside compiled code; run the model uncompiled'
@@ -187,6 +189,8 @@ class InputGate(Gate):
 
     def _in_graph(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Put the taps into the graph; returns the arguments if they changed."""
+        if compiled.is_exported() and self._only_observes():
+            return None
         if self.sharing:
             raise CannotCompile(
                 f'"{self.path}:in.share" cannot be followed inside compiled code; run the model uncompiled'
@@ -202,6 +206,16 @@ class InputGate(Gate):
             return None
         new = {leaf: compiled.through_forward(taps, leaf, tensor) for leaf, tensor in self.find(args, kwargs)}
         return self.replaced(args, kwargs, new)
+
+    def _only_observes(self) -> bool:
+        """Whether no action, here or at the shares, can change a value."""
+        taps = [
+            tap
+            for gate in (self, *self.sharing)
+            for kind in (*self.kinds, "in.share")
+            for tap in gate.taps.get(kind, ())
+        ]
+        return all(tap.observes for tap in taps)
 
     def _structured(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: int, recompute: bool

@@ -83,7 +83,8 @@ def _explain_made(tap: Tap) -> Cause:
     kind = ExpectedSilence if gate.many else Cause
     if gate.operations.interrupted:
         return Cause(
-            "an interrupt ended a call inside it, and its forward went on: until its next call of a module, Kedge sees none of its operations",
+            "an interrupt ended a call inside it, and its forward went on; operations before its next call of a module "
+            "are not seen",
             "catch the interrupt outside the model",
         )
     if any(op_pattern(name).fullmatch(raised) for raised in gate.operations.raised):

@@ -19,7 +19,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from kedge.watch.models.parameters import WatchedParameters
-from kedge.watch.steps.spacing import NEVER
 
 _PATIENCE = 30
 """Steps after which another optimizer becomes the leading one; critics make some 5 steps for one of a generator."""
@@ -180,13 +179,13 @@ class Optimizers:
             return True
         return self._closes_round(optimizer) if self.leading is None else self._takes_over(optimizer)
 
-    def until_own(self, step: int, every: int) -> int:
-        """Return the number of the run's steps until an optimizer that does not end them should be measured.
+    def until_own(self, step: int, every: int) -> int | None:
+        """Return the number of the run's steps until an optimizer that does not end them is measured; None if unknown.
 
         See Note [Steps of the other optimizers] in `kedge.watch.steps.spacing`.
         """
         others = (entry for entry in self.entries if self.leading is not entry.optimizer)
-        return min((until for each in others if (until := each.until_own(step, every)) is not None), default=NEVER)
+        return min((until for each in others if (until := each.until_own(step, every)) is not None), default=None)
 
     def _closes_round(self, optimizer: Optimizer) -> bool:
         known = [each for ref in self._round if (each := ref()) is not None]

@@ -17,9 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-NEVER = 1 << 62
-"""A number of steps for what is not expected."""
-
 
 class Spacing:
     """Which steps may be measured; see Note [Common steps].
@@ -30,17 +27,18 @@ class Spacing:
     Attributes:
         distance: The present distance.
         others: Returns the number of steps from one step to the next that is measured for another optimizer, given
-            the step and the distance; see Note [Steps of the other optimizers].
+            the step and the distance, None if none is expected; see Note [Steps of the other optimizers].
     """
 
     def __init__(self, every: int) -> None:
         self.every = self.distance = every
-        self.others: Callable[[int, int], int] = lambda _step, _distance: NEVER
+        self.others: Callable[[int, int], int | None] = lambda _step, _distance: None
         self._asked = 0
 
     def until_next(self, step: int) -> int:
         """Return the number of steps from one step to the next that may be measured."""
-        return min(self.distance - step % self.distance, max(self.others(step, self.distance), 1))
+        own, others = self.distance - step % self.distance, self.others(step, self.distance)
+        return min(own, others) if others else own
 
     def is_due(self, step: int) -> bool:
         """Whether a step is measured if there is no limit."""

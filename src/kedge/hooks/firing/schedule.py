@@ -225,14 +225,15 @@ class PassCounter(threading.local):
         if segment is None:
             return self.here.recomputed.number(task, key)
         call = segment.again(task, key)
-        if self.here.repeated is not None:
-            self.here.repeated.add(key, call)
+        inside = self.here.recomputed.inside
+        if inside is not None:
+            inside.add(key, call)
         return call
 
     def recomputes(self) -> Segment | None:
         """Find the checkpointed block that this thread recomputes; None if its forward was not seen."""
         here = self.here
-        here.segment, here.repeated = self.segments.recompute()
+        here.segment, here.recomputed.inside = self.segments.recompute()
         return here.segment
 
     def differentiates_again(self, listened: int) -> bool:
@@ -250,7 +251,7 @@ class PassCounter(threading.local):
     def is_heard(self, place: tuple[Any, Site, int], *, recompute: bool) -> bool:
         """Return whether a reentrant checkpoint's forward has set this hook, as on its inputs, which have their own graph."""
         here = self.here
-        running = here.repeated if recompute else here.segment
+        running = here.recomputed.inside if recompute else here.segment
         if running is not None:
             running.hear(place)
         return recompute and here.segment is not None and place in here.segment.heard

@@ -10,11 +10,16 @@ from kedge.torch_internals.checkpoint import Segment
 
 
 class RecomputedCalls:
-    """The calls in recomputes of an unknown checkpoint, counted from 0 in each backward pass."""
+    """The calls in recomputes of an unknown checkpoint, counted from 0 in each backward pass.
 
-    __slots__ = ("_calls", "_task")
+    Attributes:
+        inside: The innermost checkpointed block that the current recompute of a known one calls again.
+    """
+
+    __slots__ = ("_calls", "_task", "inside")
 
     def __init__(self) -> None:
+        self.inside: Segment | None = None
         self._task = -1
         self._calls: dict[Any, int] = {}
 
@@ -66,7 +71,6 @@ class ThreadPosition:
         inside: Whether the hooked model's forward runs.
         frame: The frame that called the model.
         segment: The checkpointed block that the newest call is in; in a recompute the one that is recomputed.
-        repeated: The innermost block that this recompute calls again.
         calls: The number of calls in the pass, by key.
         past: The calls of a model that calls itself; None of any other.
         recomputed: The calls in recomputes.
@@ -83,7 +87,6 @@ class ThreadPosition:
         "pass_",
         "past",
         "recomputed",
-        "repeated",
         "replica",
         "segment",
         "step",
@@ -95,7 +98,6 @@ class ThreadPosition:
         self.pass_, self.micro_batch, self.step = -1, -1, -1
         self.inside = self.graded = False
         self.segment: Segment | None = None
-        self.repeated: Segment | None = None
         self.frame: FrameType | None = None
         self.calls: dict[Any, int] = {}
         self.past: dict[Any, int] | None = None

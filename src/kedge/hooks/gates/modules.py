@@ -22,7 +22,7 @@ from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
-from kedge.hooks.firing.tap import Spec
+from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.gates import compiled
 from kedge.hooks.gates.gradients import (
     InputShare,
@@ -68,9 +68,7 @@ class OutputGate(Gate):
 
     def _in_graph(self, output: Any) -> Any:
         """Put the taps into the graph; returns the output if it changed."""
-        if compiled.is_exported() and all(tap.observes for taps in self.taps.values() for tap in taps):
-            return None
-        if self.taps["in.share"]:
+        if _cannot_skip(self.taps["in.share"]):
             raise CannotCompile(
                 f'"{self.path}:in.share" cannot be followed inside compiled code; run the model uncompiled'
             )
@@ -189,13 +187,11 @@ class InputGate(Gate):
 
     def _in_graph(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Put the taps into the graph; returns the arguments if they changed."""
-        if compiled.is_exported() and self._only_observes():
-            return None
-        if self.sharing:
+        if any(_cannot_skip(gate.taps["in.share"]) for gate in self.sharing):
             raise CannotCompile(
                 f'"{self.path}:in.share" cannot be followed inside compiled code; run the model uncompiled'
             )
-        if self.taps["in.grad"]:
+        if _cannot_skip(self.taps["in.grad"]):
             raise CannotCompile(
                 f'"{self.path}:in.grad" cannot be followed inside compiled code; hook the ":out.grad" it comes from'
             )
@@ -206,16 +202,6 @@ class InputGate(Gate):
             return None
         new = {leaf: compiled.through_forward(taps, leaf, tensor) for leaf, tensor in self.find(args, kwargs)}
         return self.replaced(args, kwargs, new)
-
-    def _only_observes(self) -> bool:
-        """Whether no action, here or at the shares, can change a value."""
-        taps = [
-            tap
-            for gate in (self, *self.sharing)
-            for kind in (*self.kinds, "in.share")
-            for tap in gate.taps.get(kind, ())
-        ]
-        return all(tap.observes for tap in taps)
 
     def _structured(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: int, recompute: bool
@@ -278,6 +264,11 @@ class InputGate(Gate):
         for i, value in enumerate(args):
             changed[i] = leaves.put(value, new, self.names[i] if i < len(self.names) else str(i))
         return tuple(changed), {name: leaves.put(value, new, name) for name, value in kwargs.items()}
+
+
+def _cannot_skip(taps: Iterable[Tap]) -> bool:
+    """Whether some of the taps are needed in a graph: an exported one has the edits only."""
+    return any(not (tap.observes and compiled.is_exported()) for tap in taps)
 
 
 def _positional_names(module: nn.Module) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ SUPPORTED = {
     "Node.register_prehook": "hooks on nodes: what arrives there",
     "torch.nn.modules.module.register_module_forward_hook": "the digest log of a verified run, which leaves nothing on modules",
     "torch.nn.modules.module.register_module_forward_pre_hook": "finds root modules at their first call, for hooks on every model and for a watched script",
+    "torch.nn.modules.module.register_module_module_registration_hook": "sees that a strict export begins",
     "torch.optim.optimizer.register_optimizer_step_post_hook": "counts steps, whichever optimizer takes them",
     "torch.optim.optimizer.register_optimizer_step_pre_hook": "the parameters before a step, to compare with",
 }
@@ -61,7 +62,6 @@ DECLINED = {
     "torch.nn.modules.module.register_module_full_backward_hook": _BITS,
     "torch.nn.modules.module.register_module_full_backward_pre_hook": _BITS,
     "torch.nn.modules.module.register_module_buffer_registration_hook": _BUILDING,
-    "torch.nn.modules.module.register_module_module_registration_hook": _BUILDING,
     "torch.nn.modules.module.register_module_parameter_registration_hook": _BUILDING,
 }
 

@@ -186,3 +186,29 @@ def test_a_prefix_stands_before_every_name() -> None:
     assert [n for n, _ in leaves.find(value, "mask")] == ["mask.k"]
     assert leaves.put(value, {"mask.k": B}, "mask")["k"] is B
     assert leaves.put(A, {"mask": B}, "mask") is B
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ({0: 1, "0": 2}, ["0", "0@str"]),
+        ({"0": 1, 0: 2}, ["0", "0@int"]),
+        ({True: 1, "True": 2, "True@str": 3}, ["True", "True@str", "True@str@str"]),
+        ({"a.b": 1, "a": {"b": 2, "c": 3}}, ["a.b", "a@str.b", "a@str.c"]),
+        ({"a": {"b": 1}, "a.b": 2, "a.c": 3}, ["a.b", "a.b@str", "a.c"]),
+        ({"a": {"c": 1}, "a.b": 2}, ["a.c", "a.b"]),
+        ({"x": {0: 1, "0": 2}}, ["x.0", "x.0@str"]),
+    ],
+)
+def test_no_two_leaves_have_one_name(value: dict[Any, Any], names: list[str]) -> None:
+    """Keys that are equal as text are told apart, when they are found and when they are put back."""
+
+    def of_tensors(inner: Any) -> Any:
+        return {k: of_tensors(v) for k, v in inner.items()} if isinstance(inner, dict) else torch.tensor(inner)
+
+    whole = of_tensors(value)
+    found = leaves.find(whole)
+    assert [name for name, _ in found] == names
+    for name, tensor in found:
+        changed = leaves.find(leaves.put(whole, {name: tensor + 10}))
+        assert [int(t) - 10 * (n == name) for n, t in changed] == [int(t) for _, t in found]

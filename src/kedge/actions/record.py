@@ -157,7 +157,9 @@ class Recorder:
                 f'"{name_of(k.event)}"'
                 for k in self._find(str(replace(single(name), leaf=None, call=None)), SiteRecords.latest)
             ]
+            of_a_gradient = single(name).leaf is not None and Site("", single(name).kind or "out").is_gradient
             cause = f"the site has {', '.join(there[:8])}" if there else why(name)
+            cause += f"; {why(name)}" if there and of_a_gradient else ""
             raise NotRecorded(f'nothing was recorded under "{name}": {cause}')
         if len(found) > 1:
             raise SeveralRecorded(_several(name, found))

@@ -6,15 +6,15 @@ fired or has a cause and a remedy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from kedge import notebook
 from kedge.flow import Event
 from kedge.hooks.attach import MOST_FIRINGS, Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
-from kedge.hooks.unfired import explain
+from kedge.hooks.unfired import explain, explain_leaves
 from kedge.sites.language import parse
 from kedge.sites.site import Site
 
@@ -48,8 +48,9 @@ class LedgerEntry:
 class Ledger:
     """How often each site of a session fired, or why it did not."""
 
-    def __init__(self, entries: Iterable[LedgerEntry]) -> None:
+    def __init__(self, entries: Iterable[LedgerEntry], leaves: Mapping[Site, Cause] | None = None) -> None:
         self.entries = tuple(entries)
+        self._leaves = leaves or {}  # of sites that fired: why one of their leaves would not have
 
     @classmethod
     def of(cls, taps: Iterable[Tap], session: Attachments) -> Ledger:
@@ -57,12 +58,14 @@ class Ledger:
         by_site: dict[tuple[int, Site], list[Tap]] = {}
         for tap in taps:
             by_site.setdefault((tap.gate.whose, tap.site), []).append(tap)
-        entries = []
+        entries, leaves = [], {}
         for (_, site), group in by_site.items():
             fired = max(t.fired for t in group)
             entries.append(LedgerEntry(site, fired, None if fired else explain(group[0], session)))
+            found = explain_leaves(group[0], session) if fired else {}
+            leaves.update({replace(site, leaf=leaf): cause for leaf, cause in found.items()})
         entries += [LedgerEntry(site, 0, cause) for site, cause in session.unmatched(taps)]
-        return cls(entries)
+        return cls(entries, leaves)
 
     def __iter__(self) -> Iterator[LedgerEntry]:
         """The entries, in the order in which the sites were hooked."""
@@ -122,6 +125,11 @@ class Ledger:
         term = parse(name)[0]
         here = [e for e in self.entries if e.site.path == term.literal and (e.site.op is None) == (term.op is None)]
         causes = [str(e) for e in here if e.cause is not None]
+        causes += [
+            str(LedgerEntry(site, 0, cause))
+            for site, cause in self._leaves.items()
+            if (site.path, site.kind, site.leaf, site.op) == (term.literal, term.kind, term.leaf, term.op)
+        ]
         if causes:
             return "; ".join(causes)
         return f"the sites hooked here are {', '.join(str(e.site) for e in self.entries[:_SHOWN]) or 'none'}"

@@ -36,6 +36,7 @@ class HookedModel:
         parameters: The gates on its parameters.
         saves: The keeper of its saved tensors; None until a ``:saved`` site is hooked.
         ops: The switches of its operations; None until an operation is hooked.
+        stood: The modules with sites, by path: the program may put others in their place.
         kinds: The classes of its modules by path, for a session that may outlive the model.
         compiled: Whether it is called as compiled code.
     """
@@ -50,6 +51,7 @@ class HookedModel:
         self.parameters = ParameterGates(owner)
         self.saves: SavedSites | None = None
         self.ops: ModeSwitches | None = None
+        self.stood: dict[str, weakref.ref[nn.Module]] = {}
         self.kinds: dict[str, weakref.ref[type[nn.Module]]] = {}
         self.compiled = False
         owner.installed.install(dynamo.DynamoHold())
@@ -58,6 +60,8 @@ class HookedModel:
         """Attach taps to sites of the model; actions that keep values copy them before they are overwritten."""
         for place in places:
             self._place(place, spec, model)
+            path = place.site.path if place.param is None else place.site.path.rpartition(".")[0]
+            self.stood.setdefault(path, weakref.ref(place.module))
         keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
         if keeping:
             self._watch_overwrites(keeping, model)

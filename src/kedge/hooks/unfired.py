@@ -149,8 +149,27 @@ def _explain_value(tap: Tap) -> Cause | None:
     return None
 
 
-def _explain_gradient(tap: Tap, session: Attachments) -> Cause:
+def explain_leaves(tap: Tap, session: Attachments) -> dict[str, Cause]:
+    """Return, for a gradient of several leaves that fired, why each leaf would not have."""
+    seen = getattr(tap.gate, "seen", None)
+    if seen is None or not tap.site.is_gradient or tap.site.leaf is not None or len(seen.leaves) < 2:
+        return {}
+    return {leaf: _explain_gradient(tap, session, leaf) for leaf in seen.leaves}
+
+
+def _explain_gradient(tap: Tap, session: Attachments, leaf: str | None = None) -> Cause:
     seen, kind = tap.gate.seen, tap.site.kind
+    leaf = tap.site.leaf if leaf is None else leaf
+    if (kind, leaf) in seen.unused or (leaf is None and seen.unused):
+        return Cause(
+            "nothing that was differentiated uses this tensor, only others of the same operation or checkpoint",
+            "hook the module inside that makes it: a use within a checkpoint has its gradient there",
+        )
+    if seen.rebuilt and not seen.again:
+        return Cause(
+            "it ran in a checkpoint, whose backward builds the graph, and no backward ran it again while it was hooked",
+            "call backward() inside the block, on a value that depends on it",
+        )
     if kind == "in.share" and seen.no_share:
         return Cause(seen.no_share, "hook :in.grad for the total")
     if kind in seen.pulses and seen.pulses[kind].changed():
@@ -189,12 +208,25 @@ def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
         except AttributeError:
             return Cause("it is no longer part of the model", "hook again after the model has changed")
         kind, child = type(parent), getattr(parent, name, None)
+        if name and child is None:
+            return Cause("it is no longer part of the model", "hook again after the model has changed")
+        if name and _is_replaced(tap, target, child):
+            return Cause(
+                "another module stands at its path now: the program has replaced the hooked one",
+                "hook after the replacement; for a module that a forward replaces, hook the one around it",
+            )
     taps = (t for t in session.taps if getattr(t.gate, "called", 0))
     called = {t.gate.path for t in taps if t.gate.passes is tap.gate.passes}
     if not called and not session.clock.passes:
         return Cause("the model was not called", "call it inside the block")
     by_parent = _explain_by_parent(kind, child, tap.gate.path, called) if name else None
     return by_parent or _explain_by_calls(tap, called)
+
+
+def _is_replaced(tap: Tap, target: HookedModel, child: Any) -> bool:
+    """Whether the program has put another module in the place of a hooked one."""
+    stood = target.stood.get(tap.gate.path)
+    return stood is not None and stood() is not child
 
 
 def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: set[str]) -> Cause | None:

@@ -2,7 +2,8 @@
 
 Modules take and return tensors, tuples, lists, dicts, named tuples, dataclasses, and containers
 that a library has registered with torch's pytree. A leaf's name joins keys, fields and indices
-with dots: ``logits``, ``0``, ``cache.1``; the name of a bare tensor is empty.
+with dots: ``logits``, ``0``, ``cache.1``; the name of a bare tensor is empty. If an earlier one in
+a dict has the name already, as in ``{0: a, "0": b}``, the type of the key is added: ``0@str``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def find(value: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
 
 def _children(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        return [(str(k), v) for k, v in value.items()]
+        return [(name, value[key]) for name, key in _names(value).items()]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return list(zip(value._fields, value, strict=True))
     if isinstance(value, (list, tuple)):
@@ -45,6 +46,31 @@ def _children(value: Any) -> list[tuple[str, Any]]:
         children, _ = containers.apart(value)
         return [(str(i), v) for i, v in enumerate(children)]
     return []
+
+
+def _names(value: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the keys of a mapping by their names, no two of which lead to leaves of one name."""
+    keys: dict[str, Any] = {}
+    above: set[str] = set()
+    for key in value:
+        name = str(key)
+        while name in keys or (("." in name or name in above) and _is_taken(name, key, keys, value)):
+            name = f"{name}@{type(key).__name__}"
+        keys[name] = key
+        above.update(_prefixes(name))
+    return keys
+
+
+def _prefixes(name: str) -> list[str]:
+    return [name[:at] for at, letter in enumerate(name) if letter == "."] if "." in name else []
+
+
+def _is_taken(name: str, key: Any, keys: Mapping[str, Any], value: Mapping[Any, Any]) -> bool:
+    """Whether a leaf under a name would have the name of one under another: as ``a.b`` and ``b`` inside of ``a``."""
+    near = [other for other in keys if other.startswith(f"{name}.")]
+    near += [other for other in _prefixes(name) if other in keys]
+    own = {leaf for leaf, _ in find(value[key], name)} if near else set()
+    return any(leaf in own for other in near for leaf, _ in find(value[keys[other]], other))
 
 
 def put(value: Any, new: Mapping[str, Tensor], prefix: str = "") -> Any:
@@ -64,9 +90,9 @@ def _with(value: Any, changed: Mapping[str, Any]) -> Any:
         plain = type(value) in (dict, OrderedDict)  # which Dynamo can read; others may have a state of their own
         make: Any = type(value)
         twin: Any = make(value) if plain else copy.copy(value)
-        for key in value:
-            if str(key) in changed:
-                twin[key] = changed[str(key)]
+        for name, key in _names(value).items():
+            if name in changed:
+                twin[key] = changed[name]
         return twin
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(changed.get(name, old) for name, old in _children(value)))

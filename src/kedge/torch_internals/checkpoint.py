@@ -7,6 +7,10 @@ forward to its recompute - the frame of a non-reentrant one, the context of a re
 the calls seen under it in the forward are, in their order, those of the recompute. Both objects
 are private to PyTorch; without them a recompute's calls are counted from 0.
 
+A checkpoint inside another one has an object in the forward, and another one in each recompute of the outer one, which
+calls it again. The outer recompute repeats the calls of both, so every call is noted with all checkpoints around it. The
+frames of PyTorch's checkpoint code show which these are, in their order.
+
 # Note [Selective checkpoints]
 A selective checkpoint holds tensors outside of the graph, without saved-tensor hooks. Since 2.14 a program may choose
 that they go through the hooks around it, and PyTorch warns if the program has hooks there and has not chosen. A Kedge
@@ -18,12 +22,15 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import methodcaller
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import checkpoint
 
+from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.saved_hooks import top_hooks
 
 _PRUNE = 256
@@ -54,14 +61,27 @@ def make_skippable(pack: Any, below: Any) -> None:
 class Segment:
     """One checkpointed block in one forward: its pass, and the calls in it."""
 
-    __slots__ = ("calls", "heard", "micro_batch", "pass_", "reentrant", "replica", "seen", "step")
+    __slots__ = ("calls", "heard", "micro_batch", "outer", "pass_", "reentrant", "replica", "seen", "step")
 
-    def __init__(self, here: Any, *, reentrant: bool) -> None:
+    def __init__(self, here: Any, *, reentrant: bool, outer: Segment | None) -> None:
         self.pass_, self.micro_batch, self.replica = here.pass_, here.micro_batch, here.replica
-        self.reentrant, self.step = reentrant, here.step
+        self.reentrant, self.step, self.outer = reentrant, here.step, outer
         self.heard: set[Any] = set()
         self.calls: dict[Any, list[int]] = {}
         self.seen: dict[tuple[int, Any], int] = {}
+
+    def add(self, key: Any, call: int) -> None:
+        """Note a call in this block, and in those around it."""
+        self.calls.setdefault(key, []).append(call)
+        if self.outer is not None:
+            self.outer.add(key, call)
+
+    def hear(self, place: Any) -> None:
+        """Note a gradient hook that was set in this block; recomputes of it and of those around must not set it again."""
+        if self.reentrant:
+            self.heard.add(place)
+        if self.outer is not None:
+            self.outer.hear(place)
 
     def again(self, task: int, key: Any) -> int:
         """Return the number of the call that a recompute runs again."""
@@ -83,38 +103,80 @@ class Segments:
         return bool(self._known)
 
     def forward(self, here: Any) -> Segment | None:
-        """Return the block that a forward is in, if any."""
-        owner, reentrant = owner_around(here)
-        return None if owner is None else self._of(owner, here, reentrant=reentrant)
+        """Return the innermost block that a forward is in, if any."""
+        frame = _frame_in_force()
+        known = None if frame is None or not torch.is_grad_enabled() else self._find(frame)
+        return known or self._innermost(_owners_in_forward(frame, here), here)
 
-    def recompute(self) -> Segment | None:
-        """Return the block that is being recomputed, if its forward was seen."""
-        owner = _owner("unpack_hook", "frame") or _owner("backward", "ctx")
+    def recompute(self) -> tuple[Segment | None, Segment | None]:
+        """Return the block that is being recomputed, and the innermost one that this recompute calls again.
+
+        The first is None if its forward was not seen, the second if the recompute is in no other block.
+        """
+        *begun, last = [*_running()] or [_NONE]
+        again = self._find(last.owner) if last.again else None
+        return again, None if again is None else self._innermost(begun, again)
+
+    def _find(self, owner: Any) -> Segment | None:
         known = self._known.get(id(owner))
         return known[1] if known is not None and known[0]() is owner else None
 
-    def _of(self, owner: Any, here: Any, *, reentrant: bool) -> Segment:
-        known = self._known.get(id(owner))
-        if known is not None and known[0]() is owner:
-            return known[1]
+    def _innermost(self, owners: Sequence[Owned], here: Any) -> Segment | None:
+        """Return the block of the first of some owners, each inside the next; new blocks have the pass of `here`."""
+        outer: Segment | None = None
+        for owner, reentrant, _ in reversed(owners):
+            outer = self._find(owner) or self._add(owner, Segment(here, reentrant=reentrant, outer=outer))
+        return outer
+
+    def _add(self, owner: Any, segment: Segment) -> Segment:
         if len(self._known) >= _PRUNE:
             self._known = {k: v for k, v in self._known.items() if v[0]() is not None}
-        segment = Segment(here, reentrant=reentrant)
         self._known[id(owner)] = weakref.ref(owner), segment
         return segment
 
 
-def owner_around(here: Any) -> tuple[Any, bool]:
-    """Return the object of the checkpoint around a forward, None without one, and whether it is reentrant."""
-    hooks = top_hooks(True)
-    if hooks is not None:
-        return frame_of(hooks[0]), False
-    return (reentrant_around(), True) if here.graded and not torch.is_grad_enabled() else (None, False)
+class Owned(NamedTuple):
+    """A checkpoint that is running.
+
+    Attributes:
+        owner: Its frame or context; None for no checkpoint.
+        reentrant: Whether it is a reentrant one.
+        again: Whether this is its recompute.
+    """
+
+    owner: Any
+    reentrant: bool
+    again: bool
+
+
+_NONE = Owned(None, reentrant=False, again=False)
+
+
+def owners_around(here: Any) -> list[Owned]:
+    """Return the checkpoints whose forward is running, the innermost first; in a recompute those that it calls again."""
+    if in_backward():
+        return [owned for owned in _running() if not owned.again]
+    return _owners_in_forward(_frame_in_force(), here)
+
+
+def _owners_in_forward(frame: Any, here: Any) -> list[Owned]:
+    """Return the checkpoints around a forward, given the frame whose saved-tensor hooks are in force."""
+    if frame is None and (torch.is_grad_enabled() or not here.graded):
+        return []
+    found = [owned for owned in _running() if not owned.again]
+    if frame is not None and all(owned.owner is not frame for owned in found):  # its code is not among the frames
+        found.insert(0, Owned(frame, reentrant=False, again=False))
+    return found
 
 
 def reentrant_around() -> Any:
-    """Return the context of the reentrant checkpoint around a forward; None without one."""
-    return _owner("forward", "ctx")
+    """Return the context of the innermost reentrant checkpoint around a forward; None without one."""
+    return next((owned.owner for owned in _running() if owned.reentrant and not owned.again), None)
+
+
+def _frame_in_force() -> Any:
+    hooks = top_hooks(True)
+    return None if hooks is None else frame_of(hooks[0])
 
 
 def frame_of(hook: Any) -> Any:
@@ -131,11 +193,37 @@ def content(cell: Any) -> Any:
         return None
 
 
-def _owner(function: str, variable: str) -> Any:
-    """Return a checkpoint's object from the running frames of PyTorch's checkpoint code; None if there is none."""
+def _running() -> Iterator[Owned]:
+    """Yield the checkpoints whose code is running, the innermost first, up to the first recompute."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == function and frame.f_code.co_filename == checkpoint.__file__:
-            return frame.f_locals.get(variable)
+        if frame.f_code.co_filename == checkpoint.__file__ and (found := _READ.get(frame.f_code.co_name)) is not None:
+            owner = found.read(frame.f_locals)
+            if owner is not None:
+                yield Owned(owner, found.reentrant, found.again)
+                if found.again:
+                    return
         frame = frame.f_back
-    return None
+
+
+def _of_generator(names: Mapping[str, Any]) -> Any:
+    """Return the frame of a non-reentrant checkpoint, which a generator holds while the forward runs."""
+    frame = getattr(names.get("gen"), "gi_frame", None)
+    return None if frame is None else frame.f_locals.get("new_frame")
+
+
+class _Reader(NamedTuple):
+    """How to find a checkpoint's object among the local variables of one of PyTorch's functions."""
+
+    read: Callable[[Mapping[str, Any]], Any]
+    reentrant: bool
+    again: bool
+
+
+_READ = {
+    "forward": _Reader(methodcaller("get", "ctx"), reentrant=True, again=False),
+    "backward": _Reader(methodcaller("get", "ctx"), reentrant=True, again=True),
+    "checkpoint": _Reader(_of_generator, reentrant=False, again=False),
+    "unpack_hook": _Reader(methodcaller("get", "frame"), reentrant=False, again=True),
+}
+"""By the name of the function."""

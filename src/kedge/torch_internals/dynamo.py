@@ -56,6 +56,12 @@ def passes_over(function: Any) -> bool:
     return rules is not None and bool(rules.check(function))
 
 
+def is_export_wrapper(module: nn.Module) -> bool:
+    """Whether a module is the one in which `torch.export` puts the model that it traces with Dynamo."""
+    kind = type(module)
+    return kind.__name__ == "ModuleToTrace" and kind.__module__.startswith("torch._dynamo.")
+
+
 def break_graph() -> None:
     """End Dynamo's graph here, if Dynamo traces this."""
     torch._dynamo.graph_break()

@@ -142,6 +142,11 @@ before_forward: Callable[[nn.Module], Table] = _behind_pre if _hidden else _befo
 after_forward: Callable[[nn.Module], Table] = _behind_forward if _hidden else _after_forward
 
 
+def last_hook(table: Table) -> Any:
+    """Return the hook of a table that PyTorch calls last; None if there is none. Another thread may change the table."""
+    return next(reversed(list(table.values())), None)
+
+
 def hooks_on_module(module: nn.Module) -> Iterator[RegisteredHook]:
     """Yield the hooks on a module itself, in the order in which PyTorch runs the kinds."""
     full = getattr(module, "_is_full_backward_hook", None) is not False

@@ -58,6 +58,7 @@ class Watcher:
         self.shield = WatchShield(meter, self.costs)
         places = WatchedParameters()
         optimizers = Optimizers(places, self.step)
+        self.budget.spacing.others = optimizers.until_own
         self.steps = Steps(optimizers, self.budget)
         self.session = WatchSession(self.steps)
         self.models = Models(self.session, meter, Selector(sites), places)
@@ -83,6 +84,7 @@ class Watcher:
         self._undo.callback(self.models.passes.close)
         self._undo.callback(self.record.close)
         self.kinds.begin(finder)
+        self._undo.callback(self.kinds.hooks.close)
         self.steps.optimizers.begin()
         self.record.facts.unseen.begin(*updates)
         shield = weakref.ref(self.shield)

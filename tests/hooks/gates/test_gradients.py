@@ -523,3 +523,31 @@ def test_a_grad_that_an_earlier_hook_used_up_is_the_cause() -> None:
 
     assert "another hook had used its .grad" in cause.why
     assert '"a.weight:param.grad"' in cause.remedy
+
+
+class Registering(nn.Parameter):
+    """A tensor whose class has a `register_hook` of its own."""
+
+    registered = 0
+
+    def register_hook(self, hook: Callable[[Tensor], Any]) -> Any:
+        type(self).registered += 1
+        return super().register_hook(hook)
+
+
+def test_a_subclass_registers_hooks_by_its_own_method() -> None:
+    """It may keep hooks elsewhere than a plain tensor."""
+
+    class Gives(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.given = Registering(torch.ones(2))
+
+        def forward(self) -> Tensor:
+            return self.given
+
+    model = Gives()
+    with kedge.hook(model, ":out.grad", kedge.record()) as seen:
+        model().sum().backward()
+    assert Registering.registered == 1
+    assert torch.equal(seen[":out.grad"], torch.ones(2))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import kedge
 
@@ -49,3 +50,31 @@ def test_a_tensor_that_nothing_uses_is_said_to_have_no_gradient() -> None:
     used.sum().backward()
     assert s.ledger().silent()
     s.end(quiet=True)
+
+
+class Attends(nn.Module):
+    """Returns what it makes of a value, and the value, as attention returns its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores, self.out = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def attend(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights = self.scores(x).softmax(-1)
+        return self.out(weights), weights
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return checkpoint(self.attend, x, use_reentrant=True)
+
+
+@pytest.mark.parametrize("selector", [":out.grad", ":out.grad[1]"])
+def test_an_output_that_is_used_within_a_reentrant_checkpoint_alone_has_a_cause(selector: str) -> None:
+    """Its gradient is that of the tensor inside; the one outside has none, and the ledger and the handle say so."""
+    model, x = Attends(), torch.randn(2, 4, requires_grad=True)
+    s = kedge.session()
+    seen = s.hook(model, selector, kedge.record())
+    model(x)[0].sum().backward()
+    s.end(quiet=True)
+
+    with pytest.raises(kedge.errors.NotRecorded, match="nothing that was differentiated uses this tensor"):
+        seen[":out.grad[1]"]

@@ -6,6 +6,7 @@ import copy
 import sys
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -102,6 +103,44 @@ def test_the_optimizer_that_steps_last_ends_the_steps_of_a_gan() -> None:
         assert recording.rows(site).step.tolist() == [*range(7)]
     index = {root["prefix"]: i for i, root in enumerate(log.roots)}
     assert [(o["roots"], o["steps"]) for o in optimizers(log)] == [([index["Sequential"]], 7), ([index[""]], 7)]
+
+
+@pytest.mark.parametrize("order", ["the critic first", "the generator last"])
+@pytest.mark.parametrize("every", [3, 5, 10])
+def test_a_generator_that_steps_in_one_of_five_steps_is_measured_at_its_own(order: str, every: int) -> None:
+    """Its critic ends the run's steps, and may take all those that are measured by their number."""
+    generator = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    critic = nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+
+    def program() -> None:
+        first, second = torch.optim.Adam(critic.parameters(), 2e-3), torch.optim.Adam(generator.parameters(), 2e-4)
+        for n in range(22 * 5):
+            fake = generator(torch.randn(16, 4))
+            if n % 5 == 4 and order == "the critic first":
+                second.zero_grad()
+                critic(fake).mean().backward()
+                second.step()
+            first.zero_grad()
+            (critic(torch.randn(16, 4) + 2).mean() - critic(fake.detach()).mean()).backward()
+            first.step()
+            if n % 5 == 4 and order == "the generator last":
+                second.zero_grad()
+                critic(fake).mean().backward()
+                second.step()
+
+    log = watch(program, every=every)
+    label = next(root["prefix"] for root in log.roots if root["steps"] == 22)
+    prefix = f"{label}." if label else ""
+    recording = log.recording()
+    steps = recording.rows(f"{label}:grad.norm").step.tolist()
+    ended = recording.rows(f"{prefix}0.weight:update").step.tolist()
+    own = [steps.index(step) for step in ended]
+    assert own[0] <= 1
+    assert {*own} >= {*range(every, 21, every)}
+    assert recording.rows(f"{prefix}0.weight:param.grad").step.tolist() == ended
+    critics = next(root["prefix"] for root in log.roots if root["steps"] == 110)
+    measured = set(recording.rows(f"{critics}.0.weight:update" if critics else "0.weight:update").step.tolist())
+    assert measured >= set(range(0, 105, every))
 
 
 def test_a_model_that_is_loaded_again_for_a_test_is_not_trained() -> None:

@@ -19,6 +19,7 @@ from kedge.hooks.placing.concealed import KedgeHook
 from kedge.signals import came_by_signal
 from kedge.sites.site import Site
 from kedge.torch_internals.aliases import MemoryVersion
+from kedge.torch_internals.hook_tables import last_hook
 
 Found = list[tuple[str, Tensor]]
 
@@ -34,6 +35,8 @@ class PassedValues:
         listened: How many gradient hooks were set.
         pulses: By kind, the version of the memory that a hooked value is a view of, to detect changes in place.
         no_share: The reason why a share could not be followed.
+        unused: The gradients that PyTorch passed as None, by kind and leaf: nothing used the leaf, but others of its node.
+        rebuilt: Whether a reentrant checkpoint ran it without a graph, which its backward builds.
     """
 
     again: int = 0
@@ -42,6 +45,8 @@ class PassedValues:
     listened: int = 0
     pulses: dict[str, MemoryVersion] = field(default_factory=dict)
     no_share: str | None = None
+    unused: set[tuple[str, str]] = field(default_factory=set)
+    rebuilt: bool = False
 
 
 class Gate(KedgeHook):
@@ -66,7 +71,7 @@ class Gate(KedgeHook):
 
     def is_last(self, table: Mapping[int, Any]) -> bool:
         """Whether this gate is the module's last hook; after others, a new gate is needed to keep the order."""
-        return next(reversed(list(table.values())), None) is self
+        return last_hook(table) is self
 
     def attach(self, spec: Spec, site: Site) -> list[Tap]:
         """Add a tap for each action at a site, after those of the site's kind; returns the new taps."""

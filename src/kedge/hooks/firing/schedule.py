@@ -14,7 +14,7 @@ import torch
 from kedge.flow import Event, Schedule
 from kedge.hooks.firing.thread_position import ThreadPosition
 from kedge.sites.site import Site
-from kedge.torch_internals.checkpoint import Segments
+from kedge.torch_internals.checkpoint import Segment, Segments
 from kedge.torch_internals.dynamo import look_for_hooks
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
 from kedge.torch_internals.saved_hooks import top_hooks
@@ -226,16 +226,25 @@ class PassCounter(threading.local):
         if top_hooks(True) is not None or (here.graded and not torch.is_grad_enabled()):
             here.segment = self.segments.forward(here)
             if here.segment is not None:
-                here.segment.calls.setdefault(key, []).append(call)
+                here.segment.add(key, call)
         return call, False
 
     def _recount(self, task: int, key: Any) -> int:
         """Return the number of the call that is recomputed; see Note [Which call is recomputed]."""
+        segment = self.recomputes()
+        if segment is None:
+            return self.here.recomputed.number(task, key)
+        call = segment.again(task, key)
+        inside = self.here.recomputed.inside
+        if inside is not None:
+            inside.add(key, call)
+        return call
+
+    def recomputes(self) -> Segment | None:
+        """Find the checkpointed block that this thread recomputes; None if its forward was not seen."""
         here = self.here
-        here.segment = self.segments.recompute()
-        if here.segment is not None:
-            return here.segment.again(task, key)
-        return here.recomputed.number(task, key)
+        here.segment, here.recomputed.inside = self.segments.recompute()
+        return here.segment
 
     def differentiates_again(self, listened: int) -> bool:
         """Return whether gradients come from the current recompute, not from the forward that it repeats.
@@ -251,12 +260,11 @@ class PassCounter(threading.local):
 
     def is_heard(self, place: tuple[Any, Site, int], *, recompute: bool) -> bool:
         """Return whether a reentrant checkpoint's forward has set this hook, as on its inputs, which have their own graph."""
-        segment = self.here.segment
-        if segment is None or not segment.reentrant:
-            return False
-        if not recompute:
-            segment.heard.add(place)
-        return recompute and place in segment.heard
+        here = self.here
+        running = here.recomputed.inside if recompute else here.segment
+        if running is not None:
+            running.hear(place)
+        return recompute and here.segment is not None and place in here.segment.heard
 
     def event(self, site: Site, call: int, recompute: bool) -> Event:
         """Return the event of a forward value."""

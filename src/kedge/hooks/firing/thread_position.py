@@ -10,11 +10,16 @@ from kedge.torch_internals.checkpoint import Segment
 
 
 class RecomputedCalls:
-    """The calls in recomputes of an unknown checkpoint, counted from 0 in each backward pass."""
+    """The calls in recomputes of an unknown checkpoint, counted from 0 in each backward pass.
 
-    __slots__ = ("_calls", "_task")
+    Attributes:
+        inside: The innermost checkpointed block that the current recompute of a known one calls again.
+    """
+
+    __slots__ = ("_calls", "_task", "inside")
 
     def __init__(self) -> None:
+        self.inside: Segment | None = None
         self._task = -1
         self._calls: dict[Any, int] = {}
 
@@ -65,7 +70,7 @@ class ThreadPosition:
         graded: Whether it builds a graph.
         inside: Whether the hooked model's forward runs.
         frame: The frame that called the model.
-        segment: The checkpointed block that the newest call is in.
+        segment: The checkpointed block that the newest call is in; in a recompute the one that is recomputed.
         calls: The number of calls in the pass, by key.
         past: The calls of a model that calls itself; None of any other.
         recomputed: The calls in recomputes.

@@ -37,6 +37,7 @@ from kedge.torch_internals.tensors import base_of, may_alias
 def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool) -> None:
     """Set hooks for the gradients of the leaves that have one."""
     passes, seen = gate.passes, gate.seen
+    seen.rebuilt = seen.rebuilt or is_rebuilt(gate)
     if recompute and not passes.differentiates_again(seen.listened):
         return
     heard: dict[int, GradientListener] = {}
@@ -52,6 +53,12 @@ def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool)
         listener = heard[id(tensor)] = listen(tensor, GradientListener(gate, event), recompute=recompute)
         if listener.pulse is not None:
             seen.pulses[kind] = listener.pulse
+
+
+def is_rebuilt(gate: Gate) -> bool:
+    """Whether the newest call at a gate ran in a reentrant checkpoint, whose forward builds no graph."""
+    segment = gate.passes.here.segment
+    return segment is not None and segment.reentrant
 
 
 def measure_each(gate: Gate, kind: str, found: Found, call: int) -> None:
@@ -83,7 +90,10 @@ class GradientListener:
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """The tensor's hook; PyTorch passes None for an unused output if other outputs of its node were used."""
         now = self.gate.taps[self.origin.site.kind]
-        if grad is None or not any(tap.on for tap in now) or (self.pulse is not None and self.pulse.changed()):
+        if grad is None:
+            self.gate.seen.unused.update((site.kind, site.leaf or "") for site in (self.origin.site, *self.also))
+            return None
+        if not any(tap.on for tap in now) or (self.pulse is not None and self.pulse.changed()):
             return None
         value = grad if self.shape is None else grad.reshape(self.shape)
         new = self._through(now, value)
@@ -130,7 +140,10 @@ class GradientMeasurer(GradientListener):
                 break
         else:
             return None
-        if grad is None or (self.pulse is not None and self.pulse.changed()):
+        if grad is None:
+            gate.seen.unused.add((self.site.kind, self.site.leaf or ""))
+            return None
+        if self.pulse is not None and self.pulse.changed():
             return None
         owner = gate.owner
         clock = owner.clock
@@ -202,8 +215,9 @@ def listen(tensor: Tensor, listener: GradientListener, *, recompute: bool = Fals
         listener.shape = tensor.shape
     elif aliased and type(tensor) is Tensor:
         listener.pulse = MemoryVersion(tensor)
-    register = hook_gradient if aliased else Tensor.register_hook
-    listener.gate.owner.installed.keep(register(tensor if base is None else base, listener))
+    hooked = tensor if base is None else base
+    handle = hook_gradient(hooked, listener) if aliased else hooked.register_hook(listener)
+    listener.gate.owner.installed.keep(handle)
     return listener
 
 

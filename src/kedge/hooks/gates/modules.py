@@ -22,9 +22,17 @@ from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
-from kedge.hooks.firing.tap import Spec
+from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.gates import compiled
-from kedge.hooks.gates.gradients import InputShare, edge_of, edges_into, listen_each, listen_share, measure_each
+from kedge.hooks.gates.gradients import (
+    InputShare,
+    edge_of,
+    edges_into,
+    is_rebuilt,
+    listen_each,
+    listen_share,
+    measure_each,
+)
 from kedge.sites import leaves
 from kedge.sites.select import SitePlace
 from kedge.sites.site import Site
@@ -60,7 +68,7 @@ class OutputGate(Gate):
 
     def _in_graph(self, output: Any) -> Any:
         """Put the taps into the graph; returns the output if it changed."""
-        if self.taps["in.share"]:
+        if _cannot_skip(self.taps["in.share"]):
             raise CannotCompile(
                 f'"{self.path}:in.share" cannot be followed inside compiled code; run the model uncompiled'
             )
@@ -98,6 +106,9 @@ class OutputGate(Gate):
     def _share(self, outputs: list[Tensor], call: int, recompute: bool) -> None:
         """Set hooks for the gradient that this call sends to each of its inputs; see Note [The share of one call]."""
         edges = self.passes.here.notes.take_edges(self)
+        if is_rebuilt(self) and not recompute:
+            self.seen.rebuilt = True
+            return
         if not edges:
             self.seen.no_share = "there is no tensor to see: its arguments hold no tensor"
         for leaf, found in edges_into(outputs, edges).items():
@@ -176,11 +187,11 @@ class InputGate(Gate):
 
     def _in_graph(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Put the taps into the graph; returns the arguments if they changed."""
-        if self.sharing:
+        if any(_cannot_skip(gate.taps["in.share"]) for gate in self.sharing):
             raise CannotCompile(
                 f'"{self.path}:in.share" cannot be followed inside compiled code; run the model uncompiled'
             )
-        if self.taps["in.grad"]:
+        if _cannot_skip(self.taps["in.grad"]):
             raise CannotCompile(
                 f'"{self.path}:in.grad" cannot be followed inside compiled code; hook the ":out.grad" it comes from'
             )
@@ -253,6 +264,11 @@ class InputGate(Gate):
         for i, value in enumerate(args):
             changed[i] = leaves.put(value, new, self.names[i] if i < len(self.names) else str(i))
         return tuple(changed), {name: leaves.put(value, new, name) for name, value in kwargs.items()}
+
+
+def _cannot_skip(taps: Iterable[Tap]) -> bool:
+    """Whether some of the taps are needed in a graph: an exported one has the edits only."""
+    return any(not (tap.observes and compiled.is_exported()) for tap in taps)
 
 
 def _positional_names(module: nn.Module) -> tuple[str, ...]:

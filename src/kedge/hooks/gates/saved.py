@@ -25,6 +25,7 @@ from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Spec
+from kedge.hooks.gates.gradients import is_rebuilt
 from kedge.hooks.saved.keeper import KeeperCalls, ModuleUnderKeeper, SavingPlace, keep
 from kedge.hooks.saved.pairs import JointPacked, is_checkpoint
 from kedge.hooks.saved.reference import KeptByReference
@@ -77,7 +78,7 @@ class SavedGate(Gate):
             self.ungraded += not torch.is_grad_enabled()
             self.forbidden += disabled() is not None
             top = top_hooks(True)
-            self.checkpointed += top is not None and is_checkpoint(top)
+            self.checkpointed += (top is not None and is_checkpoint(top)) or is_rebuilt(self)
         return call, recompute
 
     def event(self, place: SavingPlace, value: Tensor) -> Event:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -63,13 +63,16 @@ class ModuleOperations:
         called: How many calls there were.
         fused: How many of them took a fused path, where operations cannot be seen.
         made: The largest number of operations of each name in one call.
+        raised: The names of operations that raised, or whose actions did.
+        interrupted: Whether a call inside one of them ended without PyTorch calling its hooks.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.gates: tuple[OperationGate, ...] = ()
         self.preserving: tuple[Preserving, ...] = ()
-        self.live = self.away = self.captured = False
+        self.live = self.away = self.captured = self.interrupted = False
+        self.raised: set[str] = set()
         self.called = self.fused = 0
         self.made: dict[str, int] = {}
         self.matched: dict[str, tuple[OperationGate, ...]] = {}
@@ -96,6 +99,13 @@ class ModuleOperations:
     def watch_overwrites(self, actions: Sequence[Preserving]) -> None:
         """Notify these actions, which keep values without a copy, before an operation changes them in place."""
         self.preserving += tuple(action for action in actions if action not in self.preserving)
+
+
+class PassedOver(NamedTuple):
+    """One active call of an unhooked child, given by the frame that calls its hooks."""
+
+    operations: ModuleOperations
+    frame: FrameType
 
 
 class ForwardUnderWay:

@@ -19,6 +19,13 @@ would not. So an edit there is an error, and there are no gradients to listen to
 builds a graph of its own, in which an edit counts. A reentrant checkpoint is such a function too; its backward runs the
 forward again.
 
+# Note [Interrupted calls]
+PyTorch calls no forward hook when a `KeyboardInterrupt`, or another exception that is no `Exception`, passes through a
+module. If the forward around it catches that, the calls inside are over, and their entries are not. The frames on the stack
+show which calls run: they are looked at when a module is called, and when an operation is not of the innermost call but may
+be of one around it. In an unhooked child the mode is off, so if the interrupt passes through that, the operations up to
+the next call of a module are not seen; the ledger says so.
+
 # Note [Ended inside an operation]
 PyTorch takes a mode off its stack for the operation that it passes to the mode, and puts it back afterwards. So an action at
 an operation cannot take the mode off when it ends or pauses its own session: the end of the module's forward does.
@@ -41,14 +48,21 @@ from kedge.errors import EditError
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.operations.attention import ATTENTION, INSIDE
-from kedge.hooks.operations.gates import ForwardUnderWay, ModuleOperations, OperationGate, refuse_inside
+from kedge.hooks.operations.gates import (
+    ForwardUnderWay,
+    ModuleOperations,
+    OperationGate,
+    PassedOver,
+    refuse_inside,
+)
 from kedge.hooks.operations.names import name_of, overwrites
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.sites import leaves
 from kedge.torch_internals import modes
-from kedge.torch_internals.checkpoint import owner_around
+from kedge.torch_internals.checkpoint import owners_around
 from kedge.torch_internals.dynamo import untraced
-from kedge.torch_internals.hook_tables import after_forward
+from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.hook_tables import after_forward, last_hook
 from kedge.torch_internals.module_calls import CALLS, SLOW, inside
 from kedge.torch_internals.own_functions import own_function
 from kedge.torch_internals.source_lines import is_dropped, is_running
@@ -67,7 +81,7 @@ class OperationMode(TorchFunctionMode):
     def __init__(self, here: ThreadMode) -> None:
         super().__init__()
         self.here = here
-        self.entries: list[ForwardUnderWay | ModuleOperations] = []
+        self.entries: list[ForwardUnderWay | PassedOver] = []
         self.now: ForwardUnderWay | None = None
         self.up = False
 
@@ -83,33 +97,62 @@ class OperationMode(TorchFunctionMode):
         if gates is None:
             gates = entry.operations.match(name)
         if (gates or name not in entry.operations.made) and name and _owns(entry, sys._getframe(1)):
-            return _operate(self, entry, name, gates, func, args, kwargs)
+            try:
+                return _operate(self, entry, name, gates, func, args, kwargs)
+            except BaseException:
+                entry.operations.raised.add(name)
+                raise
+        if name and len(self.entries) > 1 and self._is_of_another(name, sys._getframe(1)):
+            return self.__torch_function__(func, types, args, kwargs)  # now at the call that is running
         return func(*args, **kwargs)
 
     def enter(self, entry: ForwardUnderWay) -> None:
-        """Called when a module's forward begins; removes calls that ended without their hook, as at an interrupt."""
-        for i in range(len(self.entries) - 1, -1, -1):
-            around = self.entries[i]
-            if isinstance(around, ForwardUnderWay):
-                if is_running(around.frame, entry.frame):
-                    break
-                del self.entries[i:]
+        """Called when a module's forward begins."""
+        self.forget_interrupted(entry.frame)
         self.entries.append(entry)
         self.settle()
 
-    def pass_over(self, operations: ModuleOperations) -> None:
-        """Called when the forward of an unhooked child begins."""
-        self.entries.append(operations)
-        self.settle()
+    def pass_over(self, operations: ModuleOperations, frame: FrameType) -> None:
+        """Called when the forward of an unhooked child begins, from the frame that calls its hooks."""
+        self.forget_interrupted(frame)
+        if self.now is not None:
+            self.entries.append(PassedOver(operations, frame))
+            self.settle()
 
     def leave(self, operations: ModuleOperations) -> None:
         """Called when a module's forward has ended."""
         for i in range(len(self.entries) - 1, -1, -1):
-            entry = self.entries[i]
-            if entry is operations or (isinstance(entry, ForwardUnderWay) and entry.operations is operations):
-                del self.entries[i:]
+            if self.entries[i].operations is operations:
+                self._cut(i + 1)
+                del self.entries[i]
                 break
         self.settle()
+
+    def forget_interrupted(self, frame: FrameType | None) -> bool:
+        """Remove calls that ended without their hook; returns whether there were any. See Note [Interrupted calls].
+
+        Args:
+            frame: The frame of the newest call.
+        """
+        alive = len(self.entries)
+        while alive and not is_running(self.entries[alive - 1].frame, frame):
+            alive -= 1
+        if alive == len(self.entries):
+            return False
+        self._cut(alive)
+        self.settle()
+        return True
+
+    def _cut(self, at: int) -> None:
+        if at < len(self.entries):
+            for entry in self.entries[:at]:
+                entry.operations.interrupted = True
+            del self.entries[at:]
+
+    def _is_of_another(self, name: str, frame: FrameType) -> bool:
+        """Whether an operation may belong to a call around the innermost one, which has ended without its hook."""
+        around = (entry.operations for entry in self.entries[:-1])
+        return any(each.matched.get(name) or each.match(name) for each in around) and self.forget_interrupted(frame)
 
     def clear(self) -> None:
         """Remove all entries, and the mode from this thread; see Note [Ended inside an operation]."""
@@ -141,7 +184,7 @@ class ModesOffLater(KedgeHook):
     @classmethod
     def on(cls, module: nn.Module) -> Self:
         """Return the hook of a module; a new one, unless the module's last hook is one."""
-        last = next(reversed(list(after_forward(module).values())), None)
+        last = last_hook(after_forward(module))
         return last if isinstance(last, cls) else cls(module)
 
     def add(self, mode: OperationMode) -> None:
@@ -153,7 +196,7 @@ class ModesOffLater(KedgeHook):
         here = threading.get_ident()
         due = [mode for thread, mode in self._modes if thread == here]
         self._modes = [each for each in self._modes if each[0] != here]
-        if not self._modes and next(reversed(list(after_forward(module).values())), None) is self:
+        if not self._modes and last_hook(after_forward(module)) is self:
             self._handle.remove()
         for mode in due:
             mode.settle()
@@ -206,8 +249,7 @@ def _operate(
     __tracebackhide__ = True
     operations, op = entry.operations, (name, entry.counts.get(name, 0))
     if gates:
-        if not entry.recompute:
-            _run_again(mode.here, entry)
+        _run_again(mode.here, entry)
         gates = [gate for gate in gates if gate.live and gate.pattern.means(op)]
     if kwargs or name[-1] == "_" or name == "setitem":
         args, kwargs = _overwriting(entry, op, gates, args, kwargs)
@@ -267,13 +309,21 @@ def _run_again(here: ThreadMode, entry: ForwardUnderWay) -> None:
     The recompute of a whole module calls its hooks. The recompute of a part of its forward calls a function, and no hook:
     so the function that the checkpoint keeps pushes the mode first. An edit must be applied again.
     """
+    passes = here.passes
+    for owner, reentrant, _ in owners_around(passes.here):
+        if owner is entry.checkpoint or owner in entry.again:
+            return
+        if in_backward():
+            passes.recomputes()
+        else:
+            passes.segments.forward(passes.here)
+        entry.again.append(owner)
+        _wrap(here, entry, owner, "run_function" if reentrant else "recompute_fn")
+
+
+def _wrap(here: ThreadMode, entry: ForwardUnderWay, owner: Any, name: str) -> None:
+    """Wrap the function that a checkpoint keeps for its recompute."""
     passes, operations = here.passes, entry.operations
-    owner, reentrant = owner_around(passes.here)
-    if owner is None or owner is entry.checkpoint or owner in entry.again:
-        return
-    entry.again.append(owner)
-    passes.segments.forward(passes.here)
-    name = "run_function" if reentrant else "recompute_fn"
     run, counts, call = getattr(owner, name), dict(entry.counts), entry.call
 
     def again(*args: Any) -> Any:
@@ -282,7 +332,7 @@ def _run_again(here: ThreadMode, entry: ForwardUnderWay) -> None:
             return run(*args)
         repeated = ForwardUnderWay(operations, sys._getframe(), seen=True)
         repeated.call, repeated.recompute, repeated.counts = call, True, dict(counts)
-        passes.here.segment = passes.segments.recompute()
+        passes.recomputes()
         mode.enter(repeated)
         try:
             return run(*args)
@@ -328,7 +378,7 @@ def module_frame(frame: FrameType) -> FrameType:
 
 
 OPERATE, _ONWARD = id(_operate.__code__), id(_onward.__code__)
-_AGAIN = next(inside(_run_again.__code__, "again"))
+_AGAIN = next(inside(_wrap.__code__, "again"))
 _ENDS = CALLS | {OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
 
 untraced(_run_again, OperationMode.__torch_function__, OperationMode.enter, OperationMode.leave)

@@ -20,7 +20,7 @@ from kedge.hooks.operations.gates import ForwardUnderWay, ModuleOperations, Oper
 from kedge.hooks.operations.mode import ThreadMode, module_frame
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.sites.select import SitePlace, runs
-from kedge.torch_internals.checkpoint import owner_around
+from kedge.torch_internals.checkpoint import owners_around
 from kedge.torch_internals.dynamo import untraced
 
 
@@ -38,8 +38,8 @@ class ModeOn(KedgeHook):
             return
         mode, passes = self.here.mode, self.here.passes
         if not operations.live:
-            if mode.now is not None:
-                mode.pass_over(operations)
+            if mode.entries:
+                mode.pass_over(operations, module_frame(sys._getframe(1)))
             return
         operations.called += 1
         frame = module_frame(sys._getframe(1))
@@ -47,7 +47,7 @@ class ModeOn(KedgeHook):
         operations.fused += not entry.seen
         entry.code = _code_of(module.forward)
         entry.call, entry.recompute = passes.count(operations)
-        entry.checkpoint = owner_around(passes.here)[0]
+        entry.checkpoint = next((around.owner for around in owners_around(passes.here)), None)
         mode.enter(entry)
 
 

@@ -79,6 +79,14 @@ def _explain_made(tap: Tap) -> Cause:
     name, nth = gate.pattern.op
     made = {other: count for other, count in gate.operations.made.items() if count}
     kind = ExpectedSilence if gate.many else Cause
+    if gate.operations.interrupted:
+        return Cause(
+            "an interrupt ended a call inside it, and its forward went on; operations before its next call of a module "
+            "are not seen",
+            "catch the interrupt outside the model",
+        )
+    if any(op_pattern(name).fullmatch(raised) for raised in gate.operations.raised):
+        return Cause(f"its {name} raised an error each time", "see the error")
     same = {other: made[other] for other in made if op_pattern(name).fullmatch(other)}
     if same and nth is not None:
         most = ", ".join(f"{count} {other}" for other, count in same.items())

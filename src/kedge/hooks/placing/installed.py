@@ -135,6 +135,11 @@ class HooksTogether:
             for installed, _ in self._hooks:
                 installed.out()
 
+    def remove(self) -> None:
+        """Remove the hooks for good."""
+        for installed, _ in self._hooks:
+            installed.remove()
+
     def back(self) -> None:
         """Restore the hooks, if they are out, also if the program had cleared a table."""
         if self.are_out:

@@ -21,6 +21,8 @@ from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from kedge.hooks.placing.concealed import KedgeHook, conceal
+from kedge.hooks.placing.installed import HooksTogether, InstalledHook
+from kedge.hooks.placing.strict_export import spare_export
 from kedge.sites import leaves
 from kedge.stderr import Shield
 from kedge.torch_internals.dynamo import untraced
@@ -171,9 +173,12 @@ class CallTracker(Generic[S, T]):
 
     def follow_all(self, subject: S) -> None:
         """Follow the calls of every module, by PyTorch's global hooks, which do not receive keyword arguments."""
-        before = CallBegins(self.begin, subject, outermost=False)
-        self._undos.append(register_module_forward_pre_hook(before).remove)
-        self._undos.append(register_module_forward_hook(CallEnds(self.end), always_call=True).remove)
+        before, after = CallBegins(self.begin, subject, outermost=False), CallEnds(self.end)
+        handles = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
+        hooks = HooksTogether(
+            (InstalledHook(handle), hook) for handle, hook in zip(handles, (before, after), strict=True)
+        )
+        self._undos += [hooks.remove, spare_export(hooks)]
 
     def join(self, module: nn.Module, subject: S) -> None:
         """Follow a module's active call, whose forward-pre hooks PyTorch has already run."""

@@ -67,6 +67,8 @@ class KnownOptimizer:
         rates: The learning rates of its groups at its first step.
         roots: The numbers of the roots whose parameters it holds.
         size: The number of parameters in each group.
+        last: The run's step in which it stepped last; -1 before its first step.
+        distance: The number of the run's steps between its last two steps; 0 before its second step.
     """
 
     def __init__(self, index: int, optimizer: Optimizer, first_step: int) -> None:
@@ -76,6 +78,31 @@ class KnownOptimizer:
         self.rates: list[float] = []
         self.roots: set[int] = set()
         self.size: tuple[int, ...] = ()
+        self.last, self.distance = -1, 0
+
+    def count(self, step: int) -> None:
+        """Count a step of it, in this step of the run."""
+        self.distance = 0 if self.last < 0 else step - self.last
+        self.last = step
+        self.steps += 1
+
+    def until_own(self, step: int, every: int) -> int | None:
+        """Return the number of the run's steps until it should make its next step whose own number is a multiple.
+
+        Args:
+            step: The run's current step.
+            every: The number whose multiples count.
+
+        Returns:
+            The number; None if it is not known, or if it steps in each step of the run. After its first step it may be
+            any of the next `every` ones.
+        """
+        if self.optimizer() is None or self.distance == 1:
+            return None
+        if self.steps == 1:
+            return 0 if step - self.last <= every else None
+        following = self.last + self.distance * (1 + -self.steps % every)
+        return following - step if following >= step else None
 
     def grew(self, optimizer: Optimizer) -> bool:
         """Whether the number of its parameters has changed since the last call."""
@@ -146,11 +173,19 @@ class Optimizers:
     def stepped(self, optimizer: Optimizer) -> bool:
         """Count a step of an optimizer; returns whether it ends a step of the run."""
         entry = self.entry(optimizer)
-        entry.steps += 1
+        entry.count(self.step())
         if self.leading is entry:
             self._idle = 0
             return True
         return self._closes_round(optimizer) if self.leading is None else self._takes_over(optimizer)
+
+    def until_own(self, step: int, every: int) -> int | None:
+        """Return the number of the run's steps until an optimizer that does not end them is measured; None if unknown.
+
+        See Note [Steps of the other optimizers] in `kedge.watch.steps.spacing`.
+        """
+        others = (entry for entry in self.entries if self.leading is not entry)
+        return min((until for each in others if (until := each.until_own(step, every)) is not None), default=None)
 
     def _closes_round(self, optimizer: Optimizer) -> bool:
         known = [each for ref in self._round if (each := ref()) is not None]

@@ -13,6 +13,7 @@ not roots.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -23,6 +24,7 @@ from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.schedule import StepClock
 from kedge.hooks.gates.passes import PassBegins, PassEnds
 from kedge.hooks.placing.installed import HooksTogether, InstalledHook
+from kedge.hooks.placing.strict_export import spare_export
 from kedge.hooks.session import Session
 from kedge.sites.site import escape
 from kedge.stderr import say
@@ -75,12 +77,19 @@ class StepHooks:
         self._root_gates, self._inner_gates = HooksTogether(), HooksTogether()
         self._seen = (-1, -1)
         self._waiting: list[Any] = []
+        self._undo: Callable[[], None] = lambda: None
         self._changing = threading.RLock()
 
     def take_finder(self, handle: RemovableHandle) -> None:
         """Take over the hook that finds roots."""
         installed = InstalledHook(handle)
         self._finder.take_over([(installed, installed.hook)])
+        self._undo = spare_export(self._finder)
+
+    def close(self) -> None:
+        """Remove the hook that finds roots for good."""
+        self._undo()
+        self._finder.remove()
 
     def gather(self) -> None:
         """Take over the hooks of modules that were called in a measured step. To be called at its end."""

@@ -42,6 +42,7 @@ class Budget:
         share: The share of the run's time that watching may take, such as 0.03; None for no limit.
 
     Attributes:
+        spacing: Which steps may be measured.
         kind: The kind of the current step.
         counts: Steps of each kind.
         seconds: Seconds that watching took in all steps that ended.
@@ -53,7 +54,7 @@ class Budget:
         self.counts = dict.fromkeys(StepKind, 0)
         self.seconds = 0.0
         self.run = self._planned = 1
-        self._time, self._costs, self._spacing = AllowedTime(share), KindCosts(), Spacing(every)
+        self._time, self._costs, self.spacing = AllowedTime(share), KindCosts(), Spacing(every)
         self._per_step = self._mark = 0.0
         self._wishes, self._wished = 0, False
 
@@ -133,7 +134,7 @@ class Budget:
         """Choose the kind of a step, and the number of steps until the next decision."""
         self.run, share = 1, self._time.share
         if share is None:
-            self.kind = StepKind.MEASURED if self._wished or step % self._spacing.every == 0 else StepKind.GUARDED
+            self.kind = StepKind.MEASURED if self._wished or self.spacing.is_due(step) else StepKind.GUARDED
         else:
             allowed = self._time.by(now)
             if self._wished or self._is_due(step, allowed):
@@ -148,15 +149,15 @@ class Budget:
         cost, left = self._costs.cost_and_left(StepKind.MEASURED, allowed)
         if step < FIRST_STEPS and left >= cost:
             return True
-        if not self._spacing.reaches(step):
-            return False
-        self._spacing.adapt(cost, left)
-        return left >= cost
+        if self.spacing.reaches(step):
+            self.spacing.adapt(cost, left)
+            return left >= cost
+        return left >= cost and self.spacing.is_of_another(step)
 
     def _choose_between(self, step: int, allowed: float, share: float) -> None:
         """Choose the kind of the steps before the next one that may be measured."""
         cost, left = self._costs.cost_and_left(StepKind.GUARDED, allowed)
-        due = self._spacing.until_next(step) if step >= FIRST_STEPS else 1
+        due = self.spacing.until_next(step) if step >= FIRST_STEPS else 1
         if left >= cost:
             self.kind, steps = StepKind.GUARDED, min(left / cost if cost else 1, _LONGEST_GUARDED)
         else:

@@ -5,9 +5,17 @@ Two runs that are to be compared, and the ranks of one run, have a budget each, 
 So after the first ones the distance between two measured steps is `every` times a power of two, which doubles when the
 budget does not pay for a measured step, and each measured step is a multiple of this distance: a run that measures more
 often also measures the steps of the others.
+
+# Note [Steps of the other optimizers]
+An optimizer that does not end the run's steps may step in one of five, and never in a measured one: so the generator
+whose critic steps five times as often. So the steps in which it should make its own steps number 0, `distance`, twice
+`distance` and so on are measured as well. They follow from the number of steps between its last two; to learn it, up to
+`distance` steps after its first one are measured.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 
 class Spacing:
@@ -18,15 +26,27 @@ class Spacing:
 
     Attributes:
         distance: The present distance.
+        others: Returns the number of steps from one step to the next that is measured for another optimizer, given
+            the step and the distance, None if none is expected; see Note [Steps of the other optimizers].
     """
 
     def __init__(self, every: int) -> None:
         self.every = self.distance = every
+        self.others: Callable[[int, int], int | None] = lambda _step, _distance: None
         self._asked = 0
 
     def until_next(self, step: int) -> int:
         """Return the number of steps from one step to the next that may be measured."""
-        return self.distance - step % self.distance
+        own, others = self.distance - step % self.distance, self.others(step, self.distance)
+        return min(own, others) if others else own
+
+    def is_due(self, step: int) -> bool:
+        """Whether a step is measured if there is no limit."""
+        return step % self.every == 0 or self.is_of_another(step)
+
+    def is_of_another(self, step: int) -> bool:
+        """Whether a step may be measured for another optimizer than the one that ends the steps."""
+        return self.others(step, self.distance) == 0
 
     def reaches(self, step: int) -> bool:
         """Whether a step that may be measured was reached since the last call."""

@@ -50,9 +50,9 @@ def lasting_messenger() -> Callable[[str], None]:
 
     Then a line goes to the stderr that was there at first, by a number of Kedge's own. Forked children close that number.
     """
-    tell, stream = messenger(), getattr(sys, "stderr", None)
+    tell, stream = messenger(), sys.stderr
     file = _file_of(stream)
-    if file is None:
+    if file is None or stream is None:
         return tell
     copy = high_copy(stream.fileno())
     os.register_at_fork(after_in_child=lambda: _close(copy, file))
@@ -60,7 +60,7 @@ def lasting_messenger() -> Callable[[str], None]:
     def tell_always(text: str) -> None:
         if _file_of(stream) == file:
             tell(text)
-        elif _place_of(copy) == file:
+        elif _file_at(copy) == file:
             with suppress(OSError):
                 os.write(copy, f"[kedge] {text}\n".encode(errors="backslashreplace"))
 
@@ -68,11 +68,11 @@ def lasting_messenger() -> Callable[[str], None]:
 
 
 def _close(number: int, file: tuple[int, int]) -> None:
-    if _place_of(number) == file:
+    if _file_at(number) == file:
         os.close(number)
 
 
-def _place_of(number: int) -> tuple[int, int] | None:
+def _file_at(number: int) -> tuple[int, int] | None:
     """Return the device and the inode of an open file; None if none has the number."""
     try:
         found = os.fstat(number)
@@ -84,7 +84,7 @@ def _place_of(number: int) -> tuple[int, int] | None:
 def _file_of(stream: Any) -> tuple[int, int] | None:
     """Return the device and the inode of a stream's file; None for a stream without one, as in a notebook."""
     try:
-        return _place_of(stream.fileno())
+        return _file_at(stream.fileno())
     except (AttributeError, OSError, ValueError):
         return None
 

@@ -33,10 +33,11 @@ from kedge.flow import Bindable, as_act
 from kedge.hooks.firing.cause import Cause
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.tap import Spec, Tap
-from kedge.hooks.placing.installed import InstalledHook
+from kedge.hooks.placing.installed import HooksTogether, InstalledHook
 from kedge.hooks.placing.module_calls import given_to, running
 from kedge.hooks.placing.own_warnings import IgnoredOfGlobalHooks
 from kedge.hooks.placing.roots import SeenModules, free_name, unwrapped
+from kedge.hooks.placing.strict_export import spare_export
 from kedge.hooks.target import HookedModel
 from kedge.sites.language import Term
 from kedge.sites.select import ModelLayout, Selector, SitePlace
@@ -242,7 +243,9 @@ class RootFinder:
         installed.install(dynamo.DynamoHold())
         installed.install(IgnoredOfGlobalHooks())
         installed.cleanup.callback(self._close)
-        installed.install(InstalledHook(register_module_forward_pre_hook(self)))
+        finder = HooksTogether([(InstalledHook(register_module_forward_pre_hook(self)), self)])
+        installed.install(finder)
+        installed.cleanup.callback(spare_export(finder))
 
     def add(self, selector: Selector, spec: Spec) -> None:
         """Attach a hook to every model, at its next call.

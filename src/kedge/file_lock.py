@@ -8,7 +8,7 @@ import sys
 import weakref
 from contextlib import suppress
 from io import FileIO
-from typing import Literal
+from typing import Literal, Protocol
 
 if sys.platform != "win32":
     import fcntl
@@ -41,14 +41,26 @@ def claim(file: FileIO, *, alone: bool) -> Answer:
     return "held"
 
 
-def leave_to_parent(file: FileIO) -> None:
-    """Close a file in every child forked from now on, because the lock belongs to this process."""
-    mine = weakref.ref(file)
-    os.register_at_fork(after_in_child=lambda: _let_go(mine()))
+class Closable(Protocol):
+    """A file or a socket."""
+
+    def close(self) -> None:
+        """Close it."""
 
 
-def _let_go(file: FileIO | None) -> None:
-    """Called in a forked child: close the file, because the lock is the parent's."""
-    if file is not None:
-        with suppress(OSError):  # the child may have closed all inherited files
+def leave_to_parent(file: Closable) -> None:
+    """Close a file in every child forked from now on, because it belongs to this process."""
+    _own.add(file)
+
+
+def _let_go() -> None:
+    """Called in a forked child: close the files of the parent, as far as the child has not closed what it inherited."""
+    for file in list(_own):
+        with suppress(OSError):
             file.close()
+
+
+_own: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_let_go)  # once: Python keeps such functions for ever

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
+from kedge.cli.attach import AttachCommand
 from kedge.cli.check import CheckCommand
 from kedge.cli.command import Command
 from kedge.cli.diff import DiffCommand
@@ -27,6 +28,7 @@ from kedge.program.ending import SIGINT_STATUS, Ending
 
 COMMANDS: tuple[Command, ...] = (
     RunCommand(),
+    AttachCommand(),
     ReportCommand(),
     CheckCommand(),
     DiffCommand(),

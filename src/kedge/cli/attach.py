@@ -63,6 +63,7 @@ class AttachCommand:
             "budget": args.budget,
         }
         program = attach(process, wishes, args.wait)
+        say(_found(process.pid, program.found))
         try:
             return _follow(program, name, args.duration)
         finally:
@@ -70,11 +71,7 @@ class AttachCommand:
 
 
 def _follow(program: AttachedProgram, name: str, duration: float | None) -> int:
-    """Print what the watch reports, to its end.
-
-    Raises:
-        CannotAttach: The watch could not begin.
-    """
+    """Print what the watch reports, to its end."""
     heard = _Heard(program, name, duration)
     while True:
         try:
@@ -99,24 +96,14 @@ class _Heard:
     def __init__(self, program: AttachedProgram, name: str, duration: float | None) -> None:
         self.program, self.name, self._duration = program, name, duration
         self.is_leaving = False
+        self._count_time()
         self._over: str | None = None
         self._summary: Mapping[str, Any] | None = None
 
     def hear(self, event: Mapping[str, Any]) -> None:
-        """Print an event of the watch, or keep it for the end.
-
-        Raises:
-            CannotAttach: The watch could not begin.
-        """
+        """Print an event of the watch, or keep it for the end."""
         kind = event["event"]
-        if kind == "failed":
-            from kedge.errors import CannotAttach
-
-            raise CannotAttach(f"process {self.program.process.pid} cannot be watched: {event['text']}")
-        if kind == "entered":
-            self._count_time()
-            say(_found(self.program.process.pid, event))
-        elif kind == "began":
+        if kind == "began":
             self._count_time()
             say(f"watching into {self.name}; Ctrl-C ends the watch, not the program")
         elif kind == "says":

@@ -8,6 +8,7 @@ import socket
 import sys
 import sysconfig
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -38,24 +39,28 @@ class AttachedProgram:
 
     Attributes:
         until: The time at which the watch is to end; None for no such time.
+        found: The optimizers and the models that it found at first.
     """
 
     def __init__(self, process: RunningProcess, control: socket.socket) -> None:
         self.process, self._control = process, control
         self.until: float | None = None
-        self._text = b""
+        self.found: Mapping[str, Any] = {}
+        self._text, self._arrived = b"", deque[Mapping[str, Any]]()
         self._is_left = False
 
     def events(self) -> Iterator[Mapping[str, Any]]:
         """Yield what the watch reports, until all of it has been removed or the program has ended."""
         while True:
+            while self._arrived:
+                yield self._arrived.popleft()
             if self.until is not None and time.monotonic() > self.until:
                 self.leave()
             part = self._part()
             if part == b"" or (part is None and not self.process.is_alive):
                 return
             *lines, self._text = (self._text + (part or b"")).split(b"\n")
-            yield from map(json.loads, lines)
+            self._arrived.extend(map(json.loads, lines))
 
     def leave(self) -> None:
         """Have the watch end; the program goes on."""
@@ -82,40 +87,52 @@ class AttachedProgram:
 
 
 def attach(process: RunningProcess, wishes: Mapping[str, Any], patience: float) -> AttachedProgram:
-    """Enter a program and begin a late watch.
+    """Enter a program and have a late watch wait for its next step.
 
     Args:
         process: The process.
         wishes: The options of the watch, and where it records; see `kedge.running.late_watch.LateWatch`.
-        patience: Seconds to wait until the main thread is between two instructions.
+        patience: Seconds to wait until the program can be entered.
 
     Raises:
         CannotAttach: The program cannot be entered, or did not answer; nothing is left behind.
     """
+    until = time.monotonic() + patience
+    while True:
+        program = _enter(process, {**_surroundings(), **wishes, "until": until})
+        first = next(program.events(), {"event": "failed", "text": "it ended just now"})
+        if first["event"] == "entered":
+            program.found = first
+            return program
+        program.close()
+        if first["event"] != "busy" or time.monotonic() > until:
+            raise CannotAttach(f"process {process.pid} cannot be watched: {first['text']}")
+        time.sleep(_PAUSE)
+
+
+def _enter(process: RunningProcess, order: Mapping[str, Any]) -> AttachedProgram:
     with PrivateFolder(process.owner) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         place = folder.path / entry.CONTROL
         listening.bind(str(place))
         place.chmod(0o600)
         folder.own(place)
         listening.listen(1)
-        page = free_page(process.maps)
-        order = {**_surroundings(), **wishes, "folder": str(folder.path), "until": time.monotonic() + patience}
-        by_python = _send(process, order, page, folder)
+        by_python = _send(process, {**order, "folder": str(folder.path)}, folder)
         try:
-            control = _answer(listening, process, order["until"])
+            return AttachedProgram(process, _answer(listening, process, order["until"]))
         finally:
             if by_python:
                 replace_request(process)
-        return AttachedProgram(process, control)
 
 
-def _send(process: RunningProcess, order: Mapping[str, Any], page: int, folder: PrivateFolder) -> bool:
+def _send(process: RunningProcess, order: Mapping[str, Any], folder: PrivateFolder) -> bool:
     """Enter the program; returns whether Python itself did it."""
     if has_remote_exec(process):
         send_by_python(process, sent_text(order), folder)
         return True
     if not is_installed():
         raise CannotAttach(_no_way(process))
+    page = free_page(process.maps)
     send_by_gdb(process, sent_text({**order, "page": (page, SIZE)}), page, folder)
     return False
 
@@ -162,9 +179,9 @@ def _answer(listening: socket.socket, process: RunningProcess, until: float) -> 
             if not process.is_alive:
                 raise CannotAttach(f"process {process.pid} ended just now") from None
     raise CannotAttach(
-        f"process {process.pid} was entered, but its main thread stayed in one long call, such as a sleep, a read, or a "
-        "wait for other threads or processes. It will not be watched, and nothing was left in it; try again, or wait "
-        f"longer, as with --wait 5m{_where(process)}"
+        f"process {process.pid} did not answer: its main thread stays in one long call, such as a sleep, a read, or a wait "
+        f"for another thread or process{_where(process)}. It will not be watched, and nothing is left in it; try again, or wait "
+        "longer, as with --wait 5m"
     )
 
 
@@ -174,4 +191,4 @@ def _where(process: RunningProcess) -> str:
         place = Path(f"/proc/{process.pid}/task/{process.pid}/wchan").read_text(encoding="ascii")
     except OSError:
         return ""
-    return f" (the system says: {place})" if place.strip("0") and os.geteuid() == 0 else ""
+    return f" ({place}, says the system)" if place.strip("0") and os.geteuid() == 0 else ""

@@ -42,6 +42,14 @@ _PAUSE, _PATIENCE = 0.02, 5.0
 class CannotEnter(Exception):
     """The watch cannot begin here; the text is for the user."""
 
+    event = "failed"
+
+
+class BusyImporting(CannotEnter):
+    """The watch cannot begin yet: it would import a module of which the program has half imported already."""
+
+    event = "busy"
+
 
 def enter(order: Mapping[str, Any]) -> None:
     """Begin the watch that a command asks for; called in the main thread of the program.
@@ -71,10 +79,12 @@ def _begin(control: socket.socket, order: Mapping[str, Any]) -> None:
         late_watch = importlib.import_module("kedge.running.late_watch")  # found only now, and perhaps lent
         late_watch.LateWatch(control, order, lent).begin()
     except BaseException as error:  # noqa: BLE001  # the program must not see it
-        text = str(error) if isinstance(error, CannotEnter) else f"{type(error).__name__}: {error}"
+        event, text = "failed", f"{type(error).__name__}: {error}"
+        if isinstance(error, CannotEnter):
+            event, text = error.event, str(error)
         lent.remove()
         with suppress(OSError):
-            control.sendall(json.dumps({"event": "failed", "text": text}).encode() + b"\n")
+            control.sendall(json.dumps({"event": event, "text": text}).encode() + b"\n")
         control.close()
 
 
@@ -98,6 +108,8 @@ def _connected(folder: Path) -> socket.socket | None:
 
 
 def _check(order: Mapping[str, Any]) -> None:
+    if half := _half_imported({"torch", *order["names"]}):
+        raise BusyImporting(f"it is importing {half}")
     torch = sys.modules.get("torch")
     if torch is None:
         raise CannotEnter("the process has not imported torch; attach when it has begun to train")
@@ -105,6 +117,19 @@ def _check(order: Mapping[str, Any]) -> None:
     if tuple(map(int, found.split(".")[:2])) < tuple(order["torch"]):
         oldest = ".".join(map(str, order["torch"]))
         raise CannotEnter(f"it uses PyTorch {found}; Kedge needs {oldest} or newer")
+
+
+def _half_imported(packages: set[str]) -> str | None:
+    """Return a module of these packages that some thread is importing."""
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None:
+            if at.f_code.co_name == "_find_and_load" and at.f_code.co_filename.startswith("<frozen importlib"):
+                name = str(at.f_locals.get("name"))
+                if name.partition(".")[0] in packages:
+                    return name
+            at = at.f_back
+    return None
 
 
 def _check_kedge(order: Mapping[str, Any]) -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.rules.registry import OF_THE_BEGINNING, check
 from kedge.rules.judgement import judge
+from kedge.rules.registry import OF_THE_BEGINNING, check
 from kedge.running import late_watch
 from kedge.running.entry import CannotEnter, LentModules
 from kedge.running.late_watch import LateWatch
@@ -157,7 +157,7 @@ def test_rules_about_the_beginning_do_not_judge_a_late_recording(command):
     command.leave(training.step)
 
     judgement = judge(Recording.open(command.place))
-    assert OF_THE_BEGINNING <= {lack.code for lack in judgement.unjudged}
+    assert {lack.code for lack in judgement.unjudged} >= OF_THE_BEGINNING
     assert {finding.code for finding in judgement.findings} & OF_THE_BEGINNING == set()
 
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from kedge.cli.attach import _follow
 from kedge.cli.main import main
 from kedge.errors import CannotAttach
 from kedge.running.attached_program import attach
-from kedge.running.process import RunningProcess, _trouble_with_tracing
+from kedge.running.process import RunningProcess, _trouble_with_debugging
 from kedge.store.recording import Recording
 from tests import forked
 from tests.marks import full
@@ -36,7 +37,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _permitted():
-    if os.geteuid() and (trouble := _trouble_with_tracing()):
+    if os.geteuid() and (trouble := _trouble_with_debugging()):
         pytest.skip(trouble)
 
 
@@ -82,6 +83,7 @@ def running(tmp_path):
 
 @contextmanager
 def attached(pid, recording, patience=60.0):
+    """Attach to a process, and let it go at the end of the block at the latest."""
     wishes = {"recording": str(recording), "force": False, "sites": "**", "every": 1, "budget": None}
     program = attach(RunningProcess.found(pid), wishes, patience)
     try:
@@ -110,7 +112,7 @@ def test_a_training_that_was_watched_now_and_then_has_the_same_losses_and_nothin
     recording = Recording.open(tmp_path / "1.kedge")
     assert len(recording.steps)
     assert recording.end["steps"] >= 1
-    assert recording.begins_late
+    assert recording.manifest["late"]
 
 
 def test_the_command_watches_for_the_given_time_and_names_the_recording(running, tmp_path, capsys):
@@ -172,9 +174,13 @@ def test_a_program_in_a_long_call_is_left_alone(running, tmp_path):
     assert not (tmp_path / "a.kedge").exists()
 
 
-def test_a_second_command_is_refused(running, tmp_path):
-    """One watch at a time: the second would pay for the first."""
+def test_a_second_command_is_refused_and_a_place_that_is_taken(running, tmp_path):
+    """One watch at a time: the second would pay for the first. The reasons come from inside the program."""
     training = running()
+    (tmp_path / "taken.kedge").mkdir()
+    with pytest.raises(CannotAttach, match=r"RecordingExists: .*taken\.kedge"):
+        with attached(training.pid, tmp_path / "taken.kedge"):
+            pass
     with attached(training.pid, tmp_path / "a.kedge") as first:
         events = first.events()
         assert next(events)["event"] == "began"
@@ -185,11 +191,30 @@ def test_a_second_command_is_refused(running, tmp_path):
         assert [event["event"] for event in events] == ["summary", "over"]
 
 
-def test_a_place_that_is_taken_is_refused(running, tmp_path):
-    """The reason comes from inside the program, and is told by the command."""
-    (tmp_path / "a.kedge").mkdir()
-    training = running()
+class Interrupted:
+    """A program whose command is interrupted by Ctrl-C, once or always, while it waits."""
 
-    with pytest.raises(CannotAttach, match=r"RecordingExists: .*a\.kedge"):
-        with attached(training.pid, tmp_path / "a.kedge"):
-            pass
+    def __init__(self, process, *, always):
+        self.process, self.always, self.left, self.until = process, always, False, None
+
+    def events(self):
+        """Yield what the watch reports."""
+        if self.always or not self.left:
+            raise KeyboardInterrupt
+        yield {"event": "over", "why": "the command left"}
+
+    def leave(self):
+        """Have the watch end."""
+        self.left = True
+
+
+@pytest.mark.parametrize(("always", "last"), [(False, "nothing was recorded"), (True, "left at once")])
+def test_ctrl_c_ends_the_watch_and_a_second_one_the_command(always, last, tmp_path, capsys):
+    """The first waits for the end of the watch, the second does not; the program goes on in both cases."""
+    program = Interrupted(RunningProcess(1, Path("/proc/1")), always=always)
+
+    assert _follow(program, str(tmp_path / "a.kedge"), None) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert "letting the program go" in lines[0]
+    assert last in lines[-1]
+    assert program.left

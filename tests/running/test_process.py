@@ -76,9 +76,9 @@ def test_what_the_system_forbids_is_explained(monkeypatch, tmp_path, scope, may,
     """The setting is named, and how to change it."""
     (tmp_path / "scope").write_text(scope)
     monkeypatch.setattr(process, "_PTRACE_SCOPE", tmp_path / "scope")
-    monkeypatch.setattr(process, "_may_trace", lambda: may)
+    monkeypatch.setattr(process, "_may_debug", lambda: may)
 
-    trouble = process._trouble_with_tracing()
+    trouble = process._trouble_with_debugging()
     assert trouble is None if says is None else says in trouble
 
 

@@ -76,7 +76,7 @@ OF_THE_BEGINNING = frozenset(rule.code for rule in (NeverInitialised(), RateTooL
 
 def can_judge(rule: Rule, recording: Recording) -> bool:
     """Whether a rule fits a recording: one that begins in the midst of a training does not show how that began."""
-    return not (recording.begins_late and rule.code in OF_THE_BEGINNING)
+    return not (recording.manifest.get("late") and rule.code in OF_THE_BEGINNING)
 
 
 def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Finding, ...]:

@@ -14,7 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import kedge
 from kedge.errors import CannotAttach
 from kedge.running import entry
 from kedge.running.gdb import SIZE, free_page, is_installed, send_by_gdb
@@ -160,7 +159,7 @@ def sent_text(order: Mapping[str, Any]) -> str:
 
 def _surroundings() -> dict[str, Any]:
     """Return where this Kedge is, and what has to fit the program's environment."""
-    folders = [str(Path(kedge.__file__).parents[1]), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    folders = [str(Path(__file__).parents[2]), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
     return {
         "version": metadata.version("kedge"),
         "python": tuple(sys.version_info[:2]),

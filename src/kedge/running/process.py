@@ -136,7 +136,7 @@ class RunningProcess:
                     "runs in another container, with other files than this command; run the command in there: "
                     "docker exec -it CONTAINER kedge attach PID, with the process's number inside"
                 )
-        return _trouble_with_tracing()
+        return _trouble_with_debugging()
 
     def _trouble_with_content(self) -> str | None:
         if self.python is None:
@@ -148,13 +148,13 @@ class RunningProcess:
         return None
 
 
-def _trouble_with_tracing() -> str | None:
+def _trouble_with_debugging() -> str | None:
     """Return why the system lets this user look into no process but its own children."""
     try:
         scope = int(_PTRACE_SCOPE.read_text())
     except (OSError, ValueError):
         return None
-    if scope == 0 or (scope < 3 and _may_trace()):
+    if scope == 0 or (scope < 3 and _may_debug()):
         return None
     if scope == 3:
         return f"cannot be entered: {_PTRACE_SCOPE} is 3, which forbids it to everybody until the machine starts again"
@@ -165,7 +165,7 @@ def _trouble_with_tracing() -> str | None:
     ).rstrip()
 
 
-def _may_trace() -> bool:
+def _may_debug() -> bool:
     status = RunningProcess(os.getpid(), Path("/proc/self")).status
     return bool(int(status.get("CapEff", "0"), 16) & _CAP_SYS_PTRACE)
 

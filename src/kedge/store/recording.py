@@ -98,11 +98,6 @@ class Recording:
         return self.table.full_steps
 
     @property
-    def begins_late(self) -> bool:
-        """Whether it begins in the midst of a training, with a watch that was attached to it."""
-        return bool(self.manifest.get("late"))
-
-    @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks with rows in this recording, the lowest first."""
         if isinstance(self.table, RankedTable):

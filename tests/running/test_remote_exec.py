@@ -50,7 +50,7 @@ def test_a_refusal_names_the_settings_that_cause_it(monkeypatch):
 
 @pytest.mark.skipif(hasattr(sys, "remote_exec"), reason="this Python can enter other processes")
 def test_an_older_python_cannot():
-    """gdb is used instead."""
+    """The command uses gdb instead."""
     assert not has_remote_exec(HERE)
 
 

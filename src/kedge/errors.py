@@ -47,6 +47,7 @@ letters, is the heading of the paragraph in ``docs/messages.md``::
     ├── MissingExtra            a package that only this feature needs is not installed
     ├── QueryError              a query over a recording cannot be run
     ├── CannotServe             a page cannot be served on the requested port
+    ├── CannotAttach            a running process cannot be watched
     ├── CannotDraw              the argument cannot be drawn
     ├── NoSuchCodec             saved tensors cannot be stored this way
     ├── ScriptError             the program to run cannot be started
@@ -264,6 +265,10 @@ class MissingExtra(KedgeError):
 
 class QueryError(KedgeError, ValueError):
     """A query over a recording cannot be run; the message names the cause and the tables."""
+
+
+class CannotAttach(KedgeError):
+    """A running process cannot be watched from now on; the message gives the reason and the remedy."""
 
 
 class CannotServe(KedgeError, OSError):

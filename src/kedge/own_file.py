@@ -20,7 +20,8 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
-from typing import Self
+from contextlib import suppress
+from typing import Protocol, Self
 
 if sys.platform != "win32":
     import fcntl
@@ -39,7 +40,15 @@ NEW = APPEND | os.O_EXCL
 FRESH = APPEND | os.O_TRUNC
 """The flags of a file that is emptied first."""
 
-_own: weakref.WeakSet[OwnDescriptor] = weakref.WeakSet()
+
+class Closable(Protocol):
+    """A file or a socket."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+_own: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
 class DescriptorTaken(OSError):
@@ -57,7 +66,7 @@ class OwnDescriptor:
         self._number, self._marked = -1, 0
         self._place = _place_of(os.fstat(opened))
         self._hold(opened)
-        _own.add(self)
+        leave_to_parent(self)
 
     @property
     def closed(self) -> bool:
@@ -220,11 +229,17 @@ def _owner(number: int) -> int:
         return 0
 
 
-def _leave_to_parent() -> None:
-    """Called in a forked child: close its copies; see Note [Forked processes]."""
+def leave_to_parent(file: Closable) -> None:
+    """Close a file in every child forked from now on; see Note [Forked processes]."""
+    _own.add(file)
+
+
+def _close_copies() -> None:
+    """Called in a forked child: close its copies, as far as it has not closed what it inherited."""
     for each in list(_own):
-        each.close()
+        with suppress(OSError):
+            each.close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_to_parent)
+    os.register_at_fork(after_in_child=_close_copies)  # once: Python keeps such functions for ever

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
@@ -95,9 +95,23 @@ def print_error(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
 
+_elsewhere: list[Callable[[str], None]] = []
+"""Receives what is said, instead of stderr; the last one."""
+
+
 def say(text: str) -> None:
-    """Write one line to stderr."""
-    messenger()(text)
+    """Write one line to stderr, or to where reports go instead."""
+    (_elsewhere[-1] if _elsewhere else messenger())(text)
+
+
+@contextmanager
+def reports_to(tell: Callable[[str], None]) -> Iterator[None]:
+    """Send what is said during a block elsewhere than to stderr."""
+    _elsewhere.append(tell)
+    try:
+        yield
+    finally:
+        _elsewhere.remove(tell)
 
 
 def _nothing() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
+from kedge.cli.attach import AttachCommand
 from kedge.cli.check import CheckCommand
 from kedge.cli.command import Command
 from kedge.cli.diff import DiffCommand
@@ -28,6 +29,7 @@ from kedge.stderr import print_error
 
 COMMANDS: tuple[Command, ...] = (
     RunCommand(),
+    AttachCommand(),
     ReportCommand(),
     CheckCommand(),
     DiffCommand(),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kedge.cli.watch_options import add_watch_options, check_selector
 from kedge.cli.watching import Watching
 from kedge.errors import ScriptError
 from kedge.program.ending import Ending, text_of
@@ -39,22 +40,7 @@ class RunCommand:
         """Add the command's arguments."""
         add_program(parser)
         parser.add_argument("-o", metavar="NAME.kedge", dest="output", help="the recording (default: SCRIPT.PID.kedge)")
-        parser.add_argument("--force", action="store_true", help="replace an existing recording")
-        parser.add_argument("--sites", metavar="SELECTOR", help="sites to record, such as 'encoder.**' (default: all)")
-        parser.add_argument(
-            "--every",
-            metavar="N",
-            type=_positive,
-            default=10,
-            help="measure at most one step in N in full (default: 10)",
-        )
-        parser.add_argument(
-            "--budget",
-            metavar="SHARE",
-            type=_share,
-            default=0.03,
-            help="overhead limit as a share of run time, such as 3%% (the default); 'none' for no limit",
-        )
+        add_watch_options(parser)
         parser.add_argument(
             "--dump",
             action="store_true",
@@ -83,7 +69,7 @@ class RunCommand:
         launch = LaunchedRank.here()
         name = launch.settle(args.output or f"{program.name}.{launch.label}.kedge", args.force)
         if args.sites is not None:
-            _check_selector(args.sites)
+            check_selector(args.sites)
         if args.verify:
             from kedge.verify.compare import verify
 
@@ -125,35 +111,6 @@ def program_of(args: argparse.Namespace) -> Program:
     if not words:
         args.parser.error("name the program to run: a script, or -m and a module")
     return Program(words[0], args.module is not None, words[1:])
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; 1 measures every step, 10 one in ten")
-    return int(text)
-
-
-def _share(text: str) -> float | None:
-    """Return a share of the time: ``3%``, ``0.03`` or ``none``."""
-    if text == "none":
-        return None
-    number, percent, rest = text.partition("%")
-    try:
-        share = float(number) / (100 if percent else 1)
-    except ValueError:
-        share = 0.0
-    if rest or not 0 < share < 1:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a share of the time; write one such as 3%, or none for no limit"
-        )
-    return share
-
-
-def _check_selector(text: str) -> None:
-    """Check that a selector can be parsed; this has to import torch before the program does."""
-    from kedge.sites.language import parse
-
-    parse(text)
 
 
 def _run(program: Program, order: WatchOptions, output: Output) -> Ending:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.rules.command import closer_look
-from kedge.rules.registry import ALL, check
+from kedge.rules.registry import ALL, can_judge, check
 from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording
 
@@ -59,7 +59,7 @@ def judgement_of(recording: Recording, findings: Iterable[Finding], rules: Itera
     """Return the judgement of a recording whose findings are known."""
     asked, found = list(ALL if rules is None else rules), tuple(findings)
     spoke = {finding.code for finding in found}
-    lacks = [lack for rule in asked if rule.code not in spoke and (lack := rule.lacking(recording)) is not None]
+    lacks = [lack for rule in asked if rule.code not in spoke and (lack := _lack_of(rule, recording)) is not None]
     helped = tuple(lack.code for lack in lacks if helps(recording, lack))
     command = closer_look(recording) if helped else ""
     return Judgement(
@@ -71,6 +71,12 @@ def judgement_of(recording: Recording, findings: Iterable[Finding], rules: Itera
         helped=helped if command else (),
         unseen=tuple(dict.fromkeys(_words(event) for event in recording.events if event.get("kind") == "unseen")),
     )
+
+
+def _lack_of(rule: Rule, recording: Recording) -> Lack | None:
+    if not can_judge(rule, recording):
+        return Lack(rule.code, "beginning of the training", 0, 1, grows=False)
+    return rule.lacking(recording)
 
 
 def helps(recording: Recording, lack: Lack) -> bool:

@@ -70,6 +70,15 @@ ALL: tuple[Rule, ...] = (
 )
 
 
+OF_THE_BEGINNING = frozenset(rule.code for rule in (NeverInitialised(), RateTooLarge(), InitScale(), NoLearning()))
+"""Rules about the first steps of a training."""
+
+
+def can_judge(rule: Rule, recording: Recording) -> bool:
+    """Whether a rule fits a recording: one that begins in the midst of a training does not show how that began."""
+    return not (recording.manifest.get("late") and rule.code in OF_THE_BEGINNING)
+
+
 def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Finding, ...]:
     """Return the findings of rules in a recording.
 
@@ -80,7 +89,8 @@ def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Fi
     Returns:
         The findings: errors first, then in the order of steps. Findings that may follow from another one are info.
     """
-    found = [finding for rule in (ALL if rules is None else rules) for finding in rule.check(recording)]
+    judging = (rule for rule in (ALL if rules is None else rules) if can_judge(rule, recording))
+    found = [finding for rule in judging for finding in rule.check(recording)]
     return tuple(
         sorted(follow(recording, found), key=lambda finding: (SEVERITIES.index(finding.severity), finding.step))
     )

@@ -9,7 +9,6 @@ decide which models and parameters are watched, `kedge.watch.steps.steps` decide
 from __future__ import annotations
 
 import os
-import weakref
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
@@ -33,7 +32,7 @@ from kedge.watch.step_kinds import StepKinds
 from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.kind import StepKind
-from kedge.watch.steps.shield import OFF, WatchShield, leave_to_parent
+from kedge.watch.steps.shield import OFF, WatchShield, stop_in_children
 from kedge.watch.steps.steps import Steps
 from kedge.watch.totals import WatchSummary
 from kedge.watch.training import Training
@@ -87,9 +86,12 @@ class Watcher:
         self._undo.callback(self.kinds.hooks.close)
         self.steps.optimizers.begin()
         self.record.facts.unseen.begin(*updates)
-        shield = weakref.ref(self.shield)
-        os.register_at_fork(after_in_child=lambda: leave_to_parent(shield()))
+        stop_in_children(self.shield)
         return self
+
+    def join_call(self, module: nn.Module, args: Any) -> None:
+        """Take part in a call of a module that has begun already: PyTorch had collected its hooks before ours were there."""
+        self._module_called(module, args)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None

@@ -64,13 +64,18 @@ def last_words(name: str, recorder: RecordingSink, summary: WatchSummary, folder
         why = "" if recorder.failed or summary.failed else f": {NO_SITE if summary.steps else NO_MODULE}"
         yield f"nothing was recorded{why}"
         return
+    yield from words_on(name, recorder.place, summary, folder)
+
+
+def words_on(name: str, place: Path, summary: WatchSummary, folder: Path | None = None) -> Iterator[str]:
+    """Yield the lines about a recording that was made; arguments as in `last_words`."""
     cost = percent(summary.watching / summary.seconds) if summary.seconds else "nothing"
     yield (
-        f"{_rank_prefix(recorder.place)}{counted(summary.sites, 'site')}, {counted(summary.steps, 'step')}, "
+        f"{_rank_prefix(place)}{counted(summary.sites, 'site')}, {counted(summary.steps, 'step')}, "
         f"{summary.sampled:,} sampled; "
         f"watching took {cost} of {seconds(summary.seconds)}"
     )
-    yield _checked(recorder.place, folder)
+    yield _checked(place, folder)
     if not native.available():
         yield f"watching would be cheaper with Kedge's compiled part: {native.why_not()}"
     yield f"see more with: kedge report {name}"

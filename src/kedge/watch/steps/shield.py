@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +61,16 @@ class WatchShield:
         self.meter.level = OFF
 
 
-def leave_to_parent(shield: WatchShield | None) -> None:
-    """Stop measuring in a forked child, whose parent owns the recording; None if the watcher no longer exists."""
-    if shield is not None:
+def stop_in_children(shield: WatchShield) -> None:
+    """Stop measuring in forked children from now on: the recording belongs to their parent."""
+    _watching.add(shield)
+
+
+def _leave_to_parent() -> None:
+    for shield in _watching:
         shield.meter.level, shield.in_child = OFF, True
+
+
+_watching: weakref.WeakSet[WatchShield] = weakref.WeakSet()
+
+os.register_at_fork(after_in_child=_leave_to_parent)  # once: Python keeps such functions for ever

@@ -1,0 +1,164 @@
+"""``kedge attach``: watch a program that runs already, and let it go again."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedge.cli.watch_options import add_watch_options, check_selector
+from kedge.numbers import listed
+from kedge.stderr import say
+
+if TYPE_CHECKING:
+    from kedge.running.attached_program import AttachedProgram
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PATIENCE = 30.0
+
+
+class AttachCommand:
+    """Watch a training that runs already, and let it go again.
+
+    The training needs no change, and goes on when the command ends: by Ctrl-C, after the time
+    that --for gives, or in any other way. It is entered by Python itself (both with 3.14 or
+    newer) or by gdb. Linux only; as the same user, or as root. Its environment needs PyTorch
+    alone: Kedge is lent to it if it has none.
+    """
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's arguments."""
+        parser.add_argument("pid", metavar="PID", type=int, help="the process that trains")
+        parser.add_argument("-o", metavar="NAME.kedge", dest="output", help="the recording (default: SCRIPT.PID.kedge)")
+        parser.add_argument(
+            "--for", metavar="TIME", dest="duration", type=_duration, help="how long to watch, such as 90s, 5m or 2h"
+        )
+        parser.add_argument(
+            "--wait",
+            metavar="TIME",
+            type=_duration,
+            default=_PATIENCE,
+            help="how long to wait until the program can be entered (default: 30s)",
+        )
+        add_watch_options(parser)
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Attach, report what the watch says until it is over, and judge the recording."""
+        from kedge.running.attached_program import attach
+        from kedge.running.process import RunningProcess
+
+        process = RunningProcess.found(args.pid)
+        name = args.output or _free_name(f"{process.script}.{process.pid}", force=args.force)
+        if args.sites is not None:
+            check_selector(args.sites)
+        wishes = {
+            "recording": os.path.abspath(name),
+            "force": args.force,
+            "sites": args.sites or "**",
+            "every": args.every,
+            "budget": args.budget,
+        }
+        program = attach(process, wishes, args.wait)
+        say(_found(process.pid, program.found))
+        try:
+            return _follow(program, name, args.duration)
+        finally:
+            program.close()
+
+
+def _follow(program: AttachedProgram, name: str, duration: float | None) -> int:
+    """Print what the watch reports, to its end."""
+    heard = _Heard(program, name, duration)
+    while True:
+        try:
+            for event in program.events():
+                heard.hear(event)
+            break
+        except KeyboardInterrupt:
+            if heard.is_leaving:  # the second time: the watch ends by itself, when it can
+                say("left at once; the watch in the program ends at its next step")
+                return 0
+            heard.is_leaving = True
+            say("letting the program go, at its next step")
+            program.leave()
+    for line in heard.last_words():
+        say(line)
+    return 0
+
+
+class _Heard:
+    """What the watch has reported."""
+
+    def __init__(self, program: AttachedProgram, name: str, duration: float | None) -> None:
+        self.program, self.name, self._duration = program, name, duration
+        self.is_leaving = False
+        self._count_time()
+        self._over: str | None = None
+        self._summary: Mapping[str, Any] | None = None
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Print an event of the watch, or keep it for the end."""
+        kind = event["event"]
+        if kind == "began":
+            self._count_time()
+            say(f"watching into {self.name}; Ctrl-C ends the watch, not the program")
+        elif kind == "says":
+            say(event["text"])
+        elif kind == "summary":
+            self._summary = event
+        else:
+            self._over = event["why"]
+
+    def _count_time(self) -> None:
+        """Let the time of the watch count from now on; it counts anew when the watch begins."""
+        if self._duration is not None:
+            self.program.until = time.monotonic() + self._duration
+
+    def last_words(self) -> Iterator[str]:
+        """Yield what the user has to know at the end."""
+        pid = self.program.process.pid
+        if self._over is None:
+            yield f"process {pid} was ended from outside; what was written until then can be read"
+        elif self._over == "the command left":
+            yield f"process {pid} goes on without the watch; Kedge's modules stay loaded in it, and no hook"
+        else:
+            yield f"{self._over}; its recording is complete"
+        yield from self._about_recording()
+
+    def _about_recording(self) -> Iterable[str]:
+        from kedge.watch.run.summary import words_on
+        from kedge.watch.totals import WatchSummary
+
+        if self._summary is None:
+            return [] if os.path.exists(self.name) else ["nothing was recorded: no module was called meanwhile"]
+        if not self._summary["made"]:
+            return ["nothing was recorded: no step ended meanwhile"]
+        return words_on(self.name, Path(self.name), WatchSummary(**self._summary["figures"]))
+
+
+def _found(pid: int, event: Mapping[str, Any]) -> str:
+    optimizers, models = listed(event["optimizers"]), listed(event["models"])
+    if not optimizers:
+        return f"entered process {pid}: it has no optimizer; forward passes count as steps. Waiting for one"
+    return f"entered process {pid}: {optimizers} trains {models or 'tensors of no module'}. Waiting for a forward pass"
+
+
+def _free_name(stem: str, *, force: bool) -> str:
+    """Return a name that no recording has; the first one if it may be replaced."""
+    name, number = f"{stem}.kedge", 1
+    while os.path.lexists(name) and not force:
+        number += 1
+        name = f"{stem}-{number}.kedge"
+    return name
+
+
+def _duration(text: str) -> float:
+    """Return seconds: ``90``, ``90s``, ``5m``, ``1.5h``, ``2d``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if found is None or float(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write one such as 90s, 5m or 2h")
+    return float(found[1]) * _UNITS[found[2]]

@@ -1,0 +1,1 @@
+"""Watching a program that runs already, from another process, and letting it go again."""

@@ -59,9 +59,13 @@ text = _simple("a text", lambda value: type(value) is str)
 flag = _simple("true or false", lambda value: type(value) is bool)
 whole = _simple("a whole number", lambda value: type(value) is int and -MOST <= value < MOST)
 count = _simple("a whole number from 0 on", lambda value: type(value) is int and 0 <= value < MOST)
+positive = _simple("a whole number from 1 on", lambda value: type(value) is int and 1 <= value < MOST)
 number = _simple(
     "a number",
     lambda value: (type(value) is float and math.isfinite(value)) or (type(value) is int and -MOST <= value < MOST),
+)
+count_or_flag = _simple(
+    "a whole number from 0 on", lambda value: type(value) is bool or (type(value) is int and 0 <= value < MOST)
 )
 mapping = _simple("an object", lambda value: type(value) is dict)
 plain_name = _simple(
@@ -115,11 +119,15 @@ def tuple_of(*checks: Check) -> Check:
     return check_places
 
 
-def counts_by_name(value: Any) -> None:
-    """Check an object whose values are all counts."""
-    mapping(value)
-    for name, each in value.items():
-        _check_field(name, count, each)
+def mapping_of(check: Check) -> Check:
+    """Return the check of an object whose values all have one shape."""
+
+    def check_values(value: Any) -> None:
+        mapping(value)
+        for name, each in value.items():
+            _check_field(name, check, each)
+
+    return check_values
 
 
 def fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:

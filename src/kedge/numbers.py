@@ -60,11 +60,11 @@ def shortened(text: str, most: int = 80) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most // 2 + 1 :]}"
 
 
-_LONG_WORD = re.compile(r"\S{201,}")
+_LONG_WORD = re.compile(r"\S{401,}")
 
 
 def with_short_words(text: str) -> str:
-    """Return a text whose names of more than 200 letters are cut in their middle."""
+    """Return a text whose names of more than 400 letters are cut in their middle."""
     return _LONG_WORD.sub(lambda found: shortened(found[0]), text)
 
 

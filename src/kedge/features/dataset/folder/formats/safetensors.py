@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kedge.atomic_write import write_all
 from kedge.features.dataset.folder.formats.format import Shard
+from kedge.json_file import parse
 
 _NAMES = {
     torch.float64: "F64",
@@ -40,6 +41,7 @@ class Safetensors:
     """A file for each shard, with the shard's description in the file's metadata, as JSON under the key kedge."""
 
     suffix = ".safetensors"
+    widens = False
 
     def write(self, path: Path, shard: Shard) -> None:
         """Write a shard's header and values."""
@@ -50,7 +52,7 @@ class Safetensors:
         """Return a shard's description."""
         try:
             with safe_open(path, "pt") as file:
-                about: dict[str, Any] = json.loads((file.metadata() or {})["kedge"])
+                about: dict[str, Any] = parse((file.metadata() or {})["kedge"].encode())
         except (SafetensorError, KeyError) as error:
             raise ValueError(str(error)) from error
         return about

@@ -1,8 +1,8 @@
-"""JSON from files that may be damaged or hostile: what is not plain, finite and unambiguous is refused.
+r"""JSON from files that may be damaged or hostile: what is not plain, finite and unambiguous is refused.
 
 # Note [Texts from files]
 A text of a file may contain what a terminal obeys: escape sequences, a carriage return, marks that turn the direction
-of writing. Where a file is read, such characters become visible ones (`\\x1b`), so no printing place has to. Line ends
+of writing. Where a file is read, such characters become visible ones (`\x1b`), so no printing place has to. Line ends
 and tabs stay in the texts that have lines, and are replaced in all names. Halves of surrogate pairs, which no file can
 be written with, are replaced as well; but the words of a command stay as they are, since it can be run again, and are
 replaced where they are shown.
@@ -47,14 +47,11 @@ def open_regular(path: Path) -> FileIO:
         OSError: It cannot be opened.
     """
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    try:
-        kind = os.fstat(number).st_mode
-        if not stat.S_ISREG(kind):
-            raise BadJson(f"it is {_kind(kind)} and not a file")
-        return FileIO(number, "r")
-    except BaseException:
+    kind = os.fstat(number).st_mode
+    if not stat.S_ISREG(kind):
         os.close(number)
-        raise
+        raise BadJson(f"it is {_kind(kind)} and not a file")
+    return FileIO(number, "r")
 
 
 def read_regular(path: Path, start: int = 0) -> bytes:
@@ -72,8 +69,12 @@ def read_regular(path: Path, start: int = 0) -> bytes:
     return content
 
 
-def parse(content: bytes) -> Any:
-    """Return a JSON document; see Note [Texts from files].
+def parse(content: bytes, *, exact: bool = False) -> Any:
+    """Return a JSON document.
+
+    Args:
+        content: The bytes of a file, or of one of its lines.
+        exact: Whether texts stay as they are; see Note [Texts from files].
 
     Raises:
         BadJson: It is not JSON, or has a key twice, a number that is not finite, or too many levels.
@@ -90,7 +91,7 @@ def parse(content: bytes) -> Any:
     except ValueError as error:
         raise BadJson(f"it is not JSON ({error})") from error
     _check_levels(document)
-    return _visible(document, ()) if _SUSPECT.search(content) else document
+    return _visible(document, ()) if not exact and _SUSPECT.search(content) else document
 
 
 def visible(text: str, *, lines: bool = False) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from pathlib import Path
 
 import numpy as np
@@ -154,7 +153,7 @@ def test_only_regular_files_are_replaced(kedge, path: Path, tmp_path: Path) -> N
 
     assert sorted(tmp_path.iterdir()) == before
     assert (tmp_path / "elsewhere").read_text() == "kept"
-    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+    assert Path("/dev/full").is_char_device()
 
 
 def test_the_temporary_file_of_an_export_is_new(kedge, path: Path, tmp_path: Path) -> None:
@@ -164,4 +163,6 @@ def test_the_temporary_file_of_an_export_is_new(kedge, path: Path, tmp_path: Pat
 
     assert kedge("export", "train.kedge", "--parquet", "-o", "out.parquet").returncode == 0
     assert (tmp_path / "precious").read_text() == "kept"
-    assert (tmp_path / "out.parquet").stat().st_mode & 0o777 == (tmp_path / "train.kedge/sites.json").stat().st_mode & 0o777
+    assert (tmp_path / "out.parquet").stat().st_mode & 0o777 == (
+        tmp_path / "train.kedge/sites.json"
+    ).stat().st_mode & 0o777

@@ -21,6 +21,12 @@ DOORS = {
 }
 
 
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def fuzz(prop: Callable[[], None], minutes: float, first: int) -> bool:
     """Try a property on new examples; return whether it always holds. The seed of a failure is printed."""
     end, number = time.monotonic() + 60 * minutes, first
@@ -29,10 +35,10 @@ def fuzz(prop: Callable[[], None], minutes: float, first: int) -> bool:
             seed(number)(prop)()
         except BaseException:  # noqa: BLE001 - whatever it is, it is what is searched for
             traceback.print_exc()
-            print(f"seed {number} fails", flush=True)
+            say(f"seed {number} fails")
             return False
         number += 1
-    print(f"{number - first} rounds of 1000 examples, seeds from {first} on", flush=True)
+    say(f"{number - first} rounds of 1000 examples, seeds from {first} on")
     return True
 
 
@@ -45,8 +51,10 @@ def main() -> int:
     held = []
     for name in names or DOORS:
         module, prop = DOORS[name]
-        print(f"{name}: {minutes} minutes", flush=True)
-        held.append(fuzz(getattr(import_module(f"tests.properties.{module}"), prop), float(minutes), time.time_ns() >> 20))
+        say(f"{name}: {minutes} minutes")
+        held.append(
+            fuzz(getattr(import_module(f"tests.properties.{module}"), prop), float(minutes), time.time_ns() >> 20)
+        )
     return 0 if all(held) else 1
 
 

@@ -64,7 +64,15 @@ EVENTS: list[dict[str, Any]] = [
      {"site": "idle.weight:param.grad", "fired": 0, "cause": "no gradient", "remedy": "use it"}]},
     {"kind": "optimizers", "optimizers": [{"index": 0, "type": "SGD", "steps": 20, "parameters": 9, "roots": [0], "rates": [0.1], "first_step": 0}]},
 ]  # fmt: skip
-FILES = ["manifest.json", "sites.json", "events.jsonl", "stats-0.arrows", "sites-1.json", "events-1.jsonl", "stats-1.arrows"]
+FILES = [
+    "manifest.json",
+    "sites.json",
+    "events.jsonl",
+    "stats-0.arrows",
+    "sites-1.json",
+    "events-1.jsonl",
+    "stats-1.arrows",
+]
 
 
 class _Net(nn.Module):

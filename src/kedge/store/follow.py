@@ -57,7 +57,7 @@ class Follower:
 
     def _written(self) -> tuple[int, ...] | None:
         """Return the signature of the manifest, which each run writes once; None if there is none."""
-        with told(f"read {self.path}"):
+        with told(f"read {self.path / MANIFEST}"):
             try:
                 return signature(self.path / MANIFEST)
             except (FileNotFoundError, NotADirectoryError):

@@ -132,7 +132,7 @@ class PageServer(ThreadingHTTPServer):
         self._connections[connection] = monotonic() + SILENCE
         return connection, address
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - http.server's signature
         """Whether there is room for one more connection; see Note [Many and slow clients]."""
         if len(self._connections) <= MOST_CONNECTIONS:
             return True
@@ -223,9 +223,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Send what `do_GET` sends, without the content."""
         self.do_GET()
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+    def send_error(self, code: int, *_: object) -> None:
         """Refuse what is not a request for a page, in a few words and without repeating it."""
-        self.close_connection = True
+        self.close_connection, self.request_version = True, self.protocol_version
         status = HTTPStatus(code)
         self._refuse(status, f"{status.phrase}.")
 

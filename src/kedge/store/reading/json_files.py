@@ -49,7 +49,7 @@ def read_manifest(folder: Path) -> Document:
         NotARecording: There is no such folder, or it is not a recording.
         NewerFormat: A newer Kedge wrote it.
     """
-    with told(f"read {folder}"):
+    with told(f"read {folder / MANIFEST}"):
         present = is_there(folder / MANIFEST)
     if not present:
         raise NotARecording(f"{folder} is not a recording: {_instead(folder)}")

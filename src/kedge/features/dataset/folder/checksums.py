@@ -62,7 +62,7 @@ def _blocks(pieces: Iterator[Tensor], rows: int) -> Iterator[int]:
     """Yield the checksum of each block of so many rows; the last one may have fewer."""
     total, left = 0, rows
     for piece in pieces:
-        data = piece.contiguous().flatten().view(torch.uint8).numpy() if piece.numel() else b""
+        data = piece.contiguous().flatten().view(torch.uint8).numpy().data if piece.numel() else memoryview(b"")
         width, at = len(data) // max(len(piece), 1), 0
         while at < len(piece):
             taken = min(left, len(piece) - at)

@@ -131,10 +131,10 @@ def about_shard(path: Path) -> dict[str, Any]:
     Raises:
         NotFeatures: The shard is damaged, or a copy of another one.
     """
+    if not (path.is_file() or path.is_dir()):
+        raise NotFeatures(f"{path} is damaged: it is neither a file nor a folder; {REMEDY}")
     try:
         with told(f"read {path}"):
-            if not (path.is_file() or path.is_dir()):
-                raise ValueError("it is neither a file nor a folder")
             about = format_of(format_name(path) or "").about(path)
         _ABOUT(about)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -283,7 +283,7 @@ def _index(folder: Path, rank: int) -> Iterator[ShardEntry]:
             raise NotFeatures(f"{path} is damaged: {error}; remove it: it is rebuilt from the shards") from error
     for line in lines:
         try:
-            found = parse(line)
+            found = parse(line, exact=True)
             _LINE(found)
             if _SHARD.fullmatch(found["name"]) is None or _parts(found["name"]) != (found["rank"], found["number"]):
                 return

@@ -72,7 +72,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
             content = read_regular(path) if os.path.lexists(path) else None
         if content is None:
             return None
-        found = parse(content)
+        found = parse(content, exact=True)
         _VERSION(found)
         if found["format"] <= FORMAT:
             _MANIFEST(found)

@@ -101,8 +101,6 @@ def read_state(path: Path) -> dict[str, list[dict[str, Tensor]]]:
         with told(f"read {path}"), safe_open(path, "pt") as file:
             pieces = {full: file.get_tensor(full) for full in file.keys()}  # noqa: SIM118 - it is no mapping
             own = (file.metadata() or {}).get(OWN)
-        if own is not None and own != state_sum(pieces):
-            raise ValueError("its values have changed")
         for full in sorted(pieces, key=lambda full: (full.rsplit(_RESERVED, 2)[0], int(full.rsplit(_RESERVED, 2)[1]))):
             name, number, part = full.rsplit(_RESERVED, 2)
             some = states.setdefault(name, [])
@@ -110,7 +108,11 @@ def read_state(path: Path) -> dict[str, list[dict[str, Tensor]]]:
                 some.append({})
             some[int(number)][part] = pieces[full]
     except (SafetensorError, ValueError, IndexError) as error:
-        raise NotFeatures(
-            f"{path} is damaged ({error}); the reduced values are lost, so name another folder"
-        ) from error
+        raise _damaged(path, error) from error
+    if own is not None and own != state_sum(pieces):
+        raise _damaged(path, "its values have changed")
     return states
+
+
+def _damaged(path: Path, found: object) -> NotFeatures:
+    return NotFeatures(f"{path} is damaged ({found}); the reduced values are lost, so name another folder")

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kedge.features.dataset.folder.column import RowIndex
 from kedge.features.dataset.folder.checksums import VALUES, StoredShard
+from kedge.features.dataset.folder.column import RowIndex
 from kedge.features.dataset.folder.files import ShardEntry, shard_of
 from kedge.stderr import say
 
@@ -54,7 +54,9 @@ class StoredSamples:
         """The shards with their descriptions, compared with the index."""
         found = [shard_of(self._folder, entry) for entry in self._entries]
         if any(VALUES not in shard.about for shard in found):
-            say(f"{self._folder} has shards of an earlier version, without checksums: a changed value in them is not noticed")
+            say(
+                f"{self._folder} has shards of an earlier version, without checksums: a changed value in them is not noticed"
+            )
         return found
 
     @cached_property

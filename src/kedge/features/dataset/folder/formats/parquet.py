@@ -46,7 +46,7 @@ class Parquet:
 
     def about(self, path: Path) -> dict[str, Any]:
         """Return a shard's description."""
-        about: dict[str, Any] = parse((pq.read_schema(path).metadata or {})[ABOUT])
+        about: dict[str, Any] = parse((pq.read_schema(path).metadata or {})[ABOUT], exact=True)
         return about
 
     def read(self, path: Path, site: str, rows: slice) -> Tensor:

@@ -52,7 +52,9 @@ class Safetensors:
         """Return a shard's description."""
         try:
             with safe_open(path, "pt") as file:
-                about: dict[str, Any] = parse((file.metadata() or {})["kedge"].encode())
+                about: dict[str, Any] = parse(
+                    (file.metadata() or {})["kedge"].encode("utf-8", "surrogatepass"), exact=True
+                )
         except (SafetensorError, KeyError) as error:
             raise ValueError(str(error)) from error
         return about

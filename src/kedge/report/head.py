@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from kedge.json_file import visible
+from kedge.json_input.reading import visible
 from kedge.numbers import counted, percent, seconds
 from kedge.store.recording import Recording
 

@@ -12,7 +12,7 @@ from kedge.compare.circumstances import circumstances
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.measures import coarser
 from kedge.compare.verdict import Verdict
-from kedge.json_file import visible
+from kedge.json_input.reading import visible
 from kedge.numbers import compact, percent
 
 SIDES = {"A": "cyan", "B": "magenta"}

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from kedge.atomic_write import told
 from kedge.errors import NotARecording
-from kedge.json_file import BadJson, open_regular
+from kedge.json_input.reading import BadJson, open_regular
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.reading.json_files import damaged
 

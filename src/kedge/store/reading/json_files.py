@@ -9,8 +9,8 @@ from typing import Any
 
 from kedge.atomic_write import told
 from kedge.errors import NewerFormat, NotARecording
-from kedge.json_file import BadJson, parse, read_regular
-from kedge.json_shape import Check, Misshapen
+from kedge.json_input.reading import BadJson, parse, read_regular
+from kedge.json_input.shape import Check, Misshapen
 from kedge.numbers import listed, shortened
 from kedge.store.reading import shapes
 from kedge.store.sites import Root, SiteInfo, root_from, site_from

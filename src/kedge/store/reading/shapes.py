@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kedge.json_shape import (
+from kedge.json_input.shape import (
     Check,
     Misshapen,
     anything,

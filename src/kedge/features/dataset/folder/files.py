@@ -29,8 +29,8 @@ from kedge.features.dataset.folder.checksums import OWN, REMEDY, VALUES, StoredS
 from kedge.features.dataset.folder.formats.format import format_name, format_of
 from kedge.features.dataset.folder.manifest import read_manifest
 from kedge.file_lock import claim, leave_to_parent
-from kedge.json_file import BadJson, open_regular, parse, read_regular
-from kedge.json_shape import count, fields, list_of, mapping_of, nullable, positive, text, tuple_of
+from kedge.json_input.reading import BadJson, open_regular, parse, read_regular
+from kedge.json_input.shape import count, fields, list_of, mapping_of, nullable, positive, text, tuple_of
 
 INDEX = "index-{rank}.jsonl"
 STATE = "state-{rank}.safetensors"

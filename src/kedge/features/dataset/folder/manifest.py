@@ -18,8 +18,8 @@ from kedge.errors import NewerFormat, NotFeatures, OtherRun
 from kedge.features.dataset.folder.fingerprint import alike, has_digest, identity, listed, weights
 from kedge.features.dataset.samples.names import name_of, texts
 from kedge.features.reduce.reducer import Reducer
-from kedge.json_file import parse, read_regular
-from kedge.json_shape import Misshapen, fields, list_of, mapping_of, nullable, text, tuple_of, whole
+from kedge.json_input.reading import parse, read_regular
+from kedge.json_input.shape import Misshapen, fields, list_of, mapping_of, nullable, text, tuple_of, whole
 from kedge.numbers import shortened
 
 MANIFEST = "features.json"

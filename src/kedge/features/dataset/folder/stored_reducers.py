@@ -17,7 +17,7 @@ from kedge.features.dataset.folder.formats import safetensors
 from kedge.features.dataset.samples.batch import Columns
 from kedge.features.dataset.samples.placed import why
 from kedge.features.reduce.reducer import Reducer
-from kedge.json_file import open_regular
+from kedge.json_input.reading import open_regular
 
 _RESERVED = "#"
 

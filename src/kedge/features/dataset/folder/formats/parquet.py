@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from kedge.features.dataset.folder.formats.format import Shard, as_written, numpy_pieces
-from kedge.json_file import parse
+from kedge.json_input.reading import parse
 
 KEY = "key"
 #: The key of the shard's description in the file's metadata.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kedge.atomic_write import write_all
 from kedge.features.dataset.folder.formats.format import Shard
-from kedge.json_file import parse
+from kedge.json_input.reading import parse
 
 _NAMES = {
     torch.float64: "F64",

@@ -38,7 +38,7 @@ def fuzz(prop: Callable[[], None], minutes: float, first: int) -> bool:
             say(f"seed {number} fails")
             return False
         number += 1
-    say(f"{number - first} rounds of 1000 examples, seeds from {first} on")
+    say(f"{number - first} rounds of 200 examples, seeds from {first} on")
     return True
 
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 LONG = "KEDGE_FUZZ" in os.environ
 
 fuzzed = settings(
-    max_examples=1000 if LONG else 100,
+    max_examples=200 if LONG else 100,
     derandomize=not LONG,
     deadline=None,
     database=None,

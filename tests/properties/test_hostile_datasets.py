@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,7 @@ Values = dict[str, dict[str, torch.Tensor]]
 def workplace() -> tuple[tempfile.TemporaryDirectory[str], dict[str, Values]]:
     """Return a folder with features in each format, and their values by sample and site."""
     made = tempfile.TemporaryDirectory()
+    atexit.register(made.cleanup)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1), nn.Flatten(0)).eval()
     loader = DataLoader(TensorDataset(torch.rand(40, 3)), batch_size=8)

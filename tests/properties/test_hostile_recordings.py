@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import json
 import re
 import shutil
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -90,6 +92,7 @@ class _Net(nn.Module):
 def workplace() -> tempfile.TemporaryDirectory[str]:
     """Return a folder with the recording of a run of two ranks, named sound.kedge."""
     made = tempfile.TemporaryDirectory()
+    atexit.register(made.cleanup)
     folder = Path(made.name) / "sound.kedge"
     torch.manual_seed(0)
     model = _Net()
@@ -124,7 +127,7 @@ def _run(words: list[str]) -> int:
             page_of(condense(opened, check(opened, ALL), ALL), live=True).encode()
             return 0
     except KedgeError as error:
-        print(f"kedge: {error}", file=__import__("sys").stderr)
+        print(f"kedge: {error}", file=sys.stderr)
         return 2
     return main(words)
 

@@ -127,7 +127,7 @@ def _run(words: list[str]) -> int:
             page_of(condense(opened, check(opened, ALL), ALL), live=True).encode()
             return 0
     except KedgeError as error:
-        print(f"kedge: {error}", file=sys.stderr)
+        sys.stderr.write(f"kedge: {error}\n")
         return 2
     return main(words)
 

@@ -231,3 +231,14 @@ def test_a_recording_that_nobody_may_read_is_told(
     assert "sites.json: Permission denied; name a place you have the right to use" in _refused(
         ["report", "RUN"], folder, capsys
     )
+
+
+def test_a_pipe_for_settings_is_not_waited_for(
+    recorded: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--config with a pipe that nobody writes to is refused."""
+    os.mkfifo(tmp_path / "pipe")
+
+    assert "it is a pipe and not a file" in _refused(
+        ["check", "RUN", "--config", str(tmp_path / "pipe")], recorded(), capsys
+    )

@@ -127,6 +127,15 @@ mutants: setup  ## measure the tests: how many of 120 small faults in a copy of 
 	@echo "mutants: benchmarks/mutants.py; what was interrupted goes on where it stopped"
 	@$(BIN)/python benchmarks/mutants.py
 
+# Hostile recordings, data sets, command lines and selectors: tests/properties/fuzz.py. The tests try a hundred of each.
+MINUTES ?= 5
+DOORS ?=
+
+.PHONY: fuzz
+fuzz: setup  ## try ever new hostile input on each door, MINUTES=5 each; DOORS="recordings selectors" only those
+	@echo "fuzz: $(MINUTES) minutes a door"
+	@$(QUIET) $(BIN)/python -m tests.properties.fuzz $(MINUTES) $(DOORS)
+
 clean:  ## remove what the tasks made, .venv included
 	@echo "removing $(VENV), build, dist and the tools' folders"
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,19 @@ def counted(number: int, noun: str) -> str:
 def listed(names: Sequence[str], most: int = 6) -> str:
     """Return some names with commas between, and the number of the rest."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """Return a text, cut in its middle if it is longer than this."""
+    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - most // 2 + 1 :]}"
+
+
+_LONG_WORD = re.compile(r"\S{401,}")
+
+
+def with_short_words(text: str) -> str:
+    """Return a text whose names of more than 400 letters are cut in their middle."""
+    return _LONG_WORD.sub(lambda found: shortened(found[0]), text)
 
 
 def sized(number: int) -> str:

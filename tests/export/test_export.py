@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -134,3 +135,34 @@ def test_the_command_says_what_to_install(kedge, path: Path) -> None:
     assert done.stderr == (
         "kedge: kedge export needs the package pyarrow, which is not installed: pip install 'kedge[export]'\n"
     )
+
+
+def test_only_regular_files_are_replaced(kedge, path: Path, tmp_path: Path) -> None:
+    """--force leaves a device, a pipe, a link and a folder where they are, and no file beside them."""
+    (tmp_path / "elsewhere").write_text("kept")
+    (tmp_path / "link.parquet").symlink_to("elsewhere")
+    (tmp_path / "null.parquet").symlink_to("/dev/null")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    before = sorted(tmp_path.iterdir())
+    for name in ("link.parquet", "null.parquet", "pipe.parquet", "/dev/full"):
+        done = kedge("export", "train.kedge", "--parquet", "--force", "-o", name)
+        assert done.returncode == 2
+        assert done.stderr == (
+            f"kedge: cannot write {name}: it exists already, and is not a regular file; name another file with -o\n"
+        )
+
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "elsewhere").read_text() == "kept"
+    assert Path("/dev/full").is_char_device()
+
+
+def test_the_temporary_file_of_an_export_is_new(kedge, path: Path, tmp_path: Path) -> None:
+    """A link under the name that a temporary file had before is not followed."""
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / ".out.parquet.part").symlink_to("precious")
+
+    assert kedge("export", "train.kedge", "--parquet", "-o", "out.parquet").returncode == 0
+    assert (tmp_path / "precious").read_text() == "kept"
+    assert (tmp_path / "out.parquet").stat().st_mode & 0o777 == (
+        tmp_path / "train.kedge/sites.json"
+    ).stat().st_mode & 0o777

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from kedge.errors import KedgeError, SelectorError
 from kedge.sites.select import Selector, Term, parse
 from kedge.sites.site import MODULE_KINDS, OP_KINDS, PARAM_KINDS, Site, escape
+from tests.properties.profiles import fuzzed
 
 few = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 names = st.text(
@@ -24,6 +27,11 @@ classes = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True)
 leaves = st.from_regex(r"[a-z0-9_]{1,4}(\.[a-z0-9_]{1,4}){0,2}", fullmatch=True)
 counts = st.none() | st.integers(0, 99)
 ops = st.tuples(classes, counts)
+#: The signs and words of the language, and what looks like them.
+PIECES = [
+    *"*?[]{}()#/:,!\\ .0-", "**", "..", "#-1", "#1e9", "#" + "9" * 30, "#٣", "²", "{Linear}", "{a,b}", "[a-", "[!", "[]]", "\\", "\\\n",
+    "\n", "\t", "\x00", "\ud800", "ß", "İ", "out", ":out", ":out.grad", ":param", "/relu", "/relu#0", "weight", "a" * 3000, "*" * 40, "{" * 50,
+]  # fmt: skip
 Flow = tuple[str, tuple[str, int | None] | None]
 flows = st.tuples(st.sampled_from(MODULE_KINDS), st.none()) | st.tuples(st.sampled_from(OP_KINDS), ops)
 terms = st.builds(
@@ -63,6 +71,23 @@ def test_any_text_is_read_or_pointed_at(text: str) -> None:
     assert Selector(str(selector)) == selector
     for term in selector.terms:
         assert isinstance(term.matches("a.b", ("a",)), bool)
+
+
+@fuzzed
+@given(st.text(max_size=40) | st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
+def test_any_text_at_all_is_read_or_pointed_at(text: str) -> None:
+    """Any Unicode text is a selector that reads back as it prints, or an error of one caret; nothing else ever happens."""
+    try:
+        selector = Selector(text)
+    except SelectorError as error:
+        selector, told = None, str(error)
+    if selector is None:
+        assert told.startswith("cannot read the selector, column ")
+        return
+    assert Selector(str(selector)) == selector
+    assert Selector(str(selector)).terms == selector.terms
+    with contextlib.suppress(KedgeError):  # no such site in this model
+        selector.on(nn.Sequential(nn.ReLU()))
 
 
 @few

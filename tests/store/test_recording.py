@@ -220,11 +220,11 @@ DAMAGED: list[tuple[str, str | None, str]] = [
     ("manifest.json", '{"format": "1"}', "{f} is not a recording: its manifest.json has '1' where the number of the"),
     ("sites.json", None, "{f}/sites.json is missing, though stats-0.arrows holds rows; copy the whole folder again"),
     ("sites.json", "{", "{f}/sites.json is damaged: it is not JSON"),
-    ("sites.json", "{}", "{f}/sites.json is damaged: an entry is not as it should be (KeyError: 'roots')"),
+    ("sites.json", "{}", "{f}/sites.json is damaged: it has no 'roots'; copy the whole folder again"),
     (
         "sites.json",
         '{"roots": [], "sites": [7]}',
-        "{f}/sites.json is damaged: an entry is not as it should be (TypeErr",
+        "{f}/sites.json is damaged: sites[0] is 7 where an object should be; copy the whole folder",
     ),
     (
         "sites.json",

@@ -28,19 +28,17 @@ class ExportCommand:
     def run(self, args: argparse.Namespace) -> int:
         """Write the file."""
         with required("pyarrow", "export", "kedge export needs"):
-            from kedge.store.export.parquet import write_parquet
+            from kedge.store.export.parquet import is_other, write_parquet
         from kedge.numbers import sized
         from kedge.store.recording import Recording
 
         recording = Recording.open(args.recording)
         path = Path(args.o) if args.o else _beside(recording.path)
-        if os.path.lexists(path) and (path.is_dir() or not args.force):
-            remedy = (
-                "name another file with -o"
-                if path.is_dir()
-                else "replace it with --force, or name another file with -o"
-            )
-            raise RecordingExists(f"cannot write {path}: it exists already; {remedy}")
+        if os.path.lexists(path) and (is_other(path) or not args.force):
+            remedy = "name another file with -o"
+            if is_other(path):
+                raise RecordingExists(f"cannot write {path}: it exists already, and is not a regular file; {remedy}")
+            raise RecordingExists(f"cannot write {path}: it exists already; replace it with --force, or {remedy}")
         rows = write_parquet(recording, path)
         print(f"{path}: {rows:,} rows of {len(recording.sites):,} sites, {sized(path.stat().st_size)}")
         return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,9 @@ from kedge.cli.report import ReportCommand
 from kedge.cli.run import RunCommand
 from kedge.cli.serve import ServeCommand
 from kedge.cli.sites import SitesCommand
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, RecordingError
+from kedge.json_input.reading import visible
+from kedge.numbers import with_short_words
 from kedge.program.ending import SIGINT_STATUS, Ending
 from kedge.stderr import print_error
 
@@ -41,6 +44,9 @@ COMMANDS: tuple[Command, ...] = (
     QueryCommand(),
     ExtractCommand(),
 )
+
+#: The commands that run code of the user's, which finds its output as it is without them.
+RUNS = (RunCommand, SitesCommand, ExtractCommand)
 
 CANNOT = 2
 BROKEN_PIPE_STATUS = 141
@@ -93,12 +99,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _run(command: Command, args: argparse.Namespace) -> int | Ending:
+    if not isinstance(command, RUNS) and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
     try:
         ended = command.run(args)
         if not isinstance(ended, Ending) and sys.stdout is not None:
             sys.stdout.flush()
     except KedgeError as error:
-        print_error(f"kedge: {error}")
+        said = with_short_words(str(error)) if isinstance(error, RecordingError) else str(error)
+        print_error(f"kedge: {visible(said, lines=True)}")
         return CANNOT
     except BrokenPipeError:
         # The reader of the output has closed it. Python would report that again when it flushes at exit.

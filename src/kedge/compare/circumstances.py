@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from kedge.json_input.reading import visible
 from kedge.store.recording import Recording
 
 #: The keys of a manifest that are compared.
@@ -33,7 +34,7 @@ def circumstances(a: Recording, b: Recording) -> tuple[Circumstance, ...]:
 
 
 def _words(recording: Recording) -> list[str]:
-    return [str(word) for word in recording.manifest.get("command") or ()]
+    return [visible(str(word), lines=True) for word in recording.manifest.get("command") or ()]
 
 
 def _changes(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[Sequence[str], Sequence[str]]]:

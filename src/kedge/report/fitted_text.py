@@ -7,12 +7,18 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from kedge.numbers import with_short_words
+
 #: The longest readable line.
 WIDEST = 110
+#: The length from which a text is searched for very long names.
+_LONG = 400
 
 
 def print_paragraph(text: Text, console: Console, indent: int = 0) -> None:
     """Print a text in lines that fit, without spaces at their ends."""
+    if len(text) > _LONG:
+        text = Text(with_short_words(text.plain), text.style)
     for line in text.wrap(console, min(console.width, WIDEST) - indent):
         line.rstrip()
         console.print(Text(" " * indent).append_text(line))

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
+from kedge.json_input.reading import visible
 from kedge.numbers import counted, percent, seconds
 from kedge.store.recording import Recording
 
@@ -19,7 +20,7 @@ UNNAMED = "a program without a name"
 def command_of(manifest: Mapping[str, Any]) -> str:
     """Return the command of a run, or its script; empty if neither is known."""
     command = manifest.get("command")
-    return shlex.join(map(str, command)) if command else str(manifest.get("script") or "")
+    return visible(shlex.join(map(str, command)) if command else str(manifest.get("script") or ""))
 
 
 def head(recording: Recording) -> Iterator[Text]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import PurePath
 
+from kedge.json_input.reading import visible
 from kedge.store.recording import Recording
 
 #: The script in the manifest of a program that was not started as one.
@@ -50,7 +51,10 @@ def again(recording: Recording, purpose: str, since: str = "") -> str:
 
 def _command(recording: Recording, *, dump: bool) -> str:
     manifest = recording.manifest
-    script, command = str(manifest.get("script") or ""), [str(word) for word in manifest.get("command") or ()]
+    script, command = (
+        visible(str(manifest.get("script") or ""), lines=True),
+        [visible(str(word), lines=True) for word in manifest.get("command") or ()],
+    )
     if script in _UNNAMED or PurePath(script).name in _NOTEBOOKS:
         return "kedge.watch(dump=True)" if dump else "kedge.watch(every=1, budget=None)"
     sites = str(manifest.get("sites") or "**")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kedge.errors import ConfigError
+from kedge.json_input.reading import read_regular
 from kedge.rules import registry
 from kedge.rules.rule import Rule
 from kedge.rules.settings import chosen, codes, configured
@@ -59,7 +60,7 @@ def _read(config: str | None, folder: Path | None) -> tuple[str, Mapping[str, An
 
 def _table_of(path: Path) -> Mapping[str, Any] | None:
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_regular(path).decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}; name another file with --config") from error
     except ValueError as error:

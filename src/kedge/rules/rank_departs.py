@@ -202,8 +202,9 @@ class RankDeparts:
 
     def _steps(self, group: _Group) -> Iterator[Finding]:
         ends = [share.end for share in group.shares]
-        taken = {rank: end["steps"] for rank, end in zip(group.ranks, ends, strict=True) if end and not end.get("exit")}
-        if len(taken) < len(ends) or len(set(taken.values())) < 2:
+        ended = {rank: end for rank, end in zip(group.ranks, ends, strict=True) if end and not end.get("exit")}
+        taken = {rank: end["steps"] for rank, end in ended.items() if "steps" in end}
+        if len(taken) < len(ends) or len(set(taken.values())) < 2 or not group.recording.sites:
             return
         least, most = min(taken.values()), max(taken.values())
         short = [rank for rank, steps in taken.items() if steps == least]

@@ -29,6 +29,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
 from kedge.own_file import leave_to_parent
 from kedge.running.entry import CannotEnter, HeldSignals, LentModules
 from kedge.running.stacks import all_are_outside, is_outermost_call
@@ -38,7 +39,6 @@ from kedge.store.writing.destination import check_place
 from kedge.torch_internals import dynamo
 from kedge.watch.models.holders import holders_of
 from kedge.watch.models.optimizers import living, params_of
-from kedge.watch.own_warnings import ignore_warnings, show_warnings
 from kedge.watch.run.begin import begin_recording, make_watch
 from kedge.watch.run.block import script_name
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions, manifest_of

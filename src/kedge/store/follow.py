@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from kedge.atomic_write import told
 from kedge.errors import RecordingError
-from kedge.store.reading.json_files import MANIFEST, Document, read_manifest, read_ranks
+from kedge.store.reading.json_files import MANIFEST, Document, is_there, read_manifest, read_ranks
 from kedge.store.reading.rank_reader import RankReader, signature
 from kedge.store.recording import Recording, recording_of
 
@@ -56,13 +57,16 @@ class Follower:
 
     def _written(self) -> tuple[int, ...] | None:
         """Return the signature of the manifest, which each run writes once; None if there is none."""
-        try:
-            return signature(self.path / MANIFEST)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+        with told(f"read {self.path / MANIFEST}"):
+            try:
+                return signature(self.path / MANIFEST)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
 
     def _check_place(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
+        with told(f"read {self.path}"):
+            elsewhere = is_there(self.path) and not self.path.is_dir()
+        if elsewhere:
             read_manifest(self.path)
 
 

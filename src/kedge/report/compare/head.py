@@ -12,6 +12,7 @@ from kedge.compare.circumstances import circumstances
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.measures import coarser
 from kedge.compare.verdict import Verdict
+from kedge.json_input.reading import visible
 from kedge.numbers import compact, percent
 
 SIDES = {"A": "cyan", "B": "magenta"}
@@ -40,7 +41,7 @@ def head(comparison: Comparison, names: Names) -> Iterator[Text]:
     width = max(len(names.a), len(names.b))
     for side, name, recording in (("A", names.a, comparison.a), ("B", names.b, comparison.b)):
         command = recording.manifest.get("command")
-        typed = f"  {shlex.join(map(str, command))}" if command else ""
+        typed = f"  {visible(shlex.join(map(str, command)))}" if command else ""
         yield Text.assemble((side, f"bold {SIDES[side]}"), f"  {name:<{width}}", (typed, "dim"))
     for found in circumstances(comparison.a, comparison.b):
         text = Text(f"   {found.name}: ")

@@ -5,6 +5,11 @@ Any web page can make a browser send requests to 127.0.0.1, so being on this mac
 begins with a token that is new for each server and in none of the pages' links. A request must also name this machine
 as its host, which a request through a foreign name does not. Only the page, its news and the announcement of news are
 served.
+
+# Note [Many and slow clients]
+Each connection has a thread, and there are at most `MOST_CONNECTIONS`; one more is told to come again. A request must be
+complete `SILENCE` seconds after its connection, even if bytes trickle in, and an answer must be taken in the same time.
+The page is rendered once for all that ask for it.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic
@@ -35,8 +40,12 @@ REST = 3.0
 
 #: Seconds after which a comment is sent on a quiet connection, to find out whether it is still open.
 SIGN_OF_LIFE = 15.0
-#: Seconds after which a connection without a request is closed.
+#: Seconds in which a connection must bring its whole request, and take an answer.
 SILENCE = 30.0
+#: The most connections at a time, and the most that may wait to be accepted.
+MOST_CONNECTIONS, MOST_WAITING = 256, 512
+#: The answer to one connection more.
+BUSY = b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 HEADERS = {
     "Cache-Control": "no-store",
@@ -55,6 +64,8 @@ class News:
         self._condense = condense
         self._changed = threading.Condition()
         self._document = condense(first)
+        self._rendering = threading.Lock()
+        self._rendered: dict[Callable[[Document], str], tuple[Document, bytes]] = {}
         self._number = 0
         self._closed = False
 
@@ -63,6 +74,15 @@ class News:
         """The newest state."""
         with self._changed:
             return self._document
+
+    def rendered(self, render: Callable[[Document], str]) -> bytes:
+        """Return the newest state as a page or otherwise; it is rendered once, however many ask for it."""
+        with self._rendering:
+            document = self.document
+            known = self._rendered.get(render)
+            if known is None or known[0] is not document:
+                known = self._rendered[render] = document, render(document).encode()
+            return known[1]
 
     def refresh(self) -> float:
         """Read the recording if it has grown; return the seconds to wait before the next call."""
@@ -92,11 +112,13 @@ class PageServer(ThreadingHTTPServer):
     """The server of one recording's page; `close` ends all its threads and connections."""
 
     daemon_threads = False
+    request_queue_size = MOST_WAITING
 
     def __init__(self, news: News, port: int = 0) -> None:
         self.news = news
         self.token = secrets.token_urlsafe(24)
-        self._connections: set[socket.socket] = set()
+        #: The open connections, each with the time by which its request must be complete; None once it is.
+        self._connections: dict[socket.socket, float | None] = {}
         super().__init__((LOOPBACK, port), _Handler)
 
     @property
@@ -107,12 +129,33 @@ class PageServer(ThreadingHTTPServer):
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept a connection, and remember it."""
         connection, address = super().get_request()
-        self._connections.add(connection)
+        self._connections[connection] = monotonic() + SILENCE
         return connection, address
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - http.server's signature
+        """Whether there is room for one more connection; see Note [Many and slow clients]."""
+        if len(self._connections) <= MOST_CONNECTIONS:
+            return True
+        with suppress(OSError):
+            request.setblocking(False)
+            request.send(BUSY)
+        return False
+
+    def request_complete(self, connection: socket.socket) -> None:
+        """Stop the clock of a connection whose request has arrived."""
+        if connection in self._connections:
+            self._connections[connection] = None
+
+    def service_actions(self) -> None:
+        """End the connections whose request has not arrived in time; the server calls this all the time."""
+        now = monotonic()
+        for connection, until in self._connections.copy().items():
+            if until is not None and now > until:
+                _end(connection)
 
     def shutdown_request(self, request: Any) -> None:
         """End a connection."""
-        self._connections.discard(request)
+        self._connections.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -125,11 +168,18 @@ class PageServer(ThreadingHTTPServer):
         self.news.close()
         for connection in tuple(self._connections):
             # Browsers open connections ahead of time without a request; their threads wait for one.
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue  # it has ended already
+            _end(connection)
         self.server_close()
+
+
+def _end(connection: socket.socket) -> None:
+    """Wake the thread of a connection, which closes it."""
+    with suppress(OSError):  # it may have ended already
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _live_page(document: Document) -> str:
+    return page_of(document, live=True)
 
 
 @contextmanager
@@ -153,6 +203,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page, its news, or the announcement of news."""
+        self.server.request_complete(self.connection)
         if not self._has_own_host():
             self._refuse(HTTPStatus.FORBIDDEN, "This address is not for this machine's name.")
             return
@@ -162,14 +213,25 @@ class _Handler(BaseHTTPRequestHandler):
         elif rest == "":
             self._page()
         elif rest == "news":
-            self._answer("application/json", news_of(self.server.news.document))
+            self._answer("application/json", self.server.news.rendered(news_of))
         elif rest == "events":
             self._events()
         else:
             self._refuse(HTTPStatus.NOT_FOUND, "There is nothing here.")
 
+    def do_HEAD(self) -> None:
+        """Send what `do_GET` sends, without the content."""
+        self.do_GET()
+
+    def send_error(self, code: int, *_: object) -> None:
+        """Refuse what is not a request for a page, in a few words and without repeating it."""
+        self.close_connection, self.request_version = True, self.protocol_version
+        status = HTTPStatus(code)
+        self._refuse(status, f"{status.phrase}.")
+
     def _has_own_host(self) -> bool:
-        host = self.headers.get("Host", "").lower()
+        named = self.headers.get_all("Host") or []
+        host = named[0].lower() if len(named) == 1 else ""
         name, _, port = host.rpartition(":") if not host.endswith("]") else (host, "", "")
         return (name if port.isdecimal() else host) in HOSTS
 
@@ -179,12 +241,14 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Location", f"/{self.server.token}/")
             self.end_headers()
             return
-        self._answer("text/html; charset=utf-8", page_of(self.server.news.document, live=True))
+        self._answer("text/html; charset=utf-8", self.server.news.rendered(_live_page))
 
     def _events(self) -> None:
         """Announce each new state; the first announcement covers those since the page was made."""
         news = self.server.news
         self._begin(HTTPStatus.OK, "text/event-stream")
+        if self.command == "HEAD":
+            return
         announced, number = 0, 0
         while True:
             self.wfile.write(b"event: grown\ndata: \n\n" if number > announced else b": here\n\n")
@@ -195,12 +259,12 @@ class _Handler(BaseHTTPRequestHandler):
             number = newest
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        self._answer("text/plain; charset=utf-8", f"{why}\n", status)
+        self._answer("text/plain; charset=utf-8", f"{why}\n".encode(), status)
 
-    def _answer(self, kind: str, text: str, status: HTTPStatus = HTTPStatus.OK) -> None:
-        content = text.encode()
+    def _answer(self, kind: str, content: bytes, status: HTTPStatus = HTTPStatus.OK) -> None:
         self._begin(status, kind, len(content))
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def _begin(self, status: HTTPStatus, kind: str, length: int | None = None) -> None:
         self.send_response(status)

@@ -28,10 +28,10 @@ def silent(recording: Recording) -> Iterator[Entry]:
     """Yield the ledger's entries of trained models that never fired, except those that are silent by design."""
     trained = trained_roots(recording)
     for entry in recording.ledger:
-        if entry["fired"] or any(words in entry["cause"] for words in _EXPECTED):
+        if entry["fired"] or any(words in entry.get("cause", "") for words in _EXPECTED):
             continue
         if root_of(recording, path_of(entry)) in trained:
-            yield entry
+            yield {"cause": "", "remedy": "", **entry}
 
 
 def unreached(recording: Recording) -> list[Entry]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from collections.abc import Iterator, Sequence
+from io import FileIO
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import numpy as np
@@ -48,7 +53,7 @@ def write_parquet(recording: Recording, path: Path) -> int:
 
     Args:
         recording: The recording.
-        path: The file; an existing one is replaced.
+        path: The file; an existing one is replaced if it is a regular file, and nothing else ever is.
 
     Returns:
         The number of rows.
@@ -58,21 +63,33 @@ def write_parquet(recording: Recording, path: Path) -> int:
     """
     text = [name for name, column in WIDE.items() if column.type == "text"]
     floats = [name for name, column in WIDE.items() if column.type == "float64"]
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = path.with_name(f".kedge-{token_hex(8)}.part")
     schema = SCHEMA.with_metadata({ABOUT: describe(recording)})
     written = 0
     with told(f"write {path}"):
+        # Made anew, so that nobody who guesses the name can have put a link there.
+        file = FileIO(temporary, "x")
         try:
-            with pq.ParquetWriter(
-                temporary, schema, compression="zstd", use_dictionary=text, use_byte_stream_split=floats
-            ) as writer:
+            with (
+                file,
+                pq.ParquetWriter(
+                    file, schema, compression="zstd", use_dictionary=text, use_byte_stream_split=floats
+                ) as writer,
+            ):
                 for table in _groups(recording):
                     writer.write_table(table.cast(schema), row_group_size=len(table))
                     written += len(table)
+            if is_other(path):
+                raise FileExistsError(errno.EEXIST, "something else than a file is there")
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
     return written
+
+
+def is_other(path: Path) -> bool:
+    """Whether a path is taken by a folder, a link, a device or a pipe: anything but a regular file."""
+    return os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode)
 
 
 def _groups(recording: Recording) -> Iterator[Any]:

@@ -30,7 +30,9 @@ from numpy.typing import NDArray
 
 from kedge.atomic_write import told
 from kedge.errors import NotARecording
+from kedge.json_input.reading import BadJson, open_regular
 from kedge.store.columns import BINARY, COLUMNS
+from kedge.store.reading.json_files import damaged
 
 MARK = b"\xff\xff\xff\xff"
 _HEAD = 8
@@ -92,6 +94,13 @@ class Batches:
         return Batches(later.memory, np.concatenate([self.rows, later.rows]), places, data, lengths)
 
 
+def _opened(path: Path) -> io.FileIO:
+    try:
+        return open_regular(path)
+    except BadJson as error:
+        raise damaged(path, str(error)) from error
+
+
 class BatchFinder:
     """A reader of one growing file that finds each of its batches once."""
 
@@ -109,7 +118,7 @@ class BatchFinder:
         Raises:
             NotARecording: The file holds something else.
         """
-        with told(f"read {self.path}"), io.FileIO(self.path) as file:
+        with told(f"read {self.path}"), _opened(self.path) as file:
             # The writer may append meanwhile: only what was there at the start is read.
             size = os.fstat(file.fileno()).st_size
             if size == self._at:
@@ -161,13 +170,15 @@ class _Layout:
 
     def _fit(self, said: Places, rows: Places, bodies: Places) -> NDArray[np.bool_]:
         """Whether the buffers that each head describes are possible."""
-        fits = rows >= 0
+        # A row has at least a byte in the body; without these bounds the products below could be too large to count.
+        fits = (rows >= 0) & (rows <= bodies)
+        rows = np.where(fits, rows, 0)
         for name, place in self.buffers.items():
             least = np.where(rows > 0, 4 * (rows + 1), 0) if name in BINARY else _width(name) * rows
             fits &= said[:, place, 1] >= least
             for used in (place, place + 1)[: 1 + (name in BINARY)]:
                 start, length = said[:, used].T
-                fits &= (start >= 0) & (length >= 0) & (start + length <= bodies)
+                fits &= (start >= 0) & (length >= 0) & (start <= bodies) & (length <= bodies - start)
         return fits
 
 

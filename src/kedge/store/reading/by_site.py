@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.errors import NotARecording
 from kedge.store.binary_column import BinaryColumn
 from kedge.store.columns import COLUMNS, OFFSETS, Columns
 from kedge.store.reading.batches import Batches
@@ -138,7 +139,9 @@ class MatrixRows:
     def _offsets(self, name: str) -> NDArray[Any]:
         """Return the offsets of a binary column, one line for each place in a batch."""
         if name not in self._ordered:
-            self._ordered[name] = self._transpose(name, np.dtype(np.int32), np.arange(len(self._order) + 1))
+            offsets = self._transpose(name, np.dtype(np.int32), np.arange(len(self._order) + 1))
+            _must_fit(name, offsets, self._batches.lengths[name])
+            self._ordered[name] = offsets
         return self._ordered[name]
 
     def _transpose(self, name: str, dtype: np.dtype[Any], lines: Ints) -> NDArray[Any]:
@@ -213,11 +216,21 @@ def _part(batches: Batches, name: str, i: int) -> NDArray[Any]:
     return batches.memory[start : start + int(batches.rows[i]) * dtype.itemsize].view(dtype)
 
 
-def _bytes(batches: Batches, name: str) -> tuple[NDArray[np.uint8], Ints]:
+def _must_fit(name: str, offsets: NDArray[Any], lengths: Any) -> None:
+    """Check that the rows of a binary column are inside its bytes, one after the other."""
+    if (offsets[0] < 0).any() or (np.diff(offsets, axis=0) < 0).any() or (offsets[-1] > lengths).any():
+        raise NotARecording(
+            f"the recording is damaged: rows of {name!r} lie outside of their batch; copy the whole folder again, or "
+            "record the run again"
+        )
+
+
+def _bytes(batches: Batches, binary: str) -> tuple[NDArray[np.uint8], Ints]:
     parts, offsets, held = [np.zeros(0, dtype=np.uint8)], [np.zeros(1, dtype=np.int64)], 0
     for i, rows in enumerate(batches.rows.tolist()):
-        place, data = int(batches.places[name][i]), int(batches.data[name][i])
+        place, data = int(batches.places[binary][i]), int(batches.data[binary][i])
         ends = batches.memory[place : place + 4 * (rows + 1)].view(np.int32).astype(np.int64)
+        _must_fit(binary, ends, batches.lengths[binary][i])
         parts.append(batches.memory[data + int(ends[0]) : data + int(ends[-1])])
         offsets.append(ends[1:] - ends[0] + held)
         held += len(parts[-1])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 from kedge.atomic_write import told
-from kedge.store.reading.json_files import Document, event_from
+from kedge.json_input.reading import BadJson, read_regular
+from kedge.store.reading.json_files import Document, damaged, event_from, is_there
 
 
 class EventsReader:
@@ -20,13 +20,19 @@ class EventsReader:
 
     def read(self) -> bool:
         """Read the new lines; return whether there are any."""
-        if not self._path.exists():
-            return False
-        with told(f"read {self._path}"), io.FileIO(self._path) as file:
-            file.seek(self._at)
-            *lines, rest = file.readall().split(b"\n")
+        with told(f"read {self._path}"):
+            if not is_there(self._path):
+                return False
+            *lines, rest = self._new().split(b"\n")
         known = len(self.events)
         self.events += [event_from(self._path, known + number, line) for number, line in enumerate(lines, 1)]
         self._at += sum(len(line) + 1 for line in lines)
         self.torn = rest != b""
         return bool(lines)
+
+    def _new(self) -> bytes:
+        """Return the bytes that were added since the last call."""
+        try:
+            return read_regular(self._path, self._at)
+        except BadJson as error:
+            raise damaged(self._path, str(error)) from error

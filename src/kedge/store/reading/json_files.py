@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kedge.atomic_write import told
 from kedge.errors import NewerFormat, NotARecording
-from kedge.numbers import listed
+from kedge.json_input.reading import BadJson, parse, read_regular
+from kedge.json_input.shape import Check, Misshapen
+from kedge.numbers import listed, shortened
+from kedge.store.reading import shapes
 from kedge.store.sites import Root, SiteInfo, root_from, site_from
 
 #: The format that is written, and the newest that can be read. 1 is the first.
@@ -17,6 +20,7 @@ FORMAT = 1
 
 MANIFEST = "manifest.json"
 STATS = "stats-{rank}.arrows"
+_STATS = re.compile(r"stats-(0|[1-9][0-9]{0,8})\.arrows")
 
 Document = Mapping[str, Any]
 
@@ -34,9 +38,8 @@ def events_file(rank: int = 0) -> str:
 def read_ranks(folder: Path) -> tuple[int, ...]:
     """Return the ranks that have started to write statistics."""
     with told(f"read {folder}"):
-        names = [path.name for path in folder.glob(STATS.format(rank="*"))]
-    numbers = (name.removeprefix("stats-").removesuffix(".arrows") for name in names)
-    return tuple(sorted(int(number) for number in numbers if number.isdecimal()))
+        found = [_STATS.fullmatch(path.name) for path in folder.iterdir()]
+    return tuple(sorted(int(name[1]) for name in found if name))
 
 
 def read_manifest(folder: Path) -> Document:
@@ -46,21 +49,39 @@ def read_manifest(folder: Path) -> Document:
         NotARecording: There is no such folder, or it is not a recording.
         NewerFormat: A newer Kedge wrote it.
     """
-    if not (folder / MANIFEST).is_file():
+    with told(f"read {folder / MANIFEST}"):
+        present = is_there(folder / MANIFEST)
+    if not present:
         raise NotARecording(f"{folder} is not a recording: {_instead(folder)}")
     manifest = _read_object(folder / MANIFEST)
     number = manifest.get("format")
     if type(number) is not int or number < 1:
         raise NotARecording(
-            f"{folder} is not a recording: its {MANIFEST} has {number!r} where the number of the format should be; "
-            "name a folder that kedge run wrote"
+            f"{folder} is not a recording: its {MANIFEST} has {shortened(repr(number))} where the number of the format "
+            "should be; name a folder that kedge run wrote"
         )
     if number > FORMAT:
+        version = manifest.get("kedge")
+        by = shortened(version) if isinstance(version, str) else "(unknown)"
         raise NewerFormat(
-            f"{folder} is written in format {number}, by Kedge {manifest.get('kedge', '(unknown)')}; "
+            f"{folder} is written in format {shortened(str(number))}, by Kedge {by}; "
             f"this version reads formats up to {FORMAT}: upgrade Kedge to read it"
         )
+    _check(folder / MANIFEST, manifest, shapes.MANIFEST)
     return manifest
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a file of this name, of any kind.
+
+    Raises:
+        OSError: That cannot be known.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _instead(folder: Path) -> str:
@@ -81,17 +102,22 @@ def _instead(folder: Path) -> str:
 def read_sites(folder: Path, rank: int = 0) -> tuple[tuple[Root, ...], tuple[SiteInfo, ...]] | None:
     """Return the roots and sites of a rank; None if nothing has fired yet."""
     path = folder / sites_file(rank)
-    if not path.exists():
+    with told(f"read {path}"):
+        present = is_there(path)
+    if not present:
         return None
     document = _read_object(path)
-    try:
-        roots = tuple(map(root_from, document["roots"]))
-        sites = tuple(map(site_from, document["sites"]))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _damaged(path, f"an entry is not as it should be ({type(error).__name__}: {error})") from error
+    _check(path, document, shapes.SITES)
+    roots = tuple(map(root_from, document["roots"]))
+    sites = tuple(map(site_from, document["sites"]))
     for place, site in enumerate(sites):
         if site.id != place:
-            raise _damaged(path, f"site {site.site!r} has the id {site.id!r} where {place} should be")
+            raise damaged(path, f"site {site.site!r} has the id {site.id!r} where {place} should be")
+        beyond = [source for source in site.sources if source is not None and source >= len(sites)]
+        if beyond:
+            raise damaged(path, f"site {site.site!r} has the source {beyond[0]}, and there are {len(sites)} sites")
+        if not -1 <= site.root < max(len(roots), 1):
+            raise damaged(path, f"site {site.site!r} has the root {site.root}, and there are {len(roots)} roots")
     return roots, sites
 
 
@@ -102,25 +128,34 @@ def event_from(path: Path, number: int, line: bytes) -> Document:
         NotARecording: The line is not a JSON object.
     """
     try:
-        event = json.loads(line)
-    except ValueError as error:
-        raise _damaged(path, f"line {number} is not JSON") from error
+        event = parse(line)
+    except BadJson as error:
+        raise damaged(path, f"line {number} {str(error).removeprefix('it ').partition(' (')[0]}") from error
     if not isinstance(event, dict):
-        raise _damaged(path, f"line {number} is not a JSON object")
+        raise damaged(path, f"line {number} is not a JSON object")
+    _check(path, event, shapes.event, f"line {number}: ")
     return event
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    with told(f"read {path}"):
-        content = path.read_bytes()
     try:
-        document = json.loads(content)
-    except ValueError as error:
-        raise _damaged(path, f"it is not JSON ({error})") from error
+        with told(f"read {path}"):
+            content = read_regular(path)
+        document = parse(content)
+    except BadJson as error:
+        raise damaged(path, str(error)) from error
     if not isinstance(document, dict):
-        raise _damaged(path, "it is JSON, but not an object")
+        raise damaged(path, "it is JSON, but not an object")
     return document
 
 
-def _damaged(path: Path, found: str) -> NotARecording:
+def _check(path: Path, document: Document, shape: Check, where: str = "") -> None:
+    try:
+        shape(document)
+    except Misshapen as error:
+        raise damaged(path, f"{where}{error}") from error
+
+
+def damaged(path: Path, found: str) -> NotARecording:
+    """Return the error of a file of a recording that is not as it should be."""
     return NotARecording(f"{path} is damaged: {found}; copy the whole folder again, or record the run again")

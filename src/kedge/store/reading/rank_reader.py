@@ -10,7 +10,7 @@ from kedge.errors import NotARecording
 from kedge.store.reading.batches import BatchFinder
 from kedge.store.reading.by_site import FileRows
 from kedge.store.reading.events import EventsReader
-from kedge.store.reading.json_files import STATS, events_file, read_sites, sites_file
+from kedge.store.reading.json_files import STATS, events_file, is_there, read_sites, sites_file
 from kedge.store.reading.ranks import RankShare
 from kedge.store.reading.table import StatsTable
 from kedge.store.sites import Root, SiteInfo
@@ -37,12 +37,16 @@ class RankReader:
         # The writer describes a site before its rows and writes rows before the end event. Reading in
         # the opposite order never finds a row of an unknown site, nor an end without its rows.
         new_events = self._events.read()
-        found = self._finder.find() if self._finder.path.exists() else None
+        found = self._finder.find() if self._is_begun() else None
         if found is not None:
             self._parts = _appended(self._parts, FileRows(found))
         new_sites = self._sites.read()
         self.torn = self._events.torn or self._finder.torn
         return new_events or new_sites or found is not None
+
+    def _is_begun(self) -> bool:
+        with told(f"read {self._finder.path}"):
+            return is_there(self._finder.path)
 
     def share(self) -> RankShare:
         """Return everything read so far.
@@ -84,9 +88,9 @@ class _SitesReader:
     def read(self) -> bool:
         """Read the description if it has changed; return whether it has."""
         path = self._folder / sites_file(self._rank)
-        if not path.exists():
-            return False
         with told(f"read {path}"):
+            if not is_there(path):
+                return False
             seen = signature(path)
         if seen == self._seen:
             return False

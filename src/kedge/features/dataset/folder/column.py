@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kedge.atomic_write import told
 from kedge.errors import NotFeatures, ReadError
-from kedge.features.dataset.folder.files import ShardEntry
-from kedge.features.dataset.folder.formats.format import format_name, format_of
+from kedge.features.dataset.folder.checksums import StoredShard
 
 Numbers = NDArray[np.int64]
 
@@ -25,14 +22,12 @@ class RowIndex:
     """The position of each sample's values, in the order of samples.
 
     Attributes:
-        folder: The folder.
-        entries: The shards.
-        shard: For each sample the index of its shard in `entries`.
+        shards: The shards.
+        shard: For each sample the index of its shard in `shards`.
         row: For each sample its row in that shard.
     """
 
-    folder: Path
-    entries: Sequence[ShardEntry]
+    shards: Sequence[StoredShard]
     shard: Numbers
     row: Numbers
 
@@ -47,23 +42,10 @@ class RowIndex:
         for shard, which in zip(shards, np.split(order, starts[1:]), strict=True):
             rows = self.row[samples[which]]
             first = int(rows.min())
-            values = read_rows(self.folder / self.entries[shard].name, site, slice(first, int(rows.max()) + 1))
+            values = self.shards[shard].read(site, slice(first, int(rows.max()) + 1))
             # Consecutive rows, the usual case, need no selection.
             follow = len(rows) == len(values) and bool((np.diff(rows) == 1).all())
             yield which, values if follow else values[torch.from_numpy(rows - first)]
-
-
-def read_rows(path: Path, site: str, rows: slice) -> Tensor:
-    """Return a site's values in consecutive rows of a shard.
-
-    Raises:
-        NotFeatures: The shard is damaged.
-    """
-    try:
-        with told(f"read {path}"):
-            return format_of(format_name(path) or "").read(path, site, rows)
-    except (ValueError, KeyError) as error:
-        raise NotFeatures(f"{path} is damaged ({error}); remove it and run the extraction again") from error
 
 
 class FeatureColumn:
@@ -85,9 +67,8 @@ class FeatureColumn:
     @property
     def shapes(self) -> set[tuple[int, ...]]:
         """The shapes of samples; a single one unless samples differ in size."""
-        entries = self._where.entries
-        used = (entries[shard] for shard in np.unique(self._where.shard))
-        return {tuple(entry.shapes[self.name]) for entry in used if self.name in entry.shapes}
+        used = (self._where.shards[shard].about["shapes"] for shard in np.unique(self._where.shard))
+        return {tuple(shapes[self.name]) for shapes in used if self.name in shapes}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -113,7 +94,7 @@ class FeatureColumn:
         if isinstance(which, (int, np.integer)):
             if not -len(self) <= which < len(self):
                 raise IndexError(f"{self.name!r} has the values of {len(self)} samples; there is no {which}")
-            ((_, values),) = self._where.read(self.name, np.array([which % len(self)]))
+            ((_, values),) = self._read(np.array([which % len(self)]))
             return values[0]
         numbers = np.arange(len(self))[which if isinstance(which, slice) else np.asarray(which)]
         return self._several(numbers)
@@ -122,9 +103,19 @@ class FeatureColumn:
         step = 1024
         for start in range(0, len(self), step):
             found: dict[int, Tensor] = {}
-            for which, values in self._where.read(self.name, np.arange(start, min(start + step, len(self)))):
+            for which, values in self._read(np.arange(start, min(start + step, len(self)))):
                 found |= zip(which.tolist(), values, strict=True)
             yield from (found[number] for number in sorted(found))
+
+    def _read(self, numbers: Numbers) -> Iterator[tuple[Numbers, Tensor]]:
+        """Yield the values of some samples, shard by shard, as `RowIndex.read` does."""
+        for which, values in self._where.read(self.name, numbers):
+            if values.dtype != self.dtype:
+                raise NotFeatures(
+                    f"the values of {self.name!r} are of {values.dtype} in a shard and of {self.dtype} in the manifest: one "
+                    "of the two has changed; extract the features again into another folder"
+                )
+            yield which, values
 
     def tensor(self) -> Tensor:
         """Return the whole column."""
@@ -143,7 +134,7 @@ class FeatureColumn:
         if not len(numbers):
             return torch.empty(0, *self.shape[1:], dtype=self.dtype)
         values: Tensor | None = None
-        for which, found in self._where.read(self.name, numbers):
+        for which, found in self._read(numbers):
             if values is None:
                 values = torch.empty(len(numbers), *found.shape[1:], dtype=self.dtype)
             self._one_shape({tuple(values.shape[1:]), tuple(found.shape[1:])})

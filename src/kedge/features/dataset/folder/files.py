@@ -24,16 +24,36 @@ from safetensors import SafetensorError, safe_open
 
 from kedge.atomic_write import told
 from kedge.errors import BeingWritten, NotFeatures
+from kedge.features.dataset.folder.checksums import OWN, REMEDY, VALUES, StoredShard, sum_of
 from kedge.features.dataset.folder.formats.format import format_name, format_of
 from kedge.features.dataset.folder.manifest import read_manifest
 from kedge.file_lock import claim
+from kedge.json_input.reading import BadJson, open_regular, parse, read_regular
+from kedge.json_input.shape import count, fields, list_of, mapping_of, nullable, positive, text, tuple_of
 from kedge.own_file import OwnFile, write_all
 
 INDEX = "index-{rank}.jsonl"
 STATE = "state-{rank}.safetensors"
 LOCK = "writer-{rank}.lock"
 SHARD = "shard-{rank}-{number:05}{suffix}"
-_SHARD = re.compile(r"shard-(\d+)-(\d+)\.\w+")
+_SHARD = re.compile(r"shard-(\d{1,9})-(\d{1,9})\.\w+", re.ASCII)
+
+
+_SHAPES = mapping_of(list_of(count))
+_LINE = fields(
+    {"name": text, "rank": count, "number": count, "samples": count, "left_out": count, "shapes": _SHAPES},
+    {OWN: nullable(count)},
+)
+_ABOUT = fields(
+    {"keys": list_of(text), "bad": list_of(tuple_of(text, text, text)), "shapes": _SHAPES},
+    {
+        "places": list_of(text),
+        "rank": count,
+        "number": count,
+        OWN: count,
+        VALUES: mapping_of(fields({"rows": positive, "sums": list_of(count)})),
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +67,7 @@ class ShardEntry:
         samples: The number of samples with features.
         left_out: The number of bad samples recorded in it.
         shapes: For each site the shape of one sample.
+        check: The checksum of the shard's description; None if it has none. See Note [Checksums].
     """
 
     name: str
@@ -55,6 +76,7 @@ class ShardEntry:
     samples: int
     left_out: int
     shapes: Mapping[str, list[int]]
+    check: int | None = None
 
     def line(self) -> str:
         """Return the line of the index."""
@@ -94,22 +116,53 @@ def _missing(folder: Path, missing: list[str], reduces: bool) -> str:
 
 def entry_of(path: Path) -> ShardEntry:
     """Return the index entry of a shard, read from the shard itself."""
-    about = about_shard(path)
+    return entry_of_about(path, about_shard(path))
+
+
+def entry_of_about(path: Path, about: Mapping[str, Any]) -> ShardEntry:
+    """Return the index entry of a shard with this description."""
     rank, number = _parts(path.name)
-    return ShardEntry(path.name, rank, number, len(about["keys"]), len(about["bad"]), about["shapes"])
+    return ShardEntry(path.name, rank, number, len(about["keys"]), len(about["bad"]), about["shapes"], about.get(OWN))
 
 
 def about_shard(path: Path) -> dict[str, Any]:
     """Return a shard's metadata.
 
     Raises:
-        NotFeatures: The shard is damaged.
+        NotFeatures: The shard is damaged, or a copy of another one.
     """
+    if not (path.is_file() or path.is_dir()):
+        raise NotFeatures(f"{path} is damaged: it is neither a file nor a folder; {REMEDY}")
     try:
         with told(f"read {path}"):
-            return format_of(format_name(path) or "").about(path)
-    except (ValueError, KeyError) as error:
-        raise NotFeatures(f"{path} is damaged ({error}); remove it and run the extraction again") from error
+            about = format_of(format_name(path) or "").about(path)
+        _ABOUT(about)
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise NotFeatures(f"{path} is damaged ({error}); {REMEDY}") from error
+    if len(about.get("places", about["keys"])) != len(about["keys"]) or about.get(OWN, sum_of(about)) != sum_of(about):
+        raise NotFeatures(f"{path} is damaged: its description has changed; {REMEDY}")
+    rank, number = _parts(path.name)
+    if (about.get("rank", rank), about.get("number", number)) != (rank, number):
+        raise NotFeatures(
+            f"{path} is a copy of the shard with the number {about['number']} of rank {about['rank']}; {REMEDY}"
+        )
+    return about
+
+
+def shard_of(folder: Path, entry: ShardEntry) -> StoredShard:
+    """Return a shard with its description, which is compared with that of the index.
+
+    Raises:
+        NotFeatures: The shard is damaged, or not the one that the index describes.
+    """
+    path = folder / entry.name
+    about = about_shard(path)
+    found = entry_of_about(path, about)
+    if found != entry:
+        raise NotFeatures(
+            f"{path} is not the shard that {INDEX.format(rank=entry.rank)} describes: it was changed or replaced; {REMEDY}"
+        )
+    return StoredShard(path, about)
 
 
 def counted_through(folder: Path, rank: int, reduces: bool) -> float:
@@ -120,9 +173,11 @@ def counted_through(folder: Path, rank: int, reduces: bool) -> float:
     if not path.exists():
         return float("-inf")
     try:
+        with told(f"read {path}"):
+            open_regular(path).close()
         with told(f"read {path}"), safe_open(path, "pt") as file:
             return int((file.metadata() or {})["through"])
-    except (SafetensorError, KeyError) as error:
+    except (SafetensorError, KeyError, ValueError) as error:
         raise NotFeatures(
             f"{path} is damaged ({error}); the reduced values are lost, so name another folder"
         ) from error
@@ -210,8 +265,10 @@ def _parts(name: str) -> tuple[int, int]:
 
 def ranks_of(folder: Path, pattern: str) -> Iterator[int]:
     """Yield the ranks that have a file of this pattern, such as a state."""
-    for path in folder.glob(pattern.format(rank="*")):
-        yield int(path.stem.partition("-")[2])
+    named = re.compile(re.escape(pattern).replace(r"\{rank\}", r"(0|[1-9]\d{0,8})"), re.ASCII)
+    with told(f"read {folder}"):
+        found = [named.fullmatch(path.name) for path in folder.iterdir()]
+    yield from (int(name[1]) for name in found if name)
 
 
 def _index(folder: Path, rank: int) -> Iterator[ShardEntry]:
@@ -220,13 +277,20 @@ def _index(folder: Path, rank: int) -> Iterator[ShardEntry]:
     if not path.exists():
         return
     with told(f"read {path}"):
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    for line in lines:
-        if not line.endswith("\n"):
-            return
         try:
-            yield ShardEntry(**json.loads(line))
-        except (ValueError, TypeError):
+            *lines, _ = read_regular(path).split(b"\n")
+        except BadJson as error:
+            raise NotFeatures(f"{path} is damaged: {error}; remove it: it is rebuilt from the shards") from error
+    for line in lines:
+        try:
+            found = parse(line, exact=True)
+            _LINE(found)
+            if _SHARD.fullmatch(found["name"]) is None or _parts(found["name"]) != (found["rank"], found["number"]):
+                return
+            if found["rank"] != rank:
+                return
+            yield ShardEntry(**{name: found[name] for name in ShardEntry.__dataclass_fields__ if name in found})
+        except ValueError:
             return  # later entries are rebuilt from the shards
 
 

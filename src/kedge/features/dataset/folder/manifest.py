@@ -10,6 +10,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from kedge.atomic_write import told
@@ -17,10 +18,25 @@ from kedge.errors import NewerFormat, NotFeatures, OtherRun
 from kedge.features.dataset.folder.fingerprint import alike, has_digest, identity, listed, weights
 from kedge.features.dataset.samples.names import name_of, texts
 from kedge.features.reduce.reducer import Reducer
+from kedge.json_input.reading import parse, read_regular
+from kedge.json_input.shape import Misshapen, fields, list_of, mapping_of, nullable, text, tuple_of, whole
+from kedge.numbers import shortened
 
 MANIFEST = "features.json"
 #: The number of the format, which grows when older versions of Kedge cannot read new folders.
 FORMAT = 1
+
+_VERSION = fields({"format": whole})
+
+
+def _dtype(value: Any) -> None:
+    if not isinstance(getattr(torch, value, None) if isinstance(value, str) else None, torch.dtype):
+        raise Misshapen("is no type of numbers")
+
+
+_MANIFEST = fields(
+    {}, {"columns": mapping_of(tuple_of(_dtype, text)), "reduce": mapping_of(list_of(text)), "kedge": nullable(text)}
+)
 
 _WHAT = {
     "files": "the shards are {}",
@@ -53,16 +69,19 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     path = folder / MANIFEST
     try:
         with told(f"read {path}"):
-            found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        if found is None:
+            content = read_regular(path) if os.path.lexists(path) else None
+        if content is None:
             return None
-        version = int(found["format"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise NotFeatures(f"{path} cannot be read ({error!r}); it was not written by an extraction") from error
-    if version > FORMAT:
+        found = parse(content, exact=True)
+        _VERSION(found)
+        if found["format"] <= FORMAT:
+            _MANIFEST(found)
+    except ValueError as error:
+        raise NotFeatures(f"{path} cannot be read: {error}; it was not written by an extraction") from error
+    if found["format"] > FORMAT:
         raise NewerFormat(
-            f"{folder} is of format {version}, and this Kedge knows formats up to {FORMAT}; Kedge "
-            f"{found.get('kedge')} wrote it; install that version or a later one"
+            f"{folder} is of format {shortened(str(found['format']))}, and this Kedge knows formats up to {FORMAT}; Kedge "
+            f"{shortened(str(found.get('kedge')))} wrote it; install that version or a later one"
         )
     return dict(found)
 

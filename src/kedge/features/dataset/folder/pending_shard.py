@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.features.dataset.folder.files import ShardEntry
 from kedge.features.dataset.folder.formats.format import Shard
 from kedge.features.dataset.samples.batch import Columns, FailedSample
 
@@ -66,10 +65,6 @@ class PendingShard:
         self._places += columns.places
         self._keys += columns.keys
         self._bad += columns.bad
-
-    def entry(self, name: str, rank: int, number: int) -> ShardEntry:
-        """Return the line of the index, given the file's name, the rank, and the shard's number."""
-        return ShardEntry(name, rank, number, len(self._keys), len(self._bad), self._sample_shapes())
 
     def content(self, rank: int, number: int) -> Shard:
         """Return the content of the file."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kedge.errors import NoSuchKey, NoSuchSite, NotFeatures
-from kedge.features.dataset.folder.column import FeatureColumn, read_rows
+from kedge.features.dataset.folder.column import FeatureColumn
 from kedge.features.dataset.folder.files import STATE, about_shard, entries, ranks_of
-from kedge.features.dataset.folder.manifest import read_manifest
+from kedge.features.dataset.folder.manifest import MANIFEST, read_manifest
 from kedge.features.dataset.folder.stored_reducers import read_state
 from kedge.features.dataset.folder.stored_samples import StoredSamples
 from kedge.features.reduce.load_state import restore
@@ -55,6 +55,12 @@ class FeatureSet(Mapping[str, FeatureColumn]):
         self.path, self.manifest = path, manifest
         self._entries = entries(path)
         self._samples = StoredSamples(path, self._entries)
+        unknown = {name for entry in self._entries for name in entry.shapes} - self.manifest.get("columns", {}).keys()
+        if unknown:
+            raise NotFeatures(
+                f"{path / MANIFEST} does not describe {min(unknown)!r}, which the shards have: it has changed; extract the "
+                "features again into another folder"
+            )
 
     def __getitem__(self, site: str) -> FeatureColumn:
         columns = self.manifest.get("columns", {})
@@ -107,9 +113,9 @@ class FeatureSet(Mapping[str, FeatureColumn]):
 
     def shards(self) -> Iterator[tuple[list[str], dict[str, Tensor]]]:
         """Yield the keys and each site's values of every shard, in the order of writing."""
-        for entry, keys in zip(self._entries, self._samples.keys_by_shard(), strict=True):
-            path = self.path / entry.name
-            yield keys, {name: read_rows(path, name, slice(0, entry.samples)) for name in entry.shapes}
+        for shard in self._samples.shards:
+            keys = shard.about["keys"]
+            yield keys, {name: shard.read(name, slice(0, len(keys))) for name in shard.about["shapes"]}
 
     def written_by(self, rank: int) -> int:
         """Return the number of samples that this rank has written, in this run and earlier ones."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from kedge.atomic_write import told
 from kedge.errors import ExtractionFailed
-from kedge.features.dataset.folder.files import INDEX, SHARD, append, remove, rename_whole, repair
+from kedge.features.dataset.folder.checksums import checked
+from kedge.features.dataset.folder.files import INDEX, SHARD, append, entry_of_about, remove, rename_whole, repair
 from kedge.features.dataset.folder.formats.format import Shard, format_of
 from kedge.features.dataset.folder.pending_shard import PendingShard
 from kedge.features.dataset.folder.stored_reducers import StoredReducers
@@ -79,8 +80,9 @@ class Shards:
         if not self._pending:
             return
         name = SHARD.format(rank=self._rank, number=self._number, suffix=self._format.suffix)
-        entry = self._pending.entry(name, self._rank, self._number)
-        self._put(name, self._pending.content(self._rank, self._number))
+        content = checked(self._pending.content(self._rank, self._number), widened=self._format.widens)
+        entry = entry_of_about(self._folder / name, content.about)
+        self._put(name, content)
         self._reducers.write(self._number)
         index = self._folder / INDEX.format(rank=self._rank)
         with told(f"write {index}"):

@@ -6,16 +6,18 @@ import copy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kedge.atomic_write import told
-from kedge.errors import ExtractionFailed, KedgeError
+from kedge.errors import ExtractionFailed, KedgeError, NotFeatures
+from kedge.features.dataset.folder.checksums import OWN, state_sum
 from kedge.features.dataset.folder.files import STATE, rename_whole
 from kedge.features.dataset.folder.formats import safetensors
 from kedge.features.dataset.samples.batch import Columns
 from kedge.features.dataset.samples.placed import why
 from kedge.features.reduce.reducer import Reducer
+from kedge.json_input.reading import open_regular
 
 _RESERVED = "#"
 
@@ -69,7 +71,7 @@ class StoredReducers:
         with told(f"write {self._path}"):
             try:
                 shapes = {name: tensor.shape for name, tensor in pieces.items()}
-                about = {"through": str(through)}
+                about = {"through": str(through), OWN: state_sum(pieces)}
                 safetensors.write_pieces(temporary, {name: [t] for name, t in pieces.items()}, shapes, about)
                 rename_whole(temporary, self._path)
             finally:
@@ -93,13 +95,24 @@ def _take_in(reducer: Reducer, name: str, value: Tensor, keys: Sequence[str]) ->
 def read_state(path: Path) -> dict[str, list[dict[str, Tensor]]]:
     """Return the states of a rank's reducers: for each site a list."""
     states: dict[str, list[dict[str, Tensor]]] = {}
-    with told(f"read {path}"), safe_open(path, "pt") as file:
-        for full in sorted(
-            file.keys(), key=lambda full: (full.rsplit(_RESERVED, 2)[0], int(full.rsplit(_RESERVED, 2)[1]))
-        ):
+    try:
+        with told(f"read {path}"):
+            open_regular(path).close()
+        with told(f"read {path}"), safe_open(path, "pt") as file:
+            pieces = {full: file.get_tensor(full) for full in file.keys()}  # noqa: SIM118 - it is no mapping
+            own = (file.metadata() or {}).get(OWN)
+        for full in sorted(pieces, key=lambda full: (full.rsplit(_RESERVED, 2)[0], int(full.rsplit(_RESERVED, 2)[1]))):
             name, number, part = full.rsplit(_RESERVED, 2)
             some = states.setdefault(name, [])
             if int(number) == len(some):
                 some.append({})
-            some[int(number)][part] = file.get_tensor(full)
+            some[int(number)][part] = pieces[full]
+    except (SafetensorError, ValueError, IndexError) as error:
+        raise _damaged(path, error) from error
+    if own is not None and own != state_sum(pieces):
+        raise _damaged(path, "its values have changed")
     return states
+
+
+def _damaged(path: Path, found: object) -> NotFeatures:
+    return NotFeatures(f"{path} is damaged ({found}); the reduced values are lost, so name another folder")

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from kedge.features.dataset.folder.checksums import VALUES, StoredShard
 from kedge.features.dataset.folder.column import RowIndex
-from kedge.features.dataset.folder.files import ShardEntry, about_shard
+from kedge.features.dataset.folder.files import ShardEntry, shard_of
+from kedge.stderr import say
 
 _NUMBERED = re.compile(r"(?:(\d+)/)?(?:(\d+):)?(\d+)")
 
@@ -21,11 +23,11 @@ class StoredSamples:
 
     Args:
         folder: The folder.
-        shards: The shards.
+        entries: The index entries of the shards.
     """
 
-    def __init__(self, folder: Path, shards: Sequence[ShardEntry]) -> None:
-        self._folder, self._shards = folder, shards
+    def __init__(self, folder: Path, entries: Sequence[ShardEntry]) -> None:
+        self._folder, self._entries = folder, entries
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -45,25 +47,28 @@ class StoredSamples:
     @cached_property
     def bad(self) -> dict[str, str]:
         """The reason why each skipped sample has no features, by key."""
-        return {key: why for about in self._abouts for _, key, why in about["bad"]}
-
-    def keys_by_shard(self) -> list[list[str]]:
-        """Return the keys in each shard, in the order of writing."""
-        return [about["keys"] for about in self._abouts]
+        return {key: why for shard in self.shards for _, key, why in shard.about["bad"]}
 
     @cached_property
-    def _abouts(self) -> list[dict[str, Any]]:
-        return [about_shard(self._folder / shard.name) for shard in self._shards]
+    def shards(self) -> list[StoredShard]:
+        """The shards with their descriptions, compared with the index."""
+        found = [shard_of(self._folder, entry) for entry in self._entries]
+        if any(VALUES not in shard.about for shard in found):
+            say(
+                f"{self._folder} has shards of an earlier version, without checksums: a changed value in them is not noticed"
+            )
+        return found
 
     @cached_property
     def _found(self) -> tuple[tuple[str, ...], RowIndex]:
-        places = [place for about in self._abouts for place in about.get("places", about["keys"])]
-        keys = [key for about in self._abouts for key in about["keys"]]
-        counts = [len(about["keys"]) for about in self._abouts]
+        abouts = [shard.about for shard in self.shards]
+        places = [place for about in abouts for place in about.get("places", about["keys"])]
+        keys = [key for about in abouts for key in about["keys"]]
+        counts = [len(about["keys"]) for about in abouts]
         order = _order(places)
         shard = np.repeat(np.arange(len(counts)), counts)[order]
         row = np.concatenate([np.arange(count) for count in counts] or [np.arange(0)])[order]
-        return tuple(keys[number] for number in order), RowIndex(self._folder, self._shards, shard, row)
+        return tuple(keys[number] for number in order), RowIndex(self.shards, shard, row)
 
 
 def _order(places: list[str]) -> Any:

@@ -46,6 +46,8 @@ class Format(Protocol):
     """Writing and reading of shards; a format has no state."""
 
     suffix: str
+    #: Whether the types in `WIDENED` are stored as wider ones.
+    widens: bool
 
     def write(self, path: Path, shard: Shard) -> None:
         """Write a shard to a path that does not exist yet."""

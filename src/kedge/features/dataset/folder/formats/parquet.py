@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 from kedge.features.dataset.folder.formats.format import Shard, as_written, numpy_pieces
+from kedge.json_input.reading import parse
 
 KEY = "key"
 #: The key of the shard's description in the file's metadata.
@@ -22,6 +23,7 @@ class Parquet:
     """A file for each shard; a site's values are flat, and their shape is in the file's metadata."""
 
     suffix = ".parquet"
+    widens = True
 
     def write(self, path: Path, shard: Shard) -> None:
         """Write a shard as one table."""
@@ -44,7 +46,7 @@ class Parquet:
 
     def about(self, path: Path) -> dict[str, Any]:
         """Return a shard's description."""
-        about: dict[str, Any] = json.loads((pq.read_schema(path).metadata or {})[ABOUT])
+        about: dict[str, Any] = parse((pq.read_schema(path).metadata or {})[ABOUT], exact=True)
         return about
 
     def read(self, path: Path, site: str, rows: slice) -> Tensor:

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kedge.features.dataset.folder.formats.format import Shard
+from kedge.json_input.reading import parse
 from kedge.own_file import FRESH, OwnFile, write_all
 
 _NAMES = {
@@ -39,6 +40,7 @@ class Safetensors:
     """A file for each shard, with the shard's description in the file's metadata, as JSON under the key kedge."""
 
     suffix = ".safetensors"
+    widens = False
 
     def write(self, path: Path, shard: Shard) -> None:
         """Write a shard's header and values."""
@@ -49,7 +51,9 @@ class Safetensors:
         """Return a shard's description."""
         try:
             with safe_open(path, "pt") as file:
-                about: dict[str, Any] = json.loads((file.metadata() or {})["kedge"])
+                about: dict[str, Any] = parse(
+                    (file.metadata() or {})["kedge"].encode("utf-8", "surrogatepass"), exact=True
+                )
         except (SafetensorError, KeyError) as error:
             raise ValueError(str(error)) from error
         return about

@@ -22,6 +22,7 @@ class Zarr:
     """
 
     suffix = ".zarr"
+    widens = True
 
     def write(self, path: Path, shard: Shard) -> None:
         """Write a shard as a group, piece by piece."""

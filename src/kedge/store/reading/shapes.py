@@ -1,0 +1,215 @@
+"""The shapes of a recording's documents: what readers rely on, checked once when a file is read; see docs/recording.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kedge.json_input.shape import (
+    Check,
+    Misshapen,
+    anything,
+    count,
+    count_or_flag,
+    fields,
+    flag,
+    list_of,
+    mapping,
+    mapping_of,
+    nullable,
+    number,
+    one_of,
+    plain_name,
+    text,
+    tuple_of,
+    whole,
+)
+
+TEXTS = list_of(text)
+#: A line of the program.
+LINE = {"file": nullable(text), "line": nullable(whole), "function": nullable(text), "text": nullable(text)}
+SOURCE = fields({"file": text, "line": whole, "function": text}, {"text": nullable(text)})
+
+MANIFEST = fields(
+    {},
+    {
+        "format": whole,
+        "kedge": nullable(text),
+        "command": nullable(TEXTS),
+        "script": nullable(text),
+        "python": nullable(text),
+        "torch": nullable(text),
+        "device": nullable(text),
+        "started": nullable(text),
+        "host": nullable(text),
+        "pid": nullable(whole),
+        "every": nullable(anything),
+        "budget": nullable(number),
+        "sites": nullable(text),
+        "dump": nullable(flag),
+        "rank": count,
+        "world": count,
+    },
+)
+
+ROOT = fields(
+    {"name": text},
+    {
+        "prefix": text,
+        "parameters": count,
+        "modules": list_of(
+            fields(
+                {"path": text},
+                {
+                    "type": text,
+                    "file": nullable(text),
+                    "line": nullable(whole),
+                    "parameters": count,
+                    "trainable": nullable(count_or_flag),
+                },
+            )
+        ),
+        "trained": nullable(flag),
+        "optimizers": list_of(count),
+        "steps": count,
+    },
+)
+
+SITE = fields(
+    {"id": count, "site": text},
+    {
+        "path": text,
+        "kind": text,
+        "type": text,
+        "root": whole,
+        "shape": list_of(count),
+        "dtype": text,
+        "channels": nullable(count),
+        "from": list_of(nullable(count)),
+        "owner": text,
+        "node": nullable(text),
+        "source": nullable(SOURCE),
+    },
+)
+
+SITES = fields({"roots": list_of(ROOT), "sites": list_of(SITE)})
+
+_SUMS = dict.fromkeys(
+    ("tensors", "packed", "bytes", "rebuild", "offload", "bf16", "int8", "checkpoint", "parameters", "inputs"), count
+)
+_MODULE_SUMS = list_of(fields({"path": nullable(text), "tensors": count, "bytes": count}, _SUMS))
+
+
+def _course(value: Any) -> None:
+    _COURSE(value)
+    heights, at = value.get("bytes", []), value.get("at", [])
+    if len(heights) != len(at) or (value.get("peak") and not at):
+        raise Misshapen(f"has {len(heights)} heights at {len(at)} places")
+
+
+_COURSE = fields(
+    {},
+    {
+        "bytes": list_of(count),
+        "at": list_of(count),
+        "peak": count,
+        "peak_at": count,
+        "backward": nullable(count),
+        "holders": list_of(tuple_of(nullable(text), count)),
+    },
+)
+
+
+def _producer(value: Any) -> None:
+    _PRODUCER(value)
+    if value.get("where") == "input":
+        _FROM_OUTSIDE(value)
+
+
+_PRODUCER = fields(
+    {"step": whole},
+    {
+        **LINE,
+        **dict.fromkeys(("operation", "node", "where", "detail", "module", "loss"), nullable(text)),
+        "certain": flag,
+    },
+)
+_FROM_OUTSIDE = fields({"detail": text})
+
+_NAMES = dict.fromkeys(("unheld", "graded", "replaced", "outside", "tensors"), TEXTS)
+_COUNTS = dict.fromkeys(("unheld_elements", "passes", "foreign", "in_vain"), count)
+
+#: The shape of each kind of event, besides that of `EVENT`.
+EVENTS: dict[str, Check] = {
+    "note": fields({}, {"text": text}),
+    "saved": fields(
+        {"bytes": count, "modules": _MODULE_SUMS, "step": whole},
+        {
+            "total": fields({}, _SUMS),
+            "tree": _MODULE_SUMS,
+            "lines": list_of(
+                fields({}, {**_SUMS, "file": nullable(text), "line": whole, "function": text, "text": nullable(text)})
+            ),
+            "items": list_of(mapping),
+            "course": _course,
+            "seconds": number,
+        },
+    ),
+    "dump": fields(
+        {"step": whole, "site": text, "folder": plain_name},
+        {**dict.fromkeys(("module", "direction", "value"), nullable(text)), "reached": flag},
+    ),
+    "loss-graph": fields({}, {"site": text, "nodes": TEXTS}),
+    "producer": _producer,
+    "modes": fields({"step": whole, "root": count, "training": flag}, {"eval": TEXTS, "train": TEXTS}),
+    "grads-kept": fields({"step": whole, "kept": count, "checked": count}, {"optimizer": count}),
+    "optimizers": fields(
+        {
+            "optimizers": list_of(
+                fields(
+                    {},
+                    {
+                        "type": text,
+                        "steps": count,
+                        "parameters": count,
+                        "roots": list_of(count),
+                        "rates": list_of(number),
+                        "first_step": nullable(whole),
+                    },
+                )
+            )
+        }
+    ),
+    "not-optimized": fields(
+        {}, {"root": nullable(count), "training": flag, "outside_fixed": flag, **_NAMES, **_COUNTS}
+    ),
+    "unseen": fields({"what": text}, {"detail": nullable(fields({}, {"steps": count, "seconds": number}))}),
+    "operation": fields(
+        {
+            "folder": plain_name,
+            "operations": list_of(fields({"site": text, "value": one_of("nan", "inf")}, {**LINE, "name": text})),
+        }
+    ),
+    "ledger": fields(
+        {"sites": list_of(fields({"site": text, "fired": count}, {"cause": text, "remedy": text}))}, {"sampled": count}
+    ),
+    "end": fields(
+        {},
+        {
+            "exit": nullable(whole),
+            "steps": count,
+            "sampled": count,
+            "levels": nullable(mapping_of(count)),
+            **dict.fromkeys(("seconds", "watching", "slowdown"), nullable(number)),
+            "error": nullable(text),
+        },
+    ),
+}
+_EVENT = fields({"kind": text}, {"step": whole, "rank": count})
+
+
+def event(value: Any) -> None:
+    """Check one line of the events."""
+    _EVENT(value)
+    check = EVENTS.get(value["kind"])
+    if check is not None:
+        check(value)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
-from kedge.own_file import high_copy
+from kedge.files.own_file import high_copy
 from kedge.signals import came_by_signal
 
 STATUS = 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 def write_page(file: Path, page: str) -> None:
     """Write a page, and print where it is."""
-    from kedge.atomic_write import told
+    from kedge.files.atomic_write import told
 
     with told(f"write {file}"):
         file.write_text(page, encoding="utf-8")

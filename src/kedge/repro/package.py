@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from kedge.atomic_write import told
+from kedge.files.atomic_write import told
 from kedge.repro.calls import RecordedCall
 from kedge.repro.finiteness import counts
 from kedge.repro.python_source import SourceWriter, attributes

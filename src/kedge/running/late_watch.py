@@ -29,8 +29,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from kedge.files.own_file import leave_to_parent
 from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
-from kedge.own_file import leave_to_parent
 from kedge.running.entry import CannotEnter, HeldSignals, LentModules
 from kedge.running.stacks import all_are_outside, is_outermost_call
 from kedge.sites.select import Selector

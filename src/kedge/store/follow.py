@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kedge.atomic_write import told
 from kedge.errors import RecordingError
+from kedge.files.atomic_write import told
 from kedge.store.reading.json_files import MANIFEST, Document, is_there, read_manifest, read_ranks
 from kedge.store.reading.rank_reader import RankReader, signature
 from kedge.store.recording import Recording, recording_of

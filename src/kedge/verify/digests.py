@@ -26,8 +26,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from kedge.files.own_file import FRESH, OwnFile, write_all
 from kedge.hooks.placing.module_calls import CallTracker, OpenCalls, is_repeated
-from kedge.own_file import FRESH, OwnFile, write_all
 from kedge.sites import leaves
 from kedge.stderr import Shield
 from kedge.torch_internals import modes

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kedge import file_lock
+from kedge.files import file_lock
 from kedge.errors import BeingWritten, RecordingError, RecordingExists
 from kedge.store.recording import Recording
 from kedge.store.writing import destination, lock

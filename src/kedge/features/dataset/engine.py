@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from kedge.atomic_write import told
 from kedge.errors import ExtractionFailed, KedgeError, OtherRun
 from kedge.features.dataset.cluster import is_of_ray
 from kedge.features.dataset.compute import BatchComputer, TakesFeatures, bad_sample
@@ -40,6 +39,7 @@ from kedge.features.dataset.samples.batch import Columns, VisitedPlaces
 from kedge.features.dataset.samples.loading import BatchSource, is_loader, is_stream
 from kedge.features.dataset.samples.names import SampleKeys, must_be_names, must_be_possible
 from kedge.features.dataset.samples.placed import LoadedBatch, why
+from kedge.files.atomic_write import told
 
 
 def extract_dataset(

@@ -20,7 +20,6 @@ import ray
 import ray.data
 from torch import nn
 
-from kedge.atomic_write import told
 from kedge.errors import BeingWritten, ExtractionFailed, KedgeError
 from kedge.features.dataset.cluster import Cluster
 from kedge.features.dataset.compute import TakesFeatures
@@ -31,6 +30,7 @@ from kedge.features.dataset.folder.reading import FeatureSet, open_features, pla
 from kedge.features.dataset.options import Options
 from kedge.features.dataset.ray_worker import Run, ShardSink, Worker, pickled
 from kedge.features.dataset.samples.placed import why
+from kedge.files.atomic_write import told
 
 #: Seconds that a task which still writes may take to release its files.
 PATIENCE = 30.0

@@ -29,10 +29,10 @@ import torch
 from torch import Tensor
 
 from kedge.errors import StoreError
+from kedge.files.own_file import DescriptorTaken
 from kedge.offload.stores.free_ranges import FreeRanges
 from kedge.offload.stores.mapped import can_map, map_range
 from kedge.offload.stores.scratch import LEAVE_OPEN, open_scratch, refused
-from kedge.own_file import DescriptorTaken
 
 PAGE = mmap.ALLOCATIONGRANULARITY
 GROWTH = 64 << 20

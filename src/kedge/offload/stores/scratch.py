@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from kedge.errors import DiskFull, DiskIsMemory, StoreError, warn
-from kedge.own_file import DescriptorTaken, OwnDescriptor
+from kedge.files.own_file import DescriptorTaken, OwnDescriptor
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT)

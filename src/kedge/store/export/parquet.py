@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kedge.atomic_write import told
+from kedge.files.atomic_write import told
 from kedge.store.export.wide_table import WIDE, rows_by_site
 from kedge.store.recording import Recording
 

@@ -28,8 +28,8 @@ import numpy as np
 from nanoarrow.ipc import InputStream
 from numpy.typing import NDArray
 
-from kedge.atomic_write import told
 from kedge.errors import NotARecording
+from kedge.files.atomic_write import told
 from kedge.json_input.reading import BadJson, open_regular
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.reading.json_files import damaged

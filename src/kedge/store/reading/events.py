@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kedge.atomic_write import told
+from kedge.files.atomic_write import told
 from kedge.json_input.reading import BadJson, read_regular
 from kedge.store.reading.json_files import Document, damaged, event_from, is_there
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kedge.atomic_write import told
 from kedge.errors import NewerFormat, NotARecording
+from kedge.files.atomic_write import told
 from kedge.json_input.reading import BadJson, parse, read_regular
 from kedge.json_input.shape import Check, Misshapen
 from kedge.numbers import listed, shortened

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from kedge.atomic_write import told
 from kedge.errors import NotARecording
+from kedge.files.atomic_write import told
 from kedge.store.reading.batches import BatchFinder
 from kedge.store.reading.by_site import FileRows
 from kedge.store.reading.events import EventsReader

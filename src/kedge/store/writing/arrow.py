@@ -26,8 +26,8 @@ import numpy as np
 from nanoarrow.ipc import StreamWriter
 from numpy.typing import NDArray
 
-from kedge.atomic_write import told
-from kedge.own_file import NEW, DescriptorTaken, OwnFile, write_all
+from kedge.files.atomic_write import told
+from kedge.files.own_file import NEW, DescriptorTaken, OwnFile, write_all
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.reading.batches import MARK, HeadLayout, layout_of
 from kedge.store.rows import LIGHT

@@ -8,8 +8,8 @@ import os
 import shutil
 from pathlib import Path
 
-from kedge.atomic_write import told
 from kedge.errors import RecordingError, RecordingExists
+from kedge.files.atomic_write import told
 from kedge.store.reading.json_files import MANIFEST
 from kedge.store.writing.lock import alone, check_written
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, Self
 
-from kedge.atomic_write import replace, told
 from kedge.errors import NotARecording
-from kedge.file_lock import release
-from kedge.own_file import OwnFile, write_all
+from kedge.files.atomic_write import replace, told
+from kedge.files.file_lock import release
+from kedge.files.own_file import OwnFile, write_all
 from kedge.store.reading.json_files import FORMAT, MANIFEST, STATS, events_file, read_manifest, sites_file
 from kedge.store.writing.arrow import StatsWriter
 from kedge.store.writing.destination import put

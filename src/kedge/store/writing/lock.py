@@ -17,10 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from socket import gethostname
 
-from kedge.atomic_write import told
 from kedge.errors import BeingWritten
-from kedge.file_lock import claim
-from kedge.own_file import APPEND, OwnFile, write_all
+from kedge.files.atomic_write import told
+from kedge.files.file_lock import claim
+from kedge.files.own_file import APPEND, OwnFile, write_all
 from kedge.store.reading.events import EventsReader
 from kedge.store.reading.json_files import events_file
 

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.atomic_write import told
 from kedge.errors import NotFeatures
 from kedge.features.dataset.folder.formats.format import WIDENED, Shard, format_name, format_of
+from kedge.files.atomic_write import told
 
 #: The approximate bytes of a block.
 BLOCK = 1 << 16

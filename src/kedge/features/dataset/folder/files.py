@@ -22,15 +22,15 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from kedge.atomic_write import told
 from kedge.errors import BeingWritten, NotFeatures
 from kedge.features.dataset.folder.checksums import OWN, REMEDY, VALUES, StoredShard, sum_of
 from kedge.features.dataset.folder.formats.format import format_name, format_of
 from kedge.features.dataset.folder.manifest import read_manifest
-from kedge.file_lock import claim
+from kedge.files.atomic_write import told
+from kedge.files.file_lock import claim
+from kedge.files.own_file import OwnFile, write_all
 from kedge.json_input.reading import BadJson, open_regular, parse, read_regular
 from kedge.json_input.shape import count, fields, list_of, mapping_of, nullable, positive, text, tuple_of
-from kedge.own_file import OwnFile, write_all
 
 INDEX = "index-{rank}.jsonl"
 STATE = "state-{rank}.safetensors"

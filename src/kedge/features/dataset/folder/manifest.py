@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.atomic_write import told
 from kedge.errors import NewerFormat, NotFeatures, OtherRun
 from kedge.features.dataset.folder.fingerprint import alike, has_digest, identity, listed, weights
 from kedge.features.dataset.samples.names import name_of, texts
 from kedge.features.reduce.reducer import Reducer
+from kedge.files.atomic_write import told
 from kedge.json_input.reading import parse, read_regular
 from kedge.json_input.shape import Misshapen, fields, list_of, mapping_of, nullable, text, tuple_of, whole
 from kedge.numbers import shortened

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kedge.atomic_write import told
 from kedge.errors import ExtractionFailed
 from kedge.features.dataset.folder.checksums import checked
 from kedge.features.dataset.folder.files import INDEX, SHARD, append, entry_of_about, remove, rename_whole, repair
@@ -13,6 +12,7 @@ from kedge.features.dataset.folder.pending_shard import PendingShard
 from kedge.features.dataset.folder.stored_reducers import StoredReducers
 from kedge.features.dataset.options import Options
 from kedge.features.dataset.samples.batch import Columns
+from kedge.files.atomic_write import told
 
 _FIRST_BYTES = 4 << 20
 """A shard is no larger than this, or than all earlier shards if that is more: small data sets are thus written while computed."""

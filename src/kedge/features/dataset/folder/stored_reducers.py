@@ -9,7 +9,6 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from kedge.atomic_write import told
 from kedge.errors import ExtractionFailed, KedgeError, NotFeatures
 from kedge.features.dataset.folder.checksums import OWN, state_sum
 from kedge.features.dataset.folder.files import STATE, rename_whole
@@ -17,6 +16,7 @@ from kedge.features.dataset.folder.formats import safetensors
 from kedge.features.dataset.samples.batch import Columns
 from kedge.features.dataset.samples.placed import why
 from kedge.features.reduce.reducer import Reducer
+from kedge.files.atomic_write import told
 from kedge.json_input.reading import open_regular
 
 _RESERVED = "#"

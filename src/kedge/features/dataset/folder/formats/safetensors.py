@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from kedge.features.dataset.folder.formats.format import Shard
+from kedge.files.own_file import FRESH, OwnFile, write_all
 from kedge.json_input.reading import parse
-from kedge.own_file import FRESH, OwnFile, write_all
 
 _NAMES = {
     torch.float64: "F64",

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from kedge.errors import BeingWritten, RecordingError, StoreError
+from kedge.files.own_file import HIGH, DescriptorTaken, OwnDescriptor, OwnFile, write_all
 from kedge.offload.stores.disk import DiskStore
-from kedge.own_file import HIGH, DescriptorTaken, OwnDescriptor, OwnFile, write_all
 from kedge.store.recording import Recording
 from kedge.store.writing.folder import create
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Literal
 
-from kedge.own_file import OwnFile
+from kedge.files.own_file import OwnFile
 
 if sys.platform != "win32":
     import fcntl

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from kedge.files import file_lock
 from kedge.errors import BeingWritten, RecordingError, RecordingExists
+from kedge.files import file_lock
 from kedge.store.recording import Recording
 from kedge.store.writing import destination, lock
 from kedge.store.writing.destination import check_place

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -112,6 +112,9 @@ class Raises(dict[str, Tensor]):
     """Can be read by its maker, and by nobody else."""
 
     def items(self) -> Any:
+        raise OSError("not now")
+
+    def __iter__(self) -> Iterator[str]:
         raise OSError("not now")
 
 

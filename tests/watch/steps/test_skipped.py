@@ -83,6 +83,24 @@ def test_backward_passes_are_counted() -> None:
     assert [e["passes"] for e in log.events if e["kind"] == "not-optimized" and e["root"] is not None] == [STEPS]
 
 
+def test_a_second_optimizer_does_not_take_over_in_skipped_steps() -> None:
+    """However many follow each other, the one that steps last in each round still ends the steps."""
+    maker, judge, rounds = nn.Linear(2, 2), nn.Linear(2, 1), 100
+    makers, judges = (torch.optim.SGD(m.parameters(), 0.001) for m in (maker, judge))
+
+    def program(_: Watcher) -> None:
+        for _ in range(rounds):
+            for optimizer in (judges, makers):
+                optimizer.zero_grad()
+                judge(maker(torch.randn(5, 2))).mean().backward()
+                optimizer.step()
+
+    log = run(program)
+    assert log.watch is not None
+    assert log.watch.summary.steps == rounds
+    assert [entry.steps for entry in log.watch.steps.optimizers.entries] == [rounds, rounds]
+
+
 def test_counting_is_in_what_watching_took(monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the steps that were skipped since the last choice too."""
     each = 0.001

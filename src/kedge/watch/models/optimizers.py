@@ -130,6 +130,7 @@ class Optimizers:
     Attributes:
         leading: The entry of the optimizer that ends the run's steps; None as long as it is unknown.
         entries: Every optimizer that has stepped.
+        idle: How often others have stepped since it did.
     """
 
     def __init__(self, places: WatchedParameters, step: Callable[[], int]) -> None:
@@ -138,7 +139,7 @@ class Optimizers:
         self.entries: list[KnownOptimizer] = []
         self._by_id: dict[int, KnownOptimizer] = {}
         self._round: list[weakref.ref[Optimizer]] = []
-        self._idle = self._known = 0
+        self.idle = self._known = 0
         self._displaced: weakref.ref[Optimizer] | None = None
         self._older: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -175,7 +176,7 @@ class Optimizers:
         entry = self.entry(optimizer)
         entry.count(self.step())
         if self.leading is entry:
-            self._idle = 0
+            self.idle = 0
             return True
         return self._closes_round(optimizer) if self.leading is None else self._takes_over(optimizer)
 
@@ -203,11 +204,11 @@ class Optimizers:
         """Whether this optimizer ends the steps from now on: the leading one is deleted or idle, or this one is back."""
         displaced = None
         if self._displaced is None or self._displaced() is not optimizer:
-            self._idle += 1
+            self.idle += 1
             gone = self.leading is not None and self.leading.optimizer() is None
             is_new = self.entry(optimizer).index >= self._known
             patience = 1 if is_new else _PATIENCE * max(len(self.known()) - 1, 1)
-            if not gone and (self._idle <= patience or not self.trains(optimizer)):
+            if not gone and (self.idle <= patience or not self.trains(optimizer)):
                 return False
             displaced = self.leading.optimizer if is_new and self.leading is not None else None
         self._lead(optimizer)
@@ -215,5 +216,5 @@ class Optimizers:
         return True
 
     def _lead(self, optimizer: Optimizer) -> None:
-        self.leading, self._idle, self._known = self.entry(optimizer), 0, len(self.entries)
+        self.leading, self.idle, self._known = self.entry(optimizer), 0, len(self.entries)
         self._displaced = None

@@ -45,8 +45,8 @@ class TrainingRecord:
         self.measured = True
         self.dump: FirstBadCall | None = None
 
-    def _sources(self) -> dict[str, Any]:
-        return {**self.first_step.sources, **self.losses.described}
+    def _sources(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return self.first_step.sources, self.losses.described
 
     @property
     def is_bad(self) -> bool:

@@ -34,7 +34,7 @@ class MeterSink:
         curves: Has the collected single numbers.
         roots: The models.
         optimizers: The program's optimizers.
-        sources: Returns facts about sites by their paths, such as the line of the program.
+        sources: Returns the line of the program by the path of a module, and what is known of a loss by its path.
 
     Attributes:
         notes: The events to write before the next rows.
@@ -47,7 +47,7 @@ class MeterSink:
         curves: Curves,
         roots: Sequence[RootModule],
         optimizers: Optimizers,
-        sources: Callable[[], Mapping[str, Any]],
+        sources: Callable[[], tuple[Mapping[str, Any], Mapping[str, Any]]],
     ) -> None:
         self.log, self.meter, self.curves = log, meter, curves
         self.roots, self.optimizers, self.sources = roots, optimizers, sources
@@ -78,10 +78,10 @@ class MeterSink:
         size = (len(seats) + sum(len(root.optimizers) for root in self.roots), self.meter.sites.wires)
         if not seats or (size == self._written and not again):
             return
-        self._written, sources = size, self.sources()
+        self._written, (lines, losses) = size, self.sources()
         for root in self.roots:
             root.steps = max((self.optimizers.entries[i].steps for i in root.optimizers), default=0)
-        self.log.sites([_entry_of(seat, self.roots, sources) for seat in seats], [root.entry() for root in self.roots])
+        self.log.sites([_entry_of(seat, self.roots, lines, losses) for seat in seats], [root.entry() for root in self.roots])
 
     def write_notes(self) -> None:
         """Write the events in `notes`."""
@@ -98,7 +98,9 @@ class MeterSink:
         self.write_notes()
 
 
-def _entry_of(seat: Any, roots: Sequence[RootModule], sources: Mapping[str, Any]) -> dict[str, Any]:
+def _entry_of(
+    seat: Any, roots: Sequence[RootModule], lines: Mapping[str, Any], losses: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the entry of a site in the recording; see docs/recording.md."""
     path, kind = seat.site.path, seat.site.kind
     entry = {
@@ -107,12 +109,12 @@ def _entry_of(seat: Any, roots: Sequence[RootModule], sources: Mapping[str, Any]
         "owner": "", "node": seat.node, "source": None,
     }  # fmt: skip
     if kind == "loss":
-        return {**entry, "site": path, **sources.get(path, {})}
+        return {**entry, "site": path, **losses.get(path, {})}
     root = max((r for r in roots if _is_inside(path, r.prefix)), key=lambda r: len(r.prefix))
     of_param = kind.startswith("param") or kind == "update"
     owner = path.rpartition(".")[0] if of_param else path
     inner = owner[len(root.prefix) :].lstrip(".") if root.prefix else owner
-    source = None if of_param else sources.get(path)
+    source = None if of_param else lines.get(path)
     return {**entry, "type": root.types.get(inner, ""), "root": root.index, "owner": owner, "source": source}
 
 

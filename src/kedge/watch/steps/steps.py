@@ -137,6 +137,7 @@ class Steps(StepClock):
         if budget.run <= 1 or leading is None or leading.optimizer() is not optimizer or self.backwards.ending != -1:
             return False
         leading.steps += 1
+        self.optimizers.idle = 0
         budget.run -= 1
         self.step += 1
         return True

@@ -3,9 +3,9 @@
 # Note [Strict export]
 If there is any global module hook, `torch.export.export(strict=True)` traces the call of a module of its own, not only
 its forward, and Dynamo refuses to: the program ends with an error. It registers the exported model in that module, and a
-registration hook sees this. So Kedge removes its global hooks then, until PyTorch's module is deleted. What Dynamo traces
-is no call of the program. After an export that fails, the error holds that module, and what is called before the garbage
-collector finds both is not seen.
+registration hook sees this. So Kedge removes its global hooks then, until PyTorch's module is deleted, which can take until the
+next garbage collection; a watch has them back at the end of its step, too. What Dynamo traces is no call of the program.
+A model that is called for the first time before they are back is found at a later call.
 """
 
 from __future__ import annotations

@@ -81,7 +81,9 @@ class MeterSink:
         self._written, (lines, losses) = size, self.sources()
         for root in self.roots:
             root.steps = max((self.optimizers.entries[i].steps for i in root.optimizers), default=0)
-        self.log.sites([_entry_of(seat, self.roots, lines, losses) for seat in seats], [root.entry() for root in self.roots])
+        self.log.sites(
+            [_entry_of(seat, self.roots, lines, losses) for seat in seats], [root.entry() for root in self.roots]
+        )
 
     def write_notes(self) -> None:
         """Write the events in `notes`."""

@@ -18,6 +18,13 @@ from tests.watch.watched import Memory, batch, net
 top = torch._C._autograd._top_saved_tensors_default_hooks
 
 
+@pytest.fixture(autouse=True)
+def no_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what other tests have in memory: optimizers, which may step later, and code that hooks saved tensors."""
+    monkeypatch.setattr("kedge.watch.steps.steps.any_optimizer", lambda: False)
+    monkeypatch.setattr("kedge.watch.records.step_bill.line_with", lambda word: None)
+
+
 def transform() -> None:
     """Differentiate by `torch.func`, which refuses to run under saved-tensor hooks."""
     x = torch.ones(3)
@@ -45,10 +52,9 @@ def listed(program: Callable[[nn.Module], Any]) -> list[Any]:
 
 @pytest.mark.parametrize("after", [transform, forbid, save])
 def test_a_step_that_ends_in_a_backward_leaves_no_pair_behind(
-    after: Callable[[], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    after: Callable[[], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """PyTorch gives a thread its pairs back when a backward ends, also one that was removed during it."""
-    monkeypatch.setattr("kedge.watch.steps.steps.any_optimizer", lambda: False)  # other tests may have left some
 
     def program(model: nn.Module) -> None:
         model(batch()).sum().backward()

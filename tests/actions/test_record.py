@@ -249,3 +249,22 @@ def test_what_is_recorded_in_a_transform_is_there_when_it_is_over(selector: str)
         recorded = acts.records(name)[0].value
     torch.testing.assert_close(recorded, wanted)
     torch.testing.assert_close(out, wanted.relu() * 2 + 1 if name == "fc" else wanted + 1)
+
+
+def test_a_batch_of_gradients_is_measured_and_recorded_as_one() -> None:
+    """With ``is_grads_batched`` a hook receives a wrapper of all gradients at once; they are there when it is over."""
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3, requires_grad=True)
+    unit = torch.eye(10).view(10, 5, 2)
+
+    def jacobian() -> Tensor:
+        (found,) = torch.autograd.grad(model(x), x, unit, is_grads_batched=True)
+        return found
+
+    plain = jacobian()
+    with kedge.session() as s:
+        values = s.hook(model, "**:out.grad", kedge.record())
+        stats = s.hook(model, "**:out.grad", kedge.measure())
+        assert torch.equal(jacobian(), plain)
+        recorded = values["2:out.grad"]
+        assert (stats["2:out.grad"].count, stats["2:out.grad"].max) == (100, 1)
+    assert torch.equal(recorded, unit)

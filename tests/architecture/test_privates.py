@@ -74,6 +74,27 @@ def test_the_forward_of_a_function_of_ones_own_is_known_by_its_code_and_runs_wit
     assert own_function(checkpoint.CheckpointFunction.forward.__code__) == ""
 
 
+def test_a_function_of_ones_own_is_known_also_when_another_was_freed():
+    """As many classes as before are not the same ones."""
+    gc.collect()
+
+    class One(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+    assert own_function(One.forward.__code__) == "One"
+    del One
+    gc.collect()
+
+    class Two(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+    assert own_function(Two.forward.__code__) == "Two"
+
+
 def test_tensors_count_changes_and_share_storages():
     """A tensor's version counter and its storage's identity are those of every alias."""
     x = torch.zeros(4)

@@ -891,3 +891,37 @@ def test_tensors_of_every_kind_are_saved(dtype: torch.dtype, log: Told, capsys) 
 class Weighs(nn.Module):
     def forward(self, x: Tensor, weights: Tensor) -> Tensor:
         return x.log() + weights.float().sum() * 0 if not weights.is_complex() else x.log()
+
+
+class Halves(nn.Module):
+    """Returns two outputs of one operation."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.clone().split(2, dim=1)
+
+
+def lazy(dump: FirstBadCall) -> None:
+    """Call a lazy model, which is followed from the middle of its first call: its buffers have no values yet."""
+    begin(dump, model := nn.LazyBatchNorm1d())
+    model(positive()).sum().backward()
+
+
+def unused(dump: FirstBadCall) -> None:
+    """Use one of the outputs of an operation."""
+    dump.watch(model := Halves(), lambda path: path)
+    model(positive().requires_grad_())[0].sum().backward()
+
+
+def batched(dump: FirstBadCall) -> None:
+    """Compute all rows of a Jacobian at once."""
+    dump.watch(model := net(nn.Tanh()), lambda path: path)
+    torch.autograd.functional.jacobian(model, positive(), vectorize=True)
+
+
+@pytest.mark.parametrize("program", [lazy, unused, batched])
+def test_what_has_no_values_is_passed_over(program: Callable[[FirstBadCall], None], log: Told, capsys) -> None:
+    """Buffers before they have a shape, the gradient of an unused output, and a wrapper of many gradients: no failure."""
+    dump = FirstBadCall(log.folder, log, lambda: 0)
+    program(dump)
+    dump.close()
+    assert capsys.readouterr().err == ""

@@ -20,6 +20,7 @@ from kedge.sites.language import single
 from kedge.sites.leaves import shape_of, storage_of, untransformed
 from kedge.sites.names import kind_meant
 from kedge.sites.site import Site
+from kedge.torch_internals.modes import is_batched
 
 _PRUNE = 1_000
 _ADOPTED = frozenset({"param.grad", "param.acc", "grad", "acc"})
@@ -119,7 +120,8 @@ class Recorder:
         copied = self.copy or site.kind in _ADOPTED
 
         def keep(value: Tensor, event: Event) -> None:
-            alias = untransformed(value.detach())  # a transform's wrapper is invalid after the transform
+            # a transform's wrapper is invalid after the transform
+            alias = untransformed(value).detach() if is_batched(value) else untransformed(value.detach())
             kept = RecordedTensor(event, alias, copied=copied)
             records.put(kept)
             if self._overwrites:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from kedge.sites import leaves
 from kedge.torch_internals.module_tables import own_buffers, own_parameters
@@ -169,8 +170,11 @@ class RecordedCall:
         self.gradients.arrived = {}
 
     def _copy_buffers(self) -> None:
-        """Copy the module's own buffers if that is cheap: batch normalization changes them without a sign."""
-        own = {n: b for n, b in own_buffers(self.module).items() if b is not None}
+        """Copy the module's own buffers if that is cheap: batch normalization changes them without a sign.
+
+        Those of a lazy module have no values before its first call.
+        """
+        own = {n: b for n, b in own_buffers(self.module).items() if b is not None and not is_lazy(b)}
         if not (own and self.module.training) or sum(b.nbytes for b in own.values()) > CHEAP:
             return
         for name, buffer in own.items():

@@ -17,6 +17,7 @@ from kedge.repro.finiteness import PendingChecks
 from kedge.stderr import Shield
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import hook_gradient
+from kedge.torch_internals.modes import is_batched
 
 
 class GradientCheck:
@@ -27,9 +28,10 @@ class GradientCheck:
     def __init__(self, shield: Shield, work: Callable[[Tensor], None]) -> None:
         self.shield, self.work = shield, work
 
-    def __call__(self, gradient: Tensor) -> None:
-        """Called with the gradient."""
-        self.shield(self.work, gradient)
+    def __call__(self, gradient: Tensor | None) -> None:
+        """Called with the gradient; with None for an unused output, if other outputs of its node were used."""
+        if gradient is not None and not is_batched(gradient):
+            self.shield(self.work, gradient)
 
 
 class InputEdgeCheck:
@@ -41,7 +43,7 @@ class InputEdgeCheck:
     def __call__(self, shares: tuple[Tensor | None, ...], gradients: tuple[Tensor | None, ...]) -> None:
         """Called as the hook of an autograd node; checks the share."""
         share = shares[self.place]
-        if share is not None:
+        if share is not None and not is_batched(share):
             self.shield(self.checks.add, "in.grad", (self.call,), share)
 
 

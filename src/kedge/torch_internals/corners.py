@@ -116,6 +116,8 @@ CORNERS = (
             f"{_C}_functorch.peek_interpreter_stack",
             f"{_C}_functorch.is_functorch_wrapped_tensor",
             f"{_C}_functorch.get_unwrapped",
+            f"{_C}_functorch.is_legacy_batchedtensor",
+            "torch:_remove_batch_dim",
             f"{_C}_DisableFuncTorch",
             "torch._functorch.pyfunctorch:temporarily_clear_interpreter_stack",
         ),

@@ -32,6 +32,8 @@ _mode: Callable[[Any], Any] = late("torch:_C._get_dispatch_mode", lambda _: None
 _interpreter: Callable[[], Any] = late("torch:_C._functorch.peek_interpreter_stack", lambda: None)
 _is_wrapped: Callable[[Any], bool] = late("torch:_C._functorch.is_functorch_wrapped_tensor", lambda _: False)
 _inside: Callable[[Any], Any] = late("torch:_C._functorch.get_unwrapped", lambda value: value)
+_is_batched: Callable[[Any], bool] = late("torch:_C._functorch.is_legacy_batchedtensor", lambda _: False)
+_without_batch: Callable[[Any, int, int, int], Tensor] = late("torch:_remove_batch_dim", lambda value, *_: value)
 _without_fake: Callable[[], AbstractContextManager[Any]] = late(
     "torch._subclasses.fake_tensor:unset_fake_temporarily", nullcontext
 )
@@ -50,14 +52,22 @@ def is_transforming() -> bool:
     return _interpreter() is not None
 
 
+def is_batched(value: Tensor) -> bool:
+    """Whether a tensor stands for a batch of gradients, in a backward with ``is_grads_batched=True``.
+
+    Such a wrapper does not belong to `torch.func`, and cannot be detached.
+    """
+    return _is_batched(value)
+
+
 def is_wrapped(value: Tensor) -> bool:
-    """Whether a tensor is the wrapper of a transform."""
-    return _is_wrapped(value)
+    """Whether a tensor is the wrapper of a transform, or of a batch of gradients."""
+    return _is_wrapped(value) or _is_batched(value)
 
 
 def unwrapped(value: Tensor) -> Tensor:
-    """Return the tensor inside a transform's wrapper."""
-    inner: Tensor = _inside(value)
+    """Return the tensor inside a wrapper."""
+    inner: Tensor = _inside(value) if not _is_batched(value) else _without_batch(value, 1, 1, 0)
     return inner
 
 

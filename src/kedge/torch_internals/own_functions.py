@@ -7,6 +7,7 @@ recognises the frame itself by its code: `Function` lists every class that inher
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from types import CodeType
 from typing import Any
@@ -15,7 +16,7 @@ from torch.autograd import Function
 from torch.utils.checkpoint import CheckpointFunction
 
 _names: dict[CodeType, str] = {}
-_counted = 0
+_classes: list[weakref.ref[type]] = []
 
 
 def own_function(code: CodeType) -> str:
@@ -23,10 +24,9 @@ def own_function(code: CodeType) -> str:
 
     The forward of a reentrant checkpoint does not count: its backward runs the forward again.
     """
-    global _counted  # noqa: PLW0603 - classes are defined for the process
-    classes = len(Function.__subclasses__())
-    if classes != _counted:
-        _counted = classes
+    classes = [weakref.ref(kind) for kind in Function.__subclasses__()]
+    if classes != _classes:
+        _classes[:] = classes
         _names.clear()
         _names.update((each, kind.__name__) for kind in _subclasses(Function) for each in _codes(kind))
     return _names.get(code, "")

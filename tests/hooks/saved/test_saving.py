@@ -488,3 +488,57 @@ def test_what_torch_keeps_to_itself_is_there() -> None:
     assert [node.name() for node in seen] == ["ExpBackward0"]
     assert autograd._saved_tensors_hooks_get_disabled_error_message() is None
     assert "self" in nn.Module._call_impl.__code__.co_varnames
+
+
+class Product(torch.autograd.Function):
+    """Saves its factors, and tells what it reads in backward."""
+
+    read: tuple[Tensor, ...] = ()
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Tensor) -> Tensor:
+        ctx.save_for_backward(x, factor)
+        return x * factor
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        Product.read = ctx.saved_tensors
+        return grads[0] * Product.read[1], None
+
+
+def test_a_function_reads_the_very_tensor_that_needs_no_gradient() -> None:
+    """What a custom function saves may have attributes of the program's; autograd returns the same object."""
+    x, factor = torch.ones(2, requires_grad=True), torch.ones(2)
+    with keeping(nn.Identity(), Hoard(takes=False)):
+        Product.apply(x, factor).sum().backward()
+    assert Product.read[1] is factor
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_leaf_whose_data_was_replaced_is_read_as_autograd_reads_it(requires_grad: bool) -> None:
+    """Binarized weights are swapped by `.data` between forward and backward: backward uses the present ones."""
+
+    def gradient() -> Tensor:
+        x, weight = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=requires_grad)
+        y = x * weight
+        weight.data = torch.full((2,), 3.0)
+        (found,) = torch.autograd.grad(y.sum(), x)
+        return found
+
+    plain = gradient()
+    with keeping(nn.Identity(), Hoard(takes=False)):
+        assert torch.equal(gradient(), plain)
+    assert plain.tolist() == [3, 3]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_that_was_changed_in_place_raises_what_autograd_raises() -> None:
+    """A nested tensor has no one shape; the message names those of its parts."""
+    with keeping(nn.Identity(), Hoard(takes=False)):
+        x = torch.nested.nested_tensor([torch.rand(2), torch.rand(3)], requires_grad=True).clone()
+        y = x.sum(-1, keepdim=True)
+        x.add_(x)
+        with pytest.raises(
+            RuntimeError, match=r"modified by an inplace operation: \[torch.FloatTensor \[\(2,\), \(3,\)\]\]"
+        ):
+            y.backward(torch.nested.nested_tensor([torch.rand(1), torch.rand(1)]))

@@ -41,8 +41,11 @@ def measurable(value: Tensor) -> bool:
 
 
 def transforms(value: Tensor) -> bool:
-    """Return whether a transform of `torch.func`, a trace, or a mode in which tensors hold no data is active."""
-    return modes.is_transforming() or modes.is_fake(value) or modes.is_captured()
+    """Return whether a transform of `torch.func`, a trace, or a mode in which tensors hold no data is active.
+
+    A batch of gradients counts as a transform.
+    """
+    return modes.is_transforming() or modes.is_batched(value) or modes.is_fake(value) or modes.is_captured()
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 # Note [By reference]
 While saved-tensor hooks are in force, PyTorch does not check whether a saved tensor was changed in
 place before backward needs it. So Kedge stores its version and compares it, and raises autograd's own
-error. It holds an alias, because the tensor itself leads to the graph that holds it.
+error. It holds a leaf itself, as autograd does: a custom function reads the very tensor that it saved, and the program
+may replace its ``data``. Of another tensor it holds an alias, because the tensor itself leads to the graph that holds it.
 
 # Note [Detached in place]
 Without hooks, autograd refuses an input of an operation that lost its graph by ``detach_()``, as long as it holds the very
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from kedge.sites.leaves import shape_of
 from kedge.torch_internals.autograd_nodes import SavedTensor, fields, name_in_messages, raw, saved
 from kedge.torch_internals.graph_task import current_node
 from kedge.torch_internals.tensors import changes
@@ -50,22 +52,26 @@ class KeptByReference:
     """One saved tensor that is kept by reference; see Note [By reference].
 
     Attributes:
-        tensor: An alias of it.
         origin: A weak reference to the tensor itself: the error names the operation that changed it last.
         version: The version of its memory when it was saved; None where PyTorch does not count versions.
         reader: Notified when autograd reads the tensor; None without one.
         made: Whether an operation in a graph made the tensor.
     """
 
-    __slots__ = ("__weakref__", "made", "origin", "reader", "tensor", "version")
+    __slots__ = ("__weakref__", "_held", "made", "origin", "reader", "version")
 
     def __init__(self, value: Tensor, reader: UnpackListener | None = None) -> None:
-        self.tensor, self.origin, self.reader = value.detach(), _weak(value), reader
         self.made = not value.is_leaf
+        self._held, self.origin, self.reader = value.detach() if self.made else value, _weak(value), reader
         try:
             self.version: int | None = changes(value)
         except RuntimeError:  # inference tensors have no counter
             self.version = None
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor, without a graph."""
+        return self._held.detach() if self._held.requires_grad else self._held
 
     def unpack(self) -> Tensor:
         """Notify the reader, and return the tensor; see `read`."""
@@ -82,12 +88,12 @@ class KeptByReference:
         """
         if self.made and is_detached(self.origin):
             refuse_detached(self)
-        if self.version is not None and changes(self.tensor) != self.version:
+        if self.version is not None and changes(self._held) != self.version:
             self._refuse()
         return self.tensor
 
     def _refuse(self) -> NoReturn:
-        value, found, expected = self.tensor, changes(self.tensor), self.version
+        value, found, expected = self._held, changes(self._held), self.version
         self.version = None  # so that the node can read the tensor
         try:
             behind = _behind(self)
@@ -96,7 +102,7 @@ class KeptByReference:
         made = "" if behind is None else f", which is output {behind[1]} of {behind[0]},"
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"[{value.type()} {list(value.shape)}]{made} is at version {found}; expected version {expected} instead."
+            f"[{value.type()} {list(shape_of(value))}]{made} is at version {found}; expected version {expected} instead."
             + (_FURTHER if torch.is_anomaly_enabled() else _HINT)
         )
 

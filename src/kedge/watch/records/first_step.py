@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
@@ -32,7 +33,7 @@ class SavedTensorBill(Protocol):
         """Called when a step is over; returns the event for the recording, None as long as nothing was saved."""
 
     def stop(self) -> None:
-        """Remove every hook."""
+        """Remove every hook, during a backward as soon as it is over."""
 
 
 class Surveyed(NamedTuple):
@@ -64,6 +65,7 @@ class FirstStep:
         self.shield = Shield("recording saved tensors", "they are not recorded", on_failure=self._modules.clear)
         self.step_bill: SavedTensorBill | None = None
         self._step_bill_seconds = 0.0
+        self._leaving: Callable[[], SavedTensorBill | None] = lambda: None
 
     @property
     def seconds(self) -> float:
@@ -126,6 +128,13 @@ class FirstStep:
         total = sum(m["bytes"] for m in modules)
         return [{"kind": "saved", "step": step, "bytes": total, "modules": modules}] if modules else []
 
+    def end(self) -> None:
+        """Remove every hook at the end of the watch, also if nothing was saved."""
+        self.close(0)
+        step_bill = self.step_bill or self._leaving()
+        if step_bill is not None:
+            step_bill.stop()
+
     def _close_step_bill(self, step: int) -> Mapping[str, Any] | None:
         """Return the full list of the step that is over, if it was made; a run makes one."""
         if (step_bill := self.step_bill) is None:
@@ -134,4 +143,5 @@ class FirstStep:
         if self.shield.off or event is not None:
             step_bill.stop()
             self.step_bill, self._step_bill_seconds = None, step_bill.seconds
+            self._leaving = weakref.ref(step_bill)
         return event

@@ -140,6 +140,6 @@ class TrainingRecord:
     def close(self) -> None:
         """Remove every hook."""
         self.losses.lines.end()
-        self.first_step.close(0)
+        self.first_step.end()
         if self.dump is not None:
             self.dump.close()

@@ -19,6 +19,7 @@ from kedge.offload.bill.storage_numbers import StorageNumbers
 from kedge.offload.rebuild import find
 from kedge.stderr import Shield, say
 from kedge.torch_internals.autograd_nodes import RAW
+from kedge.torch_internals.graph_task import graph_task
 from kedge.torch_internals.saved_hooks import top_hooks
 from kedge.torch_internals.source_lines import line_with
 
@@ -36,8 +37,10 @@ class QuietKeeper(KeeperInForce):
     """A keeper inside the user's program: it warns on stderr, where ``-W error`` does not reach."""
 
     def step_aside(self, what: str) -> None:
-        """Warn without raising."""
-        if what not in self._said and not self.ended:
+        """Warn without raising; after the listed step, leave."""
+        if isinstance(self.keeper, StepBill) and self.keeper.is_over:
+            self.keeper.stop()
+        elif what not in self._said and not self.ended:
             self._said.add(what)
             say(f"the list of saved tensors leaves out code under {what}")
 
@@ -50,8 +53,16 @@ class StepBill:
     model, to the end of that call. A program that may register hooks on a saved tensor itself, of which PyTorch allows one
     pair, has no list.
 
+    # Note [A step that ends in a backward]
+    When a backward ends, PyTorch gives its thread back the pairs that it had when the backward began. So a pair that is
+    removed during a backward would be in force again after it, where a transform of `torch.func` refuses to run. Such a pair
+    stays, does nothing, and leaves with the next saved tensor or the next transform.
+
     Args:
         shield: Runs work that must not end the program.
+
+    Attributes:
+        is_over: Whether the listed step is over, or listing has failed.
     """
 
     def __init__(self, shield: Shield) -> None:
@@ -59,7 +70,7 @@ class StepBill:
         self.calls = ModuleCalls(self.storages.of, shield=shield)
         self.keeper = BillKeeper(lambda: self.calls.innermost, self.storages, find, around=lambda: self.calls.around)
         self.seconds = 0.0
-        self._over = False
+        self.is_over = False
         self._packing = Shield("listing saved tensors", "the recording has no list of them", on_failure=self._give_up)
         self._thread: int | None = None
         self._roots: list[tuple[str, weakref.ref[nn.Module]]] = []
@@ -69,11 +80,11 @@ class StepBill:
 
     def add(self, module: nn.Module, root: Labelled) -> None:
         """Follow a root whose call is active."""
-        if self._over:
+        if self.is_over:
             return
         begun = perf_counter()
         if not self._roots and (own := line_with(RAW)) is not None:
-            self._over = True
+            self.is_over = True
             say(
                 f"saved tensors are not listed: {own.file}:{own.line} uses {RAW}..., and if the program registers hooks on one "
                 "of them, PyTorch would refuse them beside Kedge's"
@@ -99,7 +110,8 @@ class StepBill:
 
     def pack(self, value: Tensor, place: SavingPlace) -> BilledReference | None:
         """Record a saved tensor; it stays in place."""
-        if self._over:
+        if self.is_over:
+            self.stop()
             return None
         begun = perf_counter()
         held = self._packing(self.keeper.pack, value)
@@ -107,20 +119,20 @@ class StepBill:
         return held
 
     def _give_up(self) -> None:
-        self._over = True
+        self.is_over = True
 
     def beside(self, owner: Any, place: SavingPlace) -> None:
         """Record values that a checkpoint holds without saving them."""
-        if not self._over:
+        if not self.is_over:
             self.keeper.beside(owner, place)
 
     def unpack(self, held: BilledReference) -> Tensor:
         """Return the saved tensor."""
-        return held.read() if self._over else self.keeper.unpack(held)
+        return held.read() if self.is_over else self.keeper.unpack(held)
 
     def close(self, step: int) -> Mapping[str, Any] | None:
         """Return the list, if anything was saved so far; otherwise None, and the next step may have one."""
-        if self._over or not self.keeper.drafts:
+        if self.is_over or not self.keeper.drafts:
             return None
         begun = perf_counter()
         self._see_owned()
@@ -132,9 +144,10 @@ class StepBill:
         return {"kind": "saved", "step": step, **entry, "seconds": round(self.seconds, 6)}
 
     def stop(self) -> None:
-        """Remove every hook."""
-        self._over = True
-        self._undo.close()
+        """Remove every hook, if no backward is under way; see Note [A step that ends in a backward]."""
+        self.is_over = True
+        if graph_task() == -1:
+            self._undo.close()
 
     def _see_owned(self) -> None:
         """Add the parameters and buffers of the models; a forward may have replaced or made some."""

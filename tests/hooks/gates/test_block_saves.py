@@ -279,3 +279,77 @@ def test_other_kinds_do_not_join_it() -> None:
     """A mixture is refused, with the remedy."""
     with pytest.raises(NoSuchKind, match="hook the other sites by themselves"):
         kedge.hook(":saved, a:out", kedge.record())
+
+
+def test_a_session_that_a_gradient_hook_ends_leaves_nothing_on_the_thread() -> None:
+    """Autograd puts the thread's hook pairs back after a backward pass; the next save removes the ended session's."""
+    w, s = leaf(), kedge.session()
+    s.hook(":saved", kedge.record())
+    y = w.exp().sum()
+    w.register_hook(lambda g: s.end(quiet=True))
+    y.backward()
+    leaf().exp()
+    assert top(True) is None
+
+    other, w = kedge.session(), leaf()
+    other.hook(":saved", kedge.record())
+    y = w.exp().sum()
+    w.register_hook(lambda g: other.end(quiet=True))
+    y.backward()
+    with kedge.hook(":saved", kedge.record()) as acts:
+        for _ in range(3):
+            leaf().exp().sum().backward()
+    assert acts.names() == ["/exp:saved[0]"]
+    assert top(True) is None
+
+
+def test_a_session_that_a_gradient_hook_ends_leaves_the_pairs_of_others_in_force() -> None:
+    """The program's pair below, and another session's, work on after the backward pass and go with their blocks."""
+    packed: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        inner = kedge.session()
+        with kedge.hook(":saved", kedge.record(keep=None)) as acts:
+            inner.hook(":saved", kedge.record())
+            w = leaf()
+            y = w.exp().sum()
+            w.register_hook(lambda g: inner.end(quiet=True))
+            y.backward()
+            leaf().exp().sum().backward()
+            leaf().exp().sum().backward()
+            assert acts.ledger()[":saved"].fired == len(packed) == 3
+        leaf().exp()
+        assert len(packed) == 4
+        assert top(True) is not None
+    assert top(True) is None
+
+
+def test_a_session_that_a_gradient_hook_pauses_goes_on_after_the_backward_pass() -> None:
+    """The pair that it put back within the pass stands for the one that autograd puts back."""
+    with kedge.session() as s:
+        acts = s.hook(":saved", kedge.record(keep=None))
+        w = leaf()
+
+        def rest(gradient: Tensor) -> None:
+            s.pause()
+            leaf().exp()
+            s.resume()
+
+        w.register_hook(rest)
+        w.exp().sum().backward()
+        for _ in range(2):
+            leaf().exp().sum().backward()
+        assert acts.ledger()[":saved"].fired == 3
+    assert top(True) is None
+
+
+def test_a_pair_that_comes_back_and_is_popped_for_the_programs_takes_that_with_it() -> None:
+    """A block of the program that ends then pops the ended session's pair, and its own stays until the next session."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        w, s = leaf(), kedge.session()
+        s.hook(":saved", kedge.record())
+        y = w.exp().sum()
+        w.register_hook(lambda g: s.end(quiet=True))
+        y.backward()
+    with kedge.hook(":saved", kedge.record()):
+        leaf().exp().sum().backward()
+    assert top(True) is None

@@ -299,12 +299,12 @@ class HookPairStack(threading.local):
         for hooks in stack:
             if id(hooks[0]) not in ours:
                 push(*hooks)
-            elif (pair := ours[id(hooks[0])]) is not None:
-                kept = keep(pair)
+            elif (own := ours[id(hooks[0])]) is not None:
+                kept = keep(own)
                 if kept is not None:
                     self._push(kept)
-                if kept is not pair:
-                    self._note(pair, kept)
+                if kept is not own:
+                    self._note(own, kept)
         if not in_backward():
             self.changed.clear()
 
@@ -312,10 +312,11 @@ class HookPairStack(threading.local):
         """Return the pair that stands for each of Kedge's on the stack now, by the id of its first function; None for none."""
         known = {id(pair.hooks[0]): pair for pair in self.pairs}
         ours: dict[int, Pair | None] = {}
-        for key, (_, after) in self.changed.items():
-            while after is not None and id(after.hooks[0]) in self.changed:
-                after = self.changed[id(after.hooks[0])].after
-            ours[key] = None if after is None else known.get(id(after.hooks[0]))
+        for key, change in self.changed.items():
+            now = change.after
+            while now is not None and id(now.hooks[0]) in self.changed:
+                now = self.changed[id(now.hooks[0])].after
+            ours[key] = None if now is None else known.get(id(now.hooks[0]))
         return {**ours, **known}
 
     def _removed_and_popped(self, ours: dict[int, Pair | None], there: set[int]) -> list[Pair]:

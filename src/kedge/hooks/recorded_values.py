@@ -161,7 +161,11 @@ class RecordedValues(NamedValues[V_co]):
         return self._action().records(self._canonical(self._text(name)))
 
     def names(self) -> list[str]:
-        """Return the names of the values, in the order in which they came; each reads one value."""
+        """Return the names of the values, in the order in which they came.
+
+        Each reads one value, unless several threads, or several tensors that were hooked under one name, recorded under it:
+        then reading it, also by `dict` or `items`, raises `SeveralRecorded`, and `records` returns all of them.
+        """
         action = self._action()
         if isinstance(action, Listed):
             return action.names()

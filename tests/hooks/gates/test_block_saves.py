@@ -228,7 +228,9 @@ def test_a_transform_of_torch_func_is_left_alone() -> None:
 def test_what_never_fired_has_its_cause(graded: bool) -> None:
     """Nothing requires grad, or grad is off; or no pass had so many saves."""
     x = leaf()
-    with pytest.raises(NeverFired, match=r":saved: autograd saved nothing in the block on this thread; compute in the"):
+    with pytest.raises(
+        NeverFired, match=r":saved: no tensor that autograd saved on this thread came here; compute in the"
+    ):
         with kedge.session(strict=True) as s, torch.set_grad_enabled(graded):
             s.hook(":saved", kedge.record())
             (x.detach() if graded else x).exp()
@@ -353,3 +355,26 @@ def test_a_pair_that_comes_back_and_is_popped_for_the_programs_takes_that_with_i
     with kedge.hook(":saved", kedge.record()):
         leaf().exp().sum().backward()
     assert top(True) is None
+
+
+def test_a_pair_opened_inside_the_block_hides_the_saves_and_the_cause_says_so() -> None:
+    """PyTorch asks the innermost pair alone; hooked inside it, the saves are seen."""
+    session = kedge.session()
+    acts = session.hook(":saved", kedge.record())
+    with save_on_cpu():
+        leaf().exp()
+    why = str(acts.ledger())
+    with pytest.raises(NotRecorded, match="a pair of hooks that opens inside the block, such as save_on_cpu, takes"):
+        acts[":saved"]
+    session.end(quiet=True)
+    assert "no tensor that autograd saved on this thread came here" in why
+    with save_on_cpu(), kedge.hook(":saved", kedge.record()) as acts:
+        leaf().exp()
+    assert acts.names() == ["/exp:saved[0]"]
+
+
+def test_an_operation_is_no_selector_of_saves() -> None:
+    """The name of a save reads it; as a selector it would mean models."""
+    for wrong in ("/exp:saved", "/exp#0:saved[2]", [":saved", "/exp:saved"]):
+        with pytest.raises(NoSuchKind, match='saved tensors are not hooked by operation; hook ":saved"'):
+            kedge.hook(wrong, kedge.record())

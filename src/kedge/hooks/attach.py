@@ -81,7 +81,7 @@ class Attachments:
             elif isinstance(target, (Node, GradientEdge)):
                 place_node(self, target, selector, spec)
             elif isinstance(target, (Tensor, Mapping)):
-                named = {name_of_argument("target", target): target} if isinstance(target, Tensor) else target
+                named = {name_of_argument("hook", "target", target): target} if isinstance(target, Tensor) else target
                 self._attach_tensors(named, selector, spec)
             else:
                 raise NoSiteMatched(

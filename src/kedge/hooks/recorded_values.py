@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 from kedge.errors import NotRecorded, ReadError, SelectorError
@@ -114,6 +114,7 @@ class RecordedValues(NamedValues[V_co]):
     session: Attachments
     taps: list[Tap]
     actions: tuple[Any, ...]
+    _known: HookedPaths | None = field(default=None, init=False)
 
     @overload
     def __getitem__(self, name: str) -> V_co: ...
@@ -233,11 +234,20 @@ class RecordedValues(NamedValues[V_co]):
             return escape(name) or ":out"
         return name
 
+    def _paths(self) -> frozenset[str]:
+        """Return the paths of the hooked sites."""
+        taps = self.taps
+        if not taps:
+            return frozenset()
+        known = self._known
+        if known is None or known.count != len(taps) or known.last is not taps[-1]:
+            known = self._known = HookedPaths(len(taps), taps[-1], frozenset(tap.site.path for tap in taps))
+        return known.paths
+
     def _canonical(self, name: str) -> str:
         """Return the name under which a site fires: the module's first name, and the names of arguments, not positions."""
         term = parse(name)[0]
-        paths = {tap.site.path for tap in self.taps}
-        path = term.literal
+        path, paths = term.literal, self._paths()
         if path is not None and path not in paths:
             targets = self.session.targets.values()
             path = next((first for first in (t.first_name(path) for t in targets) if first in paths), path)
@@ -249,6 +259,21 @@ class RecordedValues(NamedValues[V_co]):
             return name
         site = str(Site(path, term.kind or "", leaf, term.call, term.op))
         return site if term.kind else site.removesuffix(":")
+
+
+@dataclass(frozen=True)
+class HookedPaths:
+    """The paths of the taps of a hook, as long as no tap is added or removed.
+
+    Attributes:
+        count: The number of taps.
+        last: The last tap.
+        paths: The paths.
+    """
+
+    count: int
+    last: Tap
+    paths: frozenset[str]
 
 
 def _is_single(text: str) -> bool:

@@ -306,7 +306,8 @@ def _accumulator(leaf: Tensor) -> Node:
     if leaf.layout == torch.strided and not leaf.is_nested:
         return torch.autograd.graph.get_gradient_edge(leaf).node
     with torch.enable_grad():
-        node: Node = (leaf * 1).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        made: Any = leaf * 1
+    node: Node = made.grad_fn.next_functions[0][0]
     return node
 
 

@@ -5,8 +5,8 @@ The name of an argument comes from the text of the call, not from the variables 
 frame that was once asked for its variables keeps them alive until the function returns.
 
 The text may be that of another version of the file, and the call that of another function, which calls Kedge: a
-`functools.partial`, or `contextvars.Context.run`. So a name counts only if the call in the text is one of a function with the name
-of Kedge's, and if the bytecode that is running loads the same names for it in the same order.
+`functools.partial`, or `contextvars.Context.run`. So a name counts only if the call in the text is one of a function with the
+name of Kedge's, and if the bytecode that is running loads the same names for it in the same order.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -74,7 +74,7 @@ class NewestRows:
         self._unread = list(steps)
         self._places: dict[int, list[tuple[Mapping[str, Any], int]]] = {}
 
-    def find(self, ids: Set[int]) -> dict[int, list[tuple[Mapping[str, Any], int]]]:
+    def find(self, ids: set[int]) -> dict[int, list[tuple[Mapping[str, Any], int]]]:
         """Return, for those of some sites that have any, their columns and places in these."""
         while self._unread and not ids <= self._places.keys():
             here: dict[int, list[tuple[Mapping[str, Any], int]]] = {}

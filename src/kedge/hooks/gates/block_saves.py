@@ -101,8 +101,8 @@ class BlockGate(SavedGate):
         if not self.called:
             return Cause(
                 "no tensor that autograd saved on this thread came here",
-                "compute in the block, with grad, on a tensor that requires grad; a pair of hooks that opens inside the block, such "
-                "as save_on_cpu, takes the tensors alone, so hook inside it; torch.func and disabled hooks show none",
+                "compute in the block, with grad, on a tensor that requires grad; a pair of hooks that opens inside the block, "
+                "such as save_on_cpu, takes the tensors alone, so hook inside it; torch.func and disabled hooks show none",
             )
         return Cause(
             f"no pass of the block saved a tensor [{tap.site.leaf}]"

@@ -93,6 +93,10 @@ def test_a_call_of_another_function_that_calls_kedge_gives_no_name() -> None:
     s.hook(z, record, when=kedge.every(2))
     assert sites(s) == ["tensor:grad"] * 4 + ["z:grad"]
     s.end(quiet=True)
+    made = kedge.session().hook(z, record)
+    assert sites(made) == ["z:grad"]
+    made.session.end(quiet=True)
+    assert kedge.audit(names={}, target=z).model == "z"
 
 
 def test_a_file_that_has_changed_since_it_was_loaded_gives_no_wrong_name(tmp_path: Path) -> None:

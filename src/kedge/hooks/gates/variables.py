@@ -70,14 +70,15 @@ def _first_argument(code: CodeType, at: int, text: str, function: str, keyword: 
         return ""
     if not isinstance(call, ast.Call):
         return ""
-    called = _names_in(call.func)
+    called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
     given = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == keyword), None)
     names = None if given is None else _names_in(given)
-    if given is None or not called or not names or called[-1] != function:
+    if given is None or not names or called != function:
         return ""
-    loaded = _loaded(code, at)
-    places = range(len(called), len(called) + 1 if call.args else len(loaded))
-    real = loaded[: len(called)] == called and any(loaded[i : i + len(names)] == names for i in places)
+    loaded, wanted = _loaded(code, at), [*(_names_in(call.func) or [function]), *names]
+    if not call.args:  # others may come before it
+        wanted = names
+    real = any(loaded[i : i + len(wanted)] == wanted for i in range(len(loaded)))
     return ast.unparse(given) if real else ""
 
 

@@ -34,14 +34,14 @@ class KeptSteps:
     def __init__(self, keep: int | None) -> None:
         self.keep = keep
         self.steps: dict[int, list[Mapping[str, Any]]] = {}
-        self._newest = NewestRows([])
+        self._newest: NewestRows | None = None  # until the next step
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
         """Keep the statistics of one step."""
         self.steps.setdefault(step, []).append({"step": step, **columns})
         while self.keep is not None and len(self.steps) > self.keep:
             del self.steps[next(iter(self.steps))]
-        self._newest = NewestRows([self.steps[number] for number in sorted(self.steps)])
+        self._newest = None
 
     def statistics(self, seat: MeasuredSite) -> list[Statistics]:
         """Return the statistics of a site, one a step."""
@@ -52,15 +52,22 @@ class KeptSteps:
 
     def newest(self, seats: Collection[MeasuredSite]) -> list[Statistics]:
         """Return the statistics of some sites, each in its newest step; sites without any are left out."""
-        found = self._newest.find({seat.id for seat in seats})
+        found = self._newest_rows().find({seat.id for seat in seats})
         table = _tabulated(place for places in found.values() for place in places)
         there = [seat for seat in seats if seat.id in found]
         return _each([seat.site for seat in there], _joined([table.rows(seat.id) for seat in there])) if there else []
 
     def present(self, seats: Collection[MeasuredSite]) -> list[MeasuredSite]:
         """Return those of some sites that have statistics."""
-        found = self._newest.find({seat.id for seat in seats})
+        found = self._newest_rows().find({seat.id for seat in seats})
         return [seat for seat in seats if seat.id in found]
+
+    def _newest_rows(self) -> NewestRows:
+        """Return the rows of each site in its newest step, by one object until the next step."""
+        newest = self._newest
+        if newest is None:
+            newest = self._newest = NewestRows(self.steps[number] for number in sorted(self.steps))
+        return newest
 
 
 class NewestRows:

@@ -20,8 +20,11 @@ from kedge.actions.measure import reduce
 from kedge.actions.measure.finished import FinishedStep
 from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.meter import Meter
+from kedge.actions.measure.results import KeptSteps
+from kedge.actions.measure.site_table import MeasuredSite
 from kedge.actions.measure.table import DeviceTable
 from kedge.errors import NotRecorded, SelectorError, SeveralRecorded
+from kedge.sites.site import Site
 from kedge.testing import assert_same_bits
 
 NAMES = ("count", "sum", "sumsq", "min", "max", "nonzero", "nonfinite", "mean", "rms", "std", "absmax", "zero")
@@ -429,3 +432,25 @@ def test_a_measure_that_makes_no_sense_is_refused(make: Any, message: str) -> No
     """What can be asked for is said at once."""
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_reading_every_site_goes_through_the_columns_once() -> None:
+    """Each read would otherwise cost as much as all sites together; a newer step is read again."""
+    listed: list[int] = []
+
+    class Counted(np.ndarray):
+        def tolist(self) -> Any:
+            listed.append(len(self))
+            return super().tolist()
+
+    kept = KeptSteps(None)
+    seats = [MeasuredSite(Site(name), i, (), "float32", None, (), None) for i, name in enumerate("abc")]
+    kept.stats(0, {"site": np.arange(3).view(Counted)})
+    kept.stats(1, {"site": np.arange(2).view(Counted)})
+    for _ in range(3):
+        assert [found for seat in seats for found in kept.present([seat])] == seats
+    assert listed == [2, 3]
+    assert kept.present(seats[:2]) == seats[:2]
+    kept.stats(2, {"site": np.arange(1).view(Counted)})
+    assert kept.present(seats[:1]) == seats[:1]
+    assert listed == [2, 3, 1]

@@ -474,3 +474,43 @@ def test_an_action_of_ones_own_can_be_listed() -> None:
 def test_names_complete_in_ipython() -> None:
     """After `acts[` the names are offered."""
     assert recorded(sequential(), "*")._ipython_key_completions_() == ["0", "1", "2"]
+
+
+def test_types_select_among_what_a_hook_on_every_model_recorded() -> None:
+    """The types are those of each path's own module, whichever model it is in, and of a parameter's owner."""
+    one, other = sequential(), nn.Sequential(nn.Tanh(), nn.Linear(3, 1))
+    with kedge.session() as s:
+        acts = s.hook(["**", "**:param"], kedge.record())
+        mine = s.hook(one, "**", kedge.record())
+        theirs = s.hook(other, "**", kedge.record())
+        one(torch.ones(2, 3))
+        other(torch.ones(2, 3))
+    names = acts["**{Linear}"].names()
+    assert [name.rpartition(".")[2] for name in names] == ["0", "2", "1"]
+    owned = acts["**{Linear}:param"].names()
+    assert len(owned) == 6
+    assert mine["**{Linear}"].names() == ["0", "2"]
+    assert theirs["**{Linear}"].names() == ["1"]
+    del s, mine, theirs
+    part = one[0]
+    del one[0]
+    with pytest.raises(NotRecorded, match=r'"Sequential.2.weight", which is no module, or one that is gone'):
+        acts["**{Linear}"]
+    assert part is not None
+
+
+def test_a_list_of_names_reads_all_of_them_or_is_an_error() -> None:
+    """One that selects nothing is named, as in a selector that hooks."""
+    h = recorded(sequential(), "**")
+    assert h[["0", "1"]].names() == ["0", "1"]
+    assert h["0, nope"].names() == ["0"]
+    for wrong in (["0", "nope"], ("nope", "*"), [kedge.select("*"), "nope"]):
+        with pytest.raises(NotRecorded, match='nothing was recorded under "nope"; the names are "0", "1", "2"'):
+            h[wrong]
+
+
+def test_bytes_are_no_name() -> None:
+    """`in` and `get` answer for them as for other objects that are no text."""
+    h = recorded(sequential(), "**")
+    assert b"0" not in h
+    assert h.get(b"0") is None

@@ -468,3 +468,10 @@ def test_a_lazy_parameter_has_to_be_made_first(kind: str) -> None:
     with kedge.hook(model, f"0.weight:{kind}", kedge.record()) as h:
         model(torch.ones(1, 3)).sum().backward()
     assert torch.equal(h[f"0.weight:{kind}"], model[0].weight.grad)
+
+
+@pytest.mark.parametrize("target", [("0", "1"), {"0"}, iter(["0"])])
+def test_selectors_without_a_model_are_a_list(target: Any) -> None:
+    """Another collection is no target, and the message says what to write."""
+    with pytest.raises(NoSiteMatched, match="selectors without a model are a text or a list of texts$"):
+        kedge.hook(target, kedge.record())

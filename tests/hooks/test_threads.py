@@ -73,6 +73,11 @@ def test_reading_what_two_threads_recorded_names_them() -> None:
         '":out" stands for 2 recorded values, of passes [0, 1] in worker-0, worker-1; '
         '.records(":out") returns them all with their events'
     )
+    assert acts.names() == [":out"]
+    for read in (dict, lambda a: a.items(), lambda a: a["*, :out"]):
+        with pytest.raises(SeveralRecorded, match="in worker-0, worker-1"):
+            read(acts)
+    assert sorted(record.event.replica for record in acts.records(":out")) == ["worker-0", "worker-1"]
 
 
 @pytest.mark.usefixtures("switching")

@@ -213,3 +213,24 @@ def test_the_effect_on_copies_is_as_said(leaf: bool) -> None:
         copies = [pickle.loads(pickle.dumps(z)), copy.deepcopy(z)]
     assert ["hook" in str(w.message) for w in caught] == [True] * leaf
     assert not any(map(audit, copies))
+
+
+@pytest.mark.filterwarnings("ignore:.*(Sparse|nested tensors|sparse)")
+def test_a_leaf_without_views_is_audited_as_others() -> None:
+    """Sparse and nested leaves have a node that accumulates, too."""
+    made = [torch.ones(2, 2).to_sparse(), torch.ones(2, 2).to_sparse_csr(), torch.nested.nested_tensor([torch.ones(2)])]
+    for leaf, shape in zip(made, [(2, 2), (2, 2), ((2,),)], strict=True):
+        found = kedge.audit(leaf.requires_grad_())
+        assert [(node.name, node.kind, node.shape) for node in found.nodes] == [("AccumulateGrad", "leaf", shape)]
+    assert kedge.audit(made[0] * 2, {"a": made[0]}).leaves == ("a",)
+
+
+def test_a_tensor_hooked_under_another_name_shows_that_name() -> None:
+    """The site that the ledger has is the one in the audit."""
+    w = torch.ones(3, requires_grad=True)
+    z = w * 2
+    s = kedge.session()
+    s.hook({"result": z}, kedge.scale(2))
+    s.hook(z, kedge.scale(3))
+    assert [e.notes for e in kedge.audit(z)] == [("result:grad scale(2)",), (":grad scale(3)",)]
+    s.end(quiet=True)

@@ -121,3 +121,11 @@ def test_anything_else_is_refused(what: object) -> None:
     """With what to give."""
     with pytest.raises(TypeError, match="operations takes a torch.nn.Module or a function, then its arguments, not a"):
         kedge.operations(what)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_pass_through_an_operation() -> None:
+    """One that makes them has no numbers to show; one that takes them has the shapes of their parts."""
+    parts = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    found = kedge.operations(lambda: (parts * 2).to_padded_tensor(0.0))
+    assert [(row.name, row.inputs, row.outputs) for row in found] == [("to_padded_tensor", [((2,), (3,))], [(2, 3)])]

@@ -73,7 +73,7 @@ def test_a_pattern_selects_names(text: str, found: list[str]) -> None:
     """As it selects sites of a model: outputs, unless it names something else."""
     names = ["a:in[x]", "a", "b", "a/relu"]
     types = {"b": ("Linear",)}
-    selected = matching(Selector(text), names, {"out", "in"}, lambda: lambda path: types.get(path, ()))
+    selected, _ = matching(Selector(text), names, {"out", "in"}, lambda: lambda path: types.get(path, ()))
 
     assert sorted(selected) == sorted(found)
     assert selected == [name for name in names if name in found]
@@ -83,8 +83,8 @@ def test_what_an_operation_saves_is_of_its_module() -> None:
     """The operation may be left out, as where a model is hooked."""
     names = names_at([Site("a", "saved", "0", 0, ("mm", 0)), Site("a", "saved", "1", 0, ("mm", 1))])
 
-    assert matching(Selector("*:saved"), names, {"saved"}, lambda: lambda _path: ()) == names
-    assert matching(Selector("*/mm#1:saved"), names, {"saved"}, lambda: lambda _path: ()) == names[1:]
+    assert matching(Selector("*:saved"), names, {"saved"}, lambda: lambda _path: ())[0] == names
+    assert matching(Selector("*/mm#1:saved"), names, {"saved"}, lambda: lambda _path: ())[0] == names[1:]
 
 
 def test_types_are_asked_for_only_where_a_pattern_has_them() -> None:
@@ -93,4 +93,4 @@ def test_types_are_asked_for_only_where_a_pattern_has_them() -> None:
     def gone() -> None:
         raise AssertionError
 
-    assert matching(Selector("*"), ["a"], {"out"}, gone) == ["a"]  # type: ignore[arg-type]
+    assert matching(Selector("*"), ["a"], {"out"}, gone)[0] == ["a"]  # type: ignore[arg-type]

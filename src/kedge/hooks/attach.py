@@ -81,12 +81,13 @@ class Attachments:
             elif isinstance(target, (Node, GradientEdge)):
                 place_node(self, target, selector, spec)
             elif isinstance(target, (Tensor, Mapping)):
-                named = {name_of_argument("target", target): target} if isinstance(target, Tensor) else target
+                named = {name_of_argument("hook", "target", target): target} if isinstance(target, Tensor) else target
                 self._attach_tensors(named, selector, spec)
             else:
+                advice = "; selectors without a model are a text or a list of texts" if selects(target) else ""
                 raise NoSiteMatched(
                     f"cannot hook a {type(target).__name__}; a target is a module, kedge.everywhere, a tensor, a dict of named "
-                    "tensors or an autograd node"
+                    f"tensors or an autograd node{advice}"
                 )
         self.taps.extend(spec.taps)
         return spec

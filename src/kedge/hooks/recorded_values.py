@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 from kedge.errors import NotRecorded, ReadError, SelectorError
@@ -15,7 +15,7 @@ from kedge.hooks.ledger import Ledger
 from kedge.notebook import SHOWN, Table
 from kedge.sites.language import parse
 from kedge.sites.names import matching
-from kedge.sites.select import ModelLayout, Selector, Selectors, selects, type_names
+from kedge.sites.select import Selector, Selectors, selects, type_names
 from kedge.sites.site import Site, escape, short
 
 _SHOWN = 12
@@ -114,6 +114,7 @@ class RecordedValues(NamedValues[V_co]):
     session: Attachments
     taps: list[Tap]
     actions: tuple[Any, ...]
+    _known: HookedPaths | None = field(default=None, init=False)
 
     @overload
     def __getitem__(self, name: str) -> V_co: ...
@@ -124,24 +125,30 @@ class RecordedValues(NamedValues[V_co]):
     def __getitem__(self, name: Selectors) -> Any:
         """Return the value recorded under a site's name, such as ``"layer4"`` or ``"layer4#1:out.grad"``.
 
-        A pattern, such as ``"layer*"``, or a list returns a mapping of all values that it selects.
+        A pattern, such as ``"layer*"``, or a list returns a mapping of all values that it selects. Each text of a list must
+        select some.
 
         Raises:
             NotRecorded: If there is none; the message has the cause, and the nearest names. It is a KeyError.
             SeveralRecorded: If the name matches several values; the message lists their names.
             Overwritten: If the program changed the tensor in place after it was recorded.
         """
-        if not selects(name):
+        if not selects(name) or isinstance(name, (bytes, bytearray)):
             raise NotRecorded(
                 f'{name!r} is no name of a site, which is text such as "layer4"{_nearest(name, self.names())}'
             )
         if isinstance(name, str) and _is_single(text := self._text(name)):
             return self._action().read(self._canonical(text), self._why)
         several = [name] if isinstance(name, (str, Selector)) else name
-        return self._chosen(Selector([self._text(one) if isinstance(one, str) else one for one in several]))
+        selector = Selector([self._text(one) if isinstance(one, str) else one for one in several])
+        return self._chosen(selector, each=several is name)
 
     def __contains__(self, name: object) -> bool:
-        """Whether there is a value under a name, also if it was overwritten since, or if the name matches several."""
+        """Whether there is a value under a name, also if it was overwritten since, or if the name matches several.
+
+        Raises:
+            SelectorError: If it is a text, or a list, that cannot be read as a selector.
+        """
         try:
             self[name]  # type: ignore[call-overload]
         except NotRecorded:
@@ -155,7 +162,11 @@ class RecordedValues(NamedValues[V_co]):
         return self._action().records(self._canonical(self._text(name)))
 
     def names(self) -> list[str]:
-        """Return the names of the values, in the order in which they came; each reads one value."""
+        """Return the names of the values, in the order in which they came.
+
+        Each reads one value, unless several threads, or several tensors that were hooked under one name, recorded under it:
+        then reading it, also by `dict` or `items`, raises `SeveralRecorded`, and `records` returns all of them.
+        """
         action = self._action()
         if isinstance(action, Listed):
             return action.names()
@@ -174,13 +185,15 @@ class RecordedValues(NamedValues[V_co]):
             )
         return found[0]
 
-    def _chosen(self, selector: Selector) -> ChosenValues[V_co]:
+    def _chosen(self, selector: Selector, *, each: bool) -> ChosenValues[V_co]:
+        """Return the selected values; with `each`, every term must select some."""
         terms = ["!" * term.excluded + self._canonical(str(replace(term, excluded=False))) for term in selector.terms]
         kinds = {tap.site.kind for tap in self.taps}
-        names = matching(Selector(terms), self.names(), kinds, self._types)
-        if not names:
+        names, idle = matching(Selector(terms), self.names(), kinds, self._types)
+        if not names or (each and idle):
             there = ", ".join(f'"{name}"' for name in self.names()[:_SHOWN]) or "none yet"
-            raise NotRecorded(f'nothing was recorded under "{selector}"; the names are {there}')
+            wanted = ", ".join(map(str, idle)) if names else selector
+            raise NotRecorded(f'nothing was recorded under "{wanted}"; the names are {there}')
         action = self._action()
         return ChosenValues(
             {name: self[name] for name in names}, action.table(names) if isinstance(action, Listed) else None
@@ -188,11 +201,23 @@ class RecordedValues(NamedValues[V_co]):
 
     def _types(self) -> Callable[[str], tuple[str, ...]]:
         """Return a function from a path to the class names of its module, or of the module that owns the parameter."""
-        models = [model for target in self.session.targets.values() if (model := target.model()) is not None]
-        if not models:
-            raise NotRecorded("the types in braces cannot be found out, because the model is gone; name paths instead")
-        modules = {path: module for model in models for path, module in ModelLayout(model).modules.items()}
-        return lambda path: type_names(modules[path if path in modules else path.rpartition(".")[0]])
+        taps = {tap.site.path: tap for tap in self.taps}
+        known: dict[str, tuple[str, ...]] = {}
+
+        def types(path: str) -> tuple[str, ...]:
+            if path not in known:
+                module = self.session.module_of(taps[path].gate) if path in taps else None
+                if module is None:
+                    raise NotRecorded(
+                        f'the type in braces cannot be found out for "{path}", because the model is gone; name paths instead'
+                        if all(target.model() is None for target in self.session.targets.values())
+                        else f'the type in braces cannot be found out for "{path}", which is no module, or one that is gone; '
+                        "name paths instead"
+                    )
+                known[path] = type_names(module)
+            return known[path]
+
+        return types
 
     def _why(self, name: str) -> str:
         path = parse(name)[0].literal
@@ -209,11 +234,20 @@ class RecordedValues(NamedValues[V_co]):
             return escape(name) or ":out"
         return name
 
+    def _paths(self) -> frozenset[str]:
+        """Return the paths of the hooked sites."""
+        taps = self.taps
+        if not taps:
+            return frozenset()
+        known = self._known
+        if known is None or known.count != len(taps) or known.last is not taps[-1]:
+            known = self._known = HookedPaths(len(taps), taps[-1], frozenset(tap.site.path for tap in taps))
+        return known.paths
+
     def _canonical(self, name: str) -> str:
         """Return the name under which a site fires: the module's first name, and the names of arguments, not positions."""
         term = parse(name)[0]
-        paths = {tap.site.path for tap in self.taps}
-        path = term.literal
+        path, paths = term.literal, self._paths()
         if path is not None and path not in paths:
             targets = self.session.targets.values()
             path = next((first for first in (t.first_name(path) for t in targets) if first in paths), path)
@@ -225,6 +259,21 @@ class RecordedValues(NamedValues[V_co]):
             return name
         site = str(Site(path, term.kind or "", leaf, term.call, term.op))
         return site if term.kind else site.removesuffix(":")
+
+
+@dataclass(frozen=True)
+class HookedPaths:
+    """The paths of the taps of a hook, as long as no tap is added or removed.
+
+    Attributes:
+        count: The number of taps.
+        last: The last tap.
+        paths: The paths.
+    """
+
+    count: int
+    last: Tap
+    paths: frozenset[str]
 
 
 def _is_single(text: str) -> bool:

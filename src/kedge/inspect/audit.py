@@ -67,7 +67,7 @@ def audit(target: Any, names: Names = None) -> Audit:
     if isinstance(target, nn.Module):
         return _audit_model(target)
     if isinstance(target, Tensor):
-        written, named = name_of_argument("target", target), _named(names)
+        written, named = name_of_argument("audit", "target", target), _named(names)
         known = (name for name, tensor in named.items() if tensor is target)
         return audit_tensor(target, written if written != UNNAMED else next(known, UNNAMED), named)
     if isinstance(target, (Node, GradientEdge)):

@@ -222,7 +222,7 @@ class _Reader:
                 name=node.name().rpartition("::")[2],
                 kind="operation" if variable is None else "parameter" if id(variable) in self.names else "leaf",
                 leaf="" if variable is None else self._named(variable),
-                shape=first_shape(node) if variable is None else tuple(variable.shape),
+                shape=first_shape(node) if variable is None else leaves.shape_of(variable),
                 calls=self.calls.of(sequence_number(node)) if self.calls is not None and variable is None else (),
                 saved=tuple(self._saved(node)),
                 hooks=tuple(self._hooks(node, variable)),
@@ -243,7 +243,7 @@ class _Reader:
         if isinstance(value, Tensor):
             if not is_number(value):
                 size, why = self._charge(value)
-                yield SavedField(name, tuple(value.shape), size, why)
+                yield SavedField(name, leaves.shape_of(value), size, why)
         elif isinstance(saved, SavedTensor) and value is not None:
             yield SavedField(name, None, 0, "packed" if frame_of(saved.unpack_hook) is None else "checkpoint")
 
@@ -302,7 +302,13 @@ def _maker(tensor: Tensor) -> Node | None:
 
 
 def _accumulator(leaf: Tensor) -> Node:
-    return torch.autograd.graph.get_gradient_edge(leaf).node
+    """Return the node that accumulates a leaf's gradient; a leaf that has no views shows it by a new operation on it."""
+    if leaf.layout == torch.strided and not leaf.is_nested:
+        return torch.autograd.graph.get_gradient_edge(leaf).node
+    with torch.enable_grad():
+        made: Any = leaf * 1
+    node: Node = made.grad_fn.next_functions[0][0]
+    return node
 
 
 def _on_node(node: Node) -> dict[str, list[Mapping[int, Any]]]:

@@ -182,7 +182,7 @@ class OutsideListing(TorchFunctionMode):
     def _list(self, name: str, source: SourceLine, given: Any, made: list[Tensor]) -> None:
         row = self._rows.setdefault((name, source.file, source.line), FunctionOperation(name, source))
         if not row.calls:
-            row.inputs = [tuple(tensor.shape) for _, tensor in leaves.find(given)]
+            row.inputs = [leaves.shape_of(tensor) for _, tensor in leaves.find(given)]
             row.outputs = [tuple(tensor.shape) for tensor in made]
         row.calls += 1
         for tensor in made:
@@ -227,8 +227,8 @@ def _made(name: str, args: Any, result: Any) -> list[Tensor]:
 
 def _is_plain(value: Tensor) -> bool:
     """Whether a tensor has numbers that can be read here."""
-    plain = type(value) in (Tensor, Parameter) and value.layout == torch.strided and value.device.type != "meta"
-    return plain and not modes.is_fake(value) and not modes.is_transforming()
+    plain = type(value) in (Tensor, Parameter) and value.layout == torch.strided and not value.is_nested
+    return plain and value.device.type != "meta" and not modes.is_fake(value) and not modes.is_transforming()
 
 
 def _line_outside(frame: FrameType | None) -> FrameType | None:

@@ -118,7 +118,7 @@ def entry_of(found: FoundHook, trial: CopyTrial) -> HookEntry:
     function = function_in(found.hook)
     source, owner = source_of(function), library_of(function)
     found = replace(found, ours=owner == "kedge")
-    notes = found.flags + (serves(found.hook) if found.ours else ())
+    notes = found.flags + (serves(found.hook, found.path) if found.ours else ())
     name = found.hook if found.kind == "compiled" else name_of(found.hook)
     owner = "torch" if found.kind == "compiled" else owner or source or "built in"
     return HookEntry(found.kind, found.path, found.type, found.order, name, owner, source, notes, effects(found, trial))

@@ -65,8 +65,13 @@ def library_of(function: Any) -> str:
     return known or (module.partition(".")[0] if installed else "")
 
 
-def serves(hook: Any) -> tuple[str, ...]:
-    """The sites and actions that a Kedge hook on a module or a tensor serves."""
+def serves(hook: Any, place: str) -> tuple[str, ...]:
+    """The sites and actions that a Kedge hook on a module or a tensor serves.
+
+    Args:
+        hook: The hook.
+        place: The name of the module or tensor; a site has its path where a tensor was hooked under another name.
+    """
     if isinstance(hook, (PassBegins, PassEnds)):
         return ("counts forward passes",)
     if isinstance(hook, RootFinder):
@@ -74,8 +79,13 @@ def serves(hook: Any) -> tuple[str, ...]:
     cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
     holders = [hook, getattr(hook, "__self__", None), *cells]
     gates = [taps for h in holders if isinstance(h, Gate) for taps in h.taps.values()]
-    tensor_gates = [h.taps for h in holders if isinstance(h, TensorGate)]
-    taps = [f"{replace(tap.site, path='')} {tap.label}" for tap in itertools.chain(*gates, *tensor_gates)]
+    tensor_gates = [h for h in holders if isinstance(h, TensorGate)]
+    named = {h.site.path for h in tensor_gates if h.param is None} - {place}
+    sites = [
+        (tap.site if tap.site.path in named else replace(tap.site, path=""), tap.label)
+        for tap in itertools.chain(*gates, *(h.taps for h in tensor_gates))
+    ]
+    taps = [f"{site} {label}" for site, label in sites]
     if isinstance(hook, InputGate) and hook.preserving:
         taps.append("copies records before they are overwritten")
     return tuple(taps)

@@ -55,8 +55,8 @@ def names_at(sites: Iterable[Site]) -> list[str]:
 
 def matching(
     selector: Selector, names: Iterable[str], kinds: Collection[str], types: Callable[[], TypesAt]
-) -> list[str]:
-    """Return the names that a selector selects, in their order.
+) -> tuple[list[str], list[Term]]:
+    """Return the names that a selector selects, in their order, and the terms that would select some but do not.
 
     Args:
         selector: The selector.
@@ -68,6 +68,7 @@ def matching(
     usual = "grad" if any(kind in TENSOR_KINDS for kind in kinds) else "out"
     sites = {name: site_named(name, usual) for name in names}
     found: set[str] = set()
+    idle = []
     for term in selector.terms:
         hits = {name for name, site in sites.items() if _selects(term, site, types_at)}
         if term.excluded:
@@ -75,7 +76,8 @@ def matching(
         else:
             kind = kind_meant(term, {sites[name].kind for name in hits})
             found |= {name for name in hits if sites[name].kind == kind}
-    return [name for name in sites if name in found]
+            idle += [] if hits else [term]
+    return [name for name in sites if name in found], idle
 
 
 def _selects(term: Term, site: Site, types: TypesAt | None) -> bool:
@@ -91,4 +93,6 @@ def _selects(term: Term, site: Site, types: TypesAt | None) -> bool:
             return False
     elif site.op is None or not means_op(term.op, (site.op[0], site.op[1] or 0)):
         return False
-    return term.call in (None, site.call or 0) and term.matches(site.path, types(site.path) if types else ())
+    return term.call in (None, site.call or 0) and term.matches(
+        site.path, types(site.path) if types and term.types else ()
+    )

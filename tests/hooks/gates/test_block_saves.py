@@ -228,7 +228,9 @@ def test_a_transform_of_torch_func_is_left_alone() -> None:
 def test_what_never_fired_has_its_cause(graded: bool) -> None:
     """Nothing requires grad, or grad is off; or no pass had so many saves."""
     x = leaf()
-    with pytest.raises(NeverFired, match=r":saved: autograd saved nothing in the block on this thread; compute in the"):
+    with pytest.raises(
+        NeverFired, match=r":saved: no tensor that autograd saved on this thread came here; compute in the"
+    ):
         with kedge.session(strict=True) as s, torch.set_grad_enabled(graded):
             s.hook(":saved", kedge.record())
             (x.detach() if graded else x).exp()
@@ -279,3 +281,100 @@ def test_other_kinds_do_not_join_it() -> None:
     """A mixture is refused, with the remedy."""
     with pytest.raises(NoSuchKind, match="hook the other sites by themselves"):
         kedge.hook(":saved, a:out", kedge.record())
+
+
+def test_a_session_that_a_gradient_hook_ends_leaves_nothing_on_the_thread() -> None:
+    """Autograd puts the thread's hook pairs back after a backward pass; the next save removes the ended session's."""
+    w, s = leaf(), kedge.session()
+    s.hook(":saved", kedge.record())
+    y = w.exp().sum()
+    w.register_hook(lambda g: s.end(quiet=True))
+    y.backward()
+    leaf().exp()
+    assert top(True) is None
+
+    other, w = kedge.session(), leaf()
+    other.hook(":saved", kedge.record())
+    y = w.exp().sum()
+    w.register_hook(lambda g: other.end(quiet=True))
+    y.backward()
+    with kedge.hook(":saved", kedge.record()) as acts:
+        for _ in range(3):
+            leaf().exp().sum().backward()
+    assert acts.names() == ["/exp:saved[0]"]
+    assert top(True) is None
+
+
+def test_a_session_that_a_gradient_hook_ends_leaves_the_pairs_of_others_in_force() -> None:
+    """The program's pair below, and another session's, work on after the backward pass and go with their blocks."""
+    packed: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        inner = kedge.session()
+        with kedge.hook(":saved", kedge.record(keep=None)) as acts:
+            inner.hook(":saved", kedge.record())
+            w = leaf()
+            y = w.exp().sum()
+            w.register_hook(lambda g: inner.end(quiet=True))
+            y.backward()
+            leaf().exp().sum().backward()
+            leaf().exp().sum().backward()
+            assert acts.ledger()[":saved"].fired == len(packed) == 3
+        leaf().exp()
+        assert len(packed) == 4
+        assert top(True) is not None
+    assert top(True) is None
+
+
+def test_a_session_that_a_gradient_hook_pauses_goes_on_after_the_backward_pass() -> None:
+    """The pair that it put back within the pass stands for the one that autograd puts back."""
+    with kedge.session() as s:
+        acts = s.hook(":saved", kedge.record(keep=None))
+        w = leaf()
+
+        def rest(gradient: Tensor) -> None:
+            s.pause()
+            leaf().exp()
+            s.resume()
+
+        w.register_hook(rest)
+        w.exp().sum().backward()
+        for _ in range(2):
+            leaf().exp().sum().backward()
+        assert acts.ledger()[":saved"].fired == 3
+    assert top(True) is None
+
+
+def test_a_pair_that_comes_back_and_is_popped_for_the_programs_takes_that_with_it() -> None:
+    """A block of the program that ends then pops the ended session's pair, and its own stays until the next session."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        w, s = leaf(), kedge.session()
+        s.hook(":saved", kedge.record())
+        y = w.exp().sum()
+        w.register_hook(lambda g: s.end(quiet=True))
+        y.backward()
+    with kedge.hook(":saved", kedge.record()):
+        leaf().exp().sum().backward()
+    assert top(True) is None
+
+
+def test_a_pair_opened_inside_the_block_hides_the_saves_and_the_cause_says_so() -> None:
+    """PyTorch asks the innermost pair alone; hooked inside it, the saves are seen."""
+    session = kedge.session()
+    acts = session.hook(":saved", kedge.record())
+    with save_on_cpu():
+        leaf().exp()
+    why = str(acts.ledger())
+    with pytest.raises(NotRecorded, match="a pair of hooks that opens inside the block, such as save_on_cpu, takes"):
+        acts[":saved"]
+    session.end(quiet=True)
+    assert "no tensor that autograd saved on this thread came here" in why
+    with save_on_cpu(), kedge.hook(":saved", kedge.record()) as acts:
+        leaf().exp()
+    assert acts.names() == ["/exp:saved[0]"]
+
+
+def test_an_operation_is_no_selector_of_saves() -> None:
+    """The name of a save reads it; as a selector it would mean models."""
+    for wrong in ("/exp:saved", "/exp#0:saved[2]", [":saved", "/exp:saved"]):
+        with pytest.raises(NoSuchKind, match='saved tensors are not hooked by operation; hook ":saved"'):
+            kedge.hook(wrong, kedge.record())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import weakref
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,3 +79,36 @@ def test_the_name_is_that_at_the_call_of_kedge_and_no_frame_is_kept() -> None:
     ref = weakref.ref(z)
     del z, hooked
     assert ref() is None
+
+
+def test_a_call_of_another_function_that_calls_kedge_gives_no_name() -> None:
+    """Its arguments are its own: the first is not the tensor, or only by chance."""
+    s, record, selector = kedge.session(), kedge.record(), ":grad"
+    z = torch.ones(2, requires_grad=True)
+    functools.partial(s.hook, z)(selector, record)
+    functools.partial(s.hook, z)(record)
+    contextvars.copy_context().run(s.hook, z, record)
+    given = [z, record]
+    s.hook(*given)
+    s.hook(z, record, when=kedge.every(2))
+    assert sites(s) == ["tensor:grad"] * 4 + ["z:grad"]
+    s.end(quiet=True)
+    made = kedge.session().hook(z, record)
+    assert sites(made) == ["z:grad"]
+    made.session.end(quiet=True)
+    assert kedge.audit(names={}, target=z).model == "z"
+
+
+def test_a_file_that_has_changed_since_it_was_loaded_gives_no_wrong_name(tmp_path: Path) -> None:
+    """The names of the text are compared with those that the running code loads."""
+    file = tmp_path / "program.py"
+    text = "def watch(s, one, two, *actions):\n    s.hook(one, *actions)\n    s.hook(two, *actions)\n"
+    spaces: dict[str, Any] = {}
+    file.write_text(text)
+    exec(compile(text, str(file), "exec"), spaces)
+    leaves = [torch.ones(2, requires_grad=True) for _ in range(2)]
+    file.write_text(text.replace("s.hook(one", "s.hook(two"))
+    s = kedge.session()
+    spaces["watch"](s, *leaves, kedge.record())
+    assert sites(s) == ["tensor:grad", "two:grad"]
+    s.end(quiet=True)

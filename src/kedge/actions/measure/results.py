@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -34,12 +34,14 @@ class KeptSteps:
     def __init__(self, keep: int | None) -> None:
         self.keep = keep
         self.steps: dict[int, list[Mapping[str, Any]]] = {}
+        self._newest: NewestRows | None = None  # until the next step
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
         """Keep the statistics of one step."""
         self.steps.setdefault(step, []).append({"step": step, **columns})
         while self.keep is not None and len(self.steps) > self.keep:
             del self.steps[next(iter(self.steps))]
+        self._newest = None
 
     def statistics(self, seat: MeasuredSite) -> list[Statistics]:
         """Return the statistics of a site, one a step."""
@@ -50,32 +52,45 @@ class KeptSteps:
 
     def newest(self, seats: Collection[MeasuredSite]) -> list[Statistics]:
         """Return the statistics of some sites, each in its newest step; sites without any are left out."""
-        found: dict[int, Rows] = {}
-        for step, ids in self._newest_steps(seats):
-            table = _tabulated(
-                (part, i)
-                for part in self.steps[step]
-                for i in np.flatnonzero(np.isin(part["site"], list(ids))).tolist()
-            )
-            found |= {site: table.rows(site) for site in ids}
+        found = self._newest_rows().find({seat.id for seat in seats})
+        table = _tabulated(place for places in found.values() for place in places)
         there = [seat for seat in seats if seat.id in found]
-        return _each([seat.site for seat in there], _joined([found[seat.id] for seat in there])) if there else []
+        return _each([seat.site for seat in there], _joined([table.rows(seat.id) for seat in there])) if there else []
 
     def present(self, seats: Collection[MeasuredSite]) -> list[MeasuredSite]:
         """Return those of some sites that have statistics."""
-        ids = set().union(*(ids for _, ids in self._newest_steps(seats)))
-        return [seat for seat in seats if seat.id in ids]
+        found = self._newest_rows().find({seat.id for seat in seats})
+        return [seat for seat in seats if seat.id in found]
 
-    def _newest_steps(self, seats: Collection[MeasuredSite]) -> Iterator[tuple[int, set[int]]]:
-        """Yield steps, the newest first, with the ids of the sites that were measured then for the last time."""
-        missing = {seat.id for seat in seats}
-        for step in sorted(self.steps, reverse=True):
-            here = missing & {i for part in self.steps[step] for i in part["site"].tolist()}
-            missing -= here
-            if here:
-                yield step, here
-            if not missing:
-                return
+    def _newest_rows(self) -> NewestRows:
+        """Return the rows of each site in its newest step, by one object until the next step."""
+        newest = self._newest
+        if newest is None:
+            newest = self._newest = NewestRows(self.steps[number] for number in sorted(self.steps))
+        return newest
+
+
+class NewestRows:
+    """The rows of each site in its newest step; looks through older steps only as far as it must.
+
+    Args:
+        steps: The columns of each step, the oldest first.
+    """
+
+    def __init__(self, steps: Iterable[list[Mapping[str, Any]]]) -> None:
+        self._unread = list(steps)
+        self._places: dict[int, list[tuple[Mapping[str, Any], int]]] = {}
+
+    def find(self, ids: set[int]) -> dict[int, list[tuple[Mapping[str, Any], int]]]:
+        """Return, for those of some sites that have any, their columns and places in these."""
+        while self._unread and not ids <= self._places.keys():
+            here: dict[int, list[tuple[Mapping[str, Any], int]]] = {}
+            for part in self._unread[-1]:
+                for i, site in enumerate(part["site"].tolist()):
+                    here.setdefault(site, []).append((part, i))
+            self._places = {**here, **self._places}
+            self._unread = self._unread[:-1]
+        return {site: self._places[site] for site in ids if site in self._places}
 
 
 def _tabulated(rows: Iterable[tuple[Mapping[str, Any], int]]) -> StatsTable:

@@ -100,8 +100,9 @@ class BlockGate(SavedGate):
         """Return the cause of a tap never firing."""
         if not self.called:
             return Cause(
-                "autograd saved nothing in the block on this thread",
-                "compute in the block, with grad, on a tensor that requires grad",
+                "no tensor that autograd saved on this thread came here",
+                "compute in the block, with grad, on a tensor that requires grad; a pair of hooks that opens inside the block, "
+                "such as save_on_cpu, takes the tensors alone, so hook inside it; torch.func and disabled hooks show none",
             )
         return Cause(
             f"no pass of the block saved a tensor [{tap.site.leaf}]"
@@ -177,9 +178,14 @@ def is_of_block(target: str | list[str] | Selector) -> bool:
     """Whether a selector in the target's place is of saved tensors, so that there is no model.
 
     Raises:
-        NoSuchKind: If it names other kinds of sites, too.
+        NoSuchKind: If it names other kinds of sites, too, or an operation.
     """
     selector = target if isinstance(target, Selector) else Selector(target)
+    named = next((t for t in selector.terms if t.op and t.kind == "saved" and not (t.path or t.types)), None)
+    if named is not None:
+        raise NoSuchKind(
+            f'"{named}": saved tensors are not hooked by operation; hook ":saved", and read one as acts["{named}"]'
+        )
     own = list(_own(selector))
     if any(own) and not all(own):
         raise NoSuchKind(

@@ -19,6 +19,11 @@ lists and dicts, and keyword arguments, the checkpoint holds without saving them
 Pairs lie on a stack, and a block that ends pops the top, whichever pair that is. If an interrupt leaves a Kedge
 pair on top of the program's, the program's block pops Kedge's, and its own stays. So for a missing Kedge pair, the
 pair below it is removed in its place.
+
+# Note [Changes within a backward pass]
+Autograd runs a backward pass with a copy of the thread's stack, and puts the stack back afterwards. So a pair that was there
+before and is removed or replaced within the pass, as by a gradient hook that ends a session, is on the stack again. The
+changes are kept, and made once more when the stack is next rebuilt: with the next tensor that the old pair receives.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from torch.utils import checkpoint
 
 from kedge.hooks.saved.reference import KeptByReference, UnpackListener
 from kedge.torch_internals.checkpoint import make_skippable
+from kedge.torch_internals.graph_task import graph_task, in_backward
 from kedge.torch_internals.modes import is_fake
 from kedge.torch_internals.saved_hooks import disable, disabled, enable, pop, push, top_hooks
 
@@ -89,10 +95,12 @@ class Pair:
         below: The program's pair below it; None without one.
         on: The stack entry right below it; None at the bottom.
         hooks: The two functions, as PyTorch has them.
+        task: The number of the backward pass in which it was made; -1 outside of one.
     """
 
     def __init__(self, lives: tuple[ActiveKeeper, ...], owner: Any, below: Hooks | None, on: Hooks | None) -> None:
         self.lives, self.owner, self.below, self.on = lives, owner, below, on
+        self.task = graph_task()
         self.hooks: Hooks
         if below is None and len(lives) == 1:
             self.hooks = _alone(lives[0])
@@ -175,12 +183,32 @@ def packed_of(data: Any) -> Any:
     return data.packed if type(data) is JointPacked else data
 
 
+class PairChange(NamedTuple):
+    """What became of a pair within a backward pass; see Note [Changes within a backward pass].
+
+    Attributes:
+        before: The pair, which is on the stack again after the pass.
+        after: The pair in its place; None if it was removed.
+    """
+
+    before: Pair
+    after: Pair | None
+
+
 class HookPairStack(threading.local):
-    """The Kedge pairs on this thread: one object, with separate state for each thread."""
+    """The Kedge pairs on this thread: one object, with separate state for each thread.
+
+    Attributes:
+        pairs: The pairs, the outermost first.
+        lives: The keepers in force, the innermost last.
+        changed: The changes within backward passes, by the id of the old pair's first function.
+        lifted: Whether the pairs are off the stack for now.
+    """
 
     def __init__(self) -> None:
         self.pairs: list[Pair] = []
         self.lives: list[ActiveKeeper] = []
+        self.changed: dict[int, PairChange] = {}
         self.lifted = False
 
     def covers(self, live: ActiveKeeper, top: Hooks | None) -> bool:
@@ -190,15 +218,20 @@ class HookPairStack(threading.local):
 
     def put(self, live: ActiveKeeper, owner: Any, top: Hooks | None) -> None:
         """Push a pair that asks this keeper and all others in force on this thread."""
-        if self.pairs:
+        if self.pairs or self.changed:
             self.mend()
+            top = top_hooks(True)
         if live not in self.lives:
             self.lives.append(live)
         ours = {id(pair.hooks[0]) for pair in self.pairs}
         below = top
         if top is not None and id(top[0]) in ours:
             below = next(pair.below for pair in self.pairs if pair.hooks[0] is top[0])
-        self._push(Pair(tuple(reversed(self.lives)), owner, below, top))
+        pair = Pair(tuple(reversed(self.lives)), owner, below, top)
+        self._push(pair)
+        for key, (before, after) in self.changed.items():
+            if after is None and before.owner is owner:
+                self.changed[key] = PairChange(before, pair)
 
     def _push(self, pair: Pair) -> None:
         push(*pair.hooks)
@@ -210,7 +243,7 @@ class HookPairStack(threading.local):
         top = top_hooks(True)
         if pairs and pairs[-1].owner is owner and top is not None and top[0] is pairs[-1].hooks[0]:
             pop()
-            pairs.pop()
+            self._note(pairs.pop(), None)
             if not any(pair.owner is owner for pair in pairs):
                 return
         self._rebuild(lambda pair: None if pair.owner is owner else pair)
@@ -246,22 +279,53 @@ class HookPairStack(threading.local):
             if why is not None:
                 disable(why, False)
 
+    def _note(self, before: Pair, after: Pair | None) -> None:
+        """Note a change within a backward pass, which autograd undoes unless the pair was made in the pass."""
+        if graph_task() not in (-1, before.task):
+            self.changed[id(before.hooks[0])] = PairChange(before, after)
+
     def _restack(self, keep: Callable[[Pair], Pair | None]) -> None:
         stack = drain()
         there = {id(hooks[0]) for hooks in stack}
-        known = {id(pair.hooks[0]): pair for pair in self.pairs}
-        for pair in self.pairs:
-            if id(pair.hooks[0]) not in there and pair.on is not None and id(pair.on[0]) not in known:
+        ours = self._ours()
+        reached = {id(ours[key]) for key in there & ours.keys()}
+        lost = [pair for pair in self.pairs if id(pair) not in reached]
+        for pair in [*lost, *self._removed_and_popped(ours, there)]:
+            if pair.on is not None and id(pair.on[0]) not in ours:
                 at = next((i for i in reversed(range(len(stack))) if stack[i][0] is pair.on[0]), None)
                 if at is not None:
                     del stack[at]
         self.pairs = []
         for hooks in stack:
-            ours = known.get(id(hooks[0]))
-            if ours is None:
+            if id(hooks[0]) not in ours:
                 push(*hooks)
-            elif (kept := keep(ours)) is not None:
-                self._push(kept)
+            elif (own := ours[id(hooks[0])]) is not None:
+                kept = keep(own)
+                if kept is not None:
+                    self._push(kept)
+                if kept is not own:
+                    self._note(own, kept)
+        if not in_backward():
+            self.changed.clear()
+
+    def _ours(self) -> dict[int, Pair | None]:
+        """Return the pair that stands for each of Kedge's on the stack now, by the id of its first function; None for none."""
+        known = {id(pair.hooks[0]): pair for pair in self.pairs}
+        ours: dict[int, Pair | None] = {}
+        for key, change in self.changed.items():
+            now = change.after
+            while now is not None and id(now.hooks[0]) in self.changed:
+                now = self.changed[id(now.hooks[0])].after
+            ours[key] = None if now is None else known.get(id(now.hooks[0]))
+        return {**ours, **known}
+
+    def _removed_and_popped(self, ours: dict[int, Pair | None], there: set[int]) -> list[Pair]:
+        """Return the pairs that a backward pass put back after their removal, and that a block has popped since."""
+        if in_backward():
+            return []
+        later = {id(after.hooks[0]) for _, after in self.changed.values() if after is not None}
+        first = {key: before for key, (before, _) in self.changed.items() if key not in later | there}
+        return [before for key, before in first.items() if ours[key] is None]
 
     def lift(self) -> list[Pair | Hooks]:
         """Remove all Kedge pairs until `lower`; returns the stack that `lower` needs."""

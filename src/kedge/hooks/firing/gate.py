@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kedge.errors import ActionDisabled
 from kedge.flow import Event
-from kedge.hooks.firing.fire import fire
+from kedge.hooks.firing.fire import fire, fire_whole
 from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
@@ -61,6 +61,7 @@ class Gate(KedgeHook):
         self.taps: dict[str, tuple[Tap, ...]] = dict.fromkeys(self.kinds, ())
         self.sites: dict[tuple[str, str], Site] = {}
         self.live, self.backward, self.measures = False, False, True
+        self.whole, self.plain = False, True
         self.called = 0
         self.seen = PassedValues()
 
@@ -88,11 +89,13 @@ class Gate(KedgeHook):
         self.retime()
 
     def retime(self) -> None:
-        """Update whether any tap is on schedule, whether any gradient tap is, and whether all taps only measure."""
+        """Update whether any tap is on schedule, any gradient tap is, all only measure, and any answers with a whole value."""
         taps = [tap for taps in self.taps.values() for tap in taps]
         self.live = any(map(self.is_due, taps))
         self.backward = any(tap.on and tap.site.is_gradient for tap in taps)
         self.measures = all(tap.measure is not None and tap.site.kind in self.measured for tap in taps)
+        self.whole = any(tap.whole for tap in taps)
+        self.plain = not (self.backward or self.whole)
 
     def is_due(self, tap: Tap) -> bool:
         """Whether a tap is on schedule, or must repeat its edit when a checkpoint recomputes an earlier step."""
@@ -107,16 +110,44 @@ class Gate(KedgeHook):
         return site
 
     def through(self, kind: str, found: Found, call: int, recompute: bool) -> dict[str, Tensor]:
-        """Run every leaf through the taps of a kind; returns the changed tensors by leaf."""
+        """Run every leaf through the taps of a kind; returns the changed tensors by leaf.
+
+        All events are made before the first action runs, which may call the model and so begin a pass.
+        """
         new: dict[str, Tensor] = {}
         taps = self.taps[kind]
-        for together in (taps,) if len(taps) == 1 else _rounds(taps):
-            for leaf, tensor in found:
-                event, now = self.passes.event(self.site(kind, leaf), call, recompute), new.get(leaf, tensor)
+        if len(found) == 1 and not self.whole:
+            [(leaf, tensor)] = found
+            result = fire(taps, tensor, self.passes.event(self.site(kind, leaf), call, recompute))
+            if result is not tensor:
+                new[leaf] = result
+            return new
+        events = [self.passes.event(self.site(kind, leaf), call, recompute) for leaf, _ in found]
+        for together in _rounds(taps) if self.whole else (taps,):
+            if self.whole and together[0].whole:
+                self._through_whole(together[0], found, new, events)
+                continue
+            for (leaf, tensor), event in zip(found, events, strict=True):
+                now = new.get(leaf, tensor)
                 result = fire(together, now, event)
                 if result is not now:
                     new[leaf] = result
         return new
+
+    def _through_whole(self, tap: Tap, found: Found, new: dict[str, Tensor], events: Sequence[Event]) -> None:
+        """Run all leaves through a tap that answers for all of them; adds the changed tensors by leaf."""
+        values = [new.get(leaf, tensor) for leaf, tensor in found]
+        results = fire_whole(tap, values, events)
+        new.update(
+            {leaf: result for (leaf, _), old, result in zip(found, values, results, strict=True) if result is not old}
+        )
+
+    def without_tensors(self, kind: str, call: int, recompute: bool) -> None:
+        """Run the taps of a kind that answer with a whole value in a call without a tensor."""
+        for tap in self.taps[kind] if self.whole else ():
+            if tap.whole:
+                event = self.passes.event(Site(self.passes.label(self.path), kind), call, recompute)
+                fire_whole(tap, (None,), (event,))
 
     def measure(self, kind: str, found: Found, call: int) -> None:
         """Hand every leaf to the taps that measure it; see Note [Values alone]."""

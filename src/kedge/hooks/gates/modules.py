@@ -61,7 +61,7 @@ class OutputGate(Gate):
         if self.measures and not recompute:
             self._measure(output, call)
             return None
-        if isinstance(output, Tensor) and not self.backward:  # the common case, which must be fast
+        if self.plain and isinstance(output, Tensor):  # the common case, which must be fast
             new = fire(self.taps["out"], output, self.passes.event(self.site("out", ""), call, recompute))
             return None if new is output else new
         return self._structured(output, call, recompute)
@@ -92,6 +92,7 @@ class OutputGate(Gate):
         found = self.look_through(leaves.find, output)
         if not found:
             self.seen.empty = self.seen.empty or leaves.describe(output)
+            self.without_tensors("out", call, recompute)
             return None
         new: dict[str, Tensor] = {}
         if self.taps["out"]:
@@ -212,6 +213,7 @@ class InputGate(Gate):
         found = self.look_through(self.find, args, kwargs)
         if not found:
             self.seen.empty = self.seen.empty or "its arguments hold no tensor"
+            self.without_tensors("in", call, recompute)
             return None
         new: dict[str, Tensor] = {}
         if self.taps["in"]:

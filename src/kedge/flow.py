@@ -99,14 +99,6 @@ class Bindable(Protocol):
 
 
 @runtime_checkable
-class Refusing(Protocol):
-    """An action that cannot serve every site."""
-
-    def check(self, site: Site) -> None:
-        """Raise an error for a site, or a pattern of sites, that the action cannot serve."""
-
-
-@runtime_checkable
 class Readable(Protocol[V_co]):
     """An action whose records can be read through its handle: ``acts["layer4"]``."""
 

@@ -2,7 +2,7 @@
 
 # Note [Once a call]
 PyTorch gives a forward hook the whole output, and Kedge fires once for each tensor in it. The hook runs at the first
-of them; what it returns is taken apart, and each tensor is handed out at its own event. `Gate.through` keeps such an
+of them; what it returns is taken apart, and each tensor is handed out at its own event. `ModuleGate.through_whole` keeps such an
 action apart from the others, so that they all have had every tensor before. What is left ends with the call, also if the
 hook was removed in it, failed, or called the module again.
 """

@@ -31,8 +31,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 
 from kedge.errors import NoSiteMatched, NoSuchKind
-from kedge.flow import Bindable, Refusing, as_act
+from kedge.flow import Bindable, as_act
 from kedge.hooks.firing.cause import Cause
+from kedge.hooks.firing.contract import Refusing
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.placing.installed import HooksTogether, InstalledHook

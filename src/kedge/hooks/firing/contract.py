@@ -26,6 +26,14 @@ class Measuring(Protocol):
 
 
 @runtime_checkable
+class Refusing(Protocol):
+    """An action that cannot serve every site."""
+
+    def check(self, site: Site) -> None:
+        """Raise an error for a site, or a pattern of sites, that the action cannot serve."""
+
+
+@runtime_checkable
 class Whole(Protocol):
     """An action that answers with the whole value of a call, so that it runs when all leaves have passed those before."""
 

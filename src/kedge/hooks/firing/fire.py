@@ -10,13 +10,13 @@ applied again, or the recomputed graph differs from the one of the forward; an o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torch import Tensor
 
 from kedge.errors import ActionDisabled, ActionError, StopForward
 from kedge.flow import Event
-from kedge.hooks.firing.contract import Whole, check_edit
+from kedge.hooks.firing.contract import check_edit
 from kedge.hooks.firing.tap import Tap
 from kedge.signals import came_by_signal
 from kedge.sites.leaves import describe
@@ -34,35 +34,12 @@ def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:
     for tap in taps:
         on = tap.repeats() if event.recompute else tap.on
         if on and (tap.broad or tap.means(event)):
-            value = _run(tap, value, event)
+            value = fire_one(tap, value, event)
     return value
 
 
-def fire_whole(tap: Tap, values: Sequence[Any], events: Sequence[Event]) -> Sequence[Any]:
-    """Run the leaves of one call through a tap that answers for all of them, also if it is removed meanwhile.
-
-    Args:
-        tap: The tap.
-        values: The leaves; one None for a call without any.
-        events: Their events.
-
-    Returns:
-        The leaves for the program.
-    """
-    __tracebackhide__ = True
-    first = events[0]
-    action: Any = tap.action
-    on = tap.repeats() if first.recompute else tap.on
-    if not (on and isinstance(action, Whole) and (tap.broad or tap.means(first))):
-        return values
-    new = []
-    with action.one_call(events):
-        for value, event in zip(values, events, strict=True):
-            new.append(value if tap.failed else _run(tap, value, event))
-    return new
-
-
-def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
+def fire_one(tap: Tap, value: Tensor, event: Event) -> Tensor:
+    """Run a value through one tap; returns the value for the program."""
     __tracebackhide__ = True
     version = version_of(value)
     tap.fired += 1  # already here, for the ledger of a session that the action itself ends

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kedge.errors import ActionDisabled
 from kedge.flow import Event
-from kedge.hooks.firing.fire import fire, fire_whole
+from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
@@ -61,7 +61,6 @@ class Gate(KedgeHook):
         self.taps: dict[str, tuple[Tap, ...]] = dict.fromkeys(self.kinds, ())
         self.sites: dict[tuple[str, str], Site] = {}
         self.live, self.backward, self.measures = False, False, True
-        self.whole, self.plain = False, True
         self.called = 0
         self.seen = PassedValues()
 
@@ -89,13 +88,11 @@ class Gate(KedgeHook):
         self.retime()
 
     def retime(self) -> None:
-        """Update whether any tap is on schedule, any gradient tap is, all only measure, and any answers with a whole value."""
+        """Update whether any tap is on schedule, whether any gradient tap is, and whether all taps only measure."""
         taps = [tap for taps in self.taps.values() for tap in taps]
         self.live = any(map(self.is_due, taps))
         self.backward = any(tap.on and tap.site.is_gradient for tap in taps)
         self.measures = all(tap.measure is not None and tap.site.kind in self.measured for tap in taps)
-        self.whole = any(tap.whole for tap in taps)
-        self.plain = not (self.backward or self.whole)
 
     def is_due(self, tap: Tap) -> bool:
         """Whether a tap is on schedule, or must repeat its edit when a checkpoint recomputes an earlier step."""
@@ -116,38 +113,18 @@ class Gate(KedgeHook):
         """
         new: dict[str, Tensor] = {}
         taps = self.taps[kind]
-        if len(found) == 1 and not self.whole:
+        if len(found) == 1:
             [(leaf, tensor)] = found
             result = fire(taps, tensor, self.passes.event(self.site(kind, leaf), call, recompute))
             if result is not tensor:
                 new[leaf] = result
             return new
         events = [self.passes.event(self.site(kind, leaf), call, recompute) for leaf, _ in found]
-        for together in _rounds(taps) if self.whole else (taps,):
-            if self.whole and together[0].whole:
-                self._through_whole(together[0], found, new, events)
-                continue
-            for (leaf, tensor), event in zip(found, events, strict=True):
-                now = new.get(leaf, tensor)
-                result = fire(together, now, event)
-                if result is not now:
-                    new[leaf] = result
+        for (leaf, tensor), event in zip(found, events, strict=True):
+            result = fire(taps, tensor, event)
+            if result is not tensor:
+                new[leaf] = result
         return new
-
-    def _through_whole(self, tap: Tap, found: Found, new: dict[str, Tensor], events: Sequence[Event]) -> None:
-        """Run all leaves through a tap that answers for all of them; adds the changed tensors by leaf."""
-        values = [new.get(leaf, tensor) for leaf, tensor in found]
-        results = fire_whole(tap, values, events)
-        new.update(
-            {leaf: result for (leaf, _), old, result in zip(found, values, results, strict=True) if result is not old}
-        )
-
-    def without_tensors(self, kind: str, call: int, recompute: bool) -> None:
-        """Run the taps of a kind that answer with a whole value in a call without a tensor."""
-        for tap in self.taps[kind] if self.whole else ():
-            if tap.whole:
-                event = self.passes.event(Site(self.passes.label(self.path), kind), call, recompute)
-                fire_whole(tap, (None,), (event,))
 
     def measure(self, kind: str, found: Found, call: int) -> None:
         """Hand every leaf to the taps that measure it; see Note [Values alone]."""
@@ -180,14 +157,3 @@ class Gate(KedgeHook):
                 self.seen.empty = f"it cannot be searched: {type(error).__name__}: {error}"
                 self.owner.complain(ActionDisabled(f"{self.path}:{self.kinds[0]} is not observed: {self.seen.empty}"))
             return []
-
-
-def _rounds(taps: Sequence[Tap]) -> list[Sequence[Tap]]:
-    """Split taps so that every leaf has passed those before one that answers with the whole value, which is alone."""
-    rounds: list[Sequence[Tap]] = []
-    begin = 0
-    for i, tap in enumerate(taps):
-        if tap.whole:
-            rounds += [taps[begin:i], taps[i : i + 1]] if i > begin else [taps[i : i + 1]]
-            begin = i + 1
-    return [*rounds, taps[begin:]] if begin < len(taps) else rounds

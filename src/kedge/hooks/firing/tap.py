@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 from torch import Tensor
 
 from kedge.flow import Action, Bindable, Event, Schedule, as_act
-from kedge.hooks.firing.contract import Measure, Measuring, Whole
+from kedge.hooks.firing.contract import Measure, Measuring
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.present_call import PresentCall
 from kedge.sites.site import Site
@@ -100,7 +100,7 @@ class Tap:
     @property
     def whole(self) -> bool:
         """Whether the action answers with a whole value, so that it runs when all leaves have passed those before."""
-        return isinstance(self.action, Whole)
+        return hasattr(type(self.action), "one_call")  # a `Whole`; isinstance would make attaching slower
 
     @property
     def observes(self) -> bool:

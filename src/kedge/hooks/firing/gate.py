@@ -109,18 +109,16 @@ class Gate(KedgeHook):
     def through(self, kind: str, found: Found, call: int, recompute: bool) -> dict[str, Tensor]:
         """Run every leaf through the taps of a kind; returns the changed tensors by leaf.
 
-        All events are made before the first action runs, which may call the model and so begin a pass.
+        An action may call the model and so begin a pass; the leaves after it still belong to the pass of the first.
         """
         new: dict[str, Tensor] = {}
-        taps = self.taps[kind]
-        if len(found) == 1:
-            [(leaf, tensor)] = found
-            result = fire(taps, tensor, self.passes.event(self.site(kind, leaf), call, recompute))
-            if result is not tensor:
-                new[leaf] = result
-            return new
-        events = [self.passes.event(self.site(kind, leaf), call, recompute) for leaf, _ in found]
-        for (leaf, tensor), event in zip(found, events, strict=True):
+        taps, first = self.taps[kind], None
+        for leaf, tensor in found:
+            event = self.passes.event(self.site(kind, leaf), call, recompute)
+            if first is None:
+                first = event
+            elif event.pass_ != first.pass_:
+                event = replace(first, site=event.site)
             result = fire(taps, tensor, event)
             if result is not tensor:
                 new[leaf] = result

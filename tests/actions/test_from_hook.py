@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import math
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 import kedge
-from kedge.errors import ActionArity, EditError, InPlaceEdit, NoSuchKind
+from kedge.errors import ActionArity, ActionDisabled, EditError, InPlaceEdit, NoSuchKind
 
 
 @dataclass
@@ -227,3 +232,102 @@ def test_one_hook_serves_every_model() -> None:
     with kedge.hook(kedge.everywhere, "**", kedge.from_hook(lambda m, a, o: seen.append(type(m).__name__))):
         nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4))(torch.randn(2, 4))
     assert seen == ["Linear", "LSTM", "Sequential"]
+
+
+def pair() -> nn.Module:
+    """Return a module with two outputs, x and x + 1."""
+    return Net(lambda x: (x, x + 1))
+
+
+def test_a_hook_that_removes_itself_answers_for_its_call_alone() -> None:
+    """Its answer holds for all tensors of that call, and none is left for a later one, nor kept."""
+    model, refs = nn.Sequential(pair()), []
+
+    def once(module: nn.Module, args: Any, output: Any) -> Any:
+        handle.remove()
+        new = output[0] * 10, output[1] * 10
+        refs.extend(map(weakref.ref, new))
+        return new
+
+    action = kedge.from_hook(once)
+    for _ in range(2):
+        x = torch.randn(2, 4)
+        plain = model(x)
+        handle = kedge.hook(model, "0", action)
+        same = [torch.equal(ours, 10 * theirs) for ours, theirs in zip(model(x), plain, strict=True)]
+        same += map(torch.equal, model(x), plain)
+        assert same == [True] * 4
+        gc.collect()
+        assert [ref() for ref in refs] == [None] * len(refs)
+
+
+@pytest.mark.parametrize("make", [MAKES["tensor"], MAKES["tuple"]], ids=["tensor", "tuple"])
+def test_a_hook_may_call_its_module(make: Callable[[Tensor], Any]) -> None:
+    """The call inside has an answer of its own, also if it is the model that is called again."""
+    model, x, depth = Net(make), torch.zeros(2, 4), [0]
+
+    def hook(module: nn.Module, args: Any, output: Any) -> Any:
+        if depth[0]:
+            return None
+        depth[0] = 1
+        return doubled(module(args[0] + 1))
+
+    handle = model.register_forward_hook(hook)
+    plain = model(x)
+    handle.remove()
+    depth[0] = 0
+    with kedge.hook(model, ":out", kedge.from_hook(hook)):
+        ours = model(x)
+    assert all(map(torch.equal, flat(ours), flat(plain)))
+
+
+def test_a_hook_runs_in_a_call_without_tensors() -> None:
+    """Once, and it counts once; what it returns may not differ."""
+
+    class Sometimes(nn.Module):
+        def forward(self, give: Any = None) -> Any:
+            return give
+
+    model, seen = Sometimes(), []
+    with kedge.session(strict=True) as s:
+        s.hook(model, ":out", kedge.from_hook(lambda m, a, o: seen.append((a, o))))
+        s.hook(model, ":in", kedge.from_hook(lambda m, a: seen.append(a)))
+        model()
+        model((1, "text"))
+        assert s.ledger()[":out"].fired == 2
+    assert seen == [(), ((), None), ((1, "text"),), (((1, "text"),), (1, "text"))]
+    with pytest.raises(EditError, match=r"at \[0\], 2 in place of 1"):
+        with kedge.hook(model, ":out", kedge.from_hook(lambda m, a, o: (2, "text"))):
+            model((1, "text"))
+    with pytest.warns(ActionDisabled, match="ZeroDivisionError"), kedge.session(on_error="warn") as s:
+        s.hook(model, ":out", kedge.from_hook(lambda m, a, o: 1 / 0))
+        model()
+        model()
+        s.end(quiet=True)
+
+
+def test_what_is_no_tensor_is_compared_by_value() -> None:
+    """An array by its elements, and NaN is as NaN."""
+    array = np.array([1.0, math.nan])
+    for value, other in ((array, array * 2), (math.nan, 1.0), ("text", "other"), (array, array[:1])):
+        model, again = Net(lambda x, v=value: [x, v]), copy.deepcopy(value)
+        x = torch.randn(2, 4)
+        with kedge.hook(model, ":out", kedge.from_hook(lambda m, a, o, v=again: [o[0] * 2, v])):
+            assert torch.equal(model(x)[0], model.fc(x) * 2)
+        with (
+            pytest.raises(EditError, match=r"the first difference is at \[1\]"),
+            kedge.hook(model, ":out", kedge.from_hook(lambda m, a, o, v=other: [o[0] * 2, v])),
+        ):
+            model(x)
+
+
+def test_an_action_may_call_a_hook_at_one_tensor_alone() -> None:
+    """With several, the hook would run for each of them."""
+    hook = kedge.from_hook(lambda m, a, o: doubled(o))
+    model, x = Net(MAKES["tensor"]), torch.randn(2, 4)
+    with kedge.hook(model, ":out", lambda value, event: hook(value, event)):
+        assert torch.equal(model(x), model.fc(x) * 2)
+    two = pair()
+    with pytest.raises(EditError, match="pass it to hook itself"):
+        with kedge.hook(two, ":out", lambda value, event: hook(value, event)):
+            two(x)

@@ -52,6 +52,7 @@ def test_what_is_not_here_has_a_reason() -> None:
     assert {name.rpartition(".")[2] for name in ours} == {
         "register_optimizer_step_post_hook",
         "register_optimizer_step_pre_hook",
+        "register_module_module_registration_hook",
     }
 
 

@@ -228,10 +228,16 @@ def test_an_action_that_fails_when_a_model_is_found_leaves_nothing(tables: Calla
     """The error reaches the program at that call; the hooks of that model are gone, as the global one is after the block."""
     model = Small()
     before = tables(model)
-    packs = kedge.packed(lambda t: t, lambda t: t)
-    with pytest.raises(NoSuchKind, match="packs tensors"), kedge.session() as s:
-        s.hook("fc", packs)
-        model(torch.randn(2, 4))
+
+    class Unfit:
+        def bind(self, site: Any) -> Any:
+            raise NoSuchKind(f"unfit for {site}")
+
+    with kedge.session() as s:
+        s.hook("fc", Unfit())
+        with pytest.raises(NoSuchKind, match="unfit for Small.fc:out"):
+            model(torch.randn(2, 4))
+        s.end(quiet=True)
     assert tables(model) == before
     with pytest.raises(ConditionMet, match=r"Small.fc:out"), kedge.hook("**", kedge.error_if(lambda v: True)):
         model(torch.randn(2, 4))
@@ -477,3 +483,75 @@ def test_everywhere_says_what_it_is() -> None:
     with kedge.hook("fc", kedge.record()):
         model(torch.randn(2, 4))
         assert "finds the models of kedge.everywhere" in str(kedge.audit(model))
+
+
+@pytest.mark.parametrize(
+    "selector",
+    ["enc", "enc:in", "enc:out.grad", "enc:saved", "enc/linear", "enc.weight:param", "enc.weight:param.grad"],
+)
+def test_a_path_in_a_model_names_a_part_that_was_called_before_it(selector: str) -> None:
+    """Whatever the kind: the part alone has no such path, and the model has it."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.enc, self.head = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.enc(x))
+
+    model, x = Net(), torch.randn(2, 4)
+    with kedge.session(strict=True) as s:
+        acts = s.hook(selector, kedge.record(keep=None))
+        model.enc(x)
+        for _ in range(2):
+            model(x).sum().backward()
+        assert [len(acts.records(name)) for name in acts.names()] == [2] * len(acts.names())
+        assert all(name.startswith("Net.enc") for name in acts.names())
+        assert acts.names()
+
+
+def test_a_part_that_was_called_before_keeps_its_name_in_later_hooks() -> None:
+    """A hook that comes when both are known names it after its own class, also if the model is called first."""
+    model, x = Pair(), torch.randn(2, 4)
+    with kedge.session() as s:
+        first = s.hook("**", kedge.record())
+        model.two(x)
+        model(x)
+        later = s.hook("**, two", kedge.record())
+        model(x)
+        assert sorted(paths(later)) == sorted(paths(first))
+        s.end(quiet=True)
+
+
+def test_a_part_with_the_id_of_one_that_is_gone_is_hooked() -> None:
+    """A part that was called before its model is replaced by a new one, at the same place in memory."""
+    x, same, seen = torch.randn(2, 4), False, []
+    with kedge.hook("**", lambda value, event: seen.append(event.site.path)):
+        for _ in range(2000):  # until Python uses the memory again
+            model = nn.Sequential(nn.ReLU())
+            model[0](x)
+            model(x)
+            before = id(model[0])
+            del model[0]
+            seen.clear()
+            model.append(nn.ReLU())
+            same = id(model[0]) == before
+            model(x)
+            assert seen[0].endswith(".0")
+            if same:
+                break
+    assert same
+
+
+@pytest.mark.parametrize("selector", ["**", "fc[0]", "fc/linear", "**:in, **", "**:out.grad"])
+def test_an_action_that_cannot_serve_the_kind_is_refused_when_it_is_hooked(
+    selector: str, tables: Callable[..., Any]
+) -> None:
+    """As for a model that is given, and not in the program's forward."""
+    before = tables()
+    actions = kedge.packed(lambda t: t, lambda t: t), kedge.from_hook(lambda module, args: None)
+    for action in actions:
+        with pytest.raises(NoSuchKind), kedge.session(on_error="warn") as s:
+            s.hook(selector, action)
+        assert tables() == before

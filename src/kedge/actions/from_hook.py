@@ -2,16 +2,19 @@
 
 # Note [Once a call]
 PyTorch gives a forward hook the whole output, and Kedge fires once for each tensor in it. The hook runs at the first
-of them; what it returns is taken apart, and each tensor is handed out at its own event. `Gate.through` keeps such an
-action apart from the others, so that they all have had every tensor before.
+of them; what it returns is taken apart, and each tensor is handed out at its own event. `ModuleGate.through_whole` keeps such an
+action apart from the others, so that they all have had every tensor before. What is left ends with the call, also if the
+hook was removed in it, failed, or called the module again.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import reprlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -27,38 +30,44 @@ _TAKES = (
 )
 
 
-class _Answer(threading.local):
-    """The tensors that the hook's last call on this thread has left for the other leaves.
+class _Answer:
+    """What the hook has answered in one call.
 
     Attributes:
-        call: The call that they belong to.
-        left: One entry for each leaf still to come: its replacement, or None.
+        events: The events of the call's leaves.
+        left: One entry for each leaf still to come: its replacement, or None; None before the hook has run.
     """
 
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.events = events
+        self.left: list[Tensor | None] | None = None
+
+
+class _Thread(threading.local):
+    """The calls under way on each thread, the innermost last."""
+
     def __init__(self) -> None:
-        self.call: Any = None
-        self.left: list[Tensor | None] = []
+        self.answers: list[_Answer] = []
 
 
 class HookAction:
     """The action that `from_hook` returns: runs a hook of PyTorch's kind once a call; see Note [Once a call]."""
 
-    whole = True
     reshape = True
 
     def __init__(self, hook: Callable[..., Any], takes: int) -> None:
         self.hook, self.takes = hook, takes
-        self._answer = _Answer()
+        self._here = _Thread()
 
     def __repr__(self) -> str:
         """The call that makes this action."""
         return f"from_hook({getattr(self.hook, '__qualname__', repr(self.hook))})"
 
-    def bind(self, site: Site) -> Act:
-        """Return the action itself.
+    def check(self, site: Site) -> None:
+        """Refuse a site that a hook of this kind cannot serve.
 
         Raises:
-            NoSuchKind: If a hook of this kind cannot serve the site.
+            NoSuchKind: If it is another kind of site, or a single tensor of a call.
         """
         kind = "in" if self.takes == 2 else "out"
         if site.kind != kind or site.op is not None:
@@ -70,14 +79,42 @@ class HookAction:
             raise NoSuchKind(
                 f'{self!r} takes all tensors of a call, and "{site}" is one of them; leave out [{site.leaf}]'
             )
+
+    def bind(self, site: Site) -> Act:
+        """Return the action itself.
+
+        Raises:
+            NoSuchKind: If a hook of this kind cannot serve the site.
+        """
+        self.check(site)
         return self
 
+    @contextmanager
+    def one_call(self, events: Sequence[Event]) -> Iterator[None]:
+        """The block in which the leaves of one call pass; see Note [Once a call]."""
+        answers = self._here.answers
+        answers.append(_Answer(events))
+        try:
+            yield
+        finally:
+            answers.pop()
+
     def __call__(self, value: Tensor, event: Event) -> Tensor | None:
-        """Return the replacement of one leaf; the first of a call runs the hook."""
-        answer, call = self._answer, (event.site.path, event.pass_, event.call, event.backward)
-        if not answer.left or answer.call != call:
-            answer.left, answer.call = self._run(event), call
-        new = answer.left.pop(0)
+        """Return the replacement of one leaf; the first of a call runs the hook.
+
+        Raises:
+            EditError: If another action calls this one in a call of several tensors.
+        """
+        under_way = self._here.answers[-1:]
+        answer = next((each for each in under_way if any(own is event for own in each.events)), None)
+        left = self._run(event) if answer is None or answer.left is None else answer.left
+        if answer is not None:
+            answer.left = left
+        elif len(left) > 1:
+            raise EditError(
+                f"{self!r} was called by another action, at one of {len(left)} tensors; pass it to hook itself"
+            )
+        new = left.pop(0) if left else None
         return None if new is value else new
 
     def _run(self, event: Event) -> list[Tensor | None]:
@@ -113,28 +150,49 @@ class HookAction:
         """
         if new is None or new is old:
             return [None] * len(find(old))
-        if not _alike(old, new):
+        if (found := _difference(old, new)) is not None:
             raise EditError(
-                f"the hook returned {describe(new)} in place of {describe(old)}: a site keeps the structure of its value and "
-                "everything in it but tensors; return the same structure with other tensors"
+                f"the hook returned {describe(new)} in place of {describe(old)}; the first difference is {found}: a site "
+                "keeps the structure of its value and everything in it but tensors; return the same structure with other "
+                "tensors"
             )
         return [tensor for _, tensor in find(new)]
 
 
-def _alike(old: Any, new: Any) -> bool:
-    """Whether two values differ in tensors alone."""
+def _difference(old: Any, new: Any, at: str = "") -> str | None:
+    """Return the first difference of two values that is not between tensors; None without one."""
     if old is new or (isinstance(old, Tensor) and isinstance(new, Tensor)):
-        return True
+        return None
+    where = f"at [{at}], " if at else ""
     if type(old) is not type(new) or isinstance(old, Tensor):
-        return False
+        return f"{where}a {type(new).__name__} in place of a {type(old).__name__}"
+    parts: Iterable[tuple[Any, Any, Any]]
     if isinstance(old, Mapping):
-        return list(old) == list(new) and all(_alike(old[key], new[key]) for key in old)
-    if isinstance(old, (tuple, list)):
-        return len(old) == len(new) and all(map(_alike, old, new))
-    if dataclasses.is_dataclass(old):
+        if list(old) != list(new):
+            return f"{where}the keys {list(new)} in place of {list(old)}"
+        parts = ((key, old[key], new[key]) for key in old)
+    elif isinstance(old, (tuple, list)):
+        if len(old) != len(new):
+            return f"{where}{len(new)} parts in place of {len(old)}"
+        parts = zip(range(len(old)), old, new, strict=True)
+    elif dataclasses.is_dataclass(old):
         names = [f.name for f in dataclasses.fields(old)]
-        return all(_alike(getattr(old, name, None), getattr(new, name, None)) for name in names)
-    return bool(old == new)
+        parts = ((name, getattr(old, name, None), getattr(new, name, None)) for name in names)
+    else:
+        return None if _is_same(old, new) else f"{where}{reprlib.repr(new)} in place of {reprlib.repr(old)}"
+    found = (_difference(before, now, f"{at}.{key}" if at else str(key)) for key, before, now in parts)
+    return next((each for each in found if each is not None), None)
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    """Whether two values that are not tensors are equal; NaN is as NaN, and arrays are compared by element."""
+    if getattr(old, "shape", None) != getattr(new, "shape", None):
+        return False
+    same = old == new
+    if isinstance(same, bool):
+        return same or bool(old != old and new != new)  # noqa: PLR0124 - NaN is not itself
+    same = same | ((old != old) & (new != new))  # noqa: PLR0124
+    return bool(same.all() if hasattr(same, "all") else same)
 
 
 def from_hook(hook: Callable[..., Any]) -> HookAction:

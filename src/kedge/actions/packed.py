@@ -32,8 +32,8 @@ class Packed:
         names = (getattr(f, "__qualname__", repr(f)) for f in (self._pack, self.unpack))
         return f"packed({', '.join(names)})"
 
-    def bind(self, site: Site) -> Act:
-        """Return the function that packs the values of one site.
+    def check(self, site: Site) -> None:
+        """Refuse a site of another kind.
 
         Raises:
             NoSuchKind: If the site is not of kind ``saved``.
@@ -43,6 +43,14 @@ class Packed:
                 f'{self!r} packs tensors that autograd saves, and "{site}" is another kind of site; '
                 f'hook "{Site(site.path, "saved")}", or pass an action that takes (value)'
             )
+
+    def bind(self, site: Site) -> Act:
+        """Return the function that packs the values of one site.
+
+        Raises:
+            NoSuchKind: If the site is not of kind ``saved``.
+        """
+        self.check(site)
         return self._take
 
     def taken(self) -> list[Any]:

@@ -4,8 +4,9 @@
 A global forward-pre hook finds a model when it is called for the first time, and attaches to it what `everywhere` was
 given, as to a model that the user names. PyTorch has collected the hooks of that call before, so the finder runs those
 forward-pre hooks itself that it has just registered. A part of a model that was called before the model itself has
-been hooked as a model of its own, and stays so. A module that is called inside an active call of another one which holds
-it belongs to that one: the session may have begun during the call, or the module may be a new part.
+been hooked as a model of its own, and stays so: a hook that has one of its sites does not attach to it again. A module that
+is called inside an active call of another one which holds it belongs to that one: the session may have begun during the
+call, or the module may be a new part.
 
 # Note [Models that come and go]
 Nothing here keeps a model alive. When one is gone, the next of its class has its name, and continues its counts.
@@ -17,11 +18,12 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -31,6 +33,7 @@ from torch.nn.parameter import is_lazy
 from kedge.errors import NoSiteMatched, NoSuchKind
 from kedge.flow import Bindable, as_act
 from kedge.hooks.firing.cause import Cause
+from kedge.hooks.firing.contract import Refusing
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.placing.installed import HooksTogether, InstalledHook
@@ -45,6 +48,7 @@ from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import before_forward
+from kedge.torch_internals.module_tables import own_children
 
 _SHOWN = 5
 
@@ -92,11 +96,13 @@ class HookEverywhere:
         selector: Selects modules in each model.
         spec: The actions, and all taps so far.
         missing: The terms that have matched in no model, each with the last message about it.
+        attached: The sites of each module that the hook has, whichever model it found them in.
     """
 
     selector: Selector
     spec: Spec
     missing: dict[Term, str] = field(default_factory=dict)
+    attached: WeakKeyDictionary[nn.Module, set[Site]] = field(default_factory=WeakKeyDictionary)
 
     def places(self, model: nn.Module) -> tuple[SitePlace, ...]:
         """Return the selected places of a model; none if it has no such module."""
@@ -119,6 +125,15 @@ class HookEverywhere:
             self.missing.pop(term, None)
         return places
 
+    def lacks(self, place: SitePlace) -> bool:
+        """Whether the hook is not attached yet to a place, under any name of it."""
+        return _unnamed(place) not in self.attached.get(place.module, ())
+
+    def have(self, places: Iterable[SitePlace]) -> None:
+        """Note that the hook is attached to these places."""
+        for place in places:
+            self.attached.setdefault(place.module, set()).add(_unnamed(place))
+
     def _note(self, terms: Iterable[Term], why: str) -> None:
         self.missing.update((term, why) for term in terms if term in self.missing)
 
@@ -129,17 +144,23 @@ class HookEverywhere:
                 self.missing.setdefault(term, "its parameters had no shape before its first forward; call it again")
 
 
+def _unnamed(place: SitePlace) -> Site:
+    """Return the site of a place without the path of its module."""
+    return replace(place.site, path="" if place.param is None else place.site.path.rpartition(".")[2])
+
+
 class FoundRoot:
     """A model that was called in the session.
 
     Attributes:
         name: The first part of its sites' paths.
+        earlier: The models that were found before and have modules of this one.
         target: The hooked model.
         taps: All taps on it.
     """
 
-    def __init__(self, owner: RootOwner, model: nn.Module, name: str, others: Collection[int]) -> None:
-        self.owner, self.name, self._others = owner, name, others
+    def __init__(self, owner: RootOwner, model: nn.Module, name: str, earlier: Sequence[FoundRoot]) -> None:
+        self.owner, self.name, self.earlier = owner, name, earlier
         self._model = weakref.ref(model)
         self._hooks: list[HookEverywhere] = []
         self.taps: list[Tap] = []
@@ -177,7 +198,7 @@ class FoundRoot:
             Whether the hook is attached; if not, the next call tries again.
         """
         known = hook in self._hooks
-        places = [place for place in hook.places(model) if id(place.module) not in self._others]
+        places = [place for place in hook.places(model) if hook.lacks(place)]
         places = [place for place in places if id(place.module) in new] if known else places
         if any(place.param is not None and is_lazy(place.param) for place in places):
             hook.postpone()
@@ -187,6 +208,7 @@ class FoundRoot:
             with self._attaching():
                 self.owner.installed.on_failure(self.owner.drop, own.taps)
                 self.target.attach(places, own, model)
+            hook.have(places)
         if not known:
             self._hooks.append(hook)
         if past is not None:
@@ -260,6 +282,11 @@ class RootFinder:
         for action in spec.actions:
             if not isinstance(action, Bindable):
                 as_act(action)
+        refusing: list[Any] = [action for action in spec.actions if isinstance(action, Refusing)]
+        for action in refusing:
+            for term in selector.terms:
+                if not term.excluded:
+                    action.check(_pattern(term))
         self._hooks.append(HookEverywhere(selector, spec, {t: "" for t in selector.terms if not t.excluded}))
         self.owner.installed.on_failure(self.forget, spec.taps)
         self._again = {id(model): root for root in self._roots if (model := root.module()) is not None}
@@ -273,7 +300,7 @@ class RootFinder:
         found: list[tuple[Site, Cause]] = []
         for hook in self._hooks:
             for term, why in hook.missing.items() if taps is None or taps is hook.spec.taps else ():
-                found.append((SitePattern(str(term), term.kind or "out", op=term.op), self._cause(why)))
+                found.append((_pattern(term), self._cause(why)))
         return found
 
     def _cause(self, why: str) -> Cause:
@@ -334,15 +361,24 @@ class RootFinder:
 
     def _add(self, model: nn.Module, new: Collection[int]) -> FoundRoot:
         name = free_name(type(model).__name__, {root.name for root in self._roots})
-        root = FoundRoot(self.owner, model, name, {id(m) for m in model.modules() if id(m) not in new})
+        known = {id(m) for m in model.modules()}.difference(new)
+        whole = [(root, root.module()) for root in self._roots] if known else []
+        earlier = [root for root, m in whole if m is not None and not known.isdisjoint(map(id, m.modules()))]
+        root = FoundRoot(self.owner, model, name, earlier)
         self._called[name] = None
         self._roots.append(root)
         return root
 
     def _attach(self, root: FoundRoot, model: nn.Module, new: Collection[int]) -> None:
-        """Attach all hooks that a root lacks, and all of its hooks to its new modules."""
+        """Attach all hooks that a root lacks, and all of its hooks to its new modules.
+
+        A part that is a model of its own comes first: where a selector names it there, it has that name.
+        """
         past = self._gone.get(root.name)
         self._again.pop(id(model), None)
+        for part, own in [(part, part.module()) for part in root.earlier]:
+            if own is not None and id(own) in self._again:
+                self._attach(part, own, ())
         attached = [root.attach(hook, model, new, past) for hook in list(self._hooks)]
         if not all(attached):
             self._again[id(model)] = root
@@ -372,7 +408,6 @@ class RootFinder:
             self._gone[root.name] = root
         if gone:
             self._roots = [root for root in self._roots if root not in gone]
-            self._seen.forget_gone()
 
     def _close(self) -> None:
         for root in self._roots:
@@ -382,7 +417,27 @@ class RootFinder:
 def _holder(module: nn.Module) -> nn.Module:
     """Return the outermost module with an active call on this thread that holds a module; the module itself without one."""
     around = (unwrapped(outer) for outer in running()[:-1])  # the last is the call that begins
-    return next((outer for outer in around if any(part is module for part in outer.modules())), module)
+    searched: set[int] = set()
+    return next((outer for outer in around if _holds(outer, module, searched)), module)
+
+
+def _holds(outer: nn.Module, module: nn.Module, searched: set[int]) -> bool:
+    """Whether a module is another, or part of it; adds the ids of all modules that it has searched, and searches none twice."""
+    waiting = [] if id(outer) in searched else [outer]
+    if outer is module:
+        return True
+    while waiting:
+        for part in own_children(waiting.pop()).values():
+            if part is module:
+                return True
+            if part is not None and id(part) not in searched:
+                searched.add(id(part))
+                waiting.append(part)
+    return False
+
+
+def _pattern(term: Term) -> SitePattern:
+    return SitePattern(str(term), term.kind or "out", term.leaf, op=term.op)
 
 
 untraced(RootFinder.__call__)

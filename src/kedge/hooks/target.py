@@ -131,4 +131,5 @@ class HookedModel:
     def release(self) -> None:
         """Drop the references to the model when the session has ended."""
         self.held = None
+        self.passes.here.frame = None  # of a call that this ended in
         self.modules.release()

@@ -26,7 +26,7 @@ changes: Callable[[Tensor], int] = _not_counted if lacks("versions") else _chang
 def _counted(value: Tensor) -> int:
     try:
         return value._version
-    except RuntimeError:  # inference tensors have no counter
+    except (RuntimeError, AttributeError):  # of inference tensors, and of None: a call without tensors
         return -1
 
 

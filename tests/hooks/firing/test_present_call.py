@@ -221,3 +221,53 @@ def test_a_replica_is_the_module_of_its_call() -> None:
         replica.weight, replica.bias = model[0].weight, model[0].bias
         replica(torch.ones(2, 4))
     assert seen == [(replica, (2, 4))]
+
+
+@pytest.mark.parametrize(
+    ("selector", "action"),
+    [
+        (":out", kedge.from_hook(lambda module, args, output: None)),
+        (":in", kedge.from_hook(lambda module, args: None)),
+        (":out.grad, weight:param.grad, **:saved", lambda value, event: (event.module, None)[1]),
+        ("/linear", lambda value, event: (event.module, event.args, None)[2]),
+    ],
+)
+def test_the_program_s_variables_are_not_kept(selector: str, action: Callable[..., Any]) -> None:
+    """What its functions hold while an action asks for the call is freed when they drop it."""
+    model = nn.Linear(4, 4)
+
+    def program() -> list[Any]:
+        x = torch.randn(3, 4)
+        loss = model(x).sum()
+        loss.backward()
+        refs = [weakref.ref(x), weakref.ref(loss)]
+        del x, loss
+        return [ref() for ref in refs]
+
+    gc.collect()
+    gc.disable()
+    try:
+        with kedge.hook(model, selector, action):
+            assert program() == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_all_tensors_of_a_call_are_of_one_pass() -> None:
+    """Also if an action at the first of them calls the model again."""
+
+    class Two(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return x + 0, x + 1
+
+    model, depth, seen = Two(), [], []
+
+    def act(value: Tensor, event: Event) -> None:
+        seen.append((event.site.leaf, event.pass_, event.call))
+        if not depth:
+            depth.append(1)
+            model(value)
+
+    with kedge.hook(model, ":out", act):
+        model(torch.ones(2))
+    assert seen == [("0", 0, 0), ("0", 1, 0), ("1", 1, 0), ("1", 0, 0)]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
 
 from kedge.errors import EditError, InPlaceEdit
+from kedge.flow import Event
 from kedge.sites.leaves import describe, shape_of
 from kedge.sites.site import Site
 
@@ -21,6 +23,22 @@ class Measuring(Protocol):
 
     def bind_value(self, site: Site) -> Measure | None:
         """Return the function to call with each value at a site; None where it needs the event after all."""
+
+
+@runtime_checkable
+class Refusing(Protocol):
+    """An action that cannot serve every site."""
+
+    def check(self, site: Site) -> None:
+        """Raise an error for a site, or a pattern of sites, that the action cannot serve."""
+
+
+@runtime_checkable
+class Whole(Protocol):
+    """An action that answers with the whole value of a call, so that it runs when all leaves have passed those before."""
+
+    def one_call(self, events: Sequence[Event]) -> AbstractContextManager[None]:
+        """Return the block in which the leaves of one call pass, each with its event."""
 
 
 def check_edit(value: Tensor, result: Any, action: Any, site: Site, *, in_place: bool = False) -> None:

@@ -34,11 +34,12 @@ def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:
     for tap in taps:
         on = tap.repeats() if event.recompute else tap.on
         if on and (tap.broad or tap.means(event)):
-            value = _run(tap, value, event)
+            value = fire_one(tap, value, event)
     return value
 
 
-def _run(tap: Tap, value: Tensor, event: Event) -> Tensor:
+def fire_one(tap: Tap, value: Tensor, event: Event) -> Tensor:
+    """Run a value through one tap; returns the value for the program."""
     __tracebackhide__ = True
     version = version_of(value)
     tap.fired += 1  # already here, for the ledger of a session that the action itself ends

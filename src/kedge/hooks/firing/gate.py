@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -107,15 +107,21 @@ class Gate(KedgeHook):
         return site
 
     def through(self, kind: str, found: Found, call: int, recompute: bool) -> dict[str, Tensor]:
-        """Run every leaf through the taps of a kind; returns the changed tensors by leaf."""
+        """Run every leaf through the taps of a kind; returns the changed tensors by leaf.
+
+        An action may call the model and so begin a pass; the leaves after it still belong to the pass of the first.
+        """
         new: dict[str, Tensor] = {}
-        taps = self.taps[kind]
-        for together in (taps,) if len(taps) == 1 else _rounds(taps):
-            for leaf, tensor in found:
-                event, now = self.passes.event(self.site(kind, leaf), call, recompute), new.get(leaf, tensor)
-                result = fire(together, now, event)
-                if result is not now:
-                    new[leaf] = result
+        taps, first = self.taps[kind], None
+        for leaf, tensor in found:
+            event = self.passes.event(self.site(kind, leaf), call, recompute)
+            if first is None:
+                first = event
+            elif event.pass_ != first.pass_:
+                event = replace(first, site=event.site)
+            result = fire(taps, tensor, event)
+            if result is not tensor:
+                new[leaf] = result
         return new
 
     def measure(self, kind: str, found: Found, call: int) -> None:
@@ -149,14 +155,3 @@ class Gate(KedgeHook):
                 self.seen.empty = f"it cannot be searched: {type(error).__name__}: {error}"
                 self.owner.complain(ActionDisabled(f"{self.path}:{self.kinds[0]} is not observed: {self.seen.empty}"))
             return []
-
-
-def _rounds(taps: Sequence[Tap]) -> list[Sequence[Tap]]:
-    """Split taps so that every leaf has passed those before one that answers with the whole value, which is alone."""
-    rounds: list[Sequence[Tap]] = []
-    begin = 0
-    for i, tap in enumerate(taps):
-        if tap.whole:
-            rounds += [taps[begin:i], taps[i : i + 1]] if i > begin else [taps[i : i + 1]]
-            begin = i + 1
-    return [*rounds, taps[begin:]] if begin < len(taps) else rounds

@@ -15,6 +15,9 @@ from kedge.sites import leaves
 from kedge.torch_internals.module_calls import CALL
 from kedge.torch_internals.module_tables import is_replica
 
+_HOOKS = __name__.partition(".firing")[0]
+"""The package of all gates."""
+
 
 @dataclass(frozen=True)
 class PresentCall:
@@ -92,11 +95,23 @@ class PresentCall:
         return {**self._within("found", "new").get("new", {}), self.event.site.leaf or "": self.value}
 
     def _within(self, *names: str) -> Mapping[str, Any]:
-        """Return the variables of the gate's innermost frame that has these; empty without one."""
+        """Return the variables of the gate's innermost frame that has these; empty without one.
+
+        The variables of the program's frames are not read: before Python 3.13 that would keep their values alive.
+        """
         frame = self.frame.f_back
         while frame is not None:
-            here = frame.f_locals
-            if here.get("self") is self.gate and all(name in here for name in names):
-                return here
+            if _is_of_gate(frame, names):
+                here = frame.f_locals
+                if here["self"] is self.gate and all(name in here for name in names):
+                    return here
             frame = frame.f_back
         return {}
+
+
+def _is_of_gate(frame: FrameType, names: tuple[str, ...]) -> bool:
+    """Whether a frame runs a method of Kedge's hooks that has these variables."""
+    if not str(frame.f_globals.get("__name__")).startswith(_HOOKS):
+        return False
+    code = frame.f_code
+    return code.co_varnames[:1] == ("self",) and {*code.co_varnames, *code.co_cellvars}.issuperset(names)

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from kedge.errors import CannotCompile
 from kedge.flow import Preserving
 from kedge.hooks.firing.fire import fire
-from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Spec, Tap
+from kedge.hooks.firing.whole import ModuleGate
 from kedge.hooks.gates import compiled
 from kedge.hooks.gates.gradients import (
     InputShare,
@@ -41,7 +41,7 @@ from kedge.torch_internals.hook_tables import after_forward, before_forward
 from kedge.torch_internals.module_tables import own_parameters
 
 
-class OutputGate(Gate):
+class OutputGate(ModuleGate):
     """Forward hook that fires at a module's outputs: ``out``, ``out.grad`` and ``in.share``."""
 
     kinds = ("out", "out.grad", "in.share")
@@ -61,7 +61,7 @@ class OutputGate(Gate):
         if self.measures and not recompute:
             self._measure(output, call)
             return None
-        if isinstance(output, Tensor) and not self.backward:  # the common case, which must be fast
+        if self.plain and isinstance(output, Tensor):  # the common case, which must be fast
             new = fire(self.taps["out"], output, self.passes.event(self.site("out", ""), call, recompute))
             return None if new is output else new
         return self._structured(output, call, recompute)
@@ -92,10 +92,11 @@ class OutputGate(Gate):
         found = self.look_through(leaves.find, output)
         if not found:
             self.seen.empty = self.seen.empty or leaves.describe(output)
+            self.without_tensors("out", call, recompute)
             return None
         new: dict[str, Tensor] = {}
         if self.taps["out"]:
-            new = self.through("out", found, call, recompute)
+            new = (self.through_whole if self.whole else self.through)("out", found, call, recompute)
             found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
         if self.backward and self.taps["out.grad"]:
             listen_each(self, "out.grad", found, call, recompute)
@@ -121,7 +122,7 @@ class OutputGate(Gate):
             listen_share(InputShare(self, origin, len(found)), found)
 
 
-class InputGate(Gate):
+class InputGate(ModuleGate):
     """Forward-pre hook that fires at a module's inputs and parameters: ``in``, ``in.grad``, ``param``; prepares ``in.share``."""
 
     kinds = ("in", "in.grad", "param")
@@ -212,10 +213,11 @@ class InputGate(Gate):
         found = self.look_through(self.find, args, kwargs)
         if not found:
             self.seen.empty = self.seen.empty or "its arguments hold no tensor"
+            self.without_tensors("in", call, recompute)
             return None
         new: dict[str, Tensor] = {}
         if self.taps["in"]:
-            new = self.through("in", found, call, recompute)
+            new = (self.through_whole if self.whole else self.through)("in", found, call, recompute)
             found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
         if self.taps["in.grad"]:
             listen_each(self, "in.grad", found, call, recompute)

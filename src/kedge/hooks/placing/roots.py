@@ -22,7 +22,7 @@ class SeenModules:
     """Modules that have been called, or are part of a root; held weakly."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, weakref.ref[nn.Module]] = {}
+        self._seen: dict[int, weakref.KeyedRef[int, nn.Module]] = {}
         self._never_roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def __contains__(self, module: nn.Module) -> bool:
@@ -30,16 +30,16 @@ class SeenModules:
         return known is not None and known() is module
 
     def add(self, modules: Iterable[nn.Module]) -> None:
-        """Add modules."""
-        self._seen.update((id(module), weakref.ref(module)) for module in modules)
+        """Add modules, until they no longer exist."""
+        self._seen.update((id(module), weakref.KeyedRef(module, self._gone, id(module))) for module in modules)
 
     def discard(self, module: nn.Module) -> None:
         """Forget a module, so that its next call counts as its first."""
         self._seen.pop(id(module), None)
 
-    def forget_gone(self) -> None:
-        """Drop modules that no longer exist."""
-        self._seen = {key: known for key, known in self._seen.items() if known() is not None}
+    def _gone(self, known: weakref.KeyedRef[int, nn.Module]) -> None:
+        if self._seen.get(known.key) is known:
+            del self._seen[known.key]
 
     def candidate(self, module: nn.Module) -> nn.Module | None:
         """Add a module at its first call.

@@ -129,7 +129,6 @@ class Models:
     def release_gone(self) -> None:
         """Release roots whose modules no longer exist, before others reuse their addresses."""
         if [root for root in self.roots if root.release(self.session)]:
-            self.known.forget_gone()
             self.places.forget_gone()
 
     def in_training(self) -> bool:

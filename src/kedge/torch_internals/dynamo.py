@@ -95,9 +95,9 @@ def hold() -> None:
 
 
 def look_for_hooks() -> None:
-    """Switch on Dynamo's check for hooks, if Dynamo is imported by now."""
+    """Switch on Dynamo's check for hooks, if it is held and Dynamo is imported by now."""
     config: Any = sys.modules.get("torch._dynamo.config")
-    if hasattr(config, "skip_nnmodule_hook_guards") and not _before:
+    if _holders and hasattr(config, "skip_nnmodule_hook_guards") and not _before:
         _before.append(config.skip_nnmodule_hook_guards)
         config.skip_nnmodule_hook_guards = False
 

@@ -215,6 +215,15 @@ def test_the_programs_own_hooks_go_first() -> None:
     assert torch.equal(acts[":saved"], x.exp())
 
 
+def test_dynamos_setting_stays() -> None:
+    """No module is hooked, so compiled code need not check for hooks, neither in the block nor after it."""
+    config = pytest.importorskip("torch._dynamo.config")
+    with kedge.hook(":saved", kedge.record()):
+        leaf().exp().sum().backward()
+        assert config.skip_nnmodule_hook_guards
+    assert config.skip_nnmodule_hook_guards
+
+
 def test_a_transform_of_torch_func_is_left_alone() -> None:
     """With a warning, as for modules."""
     with kedge.hook(":saved", kedge.record()) as acts:

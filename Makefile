@@ -58,7 +58,8 @@ test-all: test  ## run the tests with every case: all architectures, ranks and m
 # What touches every corner of PyTorch that Kedge uses and PyTorch does not promise; CONTRIBUTING.md says how it is chosen.
 CORNERS := tests/architecture/test_corners.py tests/architecture/test_privates.py tests/architecture/test_upstream.py \
 	tests/architecture/test_private_attributes.py tests/architecture/test_without_names.py \
-	tests/hooks/test_checkpoint.py tests/hooks/gates/test_compiled.py tests/hooks/operations/test_ops_checkpoint.py \
+	tests/hooks/test_checkpoint.py tests/hooks/test_nested_checkpoints.py tests/hooks/placing/test_strict_export.py \
+	tests/hooks/gates/test_compiled.py tests/hooks/operations/test_ops_checkpoint.py \
 	tests/hooks/operations/test_ops_functions.py tests/hooks/saved/test_saving_stacked.py tests/hooks/gates/test_scripted.py \
 	tests/torch_internals/test_source.py tests/offload/test_checkpoint_inputs.py tests/offload/test_checkpoint_oneness.py
 

@@ -224,6 +224,7 @@ _READ = {
     "forward": _Reader(methodcaller("get", "ctx"), reentrant=True, again=False),
     "backward": _Reader(methodcaller("get", "ctx"), reentrant=True, again=True),
     "checkpoint": _Reader(_of_generator, reentrant=False, again=False),
+    "_checkpoint_impl": _Reader(_of_generator, reentrant=False, again=False),  # since 2.14
     "unpack_hook": _Reader(methodcaller("get", "frame"), reentrant=False, again=True),
 }
 """By the name of the function."""

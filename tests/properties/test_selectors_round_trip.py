@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -74,6 +74,7 @@ def test_any_text_is_read_or_pointed_at(text: str) -> None:
 
 
 @fuzzed
+@example("#²")  # a digit, and no number
 @given(st.text(max_size=40) | st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
 def test_any_text_at_all_is_read_or_pointed_at(text: str) -> None:
     """Any Unicode text is a selector that reads back as it prints, or an error of one caret; nothing else ever happens."""

@@ -160,7 +160,7 @@ class _Reader:
 
     def index(self) -> int:
         start = self.at
-        while self.peek().isdigit():
+        while self.peek().isdecimal():
             self.at += 1
         if start == self.at:
             raise self.error('a number must follow "#"', start, 'calls are counted from 0: "encoder#2:out"')

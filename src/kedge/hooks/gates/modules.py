@@ -157,7 +157,7 @@ class InputGate(ModuleGate):
         if leaf is None:
             return None
         head, dot, rest = leaf.partition(".")
-        known = head.isdigit() and int(head) < len(self.names)
+        known = head.isdecimal() and int(head) < len(self.names)
         return (self.names[int(head)] if known else head) + dot + rest
 
     def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,12 @@ from kedge.torch_internals import dynamo
 from tests.hook_tables import hook_tables
 
 torch.set_num_threads(1)
+
+if find_spec("hypothesis") is not None:  # the tests of private corners do without
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("busy machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    settings.load_profile("busy machine")
 
 TABLES = {
     name: table

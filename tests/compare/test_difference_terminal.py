@@ -170,3 +170,15 @@ def test_a_tolerance_hides_what_it_allows() -> None:
 
     assert "step 1      ························ ························" in text
     assert "5 modules are equal within the tolerance throughout" in text
+
+
+@pytest.mark.parametrize("kind", ["loss", "param"])
+def test_runs_that_share_no_module_have_neither_map_nor_table(kind: str) -> None:
+    """Where only losses or parameters can be compared, the verdict stands alone."""
+    sites = [{"id": 0, "site": f"a:{kind}", "path": "a", "kind": kind, "type": "", "shape": [2], "dtype": "float32"}]
+
+    def recording(scale: float) -> Recording:
+        rows = [{"step": n, "site": 0, "count": 2, "sum": scale, "sumsq": scale**2 * 2, "level": 2} for n in range(3)]
+        return Recording.build(sites, rows, roots=[], manifest={})
+
+    assert "first apart at step 0" in drawn(recording(1.0), recording(3.0))

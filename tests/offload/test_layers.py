@@ -413,3 +413,12 @@ def test_a_class_with_slots_is_refused() -> None:
 
     with pytest.raises(OffloadError, match=r"cannot stand in for a Slotted.*with kedge\.offload\(\):"):
         kedge.offload(Slotted())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_takes_the_layer_alone() -> None:
+    """And leaves the model as it was."""
+    model, x = nn.Sequential(kedge.offload(nn.Linear(8, 8), min_bytes=0), nn.ReLU()), torch.randn(2, 8)
+
+    assert torch.equal(torch.jit.script(model)(x), model(x))
+    assert torch.equal(torch.jit.script(model[0])(x), model[0](x))

@@ -28,6 +28,13 @@ def test_lines_are_in_the_order_of_the_data() -> None:
     ]
 
 
+def test_a_name_that_a_selector_escapes_stands_once() -> None:
+    """A site's text has the escaped form of its path."""
+    sites = [{"site": r"a\ b:out", "path": "a b"}, {"site": r"a\ b#1:out[x]", "path": "a b"}]
+
+    assert labels(sites) == ["a b", "a b#1[x]"]
+
+
 def test_a_line_gathers_the_sites_of_its_module() -> None:
     """Output, gradient and own parameters are one line; its size counts each parameter once."""
     sites = [

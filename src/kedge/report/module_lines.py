@@ -13,6 +13,7 @@ import numpy as np
 
 from kedge.errors import NoSuchSite
 from kedge.report.sparkline import ScaleSeries, scale_series
+from kedge.sites.site import escape
 from kedge.store.recording import Recording, SiteInfo
 
 
@@ -141,7 +142,7 @@ class _Making:
     def of_output(self, site: SiteInfo) -> ModuleLine:
         """Return the line of a module's output; each call and each leaf has its own."""
         name, _, flow = site.site.rpartition(":")
-        leaf = name.removeprefix(site.path) + flow.removeprefix(_base(site))
+        leaf = name.removeprefix(escape(site.path)) + flow.removeprefix(_base(site))
         return self._line(site, site.path, leaf)
 
     def of_owner(self, site: SiteInfo) -> ModuleLine:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import kedge
 from kedge.errors import NeverFiredWarning
 from kedge.flow import Event
+from kedge.hooks.firing.schedule import rank
 from kedge.testing import assert_same_bits
 
 
@@ -330,3 +331,10 @@ def test_a_recursion_that_raises_or_is_interrupted_ends_its_pass() -> None:
             handle.remove()
         model(x)
     assert seen == [(pass_, call) for pass_ in range(3) for call in range(3)]
+
+
+@pytest.mark.parametrize(("launched", "expected"), [("3", 3), ("", 0), ("x", 0), ("1.0", 0)])
+def test_a_rank_that_is_no_number_counts_as_none(monkeypatch: pytest.MonkeyPatch, launched: str, expected: int) -> None:
+    """The launcher's variable may be of another program."""
+    monkeypatch.setenv("RANK", launched)
+    assert rank() == expected

@@ -235,3 +235,22 @@ def test_a_global_table_of_hooks_that_the_program_clears_is_said() -> None:
     events = watch(program, every=1).events
     assert [e["what"] for e in events if e["kind"] == "unseen"] == ["hook-tables"]
     assert not [e for e in watch(lambda: descend(net(), 3), every=1).events if e["kind"] == "unseen"]
+
+
+def test_sparse_gradients_and_odd_rates_end_no_watching() -> None:
+    """Neither the search for gradients that are kept, nor the recorded learning rates; and any size can be recorded."""
+    table, rest = nn.Embedding(5, 3, sparse=True), nn.ParameterList([torch.ones(1).expand(2**62) for _ in range(3)])
+    table.rest = rest
+
+    def program() -> None:
+        optimizer = torch.optim.SGD([{"params": [table.weight], "lr": 0.1}], 0.01)
+        other = torch.optim.SGD([nn.Parameter(torch.ones(1))], float("nan"))
+        for _ in range(5):
+            optimizer.zero_grad()
+            table(torch.tensor([1, 2])).sum().backward()
+            optimizer.step()
+            other.step()
+
+    log = watch(program, every=1, sites="weight")
+    assert not log.watch.failed
+    assert [each["rates"] for e in log.events if e["kind"] == "optimizers" for each in e["optimizers"]] == [[0.1], []]

@@ -275,7 +275,8 @@ class PassCounter(threading.local):
 
 
 def rank() -> int:
-    """Return this process's rank: that of `torch.distributed`, else the launcher's ``RANK``, else 0."""
+    """Return this process's rank: that of `torch.distributed`, else the launcher's ``RANK`` if that is a number, else 0."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return int(torch.distributed.get_rank())
-    return int(os.environ.get("RANK", "0") or 0)
+    launched = os.environ.get("RANK", "")
+    return int(launched) if launched.isdecimal() else 0

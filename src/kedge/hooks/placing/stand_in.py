@@ -80,6 +80,8 @@ class StandIn(nn.Module):
         layer = copy.copy(self._kedge_layer)
         return _like(self, layer, self._kedge_around.of(original(layer)))
 
+    __jit_unused_properties__ = ("__deepcopy__", "__reduce_ex__")  # TorchScript compiles all others
+
     # Properties, because while the layer has Kedge hooks, its `__dict__` has entries of these names for itself.
     @property
     def __deepcopy__(self) -> Callable[[dict[int, Any]], StandIn]:  # noqa: PLE0302 - a property

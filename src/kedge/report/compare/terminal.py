@@ -58,10 +58,7 @@ def render(
         print_paragraph(text, console, 2 * (i > 0))
     if comparison.first is not None:
         console.print()
-        for text in _map(comparison, console.width):
-            console.print(text)
-        console.print()
-        for text in _table(comparison, console.width, most):
+        for text in (*_map(comparison, console.width), Text(), *_table(comparison, console.width, most)):
             console.print(text)
     console.print()
     for text in _common(comparison):
@@ -72,6 +69,8 @@ def _map(comparison: Comparison, width: int) -> Iterator[Text]:
     """Yield the growth of the difference: modules from left to right, steps from top to bottom."""
     halves = [(name, grown(comparison, kinds)) for name, kinds in (("forward", FORWARD), ("backward", BACKWARD))]
     halves = [(name, distances) for name, distances in halves if not np.isnan(distances).all()]
+    if not halves:  # only losses or parameters can be compared
+        return
     room = (width - STEP_LABEL - 1) // len(halves) - 1
     each = max(1, min(WIDEST_CELL, room // len(comparison.modules)))
     room = max(min(room, each * len(comparison.modules)), len("backward"))
@@ -104,6 +103,8 @@ def _table(comparison: Comparison, width: int, most: int | None) -> Iterator[Tex
     made = lines(comparison)
     parted = in_order_of_parting(made)
     shown = parted[:most]
+    if not shown:  # only losses part
+        return
     labels = max(len(line.same.label) for line in shown)
     parts = min(max(LEAST_PART, *(len(_part(line)) for line in shown)), MOST_PART)
     figures = STEP + parts + 4 * FIGURE + 6

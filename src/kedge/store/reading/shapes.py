@@ -20,6 +20,7 @@ from kedge.json_input.shape import (
     one_of,
     plain_name,
     text,
+    total,
     tuple_of,
     whole,
 )
@@ -55,7 +56,7 @@ ROOT = fields(
     {"name": text},
     {
         "prefix": text,
-        "parameters": count,
+        "parameters": total,
         "modules": list_of(
             fields(
                 {"path": text},
@@ -63,7 +64,7 @@ ROOT = fields(
                     "type": text,
                     "file": nullable(text),
                     "line": nullable(whole),
-                    "parameters": count,
+                    "parameters": total,
                     "trainable": nullable(count_or_flag),
                 },
             )
@@ -136,7 +137,7 @@ _PRODUCER = fields(
 _FROM_OUTSIDE = fields({"detail": text})
 
 _NAMES = dict.fromkeys(("unheld", "graded", "replaced", "outside", "tensors"), TEXTS)
-_COUNTS = dict.fromkeys(("unheld_elements", "passes", "foreign", "in_vain"), count)
+_COUNTS = {**dict.fromkeys(("passes", "foreign", "in_vain"), count), "unheld_elements": total}
 
 #: The shape of each kind of event, besides that of `EVENT`.
 EVENTS: dict[str, Check] = {

@@ -11,11 +11,12 @@ steps again, which then ends the steps as before.
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from kedge.watch.models.parameters import WatchedParameters
@@ -51,6 +52,12 @@ def _is_held(module: nn.Module | None) -> bool:
     """Whether an optimizer holds a parameter of a module, so that it will make the steps."""
     held = {id(p) for p in module.parameters()} if module is not None else set()
     return bool(held) and any(id(p) in held for o in living() for p in params_of(o))
+
+
+def _finite(rate: Any) -> float | None:
+    """Return a learning rate as a number; None for one that is no real number, or not finite."""
+    plain = rate.item() if isinstance(rate, Tensor) and rate.numel() == 1 else rate
+    return float(plain) if isinstance(plain, (int, float)) and math.isfinite(plain) else None
 
 
 class KnownOptimizer:
@@ -109,7 +116,8 @@ class KnownOptimizer:
         size = tuple(len(group["params"]) for group in optimizer.param_groups)
         self.parameters, changed, self.size = sum(size), size != self.size, size
         if not self.steps:  # a schedule may end at 0
-            self.rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+            rates = (_finite(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+            self.rates = [rate for rate in rates if rate is not None]
         return changed
 
     def describe(self) -> dict[str, Any]:

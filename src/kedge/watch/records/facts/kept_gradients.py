@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -84,9 +85,10 @@ def _params(kept: Iterable[_Gradient]) -> list[Tensor]:
 
 
 def _gradients(params: Iterable[Tensor]) -> list[_Gradient]:
-    """Return some small gradients, each with its parameter and the version of its memory."""
+    """Return some small, dense gradients, each with its parameter and the version of its memory."""
     counted = ((p, g) for p in params if (g := p.grad) is not None and version_of(g) >= 0)
-    small = ((p, g) for p, g in counted if g.is_cpu and g.numel() <= _SMALL and _is_some(g))
+    dense = ((p, g) for p, g in counted if g.layout is torch.strided and g.is_cpu)
+    small = ((p, g) for p, g in dense if g.numel() <= _SMALL and _is_some(g))
     return [(weakref.ref(p), weakref.ref(g), version_of(g)) for (p, g), _ in zip(small, range(_CHECKED), strict=False)]
 
 

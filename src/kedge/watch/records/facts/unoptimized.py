@@ -74,7 +74,8 @@ class UnoptimizedParameters:
         return {
             "kind": "not-optimized", "root": root.index, "training": module.training,
             "unheld": [root.label(n) for n in list(unheld)[:_NAMED]],
-            "unheld_elements": sum(p.numel() for p in unheld.values()), "graded": [root.label(n) for n in graded[:_NAMED]],
+            "unheld_elements": sum(p.numel() for p in unheld.values()),
+            "graded": [root.label(n) for n in graded[:_NAMED]],
             "replaced": [
                 at.site.path
                 for at in places

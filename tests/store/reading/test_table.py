@@ -159,8 +159,9 @@ def test_no_spoilt_head_breaks_the_reader(tmp_path_factory: pytest.TempPathFacto
     try:
         after, table = columns_of(read_table(path)[0]), read_table(path)[0]
     except NotARecording as error:
-        assert "lie outside of their batch" in str(error)
-        return
+        if "lie outside of their batch" in str(error):
+            return
+        raise
 
     for name in COLUMNS:
         assert after[name][: 3 * which].tolist() == before[name][: 3 * which].tolist()

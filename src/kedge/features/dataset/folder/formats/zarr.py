@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,9 @@ class Zarr:
         sites = {}
         for number, (name, pieces) in enumerate(shard.columns.items()):
             arrays = numpy_pieces(pieces)
-            shape, row = (shard.rows, *arrays[0].shape[1:]), max(1, arrays[0][:1].nbytes)
-            chunks = (max(1, min(shard.rows, CHUNK // row)), *(max(1, width) for width in shape[1:]))
-            made = group.create_array(f"site{number}", shape=shape, dtype=arrays[0].dtype, chunks=chunks)
+            shape, dtype = (shard.rows, *arrays[0].shape[1:]), arrays[0].dtype
+            chunks = _chunks(shape, dtype)
+            made = group.create_array(f"site{number}", shape=shape, dtype=dtype, chunks=chunks)
             made.attrs["site"] = name
             _fill(made, arrays, chunks[0])
             sites[name] = [f"site{number}", str(pieces[0].dtype).removeprefix("torch.")]
@@ -44,9 +46,27 @@ class Zarr:
         return about
 
     def read(self, path: Path, site: str, rows: slice) -> Tensor:
-        """Return consecutive rows of a site; reads only the chunks that contain them."""
-        name, dtype = self.about(path)["sites"][site]
-        return as_written(np.asarray(_opened(path)[name][rows]), dtype)  # type: ignore[index]
+        """Return consecutive rows of a site; reads only the chunks that contain them.
+
+        Raises:
+            ValueError: The array's description is not as written. With another one zarr might make any number of chunks.
+        """
+        about = self.about(path)
+        name, dtype = about["sites"][site]
+        array: Any = _opened(path)[name]
+        if array.shape[0] != len(about["keys"]) or array.chunks != _chunks(array.shape, array.dtype):
+            raise ValueError(f"{name} has the shape {array.shape} in chunks of {array.chunks}, which is not as written")
+        if "shapes" in about and list(array.shape[1:]) != about["shapes"].get(site, []):
+            raise ValueError(
+                f"{name} has samples of the shape {list(array.shape[1:])}, not {about['shapes'].get(site)}"
+            )
+        return as_written(np.asarray(array[rows]), dtype)
+
+
+def _chunks(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """Return the shape of an array's chunks: whole samples, of about `CHUNK` bytes together."""
+    row = max(1, math.prod(shape[1:]) * dtype.itemsize)
+    return max(1, min(shape[0], CHUNK // row)), *(max(1, width) for width in shape[1:])
 
 
 def _fill(array: Any, pieces: list[Any], rows: int) -> None:
@@ -63,6 +83,10 @@ def _fill(array: Any, pieces: list[Any], rows: int) -> None:
 
 
 def _opened(path: Path) -> zarr.Group:
+    """Open a shard for reading, if it has files and folders alone: zarr would wait for a FIFO, or read a device for ever."""
+    for entry in path.rglob("*"):
+        if not stat.S_ISREG(mode := entry.lstat().st_mode) and not stat.S_ISDIR(mode):
+            raise ValueError(f"{entry} is not a file")
     return zarr.open_group(path, mode="r", zarr_format=3)
 
 

@@ -243,8 +243,9 @@ torch.set_default_device("meta"); torch.set_grad_enabled(False); torch.inference
     "a thread that trains while the program ends": """
 def late():
     for _ in range(40): train(1)
-threading.Thread(target=late).start()
 print(train())
+threading.Thread(target=late).start()
+print("end")
 """,
     "deep recursion": """
 class Deep(nn.Module):

@@ -64,6 +64,7 @@ letters, is the heading of the paragraph in ``docs/messages.md``::
     ├── NothingGained           moving a device's saved tensors to the CPU's memory would free nothing
     ├── NotPinned               the CPU's memory could not be locked for fast copies
     ├── LimitOutOfReach         saved tensors cannot be brought within a memory limit
+    ├── EditNotRepeated         an edit ended before the backward of a checkpoint that has it
     ├── Recompiled              compiled code was discarded, to compile the hooks in
     ├── OffloadFailed           a saved tensor could not be moved and stayed in place
     └── DiskIsMemory            the folder for saved tensors is on a file system in memory
@@ -317,6 +318,10 @@ class NeverFiredWarning(KedgeWarning):
 
 class ActionDisabled(KedgeWarning):
     """An action raised and was switched off for the rest of its session."""
+
+
+class EditNotRepeated(KedgeWarning):
+    """An edit was removed between the forward and the backward of a checkpoint, whose recompute will lack it."""
 
 
 class Recompiled(KedgeWarning):

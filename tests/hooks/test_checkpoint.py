@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 
 import pytest
 import torch
@@ -289,3 +290,27 @@ def test_a_recompute_has_the_edits_of_its_forwards_step(reentrant: bool, selecto
         results.append([p.grad.clone() for p in model.parameters()])
 
     assert all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(*results, strict=True))
+
+
+@MODES
+@pytest.mark.parametrize("selector", ["one.a", "one.b:in", "one/tanh"])
+@pytest.mark.parametrize("late", [False, True], ids=["backward inside", "backward after"])
+@pytest.mark.parametrize("alone", [False, True], ids=["end", "remove"])
+def test_an_edit_that_a_recompute_will_lack_is_reported(reentrant: bool, selector: str, late: bool, alone: bool) -> None:
+    """A hook that is removed before backward warns; one that stays, or a forward whose graph is gone, does not."""
+    net, _, x = pair(reentrant)
+    net.one.forward = lambda x: net.one.b(torch.tanh(net.one.a(x)))  # with an operation of its own
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with kedge.session() as s:
+            hooked = s.hook(net, selector, kedge.scale(2))
+            net(x)  # its graph is gone
+            loss = net(x).sum()
+            if not late:
+                loss.backward()
+            if alone:
+                hooked.remove()
+    told = [str(each.message) for each in caught if each.category is kedge.errors.EditNotRepeated]
+
+    assert len(told) == late
+    assert all(f"scale(2) at {'one.a:out' if selector == 'one.a' else selector}" in text for text in told)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from kedge.errors import ActionDisabled, NoSiteMatched, NoSuchKind, Recompiled, SelectorError, warn
+from kedge.errors import ActionDisabled, EditNotRepeated, NoSiteMatched, NoSuchKind, Recompiled, SelectorError, warn
 from kedge.flow import Action, Event, Schedule
 from kedge.hooks.everywhere import Everywhere, RootFinder, everywhere
 from kedge.hooks.firing.cause import Cause
@@ -143,6 +143,7 @@ class Attachments:
 
     def drop(self, taps: list[Tap]) -> None:
         """Remove taps before the session ends."""
+        warn_of_unrepeated(taps)
         if self.finder is not None:
             self.finder.forget(taps)
         for tap in taps:
@@ -170,6 +171,19 @@ class Attachments:
             tap.on = not tap.on
         for gate in {id(tap.gate): tap.gate for tap in changed}.values():
             gate.retime()
+
+
+def warn_of_unrepeated(taps: Iterable[Tap]) -> None:
+    """Warn of edits that end between the forward and the backward of a checkpoint: its recompute will lack them."""
+    awaited = [tap for tap in taps if tap.gate is not None and tap.is_awaited]
+    if awaited:
+        more = f" and at {len(awaited) - 1} more sites" if len(awaited) > 1 else ""
+        warn(
+            EditNotRepeated(
+                f"the edit {awaited[0].label} at {awaited[0].site}{more} was removed between a checkpoint's forward and its "
+                "backward: the recompute will lack it, and the gradients will be those of other values. Remove it after backward()"
+            )
+        )
 
 
 def refresh() -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from kedge.errors import NeverFired, NeverFiredWarning, SessionEnded, warn
 from kedge.flow import Schedule
-from kedge.hooks.attach import Attachments
+from kedge.hooks.attach import Attachments, warn_of_unrepeated
 from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
 from kedge.hooks.signature import documented_like, typed
@@ -95,7 +95,10 @@ class Session(Attachments):
             ledger = self.ledger()
         finally:
             self.remove()
-        if quiet or not (silent := ledger.silent()):
+        if quiet:
+            return
+        warn_of_unrepeated(self.taps)
+        if not (silent := ledger.silent()):
             return
         if self.strict:
             raise NeverFired(silent)

@@ -69,6 +69,11 @@ class Gate(KedgeHook):
         """An id that separates this model's sites from those of another with the same names; a prefix is of one model."""
         return id(self.passes.clock if self.passes.prefix else self.passes)
 
+    @property
+    def counted(self) -> Any:
+        """What this gate's calls are counted under."""
+        return self
+
     def is_last(self, table: Mapping[int, Any]) -> bool:
         """Whether this gate is the module's last hook; after others, a new gate is needed to keep the order."""
         return last_hook(table) is self

@@ -93,6 +93,11 @@ class Tap:
         return on and (self.edited or getattr(self.action, "recomputes", False))
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether the action has edited a value in a checkpoint's forward that no backward has recomputed yet."""
+        return self.edited and self.site.kind in ("in", "out") and self.gate.passes.segments.awaits(self.gate.counted)
+
+    @property
     def takes_event(self) -> bool:
         """Whether the action receives the event, too."""
         return self.act is self.action

@@ -163,6 +163,11 @@ class OperationGate(Gate):
         self.ungraded = 0
         self._each: dict[tuple[str, int], OperationEvents] = {}
 
+    @property
+    def counted(self) -> Any:
+        """The operations of the module: its calls, not theirs, are counted."""
+        return self.operations
+
     def retime(self) -> None:
         """Update which taps are on schedule, on each side of an operation."""
         super().retime()

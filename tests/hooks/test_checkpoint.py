@@ -296,7 +296,9 @@ def test_a_recompute_has_the_edits_of_its_forwards_step(reentrant: bool, selecto
 @pytest.mark.parametrize("selector", ["one.a", "one.b:in", "one/tanh"])
 @pytest.mark.parametrize("late", [False, True], ids=["backward inside", "backward after"])
 @pytest.mark.parametrize("alone", [False, True], ids=["end", "remove"])
-def test_an_edit_that_a_recompute_will_lack_is_reported(reentrant: bool, selector: str, late: bool, alone: bool) -> None:
+def test_an_edit_that_a_recompute_will_lack_is_reported(
+    reentrant: bool, selector: str, late: bool, alone: bool
+) -> None:
     """A hook that is removed before backward warns; one that stays, or a forward whose graph is gone, does not."""
     net, _, x = pair(reentrant)
     net.one.forward = lambda x: net.one.b(torch.tanh(net.one.a(x)))  # with an operation of its own

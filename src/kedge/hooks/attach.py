@@ -180,8 +180,9 @@ def warn_of_unrepeated(taps: Iterable[Tap]) -> None:
         more = f" and at {len(awaited) - 1} more sites" if len(awaited) > 1 else ""
         warn(
             EditNotRepeated(
-                f"the edit {awaited[0].label} at {awaited[0].site}{more} was removed between a checkpoint's forward and its "
-                "backward: the recompute will lack it, and the gradients will be those of other values. Remove it after backward()"
+                f"the edit {awaited[0].label} at {awaited[0].site}{more} was removed between a checkpoint's forward and "
+                "its backward: the recompute will lack it, and the gradients will be those of other values. Remove it "
+                "after backward()"
             )
         )
 

@@ -104,7 +104,9 @@ class Segments:
 
     def awaits(self, key: Any) -> bool:
         """Whether a block with such a call can still be recomputed, and never was."""
-        return any(owner() is not None and key in known.calls and not known.seen for owner, known in self._known.values())
+        return any(
+            owner() is not None and key in known.calls and not known.seen for owner, known in self._known.values()
+        )
 
     def forward(self, here: Any) -> Segment | None:
         """Return the innermost block that a forward is in, if any."""

@@ -205,6 +205,7 @@ print(train())
 json.dumps = json.loads = builtins.open = io.open = os.open = os.write = os.fstat = os.stat = os.getpid = None
 builtins.print = lambda *args: sys.stdout.write("mine")
 """,
+    "no paths, and an error": "print(train()); os.fspath = None; raise ValueError('mine')",
     "all modules removed": "print(train()); sys.modules.clear()",
     "no more imports": "print(train()); sys.path = sys.path_hooks = None",
     "a small limit of recursion": "print(train()); sys.setrecursionlimit(40)",

@@ -208,6 +208,18 @@ def test_a_program_without_a_model_leaves_nothing(
     assert recordings(tmp_path) == []
 
 
+def test_a_watch_that_cannot_begin_is_told_as_such(kedge: Kedge, script: Script) -> None:
+    """The failure has its line, and the last one does not say that the program did without torch."""
+    source = "import sys; sys.modules['kedge.watch.run.summary'] = None; import torch; print('hello')"
+
+    done = kedge("run", script(source), fresh=True)
+    failure, *rest = done.stderr.splitlines()
+
+    assert (done.stdout, done.returncode) == ("hello\n", 0)
+    assert failure.startswith("[kedge] beginning to watch failed: ModuleNotFoundError")
+    assert rest == ["[kedge] nothing was recorded"]
+
+
 def test_the_program_imports_torch_itself(kedge: Kedge, script: Script, tmp_path: Path) -> None:
     """What a program sets in its environment before it imports torch reaches torch."""
     source = """

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from kedge.store.writing.folder import RecordingWriter
     from kedge.watch.totals import WatchSummary
 
-NO_TORCH = "nothing was recorded: the program did not import torch"
+NOTHING = "nothing was recorded"
+NO_TORCH = f"{NOTHING}: the program did not import torch"
 
 
 class RunCommand:
@@ -174,7 +175,7 @@ class RunEnd:
 
     def _last_words(self, summary: WatchSummary | None) -> Iterable[str]:
         if summary is None:
-            return [NO_TORCH]
+            return [NOTHING if self.watching.failed else NO_TORCH]
         from kedge.watch.run.summary import last_words
 
         return last_words(self.output.name, self.recorder, summary, self.folder)

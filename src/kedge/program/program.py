@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 
 from kedge.errors import ScriptError
 from kedge.program.ending import Ending, end_with
@@ -23,6 +23,9 @@ from kedge.program.target import (
     read_script,
     script_folder,
 )
+
+_OWN = (os.path.join(os.path.dirname(__file__), ""), "<frozen ")
+"""The beginnings of the names of the files that run a program; read now, since a program may replace functions of `os`."""
 
 
 @dataclass
@@ -136,12 +139,7 @@ def _become_main(target: ProgramCode) -> ModuleType:
 
 def _from_program(error: BaseException) -> BaseException:
     """Return an error without the frames before the program's first one."""
-    here, frames = os.path.dirname(__file__), error.__traceback__
-    while frames is not None and _is_own(frames, here):
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OWN):
         frames = frames.tb_next
     return error.with_traceback(frames)
-
-
-def _is_own(frames: TracebackType, here: str) -> bool:
-    filename = frames.tb_frame.f_code.co_filename
-    return os.path.dirname(filename) == here or filename.startswith("<frozen ")

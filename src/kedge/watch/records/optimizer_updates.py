@@ -219,7 +219,7 @@ def squares_of(values: list[Tensor]) -> tuple[Tensor | float, bool]:
     if all(value.is_cpu for value in values):
         squares, nonfinite = native.all_finite_and_norm(values)
         return (math.nan if nonfinite else squares), bool(nonfinite)
-    norms = kernels.norms([reductions.real(v.detach()) for v in values], dtype=torch.float32)
+    norms = kernels.norms([reductions.real(v.detach()) for v in values])
     return torch.stack([n.float().to(norms[0].device, non_blocking=True) for n in norms]).square().sum(), False
 
 

@@ -19,7 +19,7 @@ from torch.utils import cpp_extension
 NAME = "kedge_sim"
 SOURCE = Path(__file__).parent / "cpp"
 BUILD = Path(__file__).parents[2] / "build" / "sim"
-OPTIONS = ["-std=c++20", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-pthread", f"-DTORCH_EXTENSION_NAME={NAME}"]
+OPTIONS = ["-std=c++20", "-O1", "-w", "-fPIC", "-fvisibility=hidden", "-pthread", f"-DTORCH_EXTENSION_NAME={NAME}"]
 
 
 def compiler() -> str | None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from torch.utils import cpp_extension
 
 NAME = "kedge_sim"
 SOURCE = Path(__file__).parent / "cpp"
@@ -54,6 +53,8 @@ def library() -> Path:
 
 def compile_into(folder: Path, made: Path) -> None:
     """Compile all sources, side by side where there are cores, and link them."""
+    from torch.utils import cpp_extension  # slow to import, and of no use to other tests
+
     found = compiler()
     assert found is not None, "there is no C++ compiler"
     include = [f"-I{path}" for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]]

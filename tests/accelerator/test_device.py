@@ -30,7 +30,9 @@ class Residual(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(8)
-        self.deep = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+        self.deep = nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)
+        )
         self.head = nn.Linear(8, 5)
 
     def forward(self, x):
@@ -133,7 +135,9 @@ OPERATORS = {
     "softmax": lambda x: x.softmax(1).log(),
     "bfloat16": lambda x: (x.bfloat16() @ x.t().bfloat16()).float(),
     "interpolate": lambda x: F.interpolate(x[None, None], scale_factor=2.0, mode="bilinear"),
-    "channels last": lambda x: F.conv2d(x.expand(2, 3, 4, 6).contiguous(memory_format=torch.channels_last), x.new_ones(2, 3, 2, 2)),
+    "channels last": lambda x: F.conv2d(
+        x.expand(2, 3, 4, 6).contiguous(memory_format=torch.channels_last), x.new_ones(2, 3, 2, 2)
+    ),
     "transposed convolution": lambda x: F.conv_transpose2d(x.expand(1, 2, 4, 6), x.new_ones(2, 3, 2, 2)),
     "ranges": lambda x: torch.arange(0, 1, 0.1, device=x.device) + torch.linspace(0, 1, 10, device=x.device),
     "one hot": lambda x: F.one_hot(x.argmax(1)),
@@ -303,7 +307,9 @@ def test_host_cannot_read_the_device(sim):
 def test_failure_in_a_stream_is_told_at_the_next_wait(sim):
     """What fails later raises at the first wait after it, once."""
     F.embedding(torch.tensor([9], device="sim"), torch.ones(3, 2, device="sim"))
-    with pytest.raises(RuntimeError, match="sim:0, stream 0: aten::index_select failed after it was enqueued: index out of range"):
+    with pytest.raises(
+        RuntimeError, match="sim:0, stream 0: aten::index_select failed after it was enqueued: index out of range"
+    ):
         sim.synchronize()
     sim.synchronize()
 
@@ -336,13 +342,19 @@ def test_new_memory_is_poisoned(sim):
 def test_memory_is_counted_and_limited(sim):
     """Current and peak bytes are those of the tensors; beyond the limit is an error, also after the cache was given back."""
     x = torch.empty(1 << 18, device="sim")
-    assert (sim.memory_allocated(), torch.accelerator.memory_allocated(), sim.memory_allocated(1)) == (1 << 20, 1 << 20, 0)
+    assert (sim.memory_allocated(), torch.accelerator.memory_allocated(), sim.memory_allocated(1)) == (
+        1 << 20,
+        1 << 20,
+        0,
+    )
     del x
     assert (sim.memory_allocated(), sim.max_memory_allocated(), sim.memory_reserved()) == (0, 1 << 20, 1 << 20)
     sim.set_limit(1 << 21)
     x = torch.empty(3 << 19, device="sim", dtype=torch.uint8)
     assert sim.mem_get_info() == (1 << 19, 1 << 21)
-    with pytest.raises(torch.OutOfMemoryError, match="sim:0 is out of memory: 1048576 bytes were asked for, 524288 of 2097152 are free"):
+    with pytest.raises(
+        torch.OutOfMemoryError, match="sim:0 is out of memory: 1048576 bytes were asked for, 524288 of 2097152 are free"
+    ):
         torch.empty(1 << 20, device="sim", dtype=torch.uint8)
     torch.accelerator.reset_peak_memory_stats()
     assert torch.accelerator.max_memory_allocated() == 3 << 19

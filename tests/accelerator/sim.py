@@ -6,14 +6,15 @@ import atexit
 import contextlib
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from tests.accelerator import build
+from tests.accelerator import build, data_parallel
 
 DEVICES = 2
+_initialized = True  # `torch.utils.checkpoint` looks here whether there is a generator to save
 _C: Any = None
 
 
@@ -25,6 +26,8 @@ def load() -> ModuleType:
         _C = build.extension()
         torch._register_device_module("sim", sys.modules[__name__])
         torch.utils.generate_methods_for_privateuse1_backend(for_storage=True, unsupported_dtype=None)
+        torch.set_autocast_dtype("sim", torch.bfloat16)
+        data_parallel.provide()
         atexit.register(_C.shut_down)
     return sys.modules[__name__]
 
@@ -204,6 +207,16 @@ def memory_stats(device: Any = None) -> dict[str, Any]:
 def reset_peak_memory_stats(device: Any = None) -> None:
     """Count peaks from now."""
     torch.accelerator.reset_peak_memory_stats(_index(device))
+
+
+def get_device_properties(device: Any = None) -> SimpleNamespace:
+    """Return the name and the memory of a device."""
+    return SimpleNamespace(name=get_device_name(device), total_memory=mem_get_info(device)[1])
+
+
+def get_device_name(device: Any = None) -> str:
+    """Return a name."""
+    return "simulated accelerator"
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:

@@ -4,6 +4,7 @@
 //   memory.cpp       memory that the host cannot read; a caching allocator; pinned memory of the host
 //   kernels.cpp      operators: each one runs on the CPU's kernel, later, in the thread of its stream
 //   registration.cpp what PyTorch asks of a device: guard, hooks, generators; and the functions for Python
+//   cells.cpp        the cells of recurrent networks
 //   autocast.cpp     automatic mixed precision
 //
 // Invariants, all there so that a program's missing wait shows, and nothing but a program's mistake does:

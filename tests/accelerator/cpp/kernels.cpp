@@ -719,6 +719,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
 
 } // namespace sim
 
+// A copy takes a conjugate as it is; PyTorch would resolve it first, by a copy.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(aten, Negative, m) {
+  m.impl("_copy_from", torch::CppFunction::makeFallthrough());
+}
+
 namespace at::native {
 REGISTER_PRIVATEUSE1_DISPATCH(_fused_sdp_choice_stub, &sim::attention_by_parts)
 } // namespace at::native

@@ -227,7 +227,7 @@ class Allocator final : public c10::DeviceAllocator {
     auto& of = devices_[device];
     ++of.stats.num_ooms;
     TORCH_CHECK_WITH(
-        OutOfMemoryError, false, "sim:", device, " is out of memory: ", bytes, " bytes were asked for, ",
+        OutOfMemoryError, false, "sim:", int(device), " is out of memory: ", bytes, " bytes were asked for, ",
         of.limit - of.reserved, " of ", of.limit, " are free");
   }
 

@@ -75,6 +75,8 @@ class Queue {
   // Wait until all that is enqueued now has run.
   void drain() {
     std::unique_lock lock(mutex_);
+    TORCH_CHECK(
+        !held_ || holder_ != std::this_thread::get_id(), "sim: this thread waits for a stream that it holds itself");
     const auto target = pushed_;
     changed_.wait(lock, [&] { return done_ >= target; });
   }
@@ -87,6 +89,7 @@ class Queue {
   void set_held(bool held) {
     std::lock_guard lock(mutex_);
     held_ = held;
+    holder_ = std::this_thread::get_id();
     changed_.notify_all();
   }
 
@@ -120,11 +123,10 @@ class Queue {
       delay();
       try {
         task.run();
+      } catch (const c10::Error& error) {
+        failed(task, error.what_without_backtrace());
       } catch (const std::exception& error) {
-        keep_failure(
-            device_,
-            "sim:" + std::to_string(device_) + ", stream " + std::to_string(id_) + ": " + task.name +
-                " failed after it was enqueued: " + error.what());
+        failed(task, error.what());
       }
       task.run = nullptr; // frees what it holds before anybody is told that it is done
       std::lock_guard lock(mutex_);
@@ -133,7 +135,15 @@ class Queue {
     }
   }
 
-  // Mostly nothing or microseconds, at times long enough that every other stream, and the host, overtakes this one.
+  void failed(const Task& task, const std::string& why) {
+    keep_failure(
+        device_,
+        "sim:" + std::to_string(device_) + ", stream " + std::to_string(id_) + ": " + task.name +
+            " failed after it was enqueued: " + why);
+  }
+
+  // Mostly nothing (on a busy machine each sleep costs a turn of the scheduler), at times long enough that every other
+  // stream, and the host, overtakes this one. With each seed other streams are quick or slow throughout.
   void delay() {
     if (!delays || ended) {
       return;
@@ -141,9 +151,10 @@ class Queue {
     if (seeded_ != seeding) {
       seeded_ = seeding;
       random_.seed(delay_seed * 1000003 + device_ * 1009 + id_);
+      factor_ = std::array{0, 1, 1, 8}[random_() % 4];
     }
     const auto draw = random_() % 512;
-    const auto microseconds = draw < 320 ? 0 : draw < 480 ? draw % 16 : draw < 510 ? draw % 256 : 2000;
+    const auto microseconds = factor_ == 0 || draw < 416 ? 0 : draw < 510 ? draw % 128 * factor_ : 2000;
     if (microseconds != 0) {
       std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
     }
@@ -156,9 +167,11 @@ class Queue {
   std::deque<Task> tasks_;
   uint64_t pushed_ = 0, done_ = 0;
   bool held_ = false;
+  std::thread::id holder_;
   std::thread thread_;
   std::mt19937_64 random_;
   uint64_t seeded_ = ~0ULL;
+  int factor_ = 1;
 };
 
 // Never destroyed: tensors are freed until the very end of a process, after static objects.

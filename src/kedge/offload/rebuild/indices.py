@@ -32,14 +32,14 @@ def narrow(whole: Tensor) -> tuple[Tensor, NarrowCode] | None:
     """Return dense 64-bit integers in fewer bits; None if they need more than half of their bits."""
     if not whole.numel():
         return None
-    least, most = _ends(whole)
+    least, most, steps = _range(whole)
     if not -_HALF < least <= most < _HALF:
         return None
-    steps, table = _fit(whole), None
+    table = None
     short = whole.to(torch.int32)
     if any(steps) and abs(sum(step * size for step, size in zip(steps, whole.shape[-3:], strict=True))) < _HALF:
         rest = short - _ramp(whole, steps)
-        ends = _ends(rest)
+        ends = [int(end) for end in torch.stack(torch.aminmax(rest)).tolist()]
         if ends[1] - ends[0] < most - least:
             short, (least, most) = rest, ends
         else:
@@ -62,11 +62,6 @@ def expand(how: NarrowCode, codes: Tensor) -> Tensor:
     return whole.add_(_ramp(whole, how.steps)) if how.steps else whole
 
 
-def _ends(whole: Tensor) -> tuple[int, int]:
-    least, most = torch.aminmax(whole)
-    return int(least), int(most)
-
-
 def _numbered(codes: Tensor, span: int) -> tuple[Tensor, Tensor | None]:
     """Return the numbers of the occurring values, and the values, if a byte is enough; otherwise the codes and None."""
     occurs = torch.zeros(span, dtype=torch.bool, device=codes.device)
@@ -79,18 +74,25 @@ def _numbered(codes: Tensor, span: int) -> tuple[Tensor, Tensor | None]:
     return number[codes], table
 
 
-def _fit(whole: Tensor) -> tuple[int, ...]:
-    """Return the step along each of the last three dimensions; ignores the ends, where windows may be cut off."""
+def _range(whole: Tensor) -> tuple[int, int, tuple[int, ...]]:
+    """Return the smallest and the largest index, and the step along each of the last three dimensions.
+
+    The ends of a dimension, where windows may be cut off, do not count for its step. All is read at once: each read of a
+    device's memory waits for the device.
+    """
+    ends = [_ends(count) for count in whole.shape[-3:]]
+    planes = [whole.select(dim, place) for dim, pair in zip(range(-len(ends), 0), ends, strict=True) for place in pair]
+    least, most, *sums = torch.stack([*torch.aminmax(whole), *(plane.sum() for plane in planes)]).tolist()
     steps = []
-    for dim in range(max(0, whole.dim() - 3), whole.dim()):
-        count = whole.size(dim)
-        ends = (1, count - 2) if count > 4 else (0, count - 1)
-        if ends[1] <= ends[0]:
-            steps.append(0)
-            continue
-        first, last = whole.select(dim, ends[0]).double().mean(), whole.select(dim, ends[1]).double().mean()
-        steps.append(round(float(last - first) / (ends[1] - ends[0])))
-    return tuple(steps)
+    for i, (first, last) in enumerate(ends):
+        difference = (sums[2 * i + 1] - sums[2 * i]) / planes[2 * i].numel()  # of the means
+        steps.append(round(difference / (last - first)) if last > first else 0)
+    return least, most, tuple(steps)
+
+
+def _ends(count: int) -> tuple[int, int]:
+    """Return the places from which the step along a dimension is computed."""
+    return (1, count - 2) if count > 4 else (0, count - 1)
 
 
 def _ramp(whole: Tensor, steps: tuple[int, ...]) -> Tensor:

@@ -62,6 +62,8 @@ class Server:
 
 def serve(session: pytest.Session, asked: BinaryIO, answering: BinaryIO) -> None:
     """Run each test that is asked for in a fork, and answer with its reports."""
+    import torch._dynamo  # noqa: F401 - optimizers import it, which would take each test a second
+
     from tests.accelerator import sim
 
     items = {item.nodeid: item for item in session.items}

@@ -126,6 +126,11 @@ def device_count() -> int:
     return DEVICES
 
 
+def get_device_name(device: Any = None) -> str:
+    """Return what a card would call itself."""
+    return f"simulated accelerator {_index(device)}"
+
+
 def current_device() -> int:
     """Return the index of this thread's device."""
     return torch.accelerator.current_device_index()

@@ -247,7 +247,7 @@ def test_missing_record_stream_is_seen(sim):
 
 
 def test_held_stream_shows_each_mistake_every_time(sim):
-    """With a stream held, the memory is poisoned before it is read; recorded, it is not."""
+    """With a stream held, the memory has its next owner before it is read; recorded, it has not."""
     side = torch.Stream("sim")
     for records in (False, True):
         x = torch.ones(1000, device="sim")
@@ -258,8 +258,10 @@ def test_held_stream_shows_each_mistake_every_time(sim):
             if records:
                 x.record_stream(side)
             del x
+            z = torch.empty(1000, device="sim")
             torch.accelerator.current_stream().synchronize()
         sim.synchronize()
+        del z
         assert y.isnan().all().item() is not records
 
 
@@ -329,7 +331,7 @@ def test_mistake_that_shapes_show_is_told_at_once(sim):
 
 
 def test_new_memory_is_poisoned(sim):
-    """What was not written is NaN, and memory that was freed is, too."""
+    """What was not written is NaN, in memory that was freed, too."""
     x = torch.empty(1000, device="sim")
     assert x.isnan().all()
     address = x.fill_(1).data_ptr()

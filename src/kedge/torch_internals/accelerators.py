@@ -109,6 +109,11 @@ def current_stream(device: torch.device) -> torch.Stream:
     return torch.accelerator.current_stream(device)
 
 
+def stream_in_force(device: torch.device) -> torch.Stream | None:
+    """Return the stream that this thread computes on; None for a device without streams."""
+    return current_stream(device) if device.type != "cpu" and has_streams(device) else None
+
+
 @contextmanager
 def on(stream: torch.Stream) -> Iterator[None]:
     """Queue the work of this thread on a stream in a block; see Note [The current stream]."""

@@ -255,8 +255,8 @@ class Allocator final : public c10::DeviceAllocator {
       block = new Block{address, bytes, 0, stream, {}, {}};
       of.reserved += bytes;
       count(of.stats.reserved_bytes, bytes);
-      poison(*block); // or what was never written would be zero
     }
+    poison(*block);
     block->asked = bytes;
     count(of.stats.allocated_bytes, bytes);
     count(of.stats.active_bytes, bytes);
@@ -264,6 +264,8 @@ class Allocator final : public c10::DeviceAllocator {
     return block;
   }
 
+  // The next owner of a block is assumed to write to it as soon as its stream comes to it. Not earlier: a program may free
+  // what another stream still reads if nothing takes the block before that stream was waited for, as with gradients.
   void poison(const Block& block) {
     enqueue(block.stream, "poison", [to = opened(block.address, block.stream.device_index()), size = block.size] {
       std::memset(to, kPoison, size);
@@ -284,7 +286,6 @@ class Allocator final : public c10::DeviceAllocator {
       }
       count(of.stats.active_bytes, -static_cast<int64_t>(block->asked));
       block->users.clear();
-      poison(*block);
       of.cache[block->stream.id()].emplace(block->size, block);
     }
     of.freed.swap(used);
@@ -297,7 +298,6 @@ class Allocator final : public c10::DeviceAllocator {
       std::lock_guard lock(mutex_);
       reap(devices_[device]);
     }
-    synchronize_device(device, nullptr, ""); // for the poison
     std::lock_guard lock(mutex_);
     auto& of = devices_[device];
     for (auto& [id, cache] : of.cache) {

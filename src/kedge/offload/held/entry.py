@@ -13,7 +13,8 @@ Restored bytes are shared by weak reference: while a node runs, all its handles 
 bytes are held a moment longer if other handles need them too: autograd's nodes run one after the other, and each releases
 its tensors before the next begins. If a node has not, the next node gets bytes of its own: a node can return its saved
 tensor as a gradient, which then becomes ``.grad`` without a copy, because autograd sees no other holder; two gradients
-must not share memory.
+must not share memory. A node on another stream of the device gets bytes of its own, too: it would have to wait for the
+first stream, and the memory would have to be kept for both.
 
 # Note [Changed since]
 A program can change restored bytes in place: in a Function that works in its saved tensor, or through a node's
@@ -40,6 +41,7 @@ from kedge.offload.account import ModuleAccount
 from kedge.offload.held.handle import Handle
 from kedge.offload.held.raw_bytes import Digest, EntryKey, digest, same
 from kedge.offload.held.steps import ModelCall
+from kedge.torch_internals.accelerators import stream_in_force
 from kedge.torch_internals.autograd_nodes import numbers_operations, sequence_number
 from kedge.torch_internals.graph_task import current_node, graph_task
 from kedge.torch_internals.kernels import negated_alias
@@ -91,6 +93,24 @@ class Restored(NamedTuple):
         counted = self.counter.detach()
         counted.data = value
         return counted
+
+
+class LastRestored(NamedTuple):
+    """The bytes that an entry was restored to last, as far as the entry itself does not hold them.
+
+    Attributes:
+        storage: A weak reference to the storage.
+        begin: Their offset in it, in bytes.
+        counter: The tensor that counts their changes.
+        reader: The node that has them.
+        stream: The stream of the device that they were brought back on; None without streams.
+    """
+
+    storage: StorageWeakRef
+    begin: int
+    counter: Tensor
+    reader: object
+    stream: torch.Stream | None
 
 
 class RecentlyRestored:
@@ -176,7 +196,7 @@ class StorageEntry:
         self.held: Tensor | None = None
         self.itself = weakref.ref(self)
         self._entries, self._key = entries, key
-        self._back: tuple[StorageWeakRef, int, Tensor, object] | None = None
+        self._back: LastRestored | None = None
         self._reads = 0
         self._before, entries.latest = entries.latest, self.itself
         entries.table[key] = self.itself
@@ -199,12 +219,12 @@ class StorageEntry:
         back = self._back
         if back is None:
             return None
-        there = behind(back[0].cdata)
-        if there is not None and not changes(back[2]):
+        there = behind(back.storage.cdata)
+        if there is not None and not changes(back.counter) and back.stream == stream_in_force(self.device):
             alone = users_of(there) <= 1 + (self.held is not None)
-            if alone or back[3] == reader:
-                self._back = *back[:3], reader
-                return Restored(there, *back[1:3])
+            if alone or back.reader == reader:
+                self._back = back._replace(reader=reader)
+                return Restored(there, back.begin, back.counter)
         self._back = self.held = None  # changed bytes are dropped for the saved ones
         return None
 
@@ -218,7 +238,8 @@ class StorageEntry:
         storage = home.untyped_storage()
         begin = int(home.storage_offset()) * home.itemsize
         counter = torch.empty(0, device=self.device)
-        self._back = StorageWeakRef(storage), begin, counter, reader  # in one assignment: another thread may read
+        # In one assignment: another thread may read.
+        self._back = LastRestored(StorageWeakRef(storage), begin, counter, reader, stream_in_force(self.device))
         self._entries.window.hold(self, home)
         before = self._before() if self._before is not None else None
         if before is not None and before.held is None:

@@ -17,7 +17,15 @@ from torch import nn
 
 from kedge.torch_internals.corners import find
 
-_before: list[bool] = []
+_SETTINGS: dict[str, Any] = {
+    "skip_nnmodule_hook_guards": lambda before: False,
+    "recompile_limit": lambda before: 2 * before,
+    "accumulated_recompile_limit": lambda before: 2 * before,
+}
+"""What a hook needs of Dynamo's settings: it checks for hooks, and has room for each piece of code with and without them."""
+_PHASES = ("entire_frame_compile", "entire_backward_compile")
+"""Names under which Dynamo adds up the nanoseconds of compiling a forward, and a backward that is compiled when it is first run."""
+_before: dict[str, Any] = {}
 _holders = 0
 
 
@@ -87,6 +95,21 @@ def frames() -> int:
     return 0 if converted is None else sum(getattr(converted, "FRAME_COMPILE_COUNTER", {0: 1}).values())
 
 
+def compile_seconds() -> float:
+    """Return the seconds that compiling has taken in this process since the last reset of Dynamo's clocks."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    phases: dict[str, float] = getattr(utils, "cumulative_time_spent_ns", {})
+    return sum(phases.get(name, 0) for name in _PHASES) / 1e9
+
+
+def may_compile_again() -> bool:
+    """Whether compiling code a second time would neither fail, nor have to happen in every process at once."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    stance = getattr(getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None), "stance", "default")
+    refused = ("error_on_recompile", "enable_compiler_collectives")
+    return stance == "default" and not any(getattr(config, name, False) for name in refused)
+
+
 def hold() -> None:
     """Switch on Dynamo's check for hooks until `release`; see Note [Whose code]."""
     global _holders  # noqa: PLW0603 - Dynamo has one setting for the process
@@ -97,9 +120,11 @@ def hold() -> None:
 def look_for_hooks() -> None:
     """Switch on Dynamo's check for hooks, if it is held and Dynamo is imported by now."""
     config: Any = sys.modules.get("torch._dynamo.config")
-    if _holders and hasattr(config, "skip_nnmodule_hook_guards") and not _before:
-        _before.append(config.skip_nnmodule_hook_guards)
-        config.skip_nnmodule_hook_guards = False
+    if _holders and not _before:
+        for name, changed in _SETTINGS.items():
+            if hasattr(config, name):
+                _before[name] = getattr(config, name)
+                setattr(config, name, changed(_before[name]))
 
 
 def release() -> None:
@@ -108,7 +133,10 @@ def release() -> None:
     _holders -= 1
     if not _holders and _before:
         config: Any = sys.modules["torch._dynamo.config"]
-        config.skip_nnmodule_hook_guards = _before.pop()
+        for name, before in _before.items():
+            if getattr(config, name) == _SETTINGS[name](before):  # else the program has set its own meanwhile
+                setattr(config, name, before)
+        _before.clear()
 
 
 class DynamoHold:

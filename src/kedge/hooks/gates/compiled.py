@@ -45,6 +45,7 @@ followed: weakref.WeakValueDictionary[int, PassCounter] = weakref.WeakValueDicti
 def _count(tap: Tap, leaf: str, kind: str) -> tuple[int, bool]:
     """Count a call by tap and leaf, because a graph does not call the gate itself."""
     gate: Gate = tap.gate
+    gate.owner.in_graph += 1
     return gate.passes.count((tap.graph.key, leaf, kind))
 
 
@@ -78,6 +79,7 @@ def _gradient(x: Tensor, key: int, leaf: str) -> None:
     tap = numbered.get(key)
     if tap is None or tap.gate is None:
         return
+    tap.owner.in_graph += 1
     here = tap.gate.passes.here
     # Backward runs in the reverse order of forward, so calls count down.
     arrived = here.calls.get((key, leaf, "arrived"), 0)

@@ -1,9 +1,9 @@
 """What Kedge's hooks cost in compiled models: kernels and bytes by Inductor's own count, and time.
 
-Each model is compiled by Inductor for the CPU, forward and backward, in four ways: without hooks; with `kedge.measure()` at every
-output; at every output and output gradient; and with the same statistics of every output written as PyTorch's own reductions, which
-Inductor reads and may fuse with the code that makes the value. Kernels and bytes do not depend on the machine; the time does, so a
-ratio compares steps of one round.
+Each model is compiled by Inductor for the CPU, forward and backward, in four ways: without hooks; with `kedge.measure()` at
+every output; at every output and output gradient; and with the same statistics of every output written as PyTorch's own
+reductions, which Inductor reads and may fuse with the code that makes the value. Kernels and bytes do not depend on the machine;
+the time does, so a ratio compares steps of one round.
 
     python benchmarks/compiled.py [ROUNDS]
 """
@@ -23,10 +23,9 @@ from typing import Any
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import torch
-import torch._inductor.compile_fx as compile_fx
 import torch._inductor.config as inductor
-import torch._inductor.metrics as metrics
 from torch import Tensor, nn
+from torch._inductor import compile_fx, metrics
 from torch.nn import functional as F  # noqa: N812 - the field's name for it
 
 import kedge

@@ -16,15 +16,12 @@ import torch
 from torch import nn
 
 from kedge.torch_internals.corners import find
+from kedge.torch_internals.operators import leave_graphs_whole
 
-_SETTINGS: dict[str, Any] = {
-    "skip_nnmodule_hook_guards": lambda before: False,
-    "recompile_limit": lambda before: 2 * before,
-    "accumulated_recompile_limit": lambda before: 2 * before,
-}
-"""What a hook needs of Dynamo's settings: it checks for hooks, and has room for each piece of code with and without them."""
+_SETTINGS = {"skip_nnmodule_hook_guards": 0, "recompile_limit": 2, "accumulated_recompile_limit": 2}
+"""Dynamo's settings, times what they become: it checks for hooks, and has room for all code with and without them."""
 _PHASES = ("entire_frame_compile", "entire_backward_compile")
-"""Names under which Dynamo adds up the nanoseconds of compiling a forward, and a backward that is compiled when it is first run."""
+"""Dynamo's names for the nanoseconds of compiling: with a forward, and of a backward when it is first run."""
 _before: dict[str, Any] = {}
 _holders = 0
 
@@ -121,20 +118,26 @@ def look_for_hooks() -> None:
     """Switch on Dynamo's check for hooks, if it is held and Dynamo is imported by now."""
     config: Any = sys.modules.get("torch._dynamo.config")
     if _holders and not _before:
-        for name, changed in _SETTINGS.items():
+        for name in _SETTINGS:
             if hasattr(config, name):
                 _before[name] = getattr(config, name)
-                setattr(config, name, changed(_before[name]))
+                setattr(config, name, _changed(name, _before[name]))
+
+
+def _changed(name: str, before: Any) -> Any:
+    return type(before)(_SETTINGS[name] * before)
 
 
 def release() -> None:
     """End one `hold`; the last one restores Dynamo's setting."""
     global _holders  # noqa: PLW0603
     _holders -= 1
+    if not _holders:
+        leave_graphs_whole()
     if not _holders and _before:
         config: Any = sys.modules["torch._dynamo.config"]
         for name, before in _before.items():
-            if getattr(config, name) == _SETTINGS[name](before):  # else the program has set its own meanwhile
+            if getattr(config, name) == _changed(name, before):  # else the program has set its own meanwhile
                 setattr(config, name, before)
         _before.clear()
 

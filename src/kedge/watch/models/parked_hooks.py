@@ -4,10 +4,10 @@
 A hook that does nothing still costs a microsecond at each call of its module, besides the slower path through
 `nn.Module.__call__`: small models need no longer for a layer. So the hooks of modules that ran in a measured step are
 taken out until the next one. Hooks of modules that have not been called yet stay: they cost nothing, and a module that
-only runs in other steps must not count as unused. With compiled code the hooks stay for some time, as it compiles once more
-without them; see Note [Two variants] in `kedge.watch.steps.compiled_steps`. Where no optimizer ends the steps, a root's own call does, and its hooks cannot change during the call: they stay
-too. While new roots are searched for, the hooks that show that a root runs stay, as the modules that a root calls are
-not roots.
+only runs in other steps must not count as unused. With compiled code the hooks stay for some time, as it compiles once
+more without them; see Note [Two variants] in `kedge.watch.steps.compiled_steps`. Where no optimizer ends the steps, a
+root's own call does, and its hooks cannot change during the call: they stay too. While new roots are searched for, the
+hooks that show that a root runs stay, as the modules that a root calls are not roots.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kedge.hooks.placing.strict_export import spare_export
 from kedge.hooks.session import Session
 from kedge.sites.site import escape
 from kedge.stderr import say
-from kedge.torch_internals import dynamo
+from kedge.torch_internals import dynamo, operators
 
 
 class WatchSession(Session):
@@ -120,6 +120,8 @@ class StepHooks:
             by_passes: Whether forward passes may be the steps.
         """
         with self._changing:
+            if not hooked:
+                operators.leave_graphs_whole()
             self.finding = finding or measured
             _place(self._inner_gates, up=hooked)
             _place(self._root_gates, up=hooked or by_passes)

@@ -77,6 +77,12 @@ class DeviceTables:
         self.measured.append(measured)
         return measured
 
+    def add_squares(self, site: int, value: Tensor) -> None:
+        """Add the sum of squares of a flat value, computed where it is."""
+        table = self._table_on(value.device)
+        self.measured.append(Measured(site, value.numel(), value.device, table.used))
+        reduce.squares(value, table.slot())
+
     def _table_on(self, device: torch.device) -> DeviceTable:
         table = self.tables.get(device)
         if table is None:

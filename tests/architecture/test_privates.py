@@ -133,6 +133,26 @@ def test_dynamo_tells_whether_it_has_compiled_and_can_be_kept_out(compiled):
     assert callable(torch._C._dynamo.eval_frame.set_code_exec_strategy)
 
 
+def test_dynamo_tells_its_seconds_and_keeps_the_settings_of_compiling_again(compiled):
+    """It adds up the time of compiling, and knows what forbids a second time and what limits it."""
+    from torch._dynamo import config, eval_frame
+
+    from kedge.torch_internals import dynamo
+
+    before = dynamo.compile_seconds()
+    compiled(lambda x: x + 1, backend="eager")(torch.ones(2))
+
+    assert 0 < dynamo.compile_seconds() - before < 60
+    assert config.recompile_limit < config.accumulated_recompile_limit
+    assert eval_frame._stance.stance == "default"
+    assert dynamo.may_compile_again()
+    for name in ("error_on_recompile", "enable_compiler_collectives"):
+        with config.patch({name: True}):
+            assert not dynamo.may_compile_again()
+    with torch.compiler.set_stance("eager_on_recompile"):
+        assert not dynamo.may_compile_again()
+
+
 def test_operators_can_have_an_effect():
     """The operators of compiled code are registered as having an ordered effect."""
     from torch._higher_order_ops.effects import _get_effect

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kedge.torch_internals import dynamo
 from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import (
@@ -156,3 +157,140 @@ def test_what_is_compiled_is_not_surveyed(compiled: Any) -> None:
         train(model, 3)
 
     assert [e for e in watch(program).events if e["kind"] == "saved"] == []
+
+
+class Graphs:
+    """A backend that keeps the graphs it was given, and counts their calls."""
+
+    def __init__(self) -> None:
+        self.tapped: list[bool] = []
+        self.calls = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.tapped.append(any("kedge" in str(node.target) for node in graph.graph.nodes))
+
+        def run(*args: Any) -> Any:
+            self.calls += 1
+            return graph(*args)
+
+        return run
+
+
+def paying(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Have a second variant cost so many seconds."""
+    monkeypatch.setattr(dynamo, "compile_seconds", lambda: seconds * dynamo.has_compiled())
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+@pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile", "module.compile"])
+def test_compiled_code_has_two_variants_and_the_kind_of_step_chooses(
+    in_place: bool, paced: Paced, compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50 steps compile twice: with the hooks, then without; every measured step has every site."""
+    paced(*MEASURED, *SKIPPED, *SKIPPED, *GUARDED)
+    paying(monkeypatch, 0.0)
+    graphs = Graphs()
+
+    def program(watch: Watcher) -> None:
+        model = Holder()
+        fast = model if in_place else compiled(model, backend=graphs, fullgraph=True)
+        if in_place:
+            model.compile(backend=graphs, fullgraph=True)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(50):
+            optimizer.zero_grad()
+            fast(batch()).square().mean().backward()
+            optimizer.step()
+
+    log = watched(program)
+    assert graphs.tapped == [True, False]
+    assert graphs.calls == 50
+    measured = [0, *range(1, 50, 4)]
+    assert log.steps(level=2) == measured
+    assert log.recording().rows("net.1:out").step.tolist() == measured
+    assert log.recording().rows("net.1:out.grad").step.tolist() == measured
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+@pytest.mark.parametrize("why", ["too dear", "error_on_recompile", "enable_compiler_collectives"])
+def test_hooks_stay_in_code_that_is_not_to_be_compiled_twice(
+    why: str, paced: Paced, compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Because compiling would exceed the budget, or because the program's settings forbid it."""
+    from torch._dynamo import config
+
+    paced(*MEASURED, *SKIPPED, *GUARDED)
+    paying(monkeypatch, 60.0 if why == "too dear" else 0.0)
+    settings = {} if why == "too dear" else {why: True}
+    graphs = Graphs()
+
+    def program(watch: Watcher) -> None:
+        model = Holder()
+        fast = compiled(model, backend=graphs)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(12):
+            optimizer.zero_grad()
+            fast(batch()).square().mean().backward()
+            optimizer.step()
+
+    with config.patch(settings):
+        log = watched(program)
+    assert graphs.tapped == [True]
+    assert graphs.calls == 12
+    assert log.watch is not None
+    assert not log.watch.failed
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+def test_two_variants_of_everything_stay_below_the_limit_of_dynamo(
+    paced: Paced, compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program with as many variants as Dynamo allows never runs uncompiled, and finds its settings as they were."""
+    from torch._dynamo import config
+
+    paced(*MEASURED, *GUARDED)
+    paying(monkeypatch, 0.0)
+    graphs, calls = Graphs(), 0
+
+    def program(watch: Watcher) -> None:
+        nonlocal calls
+        model = Holder()
+        fast = compiled(model, backend=graphs, dynamic=False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(16):
+            optimizer.zero_grad()
+            fast(torch.randn(4 + step // 2 % 3, 4)).square().mean().backward()
+            optimizer.step()
+            calls += 1
+
+    with config.patch(recompile_limit=3):
+        watched(program)
+        assert config.recompile_limit == 3
+    assert sorted(graphs.tapped) == [False] * 3 + [True] * 3
+    assert graphs.calls == calls
+    assert config.skip_nnmodule_hook_guards is True
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+def test_watching_changes_no_bit_of_a_compiled_training(
+    paced: Paced, compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever variant runs a step."""
+    paced(*MEASURED, *SKIPPED, *GUARDED)
+    paying(monkeypatch, 0.0)
+
+    def run(watch: Watcher | None = None) -> list[Tensor]:
+        torch.manual_seed(2)
+        torch.compiler.reset()
+        model = Holder()
+        fast = compiled(model, backend="aot_eager")
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(9):
+            optimizer.zero_grad()
+            fast(batch()).square().mean().backward()
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    plain, found = run(), []
+    watched(lambda watch: found.append(run(watch)))
+    assert all(map(torch.equal, plain, found[0]))

@@ -42,6 +42,7 @@ class Attachments:
         installed: The hooks in PyTorch's tables.
         fired: The last 2,000 firings, in their order.
         ended: Whether the session is over.
+        in_graph: How many operators of its hooks compiled code has run.
     """
 
     def __init__(self, on_error: str) -> None:
@@ -54,6 +55,7 @@ class Attachments:
         self.installed = InstalledHooks()
         self.fired: deque[tuple[ShownTap, Event]] | None = deque(maxlen=MOST_FIRINGS)
         self.ended = False
+        self.in_graph = 0
         self.clock.on_step.append(self._retime)
 
     def complain(self, warning: ActionDisabled) -> None:

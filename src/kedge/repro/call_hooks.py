@@ -16,7 +16,7 @@ from kedge.repro.gradient_hooks import GradientHooks
 from kedge.repro.input_edges import CallEdges
 from kedge.sites import leaves
 from kedge.stderr import Shield
-from kedge.torch_internals import modes
+from kedge.torch_internals import device_graphs, modes
 from kedge.torch_internals.accelerators import generator_states
 from kedge.torch_internals.autograd_nodes import numbers_operations
 from kedge.torch_internals.module_tables import own_parameters
@@ -127,5 +127,6 @@ class CallHooks:
 
 
 def _is_left_out(module: nn.Module) -> bool:
-    """Whether a call is skipped: it is repeated, or under `torch.func` or tracing, where values are not available."""
-    return is_repeated(module) or modes.is_transforming() or modes.is_under_jit()
+    """Whether a call is skipped: it is repeated, or values are not available, as in `torch.func`, tracing and captured graphs."""
+    unseen = modes.is_transforming() or modes.is_under_jit() or device_graphs.leaves_alone()
+    return is_repeated(module) or unseen

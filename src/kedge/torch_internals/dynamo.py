@@ -16,8 +16,13 @@ import torch
 from torch import nn
 
 from kedge.torch_internals.corners import find
+from kedge.torch_internals.operators import leave_graphs_whole
 
-_before: list[bool] = []
+_SETTINGS = {"skip_nnmodule_hook_guards": 0, "recompile_limit": 2, "accumulated_recompile_limit": 2}
+"""Dynamo's settings, times what they become: it checks for hooks, and has room for all code with and without them."""
+_PHASES = ("entire_frame_compile", "entire_backward_compile")
+"""Dynamo's names for the nanoseconds of compiling: with a forward, and of a backward when it is first run."""
+_before: dict[str, Any] = {}
 _holders = 0
 
 
@@ -87,6 +92,21 @@ def frames() -> int:
     return 0 if converted is None else sum(getattr(converted, "FRAME_COMPILE_COUNTER", {0: 1}).values())
 
 
+def compile_seconds() -> float:
+    """Return the seconds that compiling has taken in this process since the last reset of Dynamo's clocks."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    phases: dict[str, float] = getattr(utils, "cumulative_time_spent_ns", {})
+    return sum(phases.get(name, 0) for name in _PHASES) / 1e9
+
+
+def may_compile_again() -> bool:
+    """Whether compiling code a second time would neither fail, nor have to happen in every process at once."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    stance = getattr(getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None), "stance", "default")
+    refused = ("error_on_recompile", "enable_compiler_collectives")
+    return stance == "default" and not any(getattr(config, name, False) for name in refused)
+
+
 def hold() -> None:
     """Switch on Dynamo's check for hooks until `release`; see Note [Whose code]."""
     global _holders  # noqa: PLW0603 - Dynamo has one setting for the process
@@ -97,18 +117,29 @@ def hold() -> None:
 def look_for_hooks() -> None:
     """Switch on Dynamo's check for hooks, if it is held and Dynamo is imported by now."""
     config: Any = sys.modules.get("torch._dynamo.config")
-    if _holders and hasattr(config, "skip_nnmodule_hook_guards") and not _before:
-        _before.append(config.skip_nnmodule_hook_guards)
-        config.skip_nnmodule_hook_guards = False
+    if _holders and not _before:
+        for name in _SETTINGS:
+            if hasattr(config, name):
+                _before[name] = getattr(config, name)
+                setattr(config, name, _changed(name, _before[name]))
+
+
+def _changed(name: str, before: Any) -> Any:
+    return type(before)(_SETTINGS[name] * before)
 
 
 def release() -> None:
     """End one `hold`; the last one restores Dynamo's setting."""
     global _holders  # noqa: PLW0603
     _holders -= 1
+    if not _holders:
+        leave_graphs_whole()
     if not _holders and _before:
         config: Any = sys.modules["torch._dynamo.config"]
-        config.skip_nnmodule_hook_guards = _before.pop()
+        for name, before in _before.items():
+            if getattr(config, name) == _changed(name, before):  # else the program has set its own meanwhile
+                setattr(config, name, before)
+        _before.clear()
 
 
 class DynamoHold:

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from kedge.torch_internals import dynamo
+from kedge.torch_internals import device_graphs, dynamo
 from kedge.watch.records.record import TrainingRecord
 from kedge.watch.step_kinds import StepKinds
 from kedge.watch.steps.shield import OFF, WatchShield
@@ -55,6 +55,8 @@ class OptimizerHooks:
             return
         if is_compiling():
             dynamo.break_graph()
+        if device_graphs.leaves_alone():
+            return
         is_last = self.budget.run == 1 and self.record.meter.level != OFF
         if is_last or id(optimizer) in self.record.updates.late:
             self._measure_after(optimizer)

@@ -9,6 +9,7 @@ from torch.utils.hooks import RemovableHandle
 from kedge.store.rows import FULL, LIGHT
 from kedge.watch.models.parked_hooks import StepHooks
 from kedge.watch.records.record import TrainingRecord
+from kedge.watch.steps.compiled_steps import CompiledSteps
 from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.evaluation import Evaluation
 from kedge.watch.steps.kind import StepKind
@@ -27,12 +28,14 @@ class StepKinds:
     Attributes:
         hooks: The hooks that only some kinds of steps need.
         costs: The cost of watching.
+        compiled: Decides which hooks compiled code keeps.
         evaluation: Decides which forward passes of a step are measured.
     """
 
     def __init__(self, steps: Steps, record: TrainingRecord, training: Training, costs: Costs) -> None:
         self.budget, self.steps, self.record, self.training = steps.budget, steps, record, training
         self.hooks, self.costs = StepHooks(record.models.session), costs
+        self.compiled = CompiledSteps(record.models.session, steps.budget, costs)
         self.evaluation = Evaluation(record.meter, record.models.roots)
 
     def begin(self, finder: RemovableHandle) -> None:
@@ -43,7 +46,8 @@ class StepKinds:
 
     def run_ended(self, step: int) -> None:
         """Write the values of the last steps, and prepare the next ones."""
-        budget, timed = self.budget, 0.0
+        budget = self.budget
+        timed = self.compiled.charge(measured=budget.kind is StepKind.MEASURED)
         if budget.kind is not StepKind.SKIPPED:
             measured = budget.kind is StepKind.MEASURED
             if measured:
@@ -51,7 +55,7 @@ class StepKinds:
             if self.record.end_step(step) and not measured:
                 budget.wish()
             budget.charge_device(self.costs.charge_device())
-            timed = self.costs.charge()
+            timed += self.costs.charge()
         self._begin_step(budget.run_ended(step, perf_counter(), timed))
 
     def interrupt(self) -> None:
@@ -70,4 +74,6 @@ class StepKinds:
         self.record.meter.level = _LEVELS[kind]
         self.record.models.passes.skipped.on = kind is StepKind.SKIPPED
         finding = not self.budget.is_limited or bool(self.training.without_root) or not entries
-        self.hooks.prepare(measured=measured, finding=finding, by_passes=self.steps.by is not StepSource.OPTIMIZER)
+        hooked = self.compiled.keeps_hooks(measured=measured)
+        by_passes = self.steps.by is not StepSource.OPTIMIZER
+        self.hooks.prepare(measured=measured, hooked=hooked, finding=finding, by_passes=by_passes)

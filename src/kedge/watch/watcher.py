@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from kedge.actions.measure.meter import Meter
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.sites.select import Selector
+from kedge.torch_internals import dynamo
 from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import Optimizers
@@ -178,3 +179,6 @@ class Watcher:
         if unstepped and not self.models.in_training():
             unstepped = []
         self.record.facts.unstepped.count_backward(self.steps.backward_passes, unstepped)
+
+
+dynamo.untraced(Watcher._module_called)  # of a module that is compiled in place it is no part of the compiled code

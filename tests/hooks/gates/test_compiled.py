@@ -245,15 +245,40 @@ def test_actions_of_compiled_code_run_in_their_order(compiled: Callable[..., Any
     assert torch.equal(x.grad, torch.full((2,), 12.0))
 
 
-def test_observing_a_compiled_model_changes_no_bit(compiled: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("backend", "action"), [("aot_eager", kedge.record), ("aot_eager", kedge.measure), ("inductor", kedge.measure)]
+)
+def test_observing_a_compiled_model_changes_no_bit(
+    backend: str, action: Callable[[], Any], compiled: Callable[..., Any]
+) -> None:
     """Output and gradients of a compiled step are the same with observers of every output and gradient in the graph."""
     model, x = Net(), torch.randn(5, 4)
-    fast = compiled(model, backend="aot_eager")
+    fast = compiled(model, backend=backend)
     bare = step(fast, model, x)
-    with pytest.warns(Recompiled), kedge.hook(model, "**, **:in, **:out.grad", kedge.record()):
+    with pytest.warns(Recompiled), kedge.hook(model, "**, **:in, **:out.grad", action()):
         observed = step(fast, model, x)
 
     assert all(map(torch.equal, bare, observed))
+
+
+def test_hooks_break_no_graph(compiled: Callable[..., Any]) -> None:
+    """A model with one break of its own has one with hooks, too."""
+
+    class Breaks(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.act(self.fc(x))
+            torch._dynamo.graph_break()
+            return self.head(h)
+
+    model, x = Breaks(), torch.randn(5, 4)
+    bare = torch._dynamo.explain(model)(x)
+    torch.compiler.reset()
+    with kedge.hook(model, ":out, fc, act, head, fc:out.grad", kedge.measure()) as stats:
+        hooked = torch._dynamo.explain(model)(x)
+        compiled(model, backend="aot_eager")(x).sum().backward()
+
+    assert hooked.graph_break_count == bare.graph_break_count == 1
+    assert stats["fc"].count == 20
 
 
 def test_a_checkpointed_compiled_model_records_each_value_once(compiled: Callable[..., Any]) -> None:

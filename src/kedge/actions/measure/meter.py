@@ -24,7 +24,7 @@ from kedge.flow import Act, Event
 from kedge.native import What
 from kedge.sites.site import Site
 from kedge.store.rows import FULL, LIGHT
-from kedge.torch_internals import modes
+from kedge.torch_internals import device_graphs, modes
 
 Measure = Callable[[Tensor, int], None]
 
@@ -79,6 +79,8 @@ class Meter(MeasuredValues):
             nonlocal seat
             level = self.level
             if not level or (self.muted if forward else level == LIGHT) or modes.is_under_jit():
+                return
+            if not value.is_cpu and device_graphs.leaves_alone():
                 return
             start = perf_counter()
             with self.lock:

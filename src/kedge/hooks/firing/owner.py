@@ -30,6 +30,7 @@ class Owner(Protocol):
         installed: The session's hooks in PyTorch's tables.
         fired: The latest firings, for the timeline; None without one.
         ended: Whether the session has ended.
+        in_graph: How many operators of its hooks compiled code has run.
     """
 
     on_error: str
@@ -37,6 +38,7 @@ class Owner(Protocol):
     installed: InstalledHooks
     fired: deque[tuple[ShownTap, Event]] | None
     ended: bool
+    in_graph: int
 
     def module_of(self, gate: Any) -> nn.Module | None:
         """Return the module of a gate; None for a tensor or node, and if the model no longer exists."""

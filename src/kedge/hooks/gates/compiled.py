@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from kedge.flow import Event
 from kedge.hooks.firing.contract import check_edit
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.gate import Gate
+from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Tap, numbered
+from kedge.sites.site import Site
 from kedge.torch_internals import operators
 from kedge.torch_internals.graph_task import in_backward
 
@@ -36,6 +39,7 @@ _SCHEMAS = (
     "begin(Tensor any, int key, bool graded) -> ()",
     "end(Tensor any, int key) -> ()",
 )
+_NAMES = tuple(f"kedge::{schema.partition('(')[0]}" for schema in _SCHEMAS)
 _ANY = torch.zeros(())
 numbers = itertools.count(1)
 followed: weakref.WeakValueDictionary[int, PassCounter] = weakref.WeakValueDictionary()
@@ -45,13 +49,19 @@ followed: weakref.WeakValueDictionary[int, PassCounter] = weakref.WeakValueDicti
 def _count(tap: Tap, leaf: str, kind: str) -> tuple[int, bool]:
     """Count a call by tap and leaf, because a graph does not call the gate itself."""
     gate: Gate = tap.gate
+    gate.owner.in_graph += 1
     return gate.passes.count((tap.graph.key, leaf, kind))
 
 
 def _event(tap: Tap, leaf: str, call: int, recompute: bool) -> Event:
     gate: Gate = tap.gate
-    site = tap.site if tap.site.kind == "param" else gate.site(tap.site.kind, leaf)
-    return gate.passes.event(site, call, recompute)
+    return gate.passes.event(_site(tap, leaf), call, recompute)
+
+
+def _site(tap: Tap, leaf: str) -> Site:
+    """Return the site of one leaf, and note that it passed."""
+    gate: Gate = tap.gate
+    return tap.site if tap.site.kind == "param" else gate.site(tap.site.kind, leaf)
 
 
 def _value(x: Tensor, key: int, leaf: str) -> None:
@@ -60,10 +70,19 @@ def _value(x: Tensor, key: int, leaf: str) -> None:
         return
     call, recompute = _count(tap, leaf, "value")
     tap.gate.called += 1
+    _show(tap, x, _event, (tap, leaf, call, recompute))
+
+
+def _show(tap: Tap, x: Tensor, make: Callable[..., Event], of: tuple[Tap, str, int, bool]) -> None:
+    """Show a value to a tap, with an event only if it needs one; see Note [Values alone] in `firing.measuring`."""
+    owner, leaf, recompute = tap.owner, of[1], of[3]
+    if tap.measure is not None and not recompute:
+        _site(tap, leaf)
+        measure_value((tap,), x.detach(), owner.clock.step, owner.fired, make, of)
+        return
     # The compiler may reuse the memory and the tensor object as soon as the operator has returned: the next value
     # would then pass for this one.
-    value = x.clone() if getattr(tap.action, "keeps", False) else x.detach()
-    fire((tap,), value, _event(tap, leaf, call, recompute))
+    fire((tap,), x.clone() if getattr(tap.action, "keeps", False) else x.detach(), make(*of))
 
 
 def _passed(x: Tensor, key: int, leaf: str) -> None:
@@ -78,14 +97,19 @@ def _gradient(x: Tensor, key: int, leaf: str) -> None:
     tap = numbered.get(key)
     if tap is None or tap.gate is None:
         return
+    tap.owner.in_graph += 1
     here = tap.gate.passes.here
     # Backward runs in the reverse order of forward, so calls count down.
     arrived = here.calls.get((key, leaf, "arrived"), 0)
     here.calls[key, leaf, "arrived"] = arrived + 1
     calls = here.calls.get((key, leaf, "passed"), 1)
-    event = _event(tap, leaf, (calls - 1 - arrived) % calls, recompute=False)
+    _show(tap, x, _backward_event, (tap, leaf, (calls - 1 - arrived) % calls, False))
+
+
+def _backward_event(tap: Tap, leaf: str, call: int, recompute: bool) -> Event:
+    event = _event(tap, leaf, call, recompute)
     event.backward = tap.owner.clock.backwards.now()
-    fire((tap,), x.clone() if getattr(tap.action, "keeps", False) else x.detach(), event)
+    return event
 
 
 def _applied(x: Tensor, key: int) -> None:
@@ -108,10 +132,16 @@ def _end(x: Tensor, key: int) -> None:
         passes.end()
 
 
+def _without_data(x: Tensor, *_: Any) -> None:
+    """Called for each operator of a graph that is being compiled; see Note [Outside of graphs] in `torch_internals.operators`."""
+    if not x.is_cpu:
+        operators.divide_graphs_at(_NAMES)
+
+
 for _schema, _run in zip(_SCHEMAS, (_value, _gradient, _passed, _applied, _begin, _end), strict=True):
     _name = _library.define(_schema)
     _library.impl(_name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"kedge::{_name}", lambda *args: None, lib=_library)
+    torch.library.register_fake(f"kedge::{_name}", _without_data, lib=_library)
     operators.has_effect(_library, f"kedge::{_name}")
 _ops = torch.ops.kedge
 

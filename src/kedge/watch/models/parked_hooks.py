@@ -4,10 +4,10 @@
 A hook that does nothing still costs a microsecond at each call of its module, besides the slower path through
 `nn.Module.__call__`: small models need no longer for a layer. So the hooks of modules that ran in a measured step are
 taken out until the next one. Hooks of modules that have not been called yet stay: they cost nothing, and a module that
-only runs in other steps must not count as unused. With compiled code all hooks stay, as each change would compile it
-again. Where no optimizer ends the steps, a root's own call does, and its hooks cannot change during the call: they stay
-too. While new roots are searched for, the hooks that show that a root runs stay, as the modules that a root calls are
-not roots.
+only runs in other steps must not count as unused. With compiled code the hooks stay for some time, as it compiles once
+more without them; see Note [Two variants] in `kedge.watch.steps.compiled_steps`. Where no optimizer ends the steps, a
+root's own call does, and its hooks cannot change during the call: they stay too. While new roots are searched for, the
+hooks that show that a root runs stay, as the modules that a root calls are not roots.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kedge.hooks.placing.strict_export import spare_export
 from kedge.hooks.session import Session
 from kedge.sites.site import escape
 from kedge.stderr import say
-from kedge.torch_internals import dynamo
+from kedge.torch_internals import dynamo, operators
 
 
 class WatchSession(Session):
@@ -110,24 +110,27 @@ class StepHooks:
             )
             self._waiting = [tap for tap in session.taps if not tap.fired and tap.site.kind == "out"]
 
-    def prepare(self, *, measured: bool, finding: bool, by_passes: bool) -> None:
+    def prepare(self, *, measured: bool, hooked: bool, finding: bool, by_passes: bool) -> None:
         """Install the hooks that the next step needs, and remove the others.
 
         Args:
             measured: Whether it measures every value.
+            hooked: Whether the hooks of measured steps stay, because it is one or for the sake of compiled code.
             finding: Whether it searches for new roots.
             by_passes: Whether forward passes may be the steps.
         """
         with self._changing:
-            up = measured or dynamo.has_compiled()
+            if not hooked:
+                operators.leave_graphs_whole()
             self.finding = finding or measured
-            _place(self._inner_gates, up=up)
-            _place(self._root_gates, up=up or by_passes)
-            _place(self._calls, up=up or by_passes or finding)
+            _place(self._inner_gates, up=hooked)
+            _place(self._root_gates, up=hooked or by_passes)
+            _place(self._calls, up=hooked or by_passes or finding)
             if self._calls.are_out:  # the end of an active call would not be seen
                 for target in list(self.session.targets.values()):
                     target.passes.end()
-            _place(self._finder, up=up or finding)
+            # Dynamo also checks for hooks on all modules: they stay, so that they make no third variant.
+            _place(self._finder, up=hooked or finding or dynamo.has_compiled())
 
 
 def _place(hooks: HooksTogether, *, up: bool) -> None:

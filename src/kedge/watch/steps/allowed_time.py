@@ -7,7 +7,7 @@ import math
 ALLOWANCE, FREE = 2.0, 0.5
 """Seconds that watching may take in any run, and those of them that are free at once."""
 _COUNTING = 2 / 3
-"""Largest part of the allowed time that counting steps may take from the other work."""
+"""Largest part of the allowed time that counting steps, and compiling, may take from the other work."""
 
 
 class AllowedTime:
@@ -18,7 +18,7 @@ class AllowedTime:
 
     Attributes:
         setup: Seconds of the run's first step and its end, which are allowed besides.
-        counting: Seconds that counting the steps has taken.
+        counting: Seconds that steps of every kind have taken: counting them, and what compiled code costs besides.
     """
 
     def __init__(self, share: float | None) -> None:
@@ -29,6 +29,10 @@ class AllowedTime:
     def begin(self, now: float) -> None:
         """Start the clock."""
         self._began = now
+
+    def limit(self, now: float) -> float:
+        """Return the seconds that watching may take in all if the run ends at a time."""
+        return math.inf if self.share is None else max(self.share * (now - self._began), ALLOWANCE)
 
     def by(self, now: float) -> float:
         """Return the seconds allowed by a time for measuring and guarding."""

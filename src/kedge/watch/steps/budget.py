@@ -125,6 +125,15 @@ class Budget:
         self.seconds += seconds
         self._costs.charge_device(seconds)
 
+    def charge_compiled(self, seconds: float) -> None:
+        """Charge seconds that compiled code took in steps that are not measured, to run Kedge's operators or to compile."""
+        self._time.counting += seconds
+        self.seconds += seconds
+
+    def pays_for(self, seconds: float, now: float) -> bool:
+        """Whether so many seconds at once would stay within the limit; never without a limit."""
+        return self.is_limited and self.seconds + seconds <= self._time.limit(now)
+
     def _count(self, steps: int) -> None:
         seconds = steps * self._per_step
         self._time.counting += seconds

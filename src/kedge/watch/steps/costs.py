@@ -7,8 +7,9 @@ from time import perf_counter
 
 from kedge.actions.measure.meter import Meter
 
-_PER_EVENT, _PER_STEP = 3.0, 24.0
-"""Cost of passing one event to the meter, and of counting a step with cold caches, in calls of an empty module hook."""
+_PER_EVENT, _PER_STEP, _PER_OPERATOR = 3.0, 24.0, 30.0
+"""Cost of passing one event to the meter, of counting a step with cold caches, and of running one operator in compiled code,
+in calls of an empty module hook."""
 
 
 class Costs:
@@ -61,6 +62,10 @@ class Costs:
     def per_step(self) -> float:
         """Seconds that counting a step takes."""
         return _PER_STEP * self._unit
+
+    def operators(self, count: int) -> float:
+        """Return the seconds that compiled code takes to run a number of Kedge's operators."""
+        return _PER_OPERATOR * count * self._unit
 
     @property
     def uncharged(self) -> float:

@@ -11,7 +11,7 @@ import torch
 
 from kedge.actions.measure.meter import Meter
 from kedge.stderr import Shield
-from kedge.torch_internals import modes
+from kedge.torch_internals import device_graphs, modes
 from kedge.watch.steps.costs import Costs
 
 OFF = 0
@@ -48,7 +48,7 @@ class WatchShield:
         """Return a hook that runs some work."""
 
         def hook(*args: Any) -> None:
-            if not torch.compiler.is_compiling() and not modes.is_under_jit():
+            if not (torch.compiler.is_compiling() or modes.is_under_jit() or device_graphs.leaves_alone()):
                 self.shield(self._timed, work, args)
 
         return hook

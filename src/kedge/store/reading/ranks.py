@@ -11,6 +11,8 @@ one of their rows is read, so that each element counts once, also if some of the
 this step: one with non-finite values before one without, a full one before a light one, and then that of the lowest rank.
 Ranks whose rows are not alike after all hold no copies: their rows are added up like those of any others.
 
+The stages of a pipeline are put together in `kedge.store.reading.stages`.
+
 Ranks may measure different steps in full. In a step that only some measured in full, the light rows of
 the others are left out unless they report non-finite values: they count elements that are in no sum.
 """
@@ -26,6 +28,7 @@ import numpy as np
 
 from kedge.store.binary_column import joined
 from kedge.store.columns import BINARY, COLUMNS
+from kedge.store.reading.stages import Stage, last_output, stages_of, together
 from kedge.store.reading.table import StatsTable
 from kedge.store.rows import Ints, Rows, merge
 from kedge.store.sites import Root, SiteInfo
@@ -133,14 +136,18 @@ def _first_of_each(order: Ints, group: Ints, part: Ints) -> Ints:
 
 def assemble(shares: Sequence[RankShare]) -> tuple[tuple[Root, ...], tuple[SiteInfo, ...], RankedTable]:
     """Return the roots, sites and rows of several ranks, the lowest rank first; see Note [Ranks]."""
+    shares = sorted(shares, key=lambda share: share.rank)
     roots: list[Root] = []
     sites: dict[str, SiteInfo] = {}
     parts = []
-    for share in sorted(shares, key=lambda share: share.rank):
-        own = _placed(share, _root_ids(share, roots), sites)
+    reached: dict[str, int] = {}
+    for share, stages in zip(shares, stages_of([share.roots for share in shares]), strict=True):
+        ids = _root_ids(share, roots)
+        _join_stages(share, ids, roots, {prefix for prefix, stage in stages.items() if stage.number > reached.get(prefix, 0)})
+        reached |= {prefix: max(stage.number, reached.get(prefix, 0)) for prefix, stage in stages.items()}
+        own, numbers = _placed(share, ids, sites, stages)
         sites.update((site.site, site) for site in own if site.site not in sites)
-        ids = np.array([site.id for site in own], dtype=np.int64)
-        parts.append(RankRows(share.rank, share.table, ids, own))
+        parts.append(RankRows(share.rank, share.table, numbers, own))
     return tuple(roots), tuple(sites.values()), RankedTable(tuple(parts))
 
 
@@ -154,19 +161,42 @@ def _root_ids(share: RankShare, roots: list[Root]) -> list[int]:
     return [known[root.prefix] for root in share.roots]
 
 
-def _placed(share: RankShare, roots: Sequence[int], known: Mapping[str, SiteInfo]) -> tuple[SiteInfo, ...]:
-    """Return a rank's sites with their numbers in the whole recording."""
+def _join_stages(share: RankShare, ids: Sequence[int], roots: list[Root], prefixes: set[str]) -> None:
+    """Add the modules of a rank's stages to their roots, of stages that no lower rank has."""
+    for root, number in zip(share.roots, ids, strict=True):
+        if root.prefix in prefixes:
+            roots[number] = together(roots[number], root)
+
+
+def _placed(
+    share: RankShare, roots: Sequence[int], known: Mapping[str, SiteInfo], stages: Mapping[str, Stage]
+) -> tuple[tuple[SiteInfo, ...], Ints]:
+    """Return a rank's sites with their numbers in the whole recording, and the numbers of all; -1: it is not there."""
     fresh = iter(range(len(known), len(known) + len(share.sites)))
-    ids = [known[site.site].id if site.site in known else next(fresh) for site in share.sites]
-    return tuple(
-        replace(
-            site,
-            id=ids[site.id],
-            root=roots[site.root] if site.root < len(roots) else site.root,
-            sources=tuple(None if source is None else ids[source] for source in site.sources),
-        )
+    ids = [
+        -1 if _is_inside(site, share.roots, stages) else known[site.site].id if site.site in known else next(fresh)
         for site in share.sites
-    )
+    ]
+    before = {prefix: last_output(known, prefix) for prefix, stage in stages.items() if stage.number}
+    placed = []
+    for site in share.sites:
+        given = before.get(share.roots[site.root].prefix) if 0 <= site.root < len(share.roots) else None
+        sources = (None if source is None or ids[source] < 0 else ids[source] for source in site.sources)
+        placed.append(
+            replace(
+                site,
+                id=ids[site.id],
+                root=roots[site.root] if site.root < len(roots) else site.root,
+                sources=tuple(given if source is None else source for source in sources),
+            )
+        )
+    return tuple(site for site in placed if site.id >= 0), np.array(ids, dtype=np.int64)
+
+
+def _is_inside(site: SiteInfo, roots: Sequence[Root], stages: Mapping[str, Stage]) -> bool:
+    """Whether a site of a root itself is one between two stages of a pipeline."""
+    stage = stages.get(roots[site.root].prefix) if 0 <= site.root < len(roots) else None
+    return stage is not None and site.path == roots[site.root].prefix and not stage.has(site.kind)
 
 
 def of_rank(sites: Iterable[SiteInfo], part: RankRows) -> tuple[SiteInfo, ...]:

@@ -15,7 +15,7 @@ MOST = 64
 
 
 def naming_ranks(recording: Recording, rules: Iterable[Rule], findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings of a recording, each with the ranks whose own recordings show it too, if some do.
+    """Return the findings of a recording, each with the ranks whose own recordings show it too, or that have its site.
 
     Args:
         recording: The recording.
@@ -35,8 +35,16 @@ def naming_ranks(recording: Recording, rules: Iterable[Rule], findings: Sequence
     for finding in findings:
         alone = finding.code != RankDeparts.code and finding.code in by_code
         holding = [rank for rank in ranks if alone and finding.site in places(finding.code, rank)]
+        holding = holding or (_having(recording, finding.site) if alone else [])
         named.append(_with_ranks(finding, holding, len(ranks)) if holding else finding)
     return named
+
+
+def _having(recording: Recording, text: str) -> list[int]:
+    """Return the ranks that have a site at all, if others do not, as in a pipeline."""
+    site = next((site for site in recording.sites if site.site == text), None)
+    having = [rank for rank in recording.ranks if site is not None and len(recording.of_rank(rank).rows(site))]
+    return having if len(having) < len(recording.ranks) else []
 
 
 def _with_ranks(finding: Finding, ranks: Sequence[int], world: int) -> Finding:

@@ -22,6 +22,7 @@ from torch import Tensor, distributed, nn
 from torch.nn import Parameter
 
 from kedge.sites.leaves import own_part
+from kedge.torch_internals import dynamo
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,9 @@ def counted_once(values: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     return counted, [part for (part, _), counts in zip(parts, here, strict=True) if not counts]
 
 
-def averaged_over(model: nn.Module | None) -> Spread | None:
+def averaged_over(model: nn.Module) -> Spread | None:
     """Return the ranks that share the gradients of a model in DistributedDataParallel; None without it."""
+    model = dynamo.unwrap(model)
     if not (distributed.is_available() and isinstance(model, nn.parallel.DistributedDataParallel)):
         return None
     ranks = tuple(sorted(distributed.get_process_group_ranks(model.process_group)))

@@ -143,7 +143,8 @@ def assemble(shares: Sequence[RankShare]) -> tuple[tuple[Root, ...], tuple[SiteI
     reached: dict[str, int] = {}
     for share, stages in zip(shares, stages_of([share.roots for share in shares]), strict=True):
         ids = _root_ids(share, roots)
-        _join_stages(share, ids, roots, {prefix for prefix, stage in stages.items() if stage.number > reached.get(prefix, 0)})
+        new = {prefix for prefix, stage in stages.items() if stage.number > reached.get(prefix, 0)}
+        _join_stages(share, ids, roots, new)
         reached |= {prefix: max(stage.number, reached.get(prefix, 0)) for prefix, stage in stages.items()}
         own, numbers = _placed(share, ids, sites, stages)
         sites.update((site.site, site) for site in own if site.site not in sites)

@@ -24,7 +24,7 @@ from kedge.actions.measure.meter import Meter
 from kedge.native import reductions
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
-from kedge.sites.spread import averaged_over, counted_once, spread_of, widest_mesh
+from kedge.sites.spread import counted_once, spread_of, widest_mesh
 from kedge.store.exponents import spacing
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import kernels, modes
@@ -184,7 +184,7 @@ class Updates:
     def _add_norms(self, held: Iterable[HeldParameters]) -> None:
         for each in held:
             if each.elements:
-                seat = self.meter.sites.total_seat(each.total, each.elements, averaged_over(each.root.module()))
+                seat = self.meter.sites.total_seat(each.total, each.elements, each.root.averaged)
                 self.curves.add_norm(self.step(), seat.id, each.elements, each.squares, measured=self._measured)
                 each.elements = 0
 

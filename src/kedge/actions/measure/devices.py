@@ -65,7 +65,7 @@ class DeviceTables:
         """
         elements, table = reductions.flat(value), self._table_on(value.device)
         measured = Measured(site, elements.numel(), value.device, table.used)
-        start = table.now()
+        start = table.begin()
         _REDUCE[what](elements, table.slot())
         if dim is not None:
             measured = measured._replace(channels=table.keep(reduce.channels(value, dim)))
@@ -73,10 +73,15 @@ class DeviceTables:
             deciding = value if saturation is None else saturation.deciding(value)
             some = reduce.drawn(elements if deciding is value else reductions.flat(deciding))
             measured = measured._replace(drawn=table.keep(some), saturation=saturation)
-        if start is not None:
-            table.spans.append((start, table.now()))
+        table.end(start)
         self.measured.append(measured)
         return measured
+
+    def add_squares(self, site: int, value: Tensor) -> None:
+        """Add the sum of squares of a flat value, computed where it is."""
+        table = self._table_on(value.device)
+        self.measured.append(Measured(site, value.numel(), value.device, table.used))
+        reduce.squares(value, table.slot())
 
     def _table_on(self, device: torch.device) -> DeviceTable:
         table = self.tables.get(device)

@@ -137,7 +137,11 @@ def test_features_of_a_batch_leave_the_device_beside_the_computation(sim):
 
 def test_streams_in_force_are_those_of_a_block(sim):
     """Blocks inside of blocks, with one stream twice, and on another device."""
-    before, one, there = accelerators.current_stream(torch.device("sim", 0)), torch.Stream("sim:0"), torch.Stream("sim:1")
+    before, one, there = (
+        accelerators.current_stream(torch.device("sim", 0)),
+        torch.Stream("sim:0"),
+        torch.Stream("sim:1"),
+    )
     with accelerators.on(one):
         with accelerators.on(there), accelerators.on(one):
             assert torch.accelerator.current_stream() == one

@@ -31,7 +31,9 @@ class Server:
         answered, answering = os.pipe()
         sys.stdout.flush()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks in a process with threads: xdist's, which do no harm
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # of forks in a process with threads: xdist's, which do no harm
             self.process = os.fork()
         if self.process == 0:
             os.close(asking)
@@ -88,7 +90,9 @@ def serve(session: pytest.Session, asked: BinaryIO, answering: BinaryIO) -> None
 def crash(item: pytest.Item, status: int) -> dict[str, Any]:
     """Describe the end of a test that has not told its own."""
     how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-    text = f"the test's process ended by {how}" + (" (the host has read memory of the device?)" * (status == -signal.SIGSEGV))
+    text = f"the test's process ended by {how}" + (
+        " (the host has read memory of the device?)" * (status == -signal.SIGSEGV)
+    )
     report = pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
     return item.config.hook.pytest_report_to_serializable(config=item.config, report=report)
 

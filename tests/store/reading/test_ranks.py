@@ -180,7 +180,9 @@ def test_elements_that_several_ranks_hold_count_once() -> None:
     """In each step one of their rows is read: of whichever rank has one, and a full one before a light one."""
     both = {"sum": 2.0, "sumsq": 6.0, "min": -1.0, "max": 2.0, "nonzero": 3, "nonfinite": 0}
     light = {"level": 1, "sumsq": 6.0}
-    rows = copied(row(0, **both), row(1, **both), row(0, 1, **light), row(1, 1, **both), row(1, 2, **both)).rows("w:param")
+    rows = copied(row(0, **both), row(1, **both), row(0, 1, **light), row(1, 1, **both), row(1, 2, **both)).rows(
+        "w:param"
+    )
 
     assert rows.count.tolist() == [4, 4, 4]
     assert rows.calls.tolist() == [1, 1, 1]

@@ -76,7 +76,7 @@ class Staged(dist.ProcessGroup):
 class _Done(dist.Work):
     """Work that has ended."""
 
-    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002 - as PyTorch calls it
+    def wait(self, timeout: Any = None) -> bool:
         """Return at once."""
         return True
 

@@ -130,6 +130,16 @@ def test_a_device_that_fails_is_not_one_that_lacks_something(machine):
             accelerators.can(attempt, torch.device("xpu"))
 
 
+def test_what_has_no_doubles_is_computed_with_on_the_host(machine, monkeypatch):
+    """MPS answers with a TypeError; a tensor of the CPU stays itself."""
+    machine(Module())
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *args, **kwargs: zeros(None))
+    there = SimpleNamespace(device=torch.device("xpu"), cpu=lambda: "the copy")
+    assert accelerators.with_doubles(there) == "the copy"
+    assert accelerators.with_doubles(here := torch.ones(2)) is here
+
+
 @pytest.mark.parametrize("kind", ["cpu", "meta"])
 def test_the_host_has_neither_streams_nor_a_clock(kind):
     """Nothing is queued, so nothing is waited for and nothing timed."""

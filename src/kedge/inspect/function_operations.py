@@ -27,7 +27,7 @@ from kedge.hooks.operations.names import name_of
 from kedge.numbers import compact
 from kedge.sites import leaves
 from kedge.torch_internals import modes
-from kedge.torch_internals.accelerators import same_random_numbers
+from kedge.torch_internals.accelerators import same_random_numbers, with_doubles
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.module_calls import CALLS
@@ -82,7 +82,7 @@ class FunctionOperation:
         """Add the statistics of a result."""
         if not value.is_floating_point() or not value.numel():
             return
-        numbers = value.detach().double() if value.device.type != "mps" else value.detach().float()
+        numbers = with_doubles(value.detach()).double()
         finite = numbers[numbers.isfinite()]
         self.count += numbers.numel()
         self.nonfinite += numbers.numel() - finite.numel()

@@ -90,7 +90,7 @@ def can(attempt: Callable[[torch.device], bool], device: torch.device) -> bool:
             known = attempt(device)
         except torch.AcceleratorError:  # the device itself failed
             raise
-        except RuntimeError:  # PyTorch's answer for a kind of device that lacks something
+        except (RuntimeError, TypeError):  # PyTorch's answers for a kind of device that lacks something
             known = False
         _known[attempt, device.type] = known
     return known
@@ -157,6 +157,11 @@ def pinned(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> Tensor | 
     if found is None or not can(_pinned, found):
         return None
     return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+
+def with_doubles(tensor: Tensor) -> Tensor:
+    """Return a tensor where it can be computed with in float64: itself, or its copy on the host, as of MPS."""
+    return tensor if not is_accelerator(tensor.device) or can(_doubles, tensor.device) else tensor.cpu()
 
 
 def lend(tensor: Tensor, stream: torch.Stream) -> bool:
@@ -261,6 +266,10 @@ def _clock(device: torch.device) -> bool:
     first, last = _timed(device), _timed(device)
     last.synchronize()
     return seconds(first, last) is not None
+
+
+def _doubles(device: torch.device) -> bool:
+    return torch.zeros(1, dtype=torch.float64, device=device).add_(1).dtype is torch.float64
 
 
 def _pinned(_: torch.device) -> bool:

@@ -364,6 +364,27 @@ def test_a_target_asked_for_on_another_stream_is_lent_to_it():
     assert [stream for _, stream in device.lent] == [device.other]
 
 
+def test_a_device_that_lends_no_memory_reads_again():
+    """What was read ahead on one stream is read once more on the other, and the first copy is kept until it is done."""
+    device, wrong = FakeDevice(), []
+    device.lend = lambda tensor, stream: False
+    store = CpuStore(device=device, most=1 << 28)
+    slots = [store.put(made(device, i)) for i in range(3)]
+    device.drain()
+    slots[2].get()
+    ahead = slots[1].loaded
+    device.now = device.other
+    found = slots[1].get()
+    assert ahead is not None
+    assert found is not ahead.target
+    device.expect(found, 1, wrong)
+    device.drain()
+    for slot in slots:
+        slot.free()
+    store.close()
+    assert wrong == []
+
+
 def test_a_device_without_room_ends_the_reading_ahead_and_not_the_program():
     """Running out of memory for what is not needed yet is no error; for what is needed it is the program's own."""
     device = FakeDevice()

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ReducerError
+from kedge.torch_internals.accelerators import with_doubles
 
 Positions = Literal["samples", "mean", "max", "elements"]
 
@@ -114,6 +115,5 @@ def numbers(values: Tensor) -> Tensor:
     values = values.detach()
     if values.layout is not torch.strided:
         values = values.to_dense()
-    if values.device.type == "mps":  # MPS has no float64
-        values = values.cpu()
+    values = with_doubles(values)
     return values if values.dtype in _PLAIN else values.double()

@@ -19,6 +19,7 @@ from kedge.recipes.interventions.inputs import run
 from kedge.recipes.interventions.positions import Positions, mask
 from kedge.sites import leaves
 from kedge.sites.select import Selectors
+from kedge.torch_internals.accelerators import with_doubles
 
 _PASSES = 16
 By: TypeAlias = float | Tensor | Callable[..., Tensor]
@@ -116,10 +117,9 @@ class Means:
         if event.recompute or not value.is_floating_point():
             return
         name, dims = name_of(event), _dimensions(value, self.over)
-        if dims:
-            part = value.detach().sum(dims, keepdim=True, dtype=torch.float64)
-        else:  # which PyTorch takes for all of them
-            part = value.detach().to(torch.float64, copy=True)
+        wide = with_doubles(value.detach())
+        # PyTorch takes no dimensions for all of them.
+        part = wide.sum(dims, keepdim=True, dtype=torch.float64) if dims else wide.to(torch.float64, copy=True)
         count = torch.Size(value.shape[d] for d in dims).numel()
         if name not in self.sums:
             self.sums[name] = part, count

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch.distributed
 
+from kedge.report.head import lost_ranks
 from kedge.rules.registry import check
 from kedge.store.recording import Recording
 from tests import forked
@@ -337,6 +338,33 @@ def test_a_rank_that_departs_is_told(torchrun: Launcher) -> None:
     ), told(done[0])
     assert not told(done[1])
     assert torchrun.python("-m", "kedge", "check", "it.kedge").returncode == 1
+
+
+def test_a_killed_rank_is_named_and_the_others_are_judged(torchrun: Launcher) -> None:
+    """What it has recorded until then is read with the rest."""
+    source = ALONE.replace(
+        "    loss =",
+        """    if os.environ["RANK"] == "1" and step == 5:
+            while not os.path.exists("it.kedge/manifest.json"):
+                time.sleep(0.02)
+        if os.environ["RANK"] == "1" and step == 9:
+            open("killed", "w").close()
+            os.kill(os.getpid(), 9)
+        loss =""",
+    )
+    source += """
+    while os.environ["RANK"] == "0" and not os.path.exists("killed"):
+        time.sleep(0.02)
+"""
+    done = ranks(torchrun, 4, "-o", "it.kedge", "--every", "2", torchrun.write(source), "0", "0")
+    recording = Recording.open(torchrun.folder / "it.kedge")
+
+    assert [d.returncode for d in done] == [0, -9, 0, 0]
+    assert "[kedge] rank 1 recorded no end: killed, or still running" in told(done[0])
+    assert recording.ranks == (0, 1, 2, 3)
+    assert recording.of_rank(1).steps.tolist() == [0, 1, 2, 4, 6, 8]
+    assert list(lost_ranks(recording)) == ["rank 1 recorded no end: killed, or still running"]
+    assert all(finding.code != "RANK-DEPARTS" for finding in check(recording))
 
 
 @pytest.mark.parametrize("sharded", ["FSDP2", full("FSDP")])

@@ -194,4 +194,4 @@ def _recorder(program: Program, order: WatchOptions, output: Output, report: Cal
 
         return begin_recording(place, manifest, output.force)
 
-    return RecordingSink(place, begin, report, strict=output.strict)
+    return RecordingSink(place, begin, report, strict=output.strict, waits=LaunchedRank.here().meets)

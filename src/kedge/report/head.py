@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from rich.text import Text
 
 from kedge.json_input.reading import visible
-from kedge.numbers import counted, percent, seconds
+from kedge.numbers import counted, listed, percent, seconds
 from kedge.store.recording import Recording
 
 #: The name of a program that its recording does not name.
 UNNAMED = "a program without a name"
+_NAMED_RANKS = 8
 
 
 def command_of(manifest: Mapping[str, Any]) -> str:
@@ -70,8 +71,28 @@ def _amounts(recording: Recording) -> Iterator[str]:
         yield seconds(total) + (f", {percent(watching / total)} of it for watching" if watching is not None else "")
 
 
+def lost_ranks(recording: Recording) -> Iterator[str]:
+    """Yield the ranks that recorded nothing, and those whose recording has no end though that of others has one."""
+    world, ranks = int(recording.manifest.get("world") or 1), recording.ranks
+    if world == 1:
+        return
+    first = ranks[0]
+    ended = {event.get("rank", first) for event in recording.events if event.get("kind") == "end"}
+    absent, cut = sorted(set(range(world)) - set(ranks)), sorted(set(ranks) - ended)
+    if ended and absent:
+        yield f"{_named(absent)} recorded nothing"
+    if ended and cut:
+        yield f"{_named(cut)} recorded no end: killed, or still running"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed([str(rank) for rank in ranks], _NAMED_RANKS)}"
+
+
 def _troubles(recording: Recording) -> Iterator[Text]:
     end, sampled = recording.end, recording.steps
+    for trouble in lost_ranks(recording):
+        yield Text(trouble, "yellow")
     if recording.truncated:
         yield Text("the last step was cut off while it was written, and is left out", "yellow")
     if end is None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kedge.repro.calls import RecordedCall
+from kedge.sites.leaves import own_part
 from kedge.torch_internals.graph_task import graph_task
 from kedge.torch_internals.tensors import version_of
 
@@ -59,12 +60,13 @@ class PendingChecks:
 
     def add(self, where: Where, calls: tuple[RecordedCall, ...], value: Tensor) -> None:
         """Start the sum of a value; skipped for an input that was summed up when a module returned it."""
-        if not _measurable(value) or (where == "in" and self._is_known(value)):
+        if not _measurable(own_part(value)) or (where == "in" and self._is_known(value)):
             return
         if where == "out":
             self._returned[id(value)] = weakref.ref(value), version_of(value)
         value = value.detach() if value.requires_grad else value  # a gradient must keep its identity
-        total = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+        part = own_part(value)
+        total = torch.view_as_real(part.resolve_conj()) if part.is_complex() else part
         total = (total.float() if total.itemsize == 1 else total).sum(dtype=torch.float32)
         self._waiting.append(FinitenessCheck(where, calls, value, total, graph_task()))
         if value.device.type in AT_ONCE or len(self._waiting) >= self.together:
@@ -106,6 +108,7 @@ class PendingChecks:
 
 def bad(value: Tensor) -> Bad | None:
     """Return "nan" if a tensor holds a NaN, "inf" if it holds only infinities, and None if all of it is finite."""
+    value = own_part(value)
     value = value.float() if value.itemsize == 1 else value  # PyTorch cannot compare eight-bit floats
     if bool(value.isfinite().all()):
         return None
@@ -114,6 +117,7 @@ def bad(value: Tensor) -> Bad | None:
 
 def counts(value: Tensor) -> dict[str, int]:
     """Return the numbers of NaN, of infinities and of all elements in a tensor."""
+    value = own_part(value)
     value = value.float() if value.itemsize == 1 else value
     return {"nan": int(value.isnan().sum()), "inf": int(value.isinf().sum()), "elements": value.numel()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from kedge.repro.calls import RecordedCall
 from kedge.repro.finiteness import counts
 from kedge.repro.python_source import SourceWriter, attributes
 from kedge.repro.suspects import SuspectCall
+from kedge.sites.leaves import own_part
 from kedge.torch_internals.module_tables import empty_entries, own_buffers, own_children, own_parameters
 from kedge.torch_internals.tensors import version_of
 
@@ -168,6 +169,9 @@ class SuspectPackages:
         call = suspect.call
         if call is None or call.state.args is None:
             return
+        if any(own_part(value) is not value for value in _tensors_of(call)):
+            suspect.why = "its tensors are spread over several ranks: one rank's part of them does not run by itself"
+            return
         package = CallPackage(suspect, suspect.step, self._limit)
         try:
             package.pack(call)
@@ -185,6 +189,11 @@ class SuspectPackages:
         """Drop the packages of all others."""
         kept = {id(suspect) for suspect in suspects}
         self._packages = {key: package for key, package in self._packages.items() if key in kept}
+
+
+def _tensors_of(call: RecordedCall) -> Iterator[Tensor]:
+    yield from (kept.tensor for kept in call.state.inputs.values())
+    yield from call.module.parameters()
 
 
 def _copied(call: RecordedCall, module: nn.Module) -> bool:

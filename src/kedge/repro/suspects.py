@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from kedge.repro.calls import RecordedCall
 from kedge.repro.finiteness import Bad, Where
+from kedge.sites.leaves import own_part
 
 
 @dataclass
@@ -164,7 +165,7 @@ def _spoiled(call: RecordedCall) -> str:
 
 def usable(value: Tensor, *, masks: bool) -> bool:
     """Whether a tensor holds no NaN, and no infinity either unless `masks` allows it."""
-    value = value.detach()
+    value = own_part(value.detach())
     return bool(torch.isfinite(value.sum(dtype=torch.float32)).item()) or not bool(
         (value.isnan() if masks else ~value.isfinite()).any()
     )

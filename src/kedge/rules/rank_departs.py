@@ -143,13 +143,14 @@ class RankDeparts:
             return
         step = min(finding.step for finding in births.values())
         broken = [rank for rank, finding in births.items() if finding.step == step]
+        born = births[broken[0]]
         others = [
             rank for rank, share in zip(group.ranks, group.shares, strict=True)
             if rank not in broken and _last_step(share) >= step and _sound_until(share, step)
+            and len(share.rows(born.site))  # the stages of a pipeline have different sites
         ]  # fmt: skip
         if not others:
             return
-        born = births[broken[0]]
         yield Finding(
             code=self.code,
             severity="error",

@@ -20,6 +20,7 @@ from kedge.rules.gradients.grad_explode import GradExplode
 from kedge.rules.gradients.grad_vanish import GradVanish
 from kedge.rules.gradients.grad_zero import GradZero
 from kedge.rules.gradients.grads_kept import GradsKept
+from kedge.rules.holders import naming_ranks
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.parameters.never_called import NeverCalled
 from kedge.rules.parameters.never_initialised import NeverInitialised
@@ -89,8 +90,8 @@ def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Fi
     Returns:
         The findings: errors first, then in the order of steps. Findings that may follow from another one are info.
     """
-    judging = (rule for rule in (ALL if rules is None else rules) if can_judge(rule, recording))
-    found = [finding for rule in judging for finding in rule.check(recording)]
+    judging = [rule for rule in (ALL if rules is None else rules) if can_judge(rule, recording)]
+    found = naming_ranks(recording, judging, [finding for rule in judging for finding in rule.check(recording)])
     return tuple(
         sorted(follow(recording, found), key=lambda finding: (SEVERITIES.index(finding.severity), finding.step))
     )

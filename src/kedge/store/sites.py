@@ -18,7 +18,9 @@ class SiteInfo:
     ``sources`` are the ids of the sites that made the input tensors, None for a tensor that no watched
     site made. ``owner`` is the path of the module that owns a parameter, and the path itself for a
     module's site. ``shape`` is the first one seen. ``source`` is the program's line that calls the
-    module: ``file``, ``line``, ``function`` and ``text``.
+    module: ``file``, ``line``, ``function`` and ``text``. ``copies`` are the ranks that hold the same
+    elements of a distributed value as this one; None for an ordinary value. ``partial`` says that its
+    elements are still to be added up over those ranks.
 
     It is one entry of ``sites.json``, which is why it has so many fields.
     """
@@ -36,6 +38,8 @@ class SiteInfo:
     owner: str
     node: str | None
     source: Mapping[str, Any] | None = field(default=None, hash=False)
+    copies: tuple[int, ...] | None = None
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,8 @@ def site_from(entry: Mapping[str, Any]) -> SiteInfo:
         owner=entry.get("owner", path),
         node=entry.get("node"),
         source=entry.get("source"),
+        copies=None if entry.get("copies") is None else tuple(entry["copies"]),
+        partial=entry.get("partial", False),
     )
 
 

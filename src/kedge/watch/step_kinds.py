@@ -6,6 +6,7 @@ from time import perf_counter
 
 from torch.utils.hooks import RemovableHandle
 
+from kedge.hooks.firing.schedule import PassCounter
 from kedge.store.rows import FULL, LIGHT
 from kedge.watch.models.parked_hooks import StepHooks
 from kedge.watch.records.record import TrainingRecord
@@ -13,6 +14,7 @@ from kedge.watch.steps.compiled_steps import CompiledSteps
 from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.evaluation import Evaluation
 from kedge.watch.steps.kind import StepKind
+from kedge.watch.steps.rehearsals import Rehearsals
 from kedge.watch.steps.shield import OFF
 from kedge.watch.steps.steps import Steps, StepSource
 from kedge.watch.training import Training
@@ -30,13 +32,14 @@ class StepKinds:
         costs: The cost of watching.
         compiled: Decides which hooks compiled code keeps.
         evaluation: Decides which forward passes of a step are measured.
+        rehearsals: Recognizes forward passes on memory that holds nothing.
     """
 
     def __init__(self, steps: Steps, record: TrainingRecord, training: Training, costs: Costs) -> None:
         self.budget, self.steps, self.record, self.training = steps.budget, steps, record, training
         self.hooks, self.costs = StepHooks(record.models.session), costs
         self.compiled = CompiledSteps(record.models.session, steps.budget, costs)
-        self.evaluation = Evaluation(record.meter, record.models.roots)
+        self.evaluation, self.rehearsals = Evaluation(record.meter, record.models.roots), Rehearsals()
 
     def begin(self, finder: RemovableHandle) -> None:
         """Begin with the first step, and take over the hook that finds roots."""
@@ -57,6 +60,12 @@ class StepKinds:
             budget.charge_device(self.costs.charge_device())
             timed += self.costs.charge()
         self._begin_step(budget.run_ended(step, perf_counter(), timed))
+
+    def pass_began(self, passes: PassCounter, *, graded: bool) -> None:
+        """Decide whether a root's forward pass that has begun is measured."""
+        if self.rehearsals.ended():
+            self.record.forget(self.steps.step)
+        self.evaluation.began(passes, self.steps.by, graded=graded)
 
     def interrupt(self) -> None:
         """Make the current step a guarded one, in the middle of a run, because something in it is not finite."""

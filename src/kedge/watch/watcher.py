@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from kedge.actions.measure.meter import Meter
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.sites.select import Selector
+from kedge.sites.spread import averaged_over
 from kedge.torch_internals import dynamo
 from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.models.models import Models
@@ -148,6 +149,7 @@ class Watcher:
             record.facts.unoptimized.called_inside(module, running)
             return
         root = self.training.watch(inner)
+        root.averaged = averaged_over(module)
         if record.dump is not None:
             record.dump.watch(inner, root.label, begun=inner is module)
         if inner is module:  # PyTorch had collected the hooks of this call before ours were registered
@@ -157,7 +159,7 @@ class Watcher:
 
     def _pass_began(self, passes: PassCounter, graded: bool) -> None:
         self.steps.count_pass(passes, graded)
-        self.kinds.evaluation.began(passes, self.steps.by, graded=graded)
+        self.kinds.pass_began(passes, graded=graded)
 
     # -- backward ----------------------------------------------------------------------------------
 

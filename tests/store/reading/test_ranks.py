@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kedge.errors import NoSuchRank, NotARecording
+from kedge.store.reading.ranks import RankShare, assemble
 from kedge.store.recording import Recording
 from kedge.store.writing.folder import create, join
 
@@ -163,3 +164,46 @@ def test_sites_of_a_rank_that_are_missing_are_named(path: Path) -> None:
 
     with pytest.raises(NotARecording, match=r"sites-1\.json is missing, though stats-1\.arrows holds rows"):
         Recording.open(path)
+
+
+def copied(*rows: dict[str, Any], copies: Sequence[int] = (0, 1)) -> Recording:
+    """Return a recording of ranks that hold the same elements."""
+    return Recording.build([{"site": "w:param", "copies": list(copies)}], rows)
+
+
+def row(rank: int, step: int = 0, **columns: Any) -> dict[str, Any]:
+    """Return a row of four elements."""
+    return {"site": "w:param", "rank": rank, "step": step, "level": 2, "calls": 1, "count": 4, **columns}
+
+
+def test_elements_that_several_ranks_hold_count_once() -> None:
+    """In each step one of their rows is read: of whichever rank has one, and a full one before a light one."""
+    both = {"sum": 2.0, "sumsq": 6.0, "min": -1.0, "max": 2.0, "nonzero": 3, "nonfinite": 0}
+    light = {"level": 1, "sumsq": 6.0}
+    rows = copied(row(0, **both), row(1, **both), row(0, 1, **light), row(1, 1, **both), row(1, 2, **both)).rows(
+        "w:param"
+    )
+
+    assert rows.count.tolist() == [4, 4, 4]
+    assert rows.calls.tolist() == [1, 1, 1]
+    assert (rows.sum.tolist(), rows.nonzero.tolist()) == ([2.0] * 3, [3] * 3)
+
+
+def test_copies_that_differ_are_no_copies() -> None:
+    """Their rows are added up, and a rank with a NaN is read before one without."""
+    apart = copied(row(0, sum=2.0, sumsq=6.0), row(1, sum=2.0, sumsq=7.0)).rows("w:param")
+    broken = copied(row(0, sum=2.0, sumsq=6.0), row(1, nonfinite=1)).rows("w:param")
+
+    assert (apart.count.tolist(), apart.sum.tolist()) == ([8], [4.0])
+    assert (broken.count.tolist(), broken.nonfinite.tolist()) == ([4], [1])
+
+
+def test_copies_of_other_elements_are_added_up() -> None:
+    """On a mesh of two dimensions each part is held by some of the ranks."""
+    path_rows = [row(rank, sum=float(rank % 2), sumsq=1.0) for rank in range(4)]
+    parts = [{"site": "w:param", "copies": [rank % 2, rank % 2 + 2]} for rank in range(4)]
+    tables = [Recording.build([part], [each]) for part, each in zip(parts, path_rows, strict=True)]
+    shares = [RankShare(rank, (), t.sites, (), t.table) for rank, t in enumerate(tables)]
+    rows = assemble(shares)[2].rows(0)
+
+    assert (rows.count.tolist(), rows.sum.tolist()) == ([8], [1.0])

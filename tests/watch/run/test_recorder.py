@@ -10,6 +10,7 @@ from kedge.store.recording import Recording
 from kedge.store.writing.folder import create
 from kedge.watch.run import recorder as recorder_module
 from kedge.watch.run.begin import begin_recording
+from kedge.watch.run.ranks import LaunchedRank
 from kedge.watch.run.recorder import RecordingSink
 
 
@@ -84,6 +85,20 @@ def test_a_rank_waits_a_while_at_the_end(told: list[str], tmp_path: Path, monkey
     (message,) = told
     assert "rank 0 has made no recording at" in message
     assert not (tmp_path / "it.kedge").exists()
+
+
+def test_a_rank_that_no_other_can_meet_does_not_wait(
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an address or an id of the run, as with RANK and WORLD_SIZE alone, its end is immediate."""
+    monkeypatch.setattr(recorder_module, "sleep", lambda _: pytest.fail("it waits"))
+    launch = LaunchedRank.here({"RANK": "1", "WORLD_SIZE": "4"})
+    recorder = RecordingSink(tmp_path / "it.kedge", lambda: None, told.append, waits=launch.meets)
+    recorder.sites([], [])
+    recorder.close()
+
+    assert len(told) == 1
+    assert LaunchedRank.here({"RANK": "1", "WORLD_SIZE": "4", "MASTER_PORT": "1"}).meets
 
 
 @pytest.mark.parametrize(("patience", "least"), [(0.0, recorder_module._FEW), (1e9, recorder_module._MANY)])

@@ -17,6 +17,7 @@ from kedge.actions.measure.site_table import MeasuredSite, SiteTable
 from kedge.actions.measure.table import Snapshot
 from kedge.native import What
 from kedge.sites.leaves import dequantized, own_part
+from kedge.sites.spread import spread_of
 from kedge.store.rows import LIGHT
 from kedge.torch_internals.tensors import version_of
 
@@ -60,11 +61,16 @@ class ReducedValues:
         if seen is not None and seen[0]() is value and seen[1] == version >= 0:
             self._repeat(seat, seen[2], seen[3])
             return
-        local = dequantized(own_part(value))
-        if not reduce.measurable(local):
+        spread, local = spread_of(value), dequantized(own_part(value))
+        if spread is not None and spread.partial:
+            if (bad := _bad_addends(local)) is None or (level == LIGHT and not bad):
+                return
+            place: Measured | int = self._pass_over(seat, value.numel(), bad)
+        elif not reduce.measurable(local):
             if level == LIGHT:
                 return
-            place: Measured | int = self._pass_over(seat, local)
+            whole = not (local.is_floating_point() or local.is_complex() or local.is_nested)
+            place = self._pass_over(seat, local.numel() if whole else 0)
         else:
             place = self._measure(seat, local, what, draws=draws)
         source = seat.id if seat.site.kind == "out" else None
@@ -101,11 +107,17 @@ class ReducedValues:
         self._seen.clear()
         return self.devices.end() if self.devices.tables else ([], {})
 
-    def _pass_over(self, seat: MeasuredSite, value: Tensor) -> int:
-        """Record an unmeasurable value; for integers and booleans also their number, and that all are finite."""
-        whole = not (value.is_floating_point() or value.is_complex() or value.is_nested)
+    def _pass_over(self, seat: MeasuredSite, count: int, nonfinite: int = 0) -> int:
+        """Record a value without statistics: the number of its elements, 0 if it is not known, and of non-finite ones."""
         host = self._host
         row = host.make_room(1)
-        host.rows[row, STATISTICS.index("nonfinite") :] = 0, value.numel() if whole else 0
+        host.rows[row, STATISTICS.index("nonfinite") :] = nonfinite, count
         host.take(seat.id)
         return row
+
+
+def _bad_addends(value: Tensor) -> int | None:
+    """Return how many of a partial value's addends are not finite, each of which spoils its sum; None on a device."""
+    if value.device.type != "cpu":
+        return None
+    return int((~torch.isfinite(value.detach())).sum()) if reduce.measurable(value) else 0

@@ -12,6 +12,7 @@ from kedge.actions.measure.saturation import Saturation, saturation
 from kedge.sites.language import single
 from kedge.sites.names import kind_meant, site_named
 from kedge.sites.site import Site
+from kedge.sites.spread import Spread, spread_of
 
 
 @dataclass
@@ -27,6 +28,7 @@ class MeasuredSite:
         sources: The numbers of the sites whose outputs were its inputs; None stands for a tensor of no site.
         node: The name of the autograd node that made its first value; None without one.
         is_special: Whether it needs more than statistics and drawn elements, such as channel activity.
+        spread: How its values are spread over the ranks of the run; None if they are ordinary tensors.
     """
 
     site: Site
@@ -37,6 +39,7 @@ class MeasuredSite:
     sources: tuple[int | None, ...]
     node: str | None
     is_special: bool = False
+    spread: Spread | None = None
 
 
 class SiteTable:
@@ -67,16 +70,17 @@ class SiteTable:
         node = value.grad_fn.name() if value.grad_fn is not None else None
         dtype = str(value.dtype).removeprefix("torch.")
         shape, channels = () if value.is_nested else tuple(value.shape), None if dim is None else value.shape[dim]
-        seat = MeasuredSite(site, len(self.seats), shape, dtype, channels, (), node)
+        seat = MeasuredSite(site, len(self.seats), shape, dtype, channels, (), node, spread=spread_of(value))
         self.seats[site] = seat
         self._learn_specials(seat)
         return seat
 
-    def total_seat(self, site: Site, size: int) -> MeasuredSite:
-        """Return the entry of a site that stands for many tensors with `size` elements in all."""
+    def total_seat(self, site: Site, size: int, spread: Spread | None) -> MeasuredSite:
+        """Return the entry of a site that stands for many tensors with `size` elements in all, spread over the ranks."""
         seat = self.seats.get(site)
         if seat is None:
-            seat = self.seats[site] = MeasuredSite(site, len(self.seats), (size,), "float32", None, (), None)
+            seat = MeasuredSite(site, len(self.seats), (size,), "float32", None, (), None, spread=spread)
+            self.seats[site] = seat
         return seat
 
     def saturates(self, path: str, how: str, numbers: Sequence[float]) -> None:

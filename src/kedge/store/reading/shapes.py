@@ -89,6 +89,8 @@ SITE = fields(
         "owner": text,
         "node": nullable(text),
         "source": nullable(SOURCE),
+        "copies": nullable(list_of(count)),
+        "partial": flag,
     },
 )
 

@@ -24,6 +24,7 @@ from kedge.torch_internals.graph_task import graph_task_function
 from kedge.torch_internals.source_lines import is_between
 
 _INSTALLED = ("site-packages", "dist-packages")
+_PIPELINES = "torch.distributed.pipelining."
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ def began() -> BackwardStart:
         while above is not None:
             found = above if above.f_code in codes else found
             above = above.f_back
+        if found is not None and _is_of_stage(found):
+            return BackwardStart((), None, None)
         if found is not None:
             tensors = found.f_locals.get(codes[found.f_code], ())
             line = _programs_line(found)
@@ -123,6 +126,14 @@ def _threads() -> Iterator[FrameType]:
     for thread, frame in list(sys._current_frames().items()):
         if thread != mine:
             yield frame
+
+
+def _is_of_stage(frame: FrameType) -> bool:
+    """Whether a backward pass goes on with gradients of a pipeline's next stage: it begins at no loss."""
+    caller = frame.f_back
+    given = frame.f_locals.get("grad_tensors", frame.f_locals.get("grad_outputs"))
+    inside = caller is not None and caller.f_globals.get("__name__", "").startswith(_PIPELINES)
+    return inside and any(grad is not None for grad in (given if isinstance(given, (tuple, list)) else (given,)))
 
 
 def _each(tensors: Any) -> tuple[Any, ...]:

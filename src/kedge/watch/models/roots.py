@@ -11,6 +11,7 @@ from torch import nn
 from kedge.hooks.placing.roots import free_name
 from kedge.hooks.session import Session
 from kedge.sites.select import Selector
+from kedge.sites.spread import Spread
 from kedge.watch.models.root_hooks import RootHooks
 
 _ALIKE = 8
@@ -33,6 +34,7 @@ class RootModule:
         hooks: The hooks on its module, which may be deleted.
         optimizers: The numbers of the optimizers that hold its parameters and have stepped.
         steps: How many steps they have made.
+        averaged: The ranks over which its gradients are averaged; None if it is not in DistributedDataParallel.
     """
 
     index: int
@@ -43,6 +45,7 @@ class RootModule:
     hooks: RootHooks = field(default_factory=RootHooks)
     optimizers: set[int] = field(default_factory=set)
     steps: int = 0
+    averaged: Spread | None = None
 
     def module(self) -> nn.Module | None:
         """Return the module, if it still exists."""

@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kedge.sites.leaves import own_part
+from kedge.sites.spread import spread_of
 from kedge.store.columns import BINARY
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals.accelerators import to_host
@@ -133,9 +135,14 @@ def _is_here(row: tuple[Any, ...]) -> bool:
     return all(cell.ready() if isinstance(cell, SentNumber) else not isinstance(cell, Tensor) for cell in row)
 
 
-def number_of(value: Tensor) -> Tensor | float:
-    """Return the mean of a tensor that backward began at, as a number; on a device, as a tensor there."""
-    value = value.detach()
+def number_of(value: Tensor) -> Tensor | float | None:
+    """Return the mean of a tensor that backward began at, as a number; on a device, as a tensor there.
+
+    Of a distributed tensor it is the mean of this rank's part; None if that is empty, or an addend of a sum to come.
+    """
+    spread, value = spread_of(value), own_part(value.detach())
+    if spread is not None and not (value.numel() and (not spread.partial or _is_bad(value))):
+        return None
     if not (value.is_floating_point() or value.is_complex()):
         return math.nan
     value = value.abs() if value.is_complex() else value
@@ -145,3 +152,8 @@ def number_of(value: Tensor) -> Tensor | float:
         return float(value)
     with torch.no_grad():
         return value.reshape(()).float().clone()
+
+
+def _is_bad(value: Tensor) -> bool:
+    """Whether a tensor of this process's memory is known to be not finite; on a device it is not read."""
+    return value.is_cpu and not bool(torch.isfinite(value).all())

@@ -61,7 +61,8 @@ class Losses:
         seat = self.meter.sites.seat(Site(path, "loss"), first)
         bad = False
         for tensor in began.tensors:
-            bad |= self.curves.add_value(step, seat.id, number_of(tensor), measured=measured)
+            number = number_of(tensor)
+            bad |= number is not None and self.curves.add_value(step, seat.id, number, measured=measured)
         if measured:
             self.lines.learn(began.tensors)
         if bad and self._searches > 0:

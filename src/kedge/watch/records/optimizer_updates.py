@@ -24,6 +24,7 @@ from kedge.actions.measure.meter import Meter
 from kedge.native import reductions
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
+from kedge.sites.spread import counted_once, spread_of, widest_mesh
 from kedge.store.exponents import spacing
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import kernels, modes
@@ -60,9 +61,11 @@ class HeldParameters:
     def seats(self, meter: Meter, kind: str, values: Mapping[int, Tensor]) -> list[Any]:
         """Return the meter's entries for the sites of values, keyed by the number of their parameter; cached."""
         known = self._seats.setdefault(kind, {})
-        for i, value in values.items() if len(known) < len(self.params) else ():
-            if i not in known:
-                known[i] = meter.sites.seat(replace(self.sites[i], kind=kind), value.detach())
+        new = values.keys() - known.keys() if len(known) < len(self.params) else ()
+        wide = widest_mesh(self.params) if new else None
+        for i in sorted(new):
+            known[i] = meter.sites.seat(replace(self.sites[i], kind=kind), values[i].detach())
+            known[i].spread = spread_of(values[i], wide)
         return [known[i] for i in values]
 
 
@@ -176,14 +179,14 @@ class Updates:
     def _recheck_norms(self, held: Iterable[HeldParameters]) -> None:
         """Compute the norms again, in case the program wrote non-finite values after the backward pass."""
         for each in held:
-            squares, bad = squares_of(list(map(own_part, each.graded().values()))) if each.elements else (0.0, False)
+            _, squares, bad = norm_of(list(each.graded().values())) if each.elements else (0, 0.0, False)
             if bad:
                 each.squares, self.bad = squares, True
 
     def _add_norms(self, held: Iterable[HeldParameters]) -> None:
         for each in held:
             if each.elements:
-                seat = self.meter.sites.total_seat(each.total, each.elements)
+                seat = self.meter.sites.total_seat(each.total, each.elements, each.root.averaged)
                 self.curves.add_norm(self.step(), seat.id, each.elements, each.squares, measured=self._measured)
                 each.elements = 0
 
@@ -196,8 +199,7 @@ class Updates:
             graded = each.graded()
             if not graded:
                 continue
-            each.elements = sum(g.numel() for g in graded.values())
-            each.squares, bad = squares_of(list(map(own_part, graded.values())))
+            each.elements, each.squares, bad = norm_of(list(graded.values()))
             self.bad |= bad
             if self._measured or bad:
                 if again:
@@ -211,6 +213,16 @@ class Updates:
             meter.observe_all(held.seats(meter, kind, values), list(values.values()), self.step())
         finally:
             meter.level = level
+
+
+def norm_of(gradients: list[Tensor]) -> tuple[int, Tensor | float, bool]:
+    """Return how many elements of gradients this rank counts, the sum of their squares, and whether any is known to be bad.
+
+    The counts and sums of all ranks add up to those of the model; see Note [Spread values] in `kedge.sites.spread`.
+    """
+    counted, others = counted_once(gradients)
+    squares, bad = squares_of(counted) if counted else (0.0, False)
+    return sum(g.numel() for g in counted), squares, bad or bool(others and squares_of(others)[1])
 
 
 def squares_of(values: list[Tensor]) -> tuple[Tensor | float, bool]:

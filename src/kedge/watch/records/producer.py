@@ -273,13 +273,10 @@ def _saved(node: Node) -> dict[str, Tensor]:
     found = {}
     for name, saved in saved_by(node):
         value = getattr(saved, "data", None)
-        if (
-            isinstance(value, Tensor)
-            and value.is_floating_point()
-            and value.layout is torch.strided
-            and has_memory(value)
-        ):
-            found[name] = value.detach()
+        if isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided:
+            own = own_part(value.detach())
+            if has_memory(own):
+                found[name] = own
     return found
 
 

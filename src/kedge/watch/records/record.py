@@ -105,6 +105,12 @@ class TrainingRecord:
         if self.measured:
             self.facts.gradients.stepped(optimizer)
 
+    def forget(self, step: int) -> None:
+        """Discard the values of the current step so far: they are no data."""
+        self.meter.drop()
+        self.curves.drop(step)
+        self.losses.bad = False
+
     def end_step(self, step: int) -> bool:
         """Write the values of the step; returns whether something was non-finite."""
         bad, passes = self.is_bad, self.models.passes

@@ -110,6 +110,8 @@ def _entry_of(
         "shape": list(seat.shape), "dtype": seat.dtype, "channels": seat.channels, "from": list(seat.sources),
         "owner": "", "node": seat.node, "source": None,
     }  # fmt: skip
+    if seat.spread is not None:
+        entry |= {"copies": list(seat.spread.copies), "partial": seat.spread.partial}
     if kind == "loss":
         return {**entry, "site": path, **losses.get(path, {})}
     root = max((r for r in roots if _is_inside(path, r.prefix)), key=lambda r: len(r.prefix))

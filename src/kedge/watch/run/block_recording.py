@@ -48,7 +48,7 @@ class BlockRecording:
     ) -> None:
         self.name, self.number, self.is_over = name, number, False
         place = name.absolute()
-        recorder = RecordingSink(place, lambda: begin_recording(place, manifest, force), complain)
+        recorder = RecordingSink(place, lambda: begin_recording(place, manifest, force), complain, waits=launch.meets)
         self.sinks = Sinks(recorder, sinks, complain)
         self.sinks.find = self._find
         self._launch, self._complain = launch, complain

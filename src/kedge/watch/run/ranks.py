@@ -69,6 +69,11 @@ class LaunchedRank:
         return self.rank == 0
 
     @property
+    def meets(self) -> bool:
+        """Whether the launcher gave the ranks a place or an id to meet by: without one, no other rank is waited for."""
+        return bool(self.run)
+
+    @property
     def label(self) -> str:
         """The part of a recording's name that is unique: the process, or an id that all ranks of the run share."""
         if self.run is None:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 PATIENCE = 120.0
 """Least seconds that a rank keeps its data while rank 0 has not made the recording."""
 
-PATIENCE_AT_THE_END = 10.0
+PATIENCE_AT_THE_END = 3.0
+"""Most seconds that a rank waits at its end for rank 0 to make the recording."""
 
 _FEW, _MANY = 100, 10_000
 """Number of writes that are kept in any case while rank 0 has not made the recording, and most that are kept."""
@@ -38,6 +39,7 @@ class RecordingSink:
             See `kedge.watch.run.begin.begin_recording`.
         complain: Reports to the user.
         strict: Whether a failure ends the program.
+        waits: Whether to wait for rank 0 at the end, for `PATIENCE_AT_THE_END`.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class RecordingSink:
         complain: Callable[[str], None],
         *,
         strict: bool = False,
+        waits: bool = True,
     ) -> None:
-        self.place, self.begin = place, begin
+        self.place, self.begin, self.waits = place, begin, waits
         self.writer: RecordingWriter | None = None
         self._shield = Shield(
             "writing",
@@ -82,7 +85,7 @@ class RecordingSink:
 
     def close(self) -> None:
         """End the recording."""
-        until = monotonic() + PATIENCE_AT_THE_END
+        until = monotonic() + (PATIENCE_AT_THE_END if self.waits else 0.0)
         while self._kept and self.writer is None and monotonic() < until:
             sleep(_PAUSE)
             self._attempt()

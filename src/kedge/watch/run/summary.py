@@ -10,6 +10,7 @@ from kedge import native
 from kedge.errors import RecordingError
 from kedge.numbers import counted, percent, seconds
 from kedge.program.ending import text_of
+from kedge.report.head import lost_ranks
 from kedge.report.verdict import advice, tally, verdict
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project_config import configured_rules
@@ -75,7 +76,7 @@ def words_on(name: str, place: Path, summary: WatchSummary, folder: Path | None 
         f"{summary.sampled:,} sampled; "
         f"watching took {cost} of {seconds(summary.seconds)}"
     )
-    yield _checked(place, folder)
+    yield from _checked(place, folder)
     if not native.available():
         yield f"watching would be cheaper with Kedge's compiled part: {native.why_not()}"
     yield f"see more with: kedge report {name}"
@@ -93,14 +94,15 @@ def _rank_prefix(place: Path) -> str:
     return f"{shown} recorded; rank 0: "
 
 
-def _checked(place: Path, folder: Path | None) -> str:
+def _checked(place: Path, folder: Path | None) -> list[str]:
     failures: list[str] = []
-    judgement = Shield(*CHECKING, tell=failures.append)(_judged, place, folder)
-    return in_short(judgement) if judgement is not None else failures[0]
+    lines = Shield(*CHECKING, tell=failures.append)(_judged, place, folder)
+    return lines if lines is not None else failures[:1]
 
 
-def _judged(place: Path, folder: Path | None) -> Judgement:
-    return judge(Recording.open(place), configured_rules(folder=folder))
+def _judged(place: Path, folder: Path | None) -> list[str]:
+    recording = Recording.open(place)
+    return [*lost_ranks(recording), in_short(judge(recording, configured_rules(folder=folder)))]
 
 
 def in_short(judgement: Judgement) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from kedge import native
+from kedge.sites.leaves import own_part
 from kedge.torch_internals.tensors import version_of
 from kedge.watch.models.backwards import BackwardPasses
 from kedge.watch.models.optimizers import params_of
@@ -94,8 +95,9 @@ def _gradients(params: Iterable[Tensor]) -> list[_Gradient]:
 
 def _is_some(grad: Tensor) -> bool:
     """Whether a gradient has a nonzero element."""
-    squares, nonfinite = native.all_finite_and_norm([grad])
-    return bool(squares or nonfinite) or bool(grad.any())
+    own = own_part(grad)
+    squares, nonfinite = native.all_finite_and_norm([own])
+    return bool(squares or nonfinite) or bool(own.any())
 
 
 def _is_left(one: _Gradient) -> bool:

@@ -1,0 +1,57 @@
+"""The ranks that a finding holds for: one fault on many ranks is one finding, which names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+
+from kedge.rules.rank_departs import RankDeparts
+from kedge.rules.rule import Finding, Rule
+from kedge.store.recording import Recording
+
+MOST = 64
+"""Most ranks that are judged one by one."""
+
+
+def naming_ranks(recording: Recording, rules: Iterable[Rule], findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of a recording, each with the ranks whose own recordings show it too, or that have its site.
+
+    Args:
+        recording: The recording.
+        rules: The rules that found them.
+        findings: The findings in the ranks' data together.
+    """
+    ranks = recording.ranks
+    if not findings or not 1 < len(ranks) <= MOST:
+        return list(findings)
+    by_code = {rule.code: rule for rule in rules}
+
+    @cache
+    def places(code: str, rank: int) -> frozenset[str]:
+        return frozenset(finding.site for finding in by_code[code].check(recording.of_rank(rank)))
+
+    named = []
+    for finding in findings:
+        alone = finding.code != RankDeparts.code and finding.code in by_code
+        holding = [rank for rank in ranks if alone and finding.site in places(finding.code, rank)]
+        holding = holding or (_having(recording, finding.site) if alone else [])
+        named.append(_with_ranks(finding, holding, len(ranks)) if holding else finding)
+    return named
+
+
+def _having(recording: Recording, text: str) -> list[int]:
+    """Return the ranks that have a site at all, if others do not, as in a pipeline."""
+    site = next((site for site in recording.sites if site.site == text), None)
+    having = [rank for rank in recording.ranks if site is not None and len(recording.of_rank(rank).rows(site))]
+    return having if len(having) < len(recording.ranks) else []
+
+
+def _with_ranks(finding: Finding, ranks: Sequence[int], world: int) -> Finding:
+    some = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    held = f"all {world} ranks" if len(ranks) == world else some
+    return replace(
+        finding,
+        message=f"{finding.message} This holds for {held}.",
+        evidence={**finding.evidence, "ranks": list(ranks)},
+    )

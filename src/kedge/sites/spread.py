@@ -1,0 +1,107 @@
+"""How a distributed tensor, such as a DTensor, is spread over the ranks of a run.
+
+# Note [Spread values]
+A rank measures its own part of a distributed value: reading the whole would make the ranks communicate, at a moment that
+is not the same for all, and a rank that waits alone waits for ever. Parts of a sharded value add up to the whole. Ranks
+along a replicated dimension of the mesh hold the same elements, which count once. A value that is *partial* is still to
+be added up over the ranks: each holds an addend of every element, and only the sum has the statistics of the whole.
+
+The parameters of one model are often on different meshes: tensor parallelism leaves some as ordinary tensors, and FSDP
+spreads those over one dimension of the mesh, others over two. All ranks of the widest mesh belong to one model, so along
+its other dimensions they hold the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor, distributed, nn
+from torch.nn import Parameter
+
+from kedge.sites.leaves import own_part
+from kedge.torch_internals import dynamo
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The place of this rank's part of a distributed value; see Note [Spread values].
+
+    Attributes:
+        copies: The ranks that hold the same elements, this one among them; of a partial value, those that hold addends
+            of the same elements. Empty if this rank is outside of the value's mesh and holds nothing of it.
+        partial: Whether the value is still to be added up over ranks.
+        leads: Whether this rank is the first of them: the one that counts the elements where one rank has to.
+    """
+
+    copies: tuple[int, ...]
+    partial: bool = False
+    leads: bool = False
+
+
+def spread_of(value: Tensor, wide: Any = None) -> Spread | None:
+    """Return how a tensor is spread over ranks; None for an ordinary one. Nothing is communicated.
+
+    Args:
+        value: The tensor.
+        wide: The widest mesh of the parameters of the model whose parameter this is; None for any other value.
+    """
+    mesh, placements = _placed(value)
+    if mesh is None and wide is None:
+        return None
+    return _spread_on(mesh, placements, wide)
+
+
+def widest_mesh(values: Iterable[Tensor]) -> Any:
+    """Return the mesh with the most ranks that one of some tensors is on; None if all are ordinary tensors."""
+    meshes = (mesh for mesh, _ in map(_placed, values) if mesh is not None)
+    return max(meshes, key=lambda mesh: mesh.size(), default=None)
+
+
+def counted_once(values: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the parts of a model's values that this rank counts, if each element is to count once, and its other parts.
+
+    No rank counts a partial value.
+    """
+    wide = widest_mesh(values)
+    if wide is None:
+        return list(values), []
+    parts = [(own_part(value), spread_of(value, wide)) for value in values]
+    here = [spread is not None and spread.leads and not spread.partial for _, spread in parts]
+    counted = [part for (part, _), counts in zip(parts, here, strict=True) if counts]
+    return counted, [part for (part, _), counts in zip(parts, here, strict=True) if not counts]
+
+
+def averaged_over(model: nn.Module) -> Spread | None:
+    """Return the ranks that share the gradients of a model in DistributedDataParallel; None without it."""
+    model = dynamo.unwrap(model)
+    if not (distributed.is_available() and isinstance(model, nn.parallel.DistributedDataParallel)):
+        return None
+    ranks = tuple(sorted(distributed.get_process_group_ranks(model.process_group)))
+    return Spread(ranks, leads=distributed.get_rank() == ranks[0])
+
+
+def _placed(value: Tensor) -> tuple[Any, tuple[Any, ...]]:
+    """Return the mesh of a distributed tensor, and its placement along each dimension; without them no mesh."""
+    if type(value) is Tensor or type(value) is Parameter:
+        return None, ()
+    mesh, placements = getattr(value, "device_mesh", None), getattr(value, "placements", None)
+    return (None, ()) if mesh is None or placements is None else (mesh, tuple(placements))
+
+
+@lru_cache(maxsize=256)
+def _spread_on(mesh: Any, placements: tuple[Any, ...], wide: Any) -> Spread:
+    partial = any(placement.is_partial() for placement in placements)
+    shared = [placement.is_replicate() or placement.is_partial() for placement in placements]
+    if wide is not None and mesh != wide:
+        named = dict(zip(() if mesh is None else mesh.mesh_dim_names or (), shared, strict=False))
+        if set(named) <= set(wide.mesh_dim_names or ()) and (mesh is None or named):
+            mesh, shared = wide, [named.get(name, True) for name in wide.mesh_dim_names or [None] * wide.ndim]
+    at = mesh.get_coordinate()
+    if at is None:
+        return Spread((), partial)
+    same = tuple(slice(None) if is_shared else place for is_shared, place in zip(shared, at, strict=True))
+    copies = tuple(sorted(mesh.mesh[same].reshape(-1).tolist()))
+    return Spread(copies, partial, leads=int(mesh.mesh[tuple(at)]) == copies[0])

@@ -1,0 +1,114 @@
+"""A process group for tensors of the simulated device: gloo on the host, with copies there and back."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+NAME = "sim_gloo"
+
+
+class Staged(dist.ProcessGroup):
+    """Calls gloo with copies on the host, and waits: what a collective returns is done."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)
+        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    def getBackendName(self) -> str:  # noqa: N802 - as PyTorch calls it
+        """Return the name that it is registered by."""
+        return NAME
+
+    @property
+    def group_name(self) -> str:
+        """The name under which PyTorch keeps it: one in Python has no backend to ask."""
+        return dist.distributed_c10d._world.pg_names[self]
+
+    def _call(self, name: str, out: Any, *given: Any) -> dist.Work:
+        """Call gloo with outputs and inputs on the host, and copy the outputs back."""
+        there = _on_host(out)
+        getattr(self._gloo, name)(there, *map(_on_host, given)).wait()
+        _copy(out, there)
+        return _Done()
+
+    def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+        """See PyTorch."""
+        return self._call("allreduce", tensors, *_some(opts))
+
+    def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
+        """See PyTorch."""
+        return self._call("broadcast", tensors, *_some(opts))
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work:
+        """See PyTorch."""
+        return self._call("allgather", outputs, inputs, *_some(opts))
+
+    def _allgather_base(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
+        return self._call("_allgather_base", output, given, *_some(opts))
+
+    def _reduce_scatter_base(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
+        return self._call("_reduce_scatter_base", output, given, *_some(opts))
+
+    all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # the names since PyTorch 2.13
+
+    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work:
+        """See PyTorch."""
+        return self._call("scatter", outputs, inputs, *_some(opts))
+
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> dist.Work:
+        """See PyTorch."""
+        return self._call("send", tensors, to, tag)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> dist.Work:
+        """See PyTorch."""
+        return self._call("recv", tensors, source, tag)
+
+    def barrier(self, opts: Any = None) -> dist.Work:
+        """See PyTorch."""
+        self._gloo.barrier().wait()
+        return _Done()
+
+
+class _Done(dist.Work):
+    """Work that has ended."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Return that it has ended."""
+        return True
+
+    def get_future(self) -> Any:
+        """Return a future that has come."""
+        future: Any = torch.futures.Future()
+        future.set_result(None)
+        return future
+
+
+def register() -> None:
+    """Let `init_process_group(NAME)` make it, for tensors of the host and of the device."""
+    dist.Backend.register_backend(NAME, Staged, devices=["cpu", "sim"])
+
+
+def _some(opts: Any) -> tuple[Any, ...]:
+    return () if opts is None else (opts,)
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_on_host(each) for each in value]
+    return value.detach().cpu() if isinstance(value, Tensor) else value
+
+
+def _copy(value: Any, host: Any) -> None:
+    if isinstance(value, list):
+        for each, there in zip(value, host, strict=True):
+            _copy(each, there)
+    elif value.device.type != "cpu":
+        value.detach().copy_(host)

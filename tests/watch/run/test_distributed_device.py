@@ -1,0 +1,106 @@
+"""Ranks whose model is on a device: merged, sharded and parallel models are what they are on the CPU."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed
+
+from kedge.store.recording import Recording
+from tests import forked
+from tests.accelerator import build
+
+pytestmark = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available() and build.compiler()),
+    reason="no gloo, or no C++ compiler",
+)
+
+PROGRAM = """
+    import os, sys
+    sys.path.insert(0, sys.argv[1])
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    import kedge
+
+    WORLD = 2
+
+    def train(kind, device, rank):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)).to(device)
+        mesh = init_device_mesh(device, (WORLD,))
+        if kind == "fsdp":
+            fully_shard(model[0], mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        else:
+            parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with kedge.watch(f"{kind}-{device}.kedge", every=1, budget=None, strict=True) as watch:
+            watch.tell = None
+            for step in range(3):
+                torch.manual_seed(step)
+                batch = torch.randn(8, 6)
+                batch = (batch.chunk(WORLD)[rank] if kind == "fsdp" else batch).to(device)
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+
+    def one_rank(rank):
+        from tests.accelerator import process_group, sim
+        sim.load()
+        process_group.register()
+        meeting = f"file://{os.getcwd()}/store"
+        dist.init_process_group(process_group.NAME, init_method=meeting, rank=rank, world_size=WORLD)
+        for kind in ("fsdp", "tensor"):
+            for device in ("cpu", "sim"):
+                train(kind, device, rank)
+        dist.barrier()
+
+    torch.set_num_threads(1)
+    children = []
+    for rank in range(WORLD):
+        child = os.fork()
+        if not child:
+            os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="localhost", MASTER_PORT="29556")
+            status = 1
+            try:
+                one_rank(rank)
+                status = 0
+            finally:
+                if status:
+                    sys.excepthook(*sys.exc_info())
+                os._exit(status)
+        children.append(child)
+    sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Run the program once; returns the folder of its recordings."""
+    build.library()
+    place = tmp_path_factory.mktemp("device")
+    (place / "it.py").write_text(textwrap.dedent(PROGRAM))
+    done = forked.run([sys.executable, "-W", "ignore", "it.py", str(Path(__file__).parents[3])], cwd=place, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return place
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "tensor"])
+def test_ranks_on_a_device_record_what_they_do_on_the_cpu(kind: str, folder: Path) -> None:
+    """The same sites and counts, and sums up to the rounding of float32, of values and parameters, sharded or not."""
+    host, device = (Recording.open(folder / f"{kind}-{where}.kedge") for where in ("cpu", "sim"))
+
+    assert device.ranks == (0, 1)
+    assert {site.site for site in device.sites} == {site.site for site in host.sites}
+    for site in host.sites:
+        ours, theirs = device.rows(site.site), host.rows(site)
+        np.testing.assert_array_equal(ours.count, theirs.count, err_msg=site.site)
+        np.testing.assert_allclose(ours.sumsq, theirs.sumsq, rtol=1e-4, atol=1e-9, err_msg=site.site)

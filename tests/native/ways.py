@@ -55,7 +55,7 @@ def by_pytorch(tensor: Tensor) -> dict[str, float]:
 def by_triton(tensor: Tensor, rows_dtype: torch.dtype = torch.float64) -> dict[str, float]:
     """Measure by the Triton kernel, in Triton's interpreter."""
     kernel = importlib.import_module("kedge.native.device_kernel").statistics
-    flat = reductions.flat(tensor)
+    flat = reductions.flat(tensor).contiguous()
     programs = on_device.rows_for(flat.numel())
     table = torch.full((programs + 2, 6), math.nan, dtype=rows_dtype)
     with np.errstate(all="ignore"):
@@ -66,7 +66,7 @@ def by_triton(tensor: Tensor, rows_dtype: torch.dtype = torch.float64) -> dict[s
 
 
 PYTORCH = Way("pytorch", by_pytorch, Bound(2**-30, 2**-12))
-TRITON = Way("triton", by_triton, Bound(2**-40, 2**-21), most=1 << 21)
+TRITON = Way("triton", by_triton, Bound(2**-40, 2**-21), most=1 << 20)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton runs kernels on the host in this process, which is decided when it is imported."""
 

@@ -31,6 +31,14 @@ FINITE: tl.constexpr = tl.constexpr(2)
 
 
 @triton.jit
+def _widened(x, wide: tl.constexpr):
+    """Return numbers in a wider dtype; a bfloat16 is the upper half of a float32, which no conversion can then flush to zero."""
+    if x.dtype == tl.bfloat16:
+        x = (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    return x.to(wide)
+
+
+@triton.jit
 def _first_pass(numbers, count, wide: tl.constexpr):
     """Return sum, sum of squares, extremes without NaN, and the count of non-zero numbers of this program's folds."""
     program = tl.program_id(0).to(tl.int64)
@@ -46,7 +54,7 @@ def _first_pass(numbers, count, wide: tl.constexpr):
         part = tl.zeros([TILE], wide)
         part_squares = tl.zeros([TILE], wide)
         for i in tl.static_range(TILES):
-            x = tl.load(numbers + fold * FOLD + i * TILE + tile).to(wide)
+            x = _widened(tl.load(numbers + fold * FOLD + i * TILE + tile), wide)
             part += x
             part_squares += x * x
             nonzero += (x != 0).to(tl.int32)
@@ -59,7 +67,7 @@ def _first_pass(numbers, count, wide: tl.constexpr):
         part_squares = tl.zeros([TILE], wide)
         for start in range(folds * FOLD, count, TILE):
             there = start + tile < count
-            x = tl.load(numbers + start + tile, mask=there, other=0).to(wide)
+            x = _widened(tl.load(numbers + start + tile, mask=there, other=0), wide)
             part += x
             part_squares += x * x
             nonzero += (x != 0).to(tl.int32)
@@ -83,7 +91,7 @@ def _second_pass(numbers, count):
     for fold in range(program, tl.cdiv(count, FOLD), programs):
         for i in range(TILES):
             at = fold * FOLD + i * TILE + tile
-            x = tl.load(numbers + at, mask=at < count, other=0).to(tl.float64)
+            x = _widened(tl.load(numbers + at, mask=at < count, other=0), tl.float64)
             total += x
             squares += x * x
             nonfinite += _is_not_finite(x).to(tl.int32)

@@ -95,8 +95,11 @@ def measure_into(table: Tensor, first: int, numbers: Tensor, what: int) -> bool:
     Returns:
         Whether it is measured; if not, the rows are unchanged.
     """
-    kind, address = numbers.device.type, numbers.data_ptr()
-    if kind in _failed or numbers.dtype not in _READ or type(numbers) is not Tensor or not address:
+    kind = numbers.device.type
+    if kind in _failed or numbers.dtype not in _READ or type(numbers) is not Tensor or not numbers.is_contiguous():
+        return False
+    address = numbers.data_ptr()
+    if not address:  # its memory was given back
         return False
     variant = numbers.device, numbers.dtype, what, address % _ALIGNED == 0, table.dtype
     if variant not in _ran and accelerators.is_capturing():

@@ -19,8 +19,12 @@ from kedge import native
 from kedge.native import on_device
 from tests.native.ways import INTERPRETED, TRITON, by_triton, numbers
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed; CUDA builds of PyTorch bring it")
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="run with TRITON_INTERPRET=1 by the test that starts a process for it")
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None, reason="Triton is not installed; CUDA builds of PyTorch bring it"
+)
+interpreted = pytest.mark.skipif(
+    not INTERPRETED, reason="run with TRITON_INTERPRET=1 by the test that starts a process for it"
+)
 FOLDER = Path(__file__).parent
 TARGETS = [("cuda", 80, 32), ("cuda", 90, 32), ("hip", "gfx942", 64)]
 
@@ -79,7 +83,9 @@ def test_what_is_not_asked_for_stays_unmeasured() -> None:
     assert launch(x, 1, "norm")[0].tolist() == pytest.approx([-2, 34, nan, nan, nan, 0], nan_ok=True)
     assert launch(x, 1, "finite")[0].tolist() == pytest.approx([-2] + [nan] * 5, nan_ok=True)
     large = torch.full((4,), 3e38)
-    assert launch(large, 1, "norm")[0].tolist() == pytest.approx([4 * 3e38, 36e76, nan, nan, nan, 0], nan_ok=True, rel=1e-6)
+    assert launch(large, 1, "norm")[0].tolist() == pytest.approx(
+        [4 * 3e38, 36e76, nan, nan, nan, 0], nan_ok=True, rel=1e-6
+    )
 
 
 @interpreted
@@ -104,13 +110,48 @@ def compiled(target: tuple[Any, ...], dtype: str, what: int, tmp_path: Path) -> 
     kernel = importlib.import_module("kedge.native.device_kernel")
     source = triton.compiler.ASTSource(
         kernel.statistics,
-        signature={"numbers": f"*{dtype}", "rows": "*fp64", "first": "i32", "count": "i64", "WHAT": "constexpr"},
+        signature={"numbers": f"*{dtype}", "rows": "*fp64", "first": "i32", "count": "i64", "what": "constexpr"},
         constexprs={(4,): what},
         attrs={(0,): [["tt.divisibility", 16]], (1,): [["tt.divisibility", 16]]},
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path))
         return triton.compile(source, target=compiler.GPUTarget(*target), options={"num_warps": 4})
+
+
+class Card:
+    """A card for which Triton compiles, and on which nothing runs."""
+
+    def get_current_target(self) -> Any:
+        return importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.mark.skipif(INTERPRETED, reason="an interpreted kernel is not compiled")
+def test_no_size_makes_triton_compile_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel serves every count, up to beyond 2^31, and every row; only where a value begins makes another one."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    driver = importlib.import_module("triton.runtime").driver
+    statistics = importlib.import_module("kedge.native.device_kernel").statistics
+    value, table = torch.ones(64), torch.zeros(4, 6, dtype=torch.float64)
+
+    def kernel(count: int, first: int, offset: int) -> str:
+        """Compile as a launch does; returns which kernel it is."""
+        return statistics.warmup(value[offset:], table, first, count, 0, num_warps=4, grid=(1,)).hash
+
+    driver.set_active(Card())
+    try:
+        same = {kernel(*case) for case in [(1, 0, 0), (16, 1, 0), (17, 16, 4), (1 << 33, 5, 8), (1000, 1 << 20, 0)]}
+        other = kernel(17, 16, 1)
+    finally:
+        driver.reset_active()
+    assert len(same) == 1
+    assert other not in same
 
 
 @pytest.mark.skipif(INTERPRETED, reason="an interpreted kernel is not compiled")

@@ -65,7 +65,13 @@ def columns(values: list[Tensor], what: native.What = "full") -> dict[str, Any]:
 def test_every_value_has_one_row_in_the_recording(kernel: Any) -> None:
     """However many programs read it: their rows are added up, as exactly as on the host, beside values with a row alone."""
     torch.manual_seed(0)
-    values = [torch.randn(3), torch.randn(30_000), torch.randn(200, 100).t(), torch.full((9000,), 1e-30), torch.randn(5)]
+    values = [
+        torch.randn(3),
+        torch.randn(30_000),
+        torch.randn(200, 100).t(),
+        torch.full((9000,), 1e-30),
+        torch.randn(5),
+    ]
     values[1][7], values[2][0, 0] = 0, math.inf
     with np.errstate(all="ignore"):
         found = columns(values)
@@ -182,3 +188,20 @@ def test_rows_are_added_up_as_values_are() -> None:
     assert rows[0] == pytest.approx([7, 8, math.nan, math.nan, math.nan, 0], nan_ok=True)
     assert rows[1] == pytest.approx([2, 4, -3, math.nan, 10, 1], nan_ok=True)
     assert on_device.folded(table, [], []).shape == (0, 6)
+
+
+def test_the_line_of_the_version_says_how_devices_are_measured(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
+    """``kedge --version -v``: not needed, there, or the reason and what it costs."""
+    accelerator = torch.accelerator
+    monkeypatch.setattr(accelerator, "current_accelerator", lambda check_available=False: None)
+    assert on_device.described() == "device_kernel: not needed, without a device for which Triton compiles"
+    monkeypatch.setattr(accelerator, "current_accelerator", lambda check_available=False: CPU)
+    monkeypatch.setattr(accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(on_device, "available", lambda device: True)
+    assert on_device.described() == "device_kernel: present"
+    monkeypatch.setattr(on_device, "available", lambda device: False)
+    monkeypatch.setitem(on_device._failed, "cpu", "ModuleNotFoundError: No module named 'triton'")
+    assert on_device.described() == (
+        "device_kernel: missing (ModuleNotFoundError: No module named 'triton'): "
+        "a value on a device takes a dozen of PyTorch's reductions, and sums are in float32."
+    )

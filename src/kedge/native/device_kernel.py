@@ -1,13 +1,14 @@
 """The statistics of a value as a Triton kernel; imports Triton, so `kedge.native.on_device` imports this file late.
 
 # Note [Folds]
-A fold is 8 tiles of 1,024 numbers. A program adds its tiles up in float32, number by number of a tile, with at most 8 roundings,
-and then in float64, so the error is that of Note [How exact]; per 8 numbers there are two additions in float64, which cards on
-which these are 64 times slower can bear. Programs take folds in turn. Only the last fold may be short, and only that one
-is read under a mask: a mask whose length is not known to be a multiple of 16 would split each load into single numbers.
+A fold is 8 tiles of 1,024 numbers. A program adds the tiles of a fold up in float32, element by element, with at most 8
+roundings, and then in float64, so the error is that of Note [How exact]. That is two additions in float64 for 8 numbers, which
+cards can bear on which these are 64 times slower. Programs take folds in turn. Only the last fold may be short, and only that
+one is read under a mask: a mask that may end anywhere would split each load into single numbers.
 
-Each program writes a row of its own, and the host adds the rows up when it has them. So there is nothing that programs would have
-to wait for or to count: no atomic operation, no memory to prepare, the same bits in any order, and a graph of CUDA's can replay it.
+Each program writes a row of its own, and the host adds the rows up when it has them. So programs need not wait for each
+other or count who is last: no atomic operation, no memory to prepare, the same bits in any order, and a CUDA graph can
+replay it.
 
 # Note [Numbers that are read again]
 As in C, a program's totals show whether float32 was enough. If not, it reads its numbers again, adds up in float64, and counts
@@ -31,7 +32,7 @@ FINITE: tl.constexpr = tl.constexpr(2)
 
 
 @triton.jit
-def _widened(x, wide: tl.constexpr):
+def _widened(x: tl.tensor, wide: tl.constexpr) -> tl.tensor:
     """Return numbers in a wider dtype; a bfloat16 is the upper half of a float32, which no conversion can then flush to zero."""
     if x.dtype == tl.bfloat16:
         x = (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
@@ -39,7 +40,7 @@ def _widened(x, wide: tl.constexpr):
 
 
 @triton.jit
-def _first_pass(numbers, count, wide: tl.constexpr):
+def _first_pass(numbers: tl.tensor, count: tl.tensor, wide: tl.constexpr) -> tl.tuple:
     """Return sum, sum of squares, extremes without NaN, and the count of non-zero numbers of this program's folds."""
     program = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0).to(tl.int64)
@@ -79,7 +80,7 @@ def _first_pass(numbers, count, wide: tl.constexpr):
 
 
 @triton.jit
-def _second_pass(numbers, count):
+def _second_pass(numbers: tl.tensor, count: tl.tensor) -> tl.tuple:
     """Return sum, sum of squares, and the counts of non-finite numbers and of NaN of this program's folds, all in float64."""
     program = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0).to(tl.int64)
@@ -100,12 +101,12 @@ def _second_pass(numbers, count):
 
 
 @triton.jit
-def _is_not_finite(x):
+def _is_not_finite(x: tl.tensor) -> tl.tensor:
     return (x != x) | (tl.abs(x) == float("inf"))  # noqa: PLR0124 - only NaN differs from itself
 
 
 @triton.jit(do_not_specialize=("first", "count"))
-def statistics(numbers, rows, first, count: tl.int64, WHAT: tl.constexpr):  # noqa: N803 - as constants are written in Triton
+def statistics(numbers: tl.tensor, rows: tl.tensor, first: tl.int32, count: tl.int64, what: tl.constexpr) -> None:
     """Write the statistics of contiguous numbers into a table, a row for each program.
 
     Args:
@@ -113,15 +114,15 @@ def statistics(numbers, rows, first, count: tl.int64, WHAT: tl.constexpr):  # no
         rows: The table: columns of sum, sum of squares, minimum, maximum, non-zero and non-finite numbers.
         first: The row of the first program.
         count: How many numbers there are.
-        WHAT: `FULL`, `NORM` or `FINITE`; columns of other statistics stay as they are.
+        what: `FULL`, `NORM` or `FINITE`; columns of other statistics stay as they are.
     """
     exact: tl.constexpr = numbers.dtype.element_ty == tl.float64
     wide: tl.constexpr = tl.float64 if exact else tl.float32
     total, squares, low, high, nonzero = _first_pass(numbers, count, wide)
     again = _is_not_finite(total)
-    if WHAT != FINITE and not exact:
+    if what != FINITE and not exact:
         again = again | _is_not_finite(squares) | (squares < SMALL)
-    if WHAT == FULL and not exact:
+    if what == FULL and not exact:
         again = again & (nonzero > 0)
     nonfinite = tl.full([], 0, tl.int64)
     if again:
@@ -130,10 +131,10 @@ def statistics(numbers, rows, first, count: tl.int64, WHAT: tl.constexpr):  # no
         high = tl.where(nan > 0, float("nan"), high)
     row = rows + (first + tl.program_id(0)).to(tl.int64) * COLUMNS
     tl.store(row, total)
-    if WHAT != FINITE:
+    if what != FINITE:
         tl.store(row + 1, squares)
         tl.store(row + 5, nonfinite.to(tl.float64))
-    if WHAT == FULL:
+    if what == FULL:
         tl.store(row + 2, low)
         tl.store(row + 3, high)
         tl.store(row + 4, nonzero.to(tl.float64))

@@ -1,18 +1,20 @@
 """All statistics of a value on a device in one launch of a Triton kernel, `kedge.native.device_kernel`.
 
-Triton is looked up when the first value on a device comes for which it compiles; it is not a dependency. Without it, or if it fails, PyTorch's
-reductions measure as on other devices; `kedge --version -v` gives the reason.
+Triton is not a dependency. It is looked up when the first value comes on a device for which it compiles. Without it, or if it
+fails, PyTorch's reductions measure as on other devices; `kedge --version -v` gives the reason.
 
 # Note [What the kernel costs the program]
-The kernel is launched on the program's stream. It reads the value once, allocates nothing, and nothing waits for it. Its block and its
-number of warps are fixed, as trying several would run in the middle of somebody's training. Triton compiles it, in some
-tenths of a second, for each dtype and each set of statistics, and for values that do not begin at a multiple of 16 bytes; it keeps the
-result on disk. While a graph is being captured nothing is compiled or loaded: a kernel that has not run before is left to PyTorch.
+The kernel is launched on the program's stream. It reads the value once, allocates nothing, and nothing waits for it. Its
+block and its number of warps are fixed, as trying several would run in the middle of somebody's training. Triton compiles
+it, in some tenths of a second, for each dtype and each set of statistics, and again for values that do not begin at a
+multiple of 16 bytes; it keeps the result on disk. While a graph is captured, nothing is compiled or loaded: values whose
+kernel has not run before are left to PyTorch.
 
 # Note [One launch for one value]
-One launch for many small values would need their addresses on the device: a copy from pinned memory for each call, memory that is not
-overwritten before the copy has run, and values that live until then. In a captured graph the addresses would be those of the
-first run. It would save the launches of parameters and gradients only, as other values come one by one.
+One launch for many small values would need their addresses on the device: for each call a copy from pinned memory that is
+not overwritten before the copy has run, and values that live until then. A captured graph would copy the addresses anew from
+memory that has other contents by then. It would save the launches of parameters and gradients alone, as other values come
+one by one, and these only in measured steps.
 """
 
 from __future__ import annotations
@@ -40,6 +42,8 @@ _LOW, _HIGH = 2, 3
 _WARPS = 4
 _ALIGNED = 16
 _READ = frozenset({torch.float32, torch.float64, torch.float16, torch.bfloat16})
+_CORNER = "device_kernel"
+_COSTS = "a value on a device takes a dozen of PyTorch's reductions, and sums are in float32."
 _failed: dict[str, str] = {}
 """Why the kernel is not used, by kind of device."""
 _ran: set[tuple[object, ...]] = set()
@@ -53,10 +57,11 @@ def _kernel() -> Any:
     Raises:
         ImportError: Triton is not installed, or does not compile.
     """
-    module = importlib.import_module("kedge.native.device_kernel")
-    if not isinstance(module.statistics, importlib.import_module("triton").JITFunction):
+    statistics = importlib.import_module("kedge.native.device_kernel").statistics
+    compiles = isinstance(statistics, importlib.import_module("triton").JITFunction)
+    if not compiles:
         raise ImportError("TRITON_INTERPRET is set, so Triton would run kernels on the host")
-    return module.statistics
+    return statistics
 
 
 def available(device: torch.device) -> bool:
@@ -76,6 +81,16 @@ def available(device: torch.device) -> bool:
 def why_not() -> dict[str, str]:
     """Return the reason why the kernel is not used, by kind of device; empty unless it was tried and failed."""
     return dict(_failed)
+
+
+def described() -> str:
+    """Return a line for `kedge --version -v`: whether the kernel runs on the device that this process would use."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or found.type not in KINDS:
+        return f"{_CORNER}: not needed, without a device for which Triton compiles"
+    if available(torch.device(found.type, torch.accelerator.current_device_index())):
+        return f"{_CORNER}: present"
+    return f"{_CORNER}: missing ({_failed[found.type]}): {_COSTS}"
 
 
 def rows_for(numbers: int) -> int:

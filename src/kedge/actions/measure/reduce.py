@@ -1,7 +1,8 @@
 """The reductions behind `measure` on a device, and which tensors they apply to.
 
 On a GPU every reduction runs at memory speed, and reading a sum to decide whether to count would wait for it; so all
-run, unless Triton is there and `kedge.native.on_device` measures with one kernel. In this process's own memory `kedge.native` measures.
+run. Where Triton is there, `kedge.native.on_device` measures with one kernel instead, and in this process's own memory
+`kedge.native` measures.
 """
 
 from __future__ import annotations

@@ -78,6 +78,13 @@ class DeviceTables:
         self.measured.append(measured)
         return measured
 
+    def add_squares(self, site: int, value: Tensor) -> None:
+        """Add the sum of squares of a flat value, computed where it is."""
+        table = self._table_on(value.device)
+        row = table.reserve(1)
+        self.measured.append(Measured(site, value.numel(), value.device, row))
+        reduce.squares(value, table.slot(row))
+
     def _table_on(self, device: torch.device) -> DeviceTable:
         table = self.tables.get(device)
         if table is None:

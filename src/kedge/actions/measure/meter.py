@@ -118,6 +118,13 @@ class Meter(MeasuredValues):
                 self._begin(step)
             self._values.host.put([seat.id for seat in seats], counts, squares)
 
+    def add_squares_of(self, seats: Sequence[MeasuredSite], step: int, values: Sequence[Tensor]) -> None:
+        """Add the sums of squares of flat values, one a site; on a device without waiting for it."""
+        with self.lock:
+            if step != self._values.step:
+                self._begin(step)
+            self._values.add_squares(seats, values)
+
     def _begin(self, step: int) -> None:
         if self._values.step >= 0 or self.finished:  # values of another step are left
             self.flush()

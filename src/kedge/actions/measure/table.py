@@ -41,7 +41,7 @@ class Snapshot(NamedTuple):
 
     def numpy(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """The rows and the wide numbers; waits for them if they have not arrived."""
-        if self.arrived is not None:
+        if self.arrived is not None and not self.arrived.query():
             self.arrived.synchronize()
         return self.rows, self.wide
 

@@ -131,6 +131,11 @@ class StepValues:
         for i in self.host.observe_all([seat.id for seat in seats], values, self.code, draws=self.draws):
             self.observe(seats[i], values[i].detach())
 
+    def add_squares(self, seats: Sequence[MeasuredSite], values: Sequence[Tensor]) -> None:
+        """Add the sum of squares of one flat value for each site, computed where it is."""
+        for seat, value in zip(seats, values, strict=True):
+            self._reduced.devices.add_squares(seat.id, value)
+
     def spoiled(self) -> bool:
         """Whether the step has non-finite values; true on a GPU if it has any values, because reading them would wait."""
         if not (self.host.used or self._reduced.devices.measured):

@@ -167,9 +167,11 @@ class Updates:
             self._add_norms(self._held.get(optimizer, ()))
         before = self._before.pop(optimizer, None)
         for each, old in zip(self._held.get(optimizer, ()), before or (), strict=False):
-            counts, squares = old.changes()
             seats = each.seats(self.meter, "update", dict(enumerate(each.params)))
-            self.meter.add_squares(seats, self.step(), counts, squares)
+            if old.on_device:
+                self.meter.add_squares_of(seats, self.step(), old.differences())
+            else:
+                self.meter.add_squares(seats, self.step(), *old.changes())
 
     def _recheck_norms(self, held: Iterable[HeldParameters]) -> None:
         """Compute the norms again, in case the program wrote non-finite values after the backward pass."""
@@ -219,7 +221,7 @@ def squares_of(values: list[Tensor]) -> tuple[Tensor | float, bool]:
     if all(value.is_cpu for value in values):
         squares, nonfinite = native.all_finite_and_norm(values)
         return (math.nan if nonfinite else squares), bool(nonfinite)
-    norms = kernels.norms([reductions.real(v.detach()) for v in values], dtype=torch.float32)
+    norms = kernels.norms([reductions.real(v.detach()) for v in values])
     return torch.stack([n.float().to(norms[0].device, non_blocking=True) for n in norms]).square().sum(), False
 
 
@@ -239,8 +241,17 @@ class Samples:
         """Return for each parameter how many elements were compared, and the sum of squares of their changes."""
         if native.squared_changes is not None and not self.tensors:
             return native.squared_changes(self.numbers, self.params, self.counts, _SAMPLE)
-        changes = [(sample(p) - was).abs().double() for p, was in zip(self.params, self.tensors, strict=True)]
+        changes = [each.double() for each in self.differences()]
         return [c.numel() for c in changes], [float(c.square().sum()) for c in changes]
+
+    @property
+    def on_device(self) -> bool:
+        """Whether a parameter is on a device, where reading its changes would wait."""
+        return any(not was.is_cpu for was in self.tensors)
+
+    def differences(self) -> list[Tensor]:
+        """Return how far the elements of each parameter have moved."""
+        return [(sample(p) - was).abs() for p, was in zip(self.params, self.tensors, strict=True)]
 
 
 def sample(param: Tensor) -> Tensor:

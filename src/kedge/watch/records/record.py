@@ -115,8 +115,11 @@ class TrainingRecord:
         if self.measured:
             passes.keep_first(self._groups)
             self.facts.unoptimized.step_ended(self.optimizers, self.models.roots, self.models.places)
+        due = self.measured or bad or self.curves.is_due()
+        if due:
+            self.curves.send()  # before the statistics, so that they have arrived with those
         self.meter.flush(finite=not (self.measured or bad))
-        if self.measured or bad or self.curves.is_due():
+        if due:
             self.writer.write_curves(step)
         return bad
 

@@ -61,7 +61,8 @@ CORNERS := tests/architecture/test_corners.py tests/architecture/test_privates.p
 	tests/hooks/test_checkpoint.py tests/hooks/test_nested_checkpoints.py tests/hooks/placing/test_strict_export.py \
 	tests/hooks/gates/test_compiled.py tests/hooks/operations/test_ops_checkpoint.py \
 	tests/hooks/operations/test_ops_functions.py tests/hooks/saved/test_saving_stacked.py tests/hooks/gates/test_scripted.py \
-	tests/torch_internals/test_source.py tests/offload/test_checkpoint_inputs.py tests/offload/test_checkpoint_oneness.py
+	tests/torch_internals/test_source.py tests/offload/test_checkpoint_inputs.py tests/offload/test_checkpoint_oneness.py \
+	tests/native/test_device_kernel.py tests/native/test_on_device.py
 
 corners: setup  ## run the tests of PyTorch's private corners alone; TORCH= as for test
 	@echo "tests of PyTorch's private corners$(if $(TORCH), on PyTorch $(TORCH)), in $(WORKERS) processes"

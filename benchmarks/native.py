@@ -1,5 +1,7 @@
 """What one pass over a value costs, beside `torch.dot` and beside the six reductions of PyTorch's that it replaces.
 
+On a device, if there is one for which Triton compiles, the same of one launch of the kernel, beside PyTorch's reductions there.
+
 All that is compared runs in turn within each round; printed are medians over the rounds, in microseconds, and ratios of what
 ran in the same round.
 
@@ -12,18 +14,22 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from kedge import native
+from kedge.actions.measure import reduce
 from kedge.actions.measure.host import HostTable
-from kedge.native import reductions
+from kedge.native import on_device, reductions
 
 SIZES = (100, 1_000, 10_000, 100_000, 1_000_000, 16_000_000)
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64)
 ROUND = 0.02
 """How many seconds a function runs in a round, at least once."""
+TOGETHER = 20
+"""How many launches are queued before the device is waited for."""
 
 Function = Callable[[], object]
 
@@ -43,6 +49,7 @@ def main() -> None:
     sizes(args.rounds, args.sizes)
     layouts(args.rounds)
     bad_numbers(args.rounds)
+    devices(args.rounds, args.sizes)
 
 
 def calls(rounds: int) -> None:
@@ -143,6 +150,35 @@ def bad_numbers(rounds: int) -> None:
     print("\none pass over a million float32, by what they are")
     for name, (median, ratio) in found.items():
         print(f"  {name:26} {median:8.1f} {ratio:8.2f}")
+
+
+def devices(rounds: int, numbers: list[int]) -> None:
+    """One launch of the kernel on a device, beside PyTorch's reductions: the host's time, and that until the device is done."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or not on_device.available(torch.device(found.type, torch.accelerator.current_device_index())):
+        print(f"\nnothing to measure on a device; {on_device.described()}")
+        return
+    print(f"\none launch of the kernel on {found.type}, microseconds, and its ratio to PyTorch's reductions")
+    print(f"  {'':10}{'numbers':>12} {'queued':>10} {'done':>10} {'queued':>8} {'done':>8}")
+    for dtype in DTYPES:
+        for size in numbers:
+            value = reductions.flat(torch.randn(size, device=found).to(dtype))
+            table = torch.zeros(on_device.MOST, 6, dtype=torch.float64, device=found)
+            row = reduce.StatisticsRow(torch.zeros(6, device=found))
+            kernel = partial(on_device.measure_into, table, 0, value, native.CODES["full"])
+            six = partial(reduce.full, value, row)
+            queued = paired(rounds, {"six": six, "kernel": kernel})["kernel"]
+            torch.accelerator.synchronize()
+            done = paired(rounds, {"six": partial(waited, six), "kernel": partial(waited, kernel)})["kernel"]
+            times = f"{queued[0]:10.1f} {done[0] / TOGETHER:10.1f} {queued[1]:8.2f} {done[1]:8.2f}"
+            print(f"  {str(dtype).removeprefix('torch.'):10}{size:12,} {times}")
+
+
+def waited(function: Function) -> None:
+    """Call a function some times, and wait until the device is done."""
+    for _ in range(TOGETHER):
+        function()
+    torch.accelerator.synchronize()
 
 
 def paired(rounds: int, functions: dict[str, Function]) -> dict[str, tuple[float, float]]:

@@ -87,6 +87,8 @@ def test_every_size_and_alignment_near_the_width_of_a_vector(way: Way, dtype: to
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_large_values_too(way: Way, size: int, dtype: torch.dtype) -> None:
     """Errors do not grow with the number of elements."""
+    if size > way.most:
+        pytest.skip(f"{way.name} would take long")
     x = torch.linspace(-1, 3, size, dtype=torch.float32).to(dtype)
     x[[0, size // 2, -1]] = 0
     wide = x.double()

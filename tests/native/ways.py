@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kedge import native
-from kedge.native import reductions
+from kedge.native import on_device, reductions
 
 COMPILED = pytest.mark.skipif(not native.available(), reason=f"the compiled part is missing: {native.why_not()}")
 
@@ -32,6 +34,8 @@ class Way:
     name: str
     measure: Callable[[Tensor], dict[str, float]]
     bound: Bound
+    most: int = 1 << 40
+    """The size of the largest value that it measures in reasonable time."""
 
 
 def compiled(tensor: Tensor) -> dict[str, float]:
@@ -48,7 +52,23 @@ def by_pytorch(tensor: Tensor) -> dict[str, float]:
     return dict(zip(native.FIELDS, reductions.row(tensor), strict=True))
 
 
+def by_triton(tensor: Tensor, rows_dtype: torch.dtype = torch.float64) -> dict[str, float]:
+    """Measure by the Triton kernel, in Triton's interpreter."""
+    kernel = importlib.import_module("kedge.native.device_kernel").statistics
+    flat = reductions.flat(tensor).contiguous()
+    programs = on_device.rows_for(flat.numel())
+    table = torch.full((programs + 2, 6), math.nan, dtype=rows_dtype)
+    with np.errstate(all="ignore"):
+        kernel[(programs,)](flat, table, 1, flat.numel(), native.CODES["full"], num_warps=4)
+    assert table[[0, -1]].isnan().all(), "other rows were written"
+    row = on_device.folded(table.numpy(), [1], [programs])[0].tolist()
+    return dict(zip(native.FIELDS, [*row, flat.numel()], strict=True))
+
+
 PYTORCH = Way("pytorch", by_pytorch, Bound(2**-30, 2**-12))
+TRITON = Way("triton", by_triton, Bound(2**-40, 2**-21), most=1 << 20)
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton runs kernels on the host in this process, which is decided when it is imported."""
 
 
 def numbers(tensor: Tensor) -> np.ndarray:

@@ -122,11 +122,13 @@ def _describe() -> int:
     """Print the version, and whether the installed PyTorch has the private names that are used."""
     import torch
 
+    from kedge.native import on_device
     from kedge.torch_internals.corners import described
 
     print(f"PyTorch {torch.__version__}, and the private parts of it that kedge {metadata.version('kedge')} uses:")
     for line in described():
         print(f"  {line}")
+    print(f"  {on_device.described()}")
     return 0
 
 

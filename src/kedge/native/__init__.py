@@ -2,7 +2,7 @@
 
 The compiled part, `c/`, comes first. It refuses everything except plain numbers in this process's memory: values on other
 devices and in other layouts, subclasses of tensors, and values inside a `torch.func` transform. For these, or if the
-compiled part was not built, `reductions` computes the same statistics.
+compiled part was not built, `reductions` computes the same statistics. For values on other devices see `on_device`.
 
 # Note [How exact]
 Sums of float64 values are added up in float64. Sums of the other formats add up 16 vectors in float32, with at most 8

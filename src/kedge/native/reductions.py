@@ -77,13 +77,11 @@ def real(value: Tensor) -> Tensor:
 def flat(value: Tensor) -> Tensor:
     """Return a detached one-dimensional tensor of all real numbers in a value, in any order.
 
-    Gapless layouts (transposed, channels last) are not copied.
+    Gapless layouts (transposed, channels last, any other order of dimensions) are not copied.
     """
     value = real(value.detach())
-    if value.dim() == 4 and not value.is_contiguous():
-        value = value.permute(0, 2, 3, 1)
-    if value.dim() >= 2 and not value.is_contiguous():
-        value = value.mT
+    if not value.is_contiguous():
+        value = value.permute(sorted(range(value.dim()), key=value.stride, reverse=True))
     return value.reshape(-1)
 
 

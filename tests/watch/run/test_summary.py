@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kedge import native
+from kedge.native import on_device
 from kedge.store.writing.folder import create, join
 from kedge.watch.run.recorder import RecordingSink
 from kedge.watch.run.summary import last_words
@@ -51,6 +52,14 @@ def test_the_last_words_say_once_that_the_compiled_part_is_missing(tmp_path: Pat
     told = [line for line in words(tmp_path / "without.kedge", 1, 1) if "compiled part" in line]
 
     assert told == ["watching would be cheaper with Kedge's compiled part: it was not built when Kedge was installed"]
+
+
+def test_the_last_words_say_why_triton_does_not_measure(tmp_path: Path, monkeypatch) -> None:
+    """If values came on a device for which Triton compiles, and it was not there or failed."""
+    monkeypatch.setattr(on_device, "_failed", {"cuda": "ModuleNotFoundError: No module named 'triton'"})
+    told = [line for line in words(tmp_path / "run.kedge", 1, 1) if "Triton" in line]
+
+    assert told == ["watching would be cheaper on cuda with Triton: ModuleNotFoundError: No module named 'triton'"]
 
 
 def test_a_failure_of_kedge_is_not_taken_for_a_program_without_models(tmp_path: Path) -> None:

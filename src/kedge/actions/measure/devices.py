@@ -11,7 +11,7 @@ from torch import Tensor
 from kedge.actions.measure import reduce
 from kedge.actions.measure.saturation import Saturation
 from kedge.actions.measure.table import DeviceTable, Snapshot
-from kedge.native import What, reductions
+from kedge.native import CODES, What, on_device, reductions
 
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
 
@@ -23,7 +23,8 @@ class Measured(NamedTuple):
         site: The number of its site.
         size: How many elements the value has.
         device: The device of its row.
-        row: The index of its row.
+        row: The index of its first row.
+        rows: How many rows it has; see `kedge.native.on_device.folded`.
         channels: The range of its channels' maxima in the wide numbers.
         drawn: The range of the elements drawn from it in the wide numbers.
         saturation: The saturation of the site's activation; None if it does not saturate.
@@ -33,6 +34,7 @@ class Measured(NamedTuple):
     size: int
     device: torch.device
     row: int
+    rows: int = 1
     channels: tuple[int, int] = (0, 0)
     drawn: tuple[int, int] = (0, 0)
     saturation: Saturation | None = None
@@ -64,9 +66,8 @@ class DeviceTables:
             saturation: The saturation of the site's activation; None if it does not saturate.
         """
         elements, table = reductions.flat(value), self._table_on(value.device)
-        measured = Measured(site, elements.numel(), value.device, table.used)
         start = table.begin()
-        _REDUCE[what](elements, table.slot())
+        measured = Measured(site, elements.numel(), value.device, *_write(elements, table, what))
         if dim is not None:
             measured = measured._replace(channels=table.keep(reduce.channels(value, dim)))
         if draws:
@@ -80,8 +81,9 @@ class DeviceTables:
     def add_squares(self, site: int, value: Tensor) -> None:
         """Add the sum of squares of a flat value, computed where it is."""
         table = self._table_on(value.device)
-        self.measured.append(Measured(site, value.numel(), value.device, table.used))
-        reduce.squares(value, table.slot())
+        row = table.reserve(1)
+        self.measured.append(Measured(site, value.numel(), value.device, row))
+        reduce.squares(value, table.slot(row))
 
     def _table_on(self, device: torch.device) -> DeviceTable:
         table = self.tables.get(device)
@@ -101,3 +103,13 @@ class DeviceTables:
         """End the step; returns its measurements, and the tables, whose copies to the host have started."""
         measured, self.measured = self.measured, []
         return measured, {device: table.take() for device, table in self.tables.items() if table.used}
+
+
+def _write(elements: Tensor, table: DeviceTable, what: What) -> tuple[int, int]:
+    """Write the statistics of elements into a table; returns the first row, and the number of rows."""
+    count = on_device.rows_for(elements.numel()) if table.is_native else 1
+    row = table.reserve(count)
+    if table.is_native and on_device.measure_into(*table.place(row), elements, CODES[what]):
+        return row, count
+    _REDUCE[what](elements, table.slot(row))
+    return row, 1

@@ -15,6 +15,7 @@ from kedge.actions.measure.host import DevicePart, bits
 from kedge.actions.measure.reduce import STATISTICS
 from kedge.actions.measure.table import Snapshot
 from kedge.flow import Sink
+from kedge.native import on_device
 from kedge.store import exponents
 from kedge.store.columns import joined
 from kedge.store.rows import FULL
@@ -70,8 +71,7 @@ class FinishedStep:
 
 
 def _part(measured: list[Measured], rows: NDArray[Any], wide: NDArray[np.float32]) -> DevicePart:
-    with np.errstate(invalid="ignore"):  # a device may write signaling NaNs
-        table = rows[[m.row for m in measured]].astype(np.float64)
+    table = on_device.folded(rows, [m.row for m in measured], [m.rows for m in measured])
     runs = np.array([m.drawn for m in measured], dtype=np.intp).reshape(-1, 2)
     lengths = runs[:, 1] - runs[:, 0]
     known = ((m.saturation, wide[slice(*m.drawn)]) for m in measured)

@@ -1,7 +1,8 @@
 """The reductions behind `measure` on a device, and which tensors they apply to.
 
 On a GPU every reduction runs at memory speed, and reading a sum to decide whether to count would wait for it; so all
-run. In this process's own memory `kedge.native` measures.
+run. Where Triton is there, `kedge.native.on_device` measures with one kernel instead, and in this process's own memory
+`kedge.native` measures.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def norm(x: Tensor, slot: StatisticsRow) -> None:
 
 def squares(x: Tensor, slot: StatisticsRow) -> None:
     """Write the sum of squares."""
-    if x.dtype is torch.float32:
+    if x.dtype is slot.sumsq.dtype:
         torch.dot(x, x, out=slot.sumsq)
     else:
         slot.sumsq.copy_(_squares(x))
@@ -75,7 +76,7 @@ def squares(x: Tensor, slot: StatisticsRow) -> None:
 
 def finite(x: Tensor, slot: StatisticsRow) -> None:
     """Write the sum, which is finite if every element is."""
-    if x.dtype is torch.float32:
+    if x.dtype is slot.sum.dtype:
         torch.sum(x, 0, out=slot.sum)
     else:
         slot.sum.copy_(x.sum(dtype=torch.float32) if x.dtype in _HALF else x.sum())
@@ -84,7 +85,7 @@ def finite(x: Tensor, slot: StatisticsRow) -> None:
 def full(x: Tensor, slot: StatisticsRow) -> None:
     """Write every statistic."""
     norm(x, slot)
-    if x.dtype is torch.float32:
+    if x.dtype is slot.min.dtype:
         torch.amin(x, 0, out=slot.min)
         torch.amax(x, 0, out=slot.max)
     else:

@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.actions.measure.reduce import STATISTICS, StatisticsRow
+from kedge.native import on_device
 from kedge.torch_internals import accelerators
 
-_BLOCK = 256
+_BLOCK = 4 * on_device.MOST
 
 
 class Snapshot(NamedTuple):
     """A table during its copy to the host.
 
     Attributes:
-        rows: One row a measurement.
+        rows: One or more rows a measurement; see `Measured`.
         wide: Channel maxima and drawn elements, one measurement after another.
         arrived: The event after which they can be read; None if they can be read now.
         spans: Events before and after each measurement.
@@ -46,12 +47,13 @@ class Snapshot(NamedTuple):
 
 
 class DeviceTable:
-    """Rows of float32 on one device, allocated one by one and reused in the next step."""
+    """Rows on one device, allocated one by one and reused in the next step; in float64 where the native kernel writes them."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.is_native = device, on_device.available(device)
+        self.dtype = torch.float64 if self.is_native else torch.float32
         self.blocks: list[Tensor] = []
-        self.slots: list[StatisticsRow] = []
+        self.slots: dict[int, StatisticsRow] = {}
         self.used = 0
         self.wide = torch.empty(0, dtype=torch.float32, device=device)
         self.wide_used = 0
@@ -67,19 +69,32 @@ class DeviceTable:
         if start is not None and end is not None:
             self.spans.append((start, end))
 
-    def slot(self) -> StatisticsRow:
-        """Return the next row, filled with NaN, which means not measured."""
-        if self.used == len(self.slots):
+    def reserve(self, count: int) -> int:
+        """Return the first of the next `count` rows, which are in one block, filled with NaN, which means not measured."""
+        if count > _BLOCK - self.used % _BLOCK:
+            self.used += _BLOCK - self.used % _BLOCK
+        first, self.used = self.used, self.used + count
+        if self.used > len(self.blocks) * _BLOCK:
             self._grow()
-        slot = self.slots[self.used]
-        self.used += 1
+        return first
+
+    def place(self, row: int) -> tuple[Tensor, int]:
+        """Return the block of a row, and its index there."""
+        return self.blocks[row // _BLOCK], row % _BLOCK
+
+    def slot(self, row: int) -> StatisticsRow:
+        """Return a row as what PyTorch's reductions write to."""
+        slot = self.slots.get(row)
+        if slot is None:
+            block, index = self.place(row)
+            with torch.inference_mode(mode=False):
+                slot = self.slots[row] = StatisticsRow(block[index])
         return slot
 
     def _grow(self) -> None:
         # A tensor made in inference mode could not be written to outside of it.
         with torch.inference_mode(mode=False):
-            block = torch.full((_BLOCK, len(STATISTICS)), float("nan"), dtype=torch.float32, device=self.device)
-            self.slots.extend(map(StatisticsRow, block))
+            block = torch.full((_BLOCK, len(STATISTICS)), float("nan"), dtype=self.dtype, device=self.device)
         self.blocks.append(block)
 
     def keep(self, numbers: Tensor) -> tuple[int, int]:
@@ -103,9 +118,10 @@ class DeviceTable:
         self.used, self.wide_used, self.spans = 0, 0, []
         filled = self.blocks[: -(-used // _BLOCK)]
         parts = [block[: used - i * _BLOCK] for i, block in enumerate(filled)]
-        whole = torch.cat([*(part.reshape(-1) for part in parts), self.wide[:wide]])
+        whole = torch.cat([*(part.reshape(-1).view(torch.float32) for part in parts), self.wide[:wide]])
         for part in parts:
             part.fill_(float("nan"))
         host, arrived = accelerators.to_host(whole)
-        size = used * len(STATISTICS)
-        return Snapshot(host[:size].view(-1, len(STATISTICS)).numpy(), host[size:].numpy(), arrived, spans)
+        size = whole.numel() - wide
+        rows = host[:size].view(self.dtype).view(-1, len(STATISTICS))
+        return Snapshot(rows.numpy(), host[size:].numpy(), arrived, spans)

@@ -8,6 +8,7 @@ from typing import Any
 
 from kedge import native
 from kedge.errors import RecordingError
+from kedge.native import on_device
 from kedge.numbers import counted, percent, seconds
 from kedge.program.ending import text_of
 from kedge.report.head import lost_ranks
@@ -79,6 +80,8 @@ def words_on(name: str, place: Path, summary: WatchSummary, folder: Path | None 
     yield from _checked(place, folder)
     if not native.available():
         yield f"watching would be cheaper with Kedge's compiled part: {native.why_not()}"
+    for kind, why in on_device.why_not().items():
+        yield f"watching would be cheaper on {kind} with Triton: {why}"
     yield f"see more with: kedge report {name}"
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from kedge.torch_internals.corners import late
 
 
-def _norm_of_each(tensors: Sequence[Tensor], *, dtype: torch.dtype) -> list[Tensor]:
-    return [torch.linalg.vector_norm(tensor, dtype=dtype) for tensor in tensors]
+def _norm_of_each(tensors: Sequence[Tensor], order: float, dtype: torch.dtype) -> list[Tensor]:
+    return [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in tensors]
 
 
 def _assert_here(value: Tensor, message: str) -> None:
@@ -22,7 +22,7 @@ def _assert_here(value: Tensor, message: str) -> None:
 
 
 norms: Callable[..., Sequence[Tensor]] = late("torch:_foreach_norm", _norm_of_each)
-"""The norms of many tensors of one device."""
+"""The norms of many tensors of one device, of an order and computed in a dtype."""
 
 
 negated_alias: Callable[[Tensor], Tensor] = late("torch:_neg_view", torch.neg)

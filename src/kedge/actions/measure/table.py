@@ -14,24 +14,73 @@ from kedge.actions.measure.reduce import STATISTICS, StatisticsRow
 _BLOCK = 256
 
 
+class HostCopy:
+    """A copy on the host of numbers of a device, under way or still to begin; see `Departures`."""
+
+    def __init__(self, departures: Departures, *, at_once: bool) -> None:
+        self._departures, self._at_once = departures, at_once
+        self._numbers: NDArray[np.float32] | None = None
+        self._arrived: Any = None
+
+    def begin(self, numbers: NDArray[np.float32], arrived: Any) -> None:
+        """Take the numbers, which can be read after an event; None stands for now."""
+        self._numbers, self._arrived = numbers, arrived
+
+    def ready(self) -> bool:
+        """Whether the numbers have arrived, so that reading does not wait."""
+        if self._numbers is None:
+            return self._at_once
+        return self._arrived is None or bool(self._arrived.query())
+
+    def numpy(self) -> NDArray[np.float32]:
+        """The numbers; waits for them if they have not arrived."""
+        if self._numbers is None:
+            self._departures.send()
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        assert self._numbers is not None  # noqa: S101 - `send` has begun the copy
+        return self._numbers
+
+
+class Departures:
+    """Collects the numbers that are to leave their devices, so that one copy of each device takes them all."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Tensor, HostCopy]] = []
+
+    def add(self, numbers: Tensor) -> HostCopy:
+        """Add a flat tensor of float32; returns its copy, which has not begun yet."""
+        copy = HostCopy(self, at_once=numbers.is_cpu)
+        self._waiting.append((numbers, copy))
+        return copy
+
+    def send(self) -> None:
+        """Start copying all that was added, in one copy for each device."""
+        waiting, self._waiting = self._waiting, []
+        for device in dict.fromkeys(numbers.device for numbers, _ in waiting):
+            leaving = [(numbers, copy) for numbers, copy in waiting if numbers.device == device]
+            host, arrived = to_host(torch.cat([numbers for numbers, _ in leaving]))
+            ends = np.cumsum([numbers.numel() for numbers, _ in leaving])[:-1]
+            for (_, copy), part in zip(leaving, np.split(host.numpy(), ends), strict=True):
+                copy.begin(part, arrived)
+
+
 class Snapshot(NamedTuple):
     """A table during its copy to the host.
 
     Attributes:
-        rows: One row a measurement.
-        wide: Channel maxima and drawn elements, one measurement after another.
-        arrived: The CUDA event after which they can be read; None if they can be read now.
+        copy: The rows, one a measurement; then channel maxima and drawn elements, one measurement after another.
+        rows: The number of rows.
         spans: CUDA events before and after each measurement.
     """
 
-    rows: NDArray[Any]
-    wide: NDArray[np.float32]
-    arrived: Any
+    copy: HostCopy
+    rows: int
     spans: list[tuple[Any, Any]]
 
     def ready(self) -> bool:
         """Whether the table has arrived, so that reading does not wait."""
-        return self.arrived is None or bool(self.arrived.query())
+        return self.copy.ready()
 
     def seconds(self) -> float:
         """The seconds that the device spent measuring; 0 for the host, which has its own clock."""
@@ -39,16 +88,20 @@ class Snapshot(NamedTuple):
 
     def numpy(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """The rows and the wide numbers; waits for them if they have not arrived."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.rows, self.wide
+        numbers, size = self.copy.numpy(), self.rows * len(STATISTICS)
+        return numbers[:size].reshape(-1, len(STATISTICS)), numbers[size:]
 
 
 class DeviceTable:
-    """Rows of float32 on one device, allocated one by one and reused in the next step."""
+    """Rows of float32 on one device, allocated one by one and reused in the next step.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    Args:
+        device: The device.
+        departures: Takes the rows to the host at the end of a step.
+    """
+
+    def __init__(self, device: torch.device, departures: Departures) -> None:
+        self.device, self._departures = device, departures
         self.blocks: list[Tensor] = []
         self.slots: list[StatisticsRow] = []
         self.used = 0
@@ -95,7 +148,7 @@ class DeviceTable:
         return self.wide[start : self.wide_used]
 
     def take(self) -> Snapshot:
-        """Start copying the used rows to the host, in one copy, and reset the table."""
+        """Have the used rows copied to the host, and reset the table."""
         used, wide, spans = self.used, self.wide_used, self.spans
         self.used, self.wide_used, self.spans = 0, 0, []
         filled = self.blocks[: -(-used // _BLOCK)]
@@ -103,9 +156,7 @@ class DeviceTable:
         whole = torch.cat([*(part.reshape(-1) for part in parts), self.wide[:wide]])
         for part in parts:
             part.fill_(float("nan"))
-        host, arrived = to_host(whole)
-        size = used * len(STATISTICS)
-        return Snapshot(host[:size].view(-1, len(STATISTICS)).numpy(), host[size:].numpy(), arrived, spans)
+        return Snapshot(self._departures.add(whole), used, spans)
 
 
 def to_host(whole: Tensor) -> tuple[Tensor, Any]:

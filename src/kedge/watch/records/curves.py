@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kedge.actions.measure.table import Departures, HostCopy
 from kedge.store.columns import BINARY
 from kedge.store.rows import FULL, LIGHT
 
@@ -24,11 +25,28 @@ _MANY = 256
 _FLOATS, _COUNTS = ("sum", "sumsq", "min", "max"), ("nonzero", "nonfinite")
 
 
-class Curves:
-    """Collects numbers step by step, to be written together."""
+_Row: TypeAlias = tuple[Any, ...]
+"""Step, site, level and count; then sum, sum of squares, extremes and counts, which may be on a device."""
 
-    def __init__(self) -> None:
-        self._rows: list[tuple[int, int, int, int, Any, Any, Any, Any, int, int]] = []
+
+class _OnItsWay(NamedTuple):
+    """A number that is copied from a device with others: the copy, and its place there."""
+
+    copy: HostCopy
+    at: int
+
+
+class Curves:
+    """Collects numbers step by step, to be written together.
+
+    Args:
+        departures: Takes numbers on devices to the host.
+    """
+
+    def __init__(self, departures: Departures | None = None) -> None:
+        self._rows: list[_Row] = []
+        self._departed: list[_Row] = []
+        self._departures = departures or Departures()
         self._since = math.inf
 
     def add_value(self, step: int, site: int, value: Tensor | float, *, measured: bool) -> bool:
@@ -57,14 +75,34 @@ class Curves:
     def drop(self, step: int) -> None:
         """Drop the numbers of a step."""
         self._rows = [r for r in self._rows if r[0] != step]
+        self._departed = [r for r in self._departed if r[0] != step]
 
-    def take(self, step: int) -> dict[str, Any] | None:
-        """Remove and return the numbers of the steps up to one, as columns of rows with a ``step``; None if empty."""
-        rows, later = [r for r in self._rows if r[0] <= step], [r for r in self._rows if r[0] > step]
-        self._rows, self._since = later, math.inf
+    def depart(self, step: int) -> None:
+        """Have the numbers of the steps up to one copied to the host, as far as they are on devices."""
+        rows, self._rows = [r for r in self._rows if r[0] <= step], [r for r in self._rows if r[0] > step]
+        self._since = math.inf
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for number in (number for row in rows for number in row if isinstance(number, Tensor)):
+            by_device.setdefault(number.device, []).append(number)
+        places: dict[int, _OnItsWay] = {}
+        for numbers in by_device.values():
+            copy = self._departures.add(torch.stack(numbers))
+            places |= {id(number): _OnItsWay(copy, i) for i, number in enumerate(numbers)}
+        self._departed += [tuple(places.get(id(part), part) for part in row) for row in rows]
+
+    def take(self, step: int, *, wait: bool = False) -> dict[str, Any] | None:
+        """Remove and return the numbers of the steps up to one, as columns of rows with a ``step``; None if empty.
+
+        Args:
+            step: The step.
+            wait: Whether to wait for numbers that are still on their way from a device, which else stay here.
+        """
+        self.depart(step)
+        known = [r[0] <= step and (wait or _has_arrived(r)) for r in self._departed]
+        rows = [(*r[:4], *_on_host(r[4:])) for r, there in zip(self._departed, known, strict=True) if there]
+        self._departed = [r for r, there in zip(self._departed, known, strict=True) if not there]
         if not rows:
             return None
-        rows = [(*r[:4], *_on_host(r[4:])) for r in rows]
         steps, site, level, count, *rest = zip(*rows, strict=True)
         columns: dict[str, Any] = dict(zip((*_FLOATS, *_COUNTS), map(np.array, rest), strict=True))
         columns |= {"step": np.array(steps), "site": np.array(site, dtype=np.int32), "count": np.array(count)}
@@ -73,12 +111,18 @@ class Curves:
         return columns | dict.fromkeys(BINARY, [b""] * len(rows))
 
 
+def _has_arrived(row: _Row) -> bool:
+    return all(part.copy.ready() for part in row if isinstance(part, _OnItsWay))
+
+
 def _on_host(row: tuple[Any, ...]) -> tuple[Any, ...]:
     total, squares, low, high, nonzero, nonfinite = row
-    if isinstance(total, Tensor):
-        number = float(total)
+    if isinstance(total, _OnItsWay):
+        number = float(total.copy.numpy()[total.at])
         return (number, number * number, number, number, int(number != 0), int(not math.isfinite(number)))
-    return (total, float(squares) if isinstance(squares, Tensor) else squares, low, high, nonzero, nonfinite)
+    if isinstance(squares, _OnItsWay):
+        squares = float(squares.copy.numpy()[squares.at])
+    return (total, squares, low, high, nonzero, nonfinite)
 
 
 def number_of(value: Tensor) -> Tensor | float:

@@ -61,9 +61,9 @@ class MeterSink:
             columns = joined([{**columns, "step": np.full(len(columns["site"]), step)}, waiting])
         self._write(step, columns)
 
-    def write_curves(self, step: int) -> None:
-        """Write the collected single numbers of the steps up to one."""
-        columns = self.curves.take(step)
+    def write_curves(self, step: int, *, wait: bool = False) -> None:
+        """Write the collected single numbers of the steps up to one; with `wait` also those on their way from a device."""
+        columns = self.curves.take(step, wait=wait)
         if columns is not None:
             self._write(int(columns["step"][-1]), columns)
 
@@ -92,7 +92,7 @@ class MeterSink:
 
     def finish(self, step: int) -> None:
         """Write the rest at the end of a run whose last active step is `step`."""
-        self.write_curves(step)
+        self.write_curves(step, wait=True)
         self.meter.finish()
         if self.roots and not self.meter.sites.seats:
             self.notes.clear()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.sites import leaves
+from kedge.torch_internals.accelerators import generator_states
 from kedge.torch_internals.hook_tables import after_accumulation, for_modules, on_tensor, tables_of
 
 
@@ -72,12 +73,12 @@ def training_step(model: nn.Module, loss: Callable[[nn.Module], Any], seed: int 
         seed: The seed of the random numbers, such as those of dropout.
 
     Returns:
-        The outputs, the loss, every gradient, the state dict and the state of the random number generator.
+        The outputs, the loss, every gradient, the state dict and the states of the random number generators.
     """
     twin = copy.deepcopy(model)
     torch.manual_seed(seed)
     outputs, scalar = loss(twin)
     scalar.backward()
     grads = {n: p.grad for n, p in twin.named_parameters() if p.grad is not None}
-    state, rng = twin.state_dict(), torch.get_rng_state()
+    state, rng = twin.state_dict(), generator_states()
     return {"outputs": outputs, "loss": scalar, "grads": grads, "state": state, "rng": rng}

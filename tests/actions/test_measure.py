@@ -338,9 +338,12 @@ def test_a_full_measurement_on_a_device_is_a_handful_of_kernels_and_no_synchroni
     assert row.tolist() == [math.inf, math.inf, x.min().item(), math.inf, 19_999, 1]
 
 
-def test_where_there_are_no_events_of_cuda_nothing_is_timed() -> None:
-    """Another device's measurements are not charged by its clock."""
-    assert DeviceTable(torch.device("cpu"), Departures()).now() is None
+@pytest.mark.parametrize("kind", ["cpu", "meta"])
+def test_where_there_are_no_events_nothing_is_timed(kind: str) -> None:
+    """A device without events has no clock to charge measurements by."""
+    table = DeviceTable(torch.device(kind), Departures())
+    table.end(table.begin())
+    assert table.spans == []
 
 
 def test_steps_still_on_their_way_from_a_device_are_waited_for_when_many_have_come_after_them(

@@ -25,10 +25,10 @@ from torch.utils._pytree import tree_leaves
 
 import kedge
 from kedge.actions.error_if import nonfinite
-from kedge.actions.measure import reduce, table
+from kedge.actions.measure import reduce
 from kedge.repro import finiteness
 from kedge.repro.calls import RecordedCall
-from kedge.torch_internals import modes
+from kedge.torch_internals import accelerators, modes
 from kedge.watch.records.optimizer_updates import squares_of
 from kedge.watch.steps.kind import StepKind
 from tests.watch.watched import GUARDED, MEASURED, MIXED, SKIPPED, at_levels, watch
@@ -77,7 +77,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(modes, "plainly", nullcontext)
     for module, name in ((reduce, "measurable"), (finiteness, "_measurable")):
         monkeypatch.setattr(module, name, lambda value: value.is_floating_point() and value.numel() > 0)
-    monkeypatch.setattr(table, "to_host", found.to_host)
+    monkeypatch.setattr(accelerators, "to_host", found.to_host)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device(THERE), found.leaving:
         yield found
 

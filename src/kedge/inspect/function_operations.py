@@ -27,6 +27,7 @@ from kedge.hooks.operations.names import name_of
 from kedge.numbers import compact
 from kedge.sites import leaves
 from kedge.torch_internals import modes
+from kedge.torch_internals.accelerators import same_random_numbers
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.module_calls import CALLS
@@ -246,7 +247,7 @@ def _line_outside(frame: FrameType | None) -> FrameType | None:
 def list_function(function: Callable[..., Any], args: Any, kwargs: Any) -> FunctionOperations:
     """Run a function once and return its operations outside of modules; random numbers are as before."""
     listing = OutsideListing()
-    with torch.random.fork_rng():
+    with same_random_numbers():
         listing.start()
         try:
             function(*args, **kwargs)

@@ -21,6 +21,7 @@ from kedge.hooks.session import Session
 from kedge.inspect.function_operations import list_function
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.accelerators import same_random_numbers
 from kedge.torch_internals.module_calls import CALLS
 from kedge.torch_internals.source_lines import SourceLine, is_between, source_of
 
@@ -214,8 +215,7 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
     ]
-    devices = {t.device for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(device.index or 0 for device in devices)):
+    with same_random_numbers():
         try:
             yield
         finally:

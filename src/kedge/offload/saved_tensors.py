@@ -23,6 +23,7 @@ from kedge.offload.rebuild import find
 from kedge.sites import leaves
 from kedge.sites.select import ModelLayout, runs
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.accelerators import same_random_numbers
 from kedge.torch_internals.autograd_nodes import leaves_behind
 from kedge.torch_internals.kernels import keeping_versions
 from kedge.torch_internals.module_tables import own_buffers, put_back
@@ -183,12 +184,11 @@ def _back(made: list[Tensor], wanted: list[Tensor]) -> None:
 @contextmanager
 def _as_before(model: nn.Module) -> Iterator[None]:
     """Context that restores random number generators and buffers at its end."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - models draw from it, not Kedge
     buffers = [(module, dict(own_buffers(module))) for module in model.modules()]
     values = {id(b): (b, b.detach().clone()) for _, own in buffers for b in own.values() if b is not None}
     try:
-        with torch.random.fork_rng(devices):
+        with same_random_numbers():
             yield
     finally:
         random.setstate(python)

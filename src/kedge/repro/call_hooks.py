@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from kedge.hooks.placing.module_calls import CallTracker, OpenCalls, given_to, is_repeated
-from kedge.repro.calls import RecordedCall, WatchedModule, random_state
+from kedge.repro.calls import RecordedCall, WatchedModule
 from kedge.repro.finiteness import PendingChecks
 from kedge.repro.gradient_hooks import GradientHooks
 from kedge.repro.input_edges import CallEdges
 from kedge.sites import leaves
 from kedge.stderr import Shield
 from kedge.torch_internals import modes
+from kedge.torch_internals.accelerators import generator_states
 from kedge.torch_internals.autograd_nodes import numbers_operations
 from kedge.torch_internals.module_tables import own_parameters
 
@@ -62,7 +63,7 @@ class CallHooks:
     def join(self, root: nn.Module, label: str) -> None:
         """Record the active call of a root, for which PyTorch does not run the new hooks."""
         call = RecordedCall(root, label, None)
-        call.began, call.state.random = True, random_state(())
+        call.began, call.state.random = True, generator_states()
         self._tracker.open.add(root, ActiveCall(self._known[root], call, None))
 
     def release_differentiated(self) -> None:

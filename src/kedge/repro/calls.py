@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from kedge.sites import leaves
+from kedge.torch_internals import accelerators
 from kedge.torch_internals.module_tables import own_buffers, own_parameters
 from kedge.torch_internals.tensors import version_of
 
@@ -58,18 +59,7 @@ class Surroundings(NamedTuple):
     @classmethod
     def now(cls) -> Surroundings:
         """Return the current modes."""
-        devices = ("cpu", "cuda") if torch.is_autocast_enabled("cuda") else ("cpu",)
-        return cls(
-            {d: torch.get_autocast_dtype(d) for d in devices if torch.is_autocast_enabled(d)}, torch.is_grad_enabled()
-        )
-
-
-def random_state(tensors: Any) -> dict[str, Tensor]:
-    """Return the state of the random number generators of the CPU and of the CUDA devices of some tensors."""
-    states = {"cpu": torch.get_rng_state()}
-    for device in {t.device for t in tensors if t.device.type == "cuda"}:
-        states[str(device)] = torch.cuda.get_rng_state(device)
-    return states
+        return cls(accelerators.autocast(), torch.is_grad_enabled())
 
 
 class CallState:
@@ -99,7 +89,7 @@ class CallState:
         self.inputs = {name: held(tensor, copy=copy) for name, tensor in found}
         aliases = {name: kept.tensor for name, kept in self.inputs.items()}
         self.args = leaves.put(args, aliases, "args"), leaves.put(kwargs, aliases, "kwargs")
-        self.random = self.random or random_state(aliases.values())
+        self.random = self.random or accelerators.generator_states()
         return found
 
     def release(self) -> None:

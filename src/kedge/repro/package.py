@@ -223,7 +223,10 @@ def _called(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -
     given = f"    return {writer.write(tuple(args))}, {writer.write(dict(kwargs))}\n"
     frozen = [n for n, p in call.module.named_parameters() if not p.requires_grad]
     folders, script = _places(call.module)
-    device = next((str(t.tensor.device) for t in call.state.inputs.values()), "cpu")
+    used = (
+        value.device for value in (*(kept.tensor for kept in call.state.inputs.values()), *call.module.parameters())
+    )
+    device = next((device for device in used if device.type != "cpu"), "cpu")
     autocast = "{" + ", ".join(f'"{kind}": {dtype}' for kind, dtype in call.state.surroundings.autocast.items()) + "}"
     return (
         f'SITE, STEP, DIRECTION, DEVICE = {call.label!r}, {package.step}, "{package.suspect.direction}", "{device}"\n'

@@ -86,8 +86,7 @@ def operations_of(folder: Path) -> Found:
 def rerun(folder: Path) -> Found:
     """Run the call of a dump again in this process; see `operations_of`."""
     script, seen = _load(folder / "replay.py"), _seen(folder)
-    available = torch.cuda.is_available() or script.DEVICE == "cpu"
-    if seen is None or not available:
+    if seen is None or not script.is_here(script.DEVICE):
         return []
     sys.path += [each for each in script.FOLDERS if each not in sys.path]
     script.TENSORS.update(load_file(folder / "tensors.safetensors", device=script.DEVICE))

@@ -318,19 +318,31 @@ def leaves(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
 
 
 def set_random(device: str) -> None:
-    """Restore the state of the random number generators."""
+    """Restore the state of the random number generators of the CPU, and of the device if it is of the original kind."""
     for key in [k for k in TENSORS if k.startswith("random.")]:
-        kind = key.partition(".")[2]
-        if kind == "cpu":
-            torch.set_rng_state(TENSORS[key].cpu())
-        elif device.startswith("cuda"):
-            torch.cuda.set_rng_state(TENSORS[key].cpu(), device)
+        place, state = key.partition(".")[2], TENSORS[key].cpu()
+        if place == "cpu":
+            torch.set_rng_state(state)
+        elif place == DEVICE and kind_of(place) == kind_of(device):
+            torch.get_device_module(device).set_rng_state(state, torch.device(device))
+
+
+def kind_of(device: str) -> str:
+    """Return the kind of a device, without its number."""
+    return device.partition(":")[0]
+
+
+def is_here(device: str) -> bool:
+    """Whether this machine has such a device."""
+    there = torch.accelerator.current_accelerator(check_available=True)
+    if there is None or there.type != kind_of(device):
+        return device == "cpu"
+    return int(device.partition(":")[2] or 0) < torch.accelerator.device_count()
 
 
 def main() -> int:
     """Replay the call; the exit status is 0 if a non-finite value arose again."""
-    available = torch.cuda.is_available() or DEVICE == "cpu"
-    device = sys.argv[1] if len(sys.argv) > 1 else DEVICE if available else "cpu"
+    device = sys.argv[1] if len(sys.argv) > 1 else DEVICE if is_here(DEVICE) else "cpu"
     print(
         f"{SITE or 'the model'} at step {STEP}, {DIRECTION}, on {device}"
         + ("" if device == DEVICE else f" (it was {DEVICE})")

@@ -10,6 +10,8 @@ import torch
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 
+from kedge.torch_internals.accelerators import is_capturing
+
 _CALL = modules.__file__
 _INSIDE = frozenset(
     file
@@ -32,14 +34,14 @@ def is_outermost_call(frame: FrameType | None) -> bool:
     """
     while frame is not None and frame.f_code.co_filename == _CALL:
         frame = frame.f_back
-    return not _is_inside(frame) and not _is_capturing()
+    return not _is_inside(frame) and not is_capturing()
 
 
 def all_are_outside() -> bool:
     """Whether no thread but this one is inside PyTorch, and this one's callers are not either."""
     mine = threading.get_ident()
     others = (frame for thread, frame in sys._current_frames().items() if thread != mine)
-    return not _is_inside(sys._getframe(1)) and not any(map(_is_inside, others)) and not _is_capturing()
+    return not _is_inside(sys._getframe(1)) and not any(map(_is_inside, others)) and not is_capturing()
 
 
 def _is_inside(frame: FrameType | None) -> bool:
@@ -48,8 +50,3 @@ def _is_inside(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _is_capturing() -> bool:
-    """Whether a graph of CUDA operations is being captured, which another operation would end up in."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -26,10 +26,16 @@ norms: Callable[..., Sequence[Tensor]] = late("torch:_foreach_norm", _norm_of_ea
 
 
 negated_alias: Callable[[Tensor], Tensor] = late("torch:_neg_view", torch.neg)
-assert_on_device: Callable[[Tensor, str], None] = late("torch:_assert_async", _assert_here)
-"""Raises if a value on a device is false, without waiting for the device if possible."""
-
+_assert_async: Callable[[Tensor, str], None] = late("torch:_assert_async", _assert_here)
 keeping_versions: Callable[[Any], AbstractContextManager[Any]] = late(
     "torch.autograd:_unsafe_preserve_version_counter", lambda _: nullcontext()
 )
 """A block in which writing to tensors does not count as a change."""
+
+
+def assert_on_device(value: Tensor, message: str) -> None:
+    """Raise if a value on a device is false, without waiting for the device if it has assertions."""
+    try:
+        _assert_async(value, message)
+    except NotImplementedError:
+        _assert_here(value, message)

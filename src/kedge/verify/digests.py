@@ -31,6 +31,7 @@ from kedge.hooks.placing.module_calls import CallTracker, OpenCalls, is_repeated
 from kedge.sites import leaves
 from kedge.stderr import Shield
 from kedge.torch_internals import modes
+from kedge.torch_internals.accelerators import generator_states
 from kedge.torch_internals.source_lines import OWN, TORCH
 from kedge.torch_internals.storages import parts
 
@@ -116,7 +117,9 @@ class DigestLog:
     def _after(self, optimizer: Optimizer) -> None:
         self._digests("parameter", self._parameters(optimizer))
         buffers = [(f"{name}.{path}", b) for name, root in self._living() for path, b in root.named_buffers()]
-        self._digests("buffer", [*buffers, ("random generator", torch.get_rng_state())])
+        states = generator_states().items()
+        drawn = [("random generator" + (f" of {place}" if place != "cpu" else ""), state) for place, state in states]
+        self._digests("buffer", [*buffers, *drawn])
         self._step += 1
 
     def _living(self) -> list[tuple[str, nn.Module]]:

@@ -163,6 +163,10 @@ class FakeDevice(Queues):
 
     def lend(self, tensor, stream):
         self.lent.append((tensor, stream))  # for good: as long as the test runs
+        return True
+
+    def locked(self, nbytes):
+        return None
 
     def pin(self, address, nbytes):
         self.pinned[address] = nbytes
@@ -604,8 +608,8 @@ def test_tensors_of_the_cpu_are_kept_and_it_is_said_once():
     assert len(said) == 1
 
 
-def test_devices_that_are_not_cuda_are_kept_and_it_is_said():
-    """What is only known for CUDA is not tried elsewhere."""
+def test_devices_without_streams_are_kept_and_it_is_said():
+    """Without a stream beside the computation, a copy would stop the program."""
     with pytest.warns(NothingGained, match="not on 'meta'"):
         assert not CpuStore().takes(torch.device("meta"))
 

@@ -69,7 +69,7 @@ class DeviceTables:
         """
         elements, table = reductions.flat(value), self._table_on(value.device)
         measured = Measured(site, elements.numel(), value.device, table.used)
-        start = table.now()
+        start = table.begin()
         _REDUCE[what](elements, table.slot())
         if dim is not None:
             measured = measured._replace(channels=table.keep(reduce.channels(value, dim)))
@@ -77,8 +77,7 @@ class DeviceTables:
             deciding = value if saturation is None else saturation.deciding(value)
             some = reduce.drawn(elements if deciding is value else reductions.flat(deciding))
             measured = measured._replace(drawn=table.keep(some), saturation=saturation)
-        if start is not None:
-            table.spans.append((start, table.now()))
+        table.end(start)
         self.measured.append(measured)
         return measured
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.actions.measure.reduce import STATISTICS, StatisticsRow
+from kedge.torch_internals import accelerators
 
 _BLOCK = 256
 
@@ -20,9 +21,9 @@ class HostCopy:
     def __init__(self, departures: Departures, *, at_once: bool) -> None:
         self._departures, self._at_once = departures, at_once
         self._numbers: NDArray[np.float32] | None = None
-        self._arrived: Any = None
+        self._arrived: torch.Event | None = None
 
-    def begin(self, numbers: NDArray[np.float32], arrived: Any) -> None:
+    def begin(self, numbers: NDArray[np.float32], arrived: torch.Event | None) -> None:
         """Take the numbers, which can be read after an event; None stands for now."""
         self._numbers, self._arrived = numbers, arrived
 
@@ -59,7 +60,7 @@ class Departures:
         waiting, self._waiting = self._waiting, []
         for device in dict.fromkeys(numbers.device for numbers, _ in waiting):
             leaving = [(numbers, copy) for numbers, copy in waiting if numbers.device == device]
-            host, arrived = to_host(torch.cat([numbers for numbers, _ in leaving]))
+            host, arrived = accelerators.to_host(torch.cat([numbers for numbers, _ in leaving]))
             ends = np.cumsum([numbers.numel() for numbers, _ in leaving])[:-1]
             for (_, copy), part in zip(leaving, np.split(host.numpy(), ends), strict=True):
                 copy.begin(part, arrived)
@@ -71,20 +72,20 @@ class Snapshot(NamedTuple):
     Attributes:
         copy: The rows, one a measurement; then channel maxima and drawn elements, one measurement after another.
         rows: The number of rows.
-        spans: CUDA events before and after each measurement.
+        spans: Events before and after each measurement.
     """
 
     copy: HostCopy
     rows: int
-    spans: list[tuple[Any, Any]]
+    spans: list[tuple[torch.Event, torch.Event]]
 
     def ready(self) -> bool:
         """Whether the table has arrived, so that reading does not wait."""
         return self.copy.ready()
 
     def seconds(self) -> float:
-        """The seconds that the device spent measuring; 0 for the host, which has its own clock."""
-        return float(sum(start.elapsed_time(end) for start, end in self.spans)) / 1000
+        """The seconds that the device spent measuring, as far as it tells; 0 for the host, which has its own clock."""
+        return sum(accelerators.seconds(start, end) or 0.0 for start, end in self.spans)
 
     def numpy(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """The rows and the wide numbers; waits for them if they have not arrived."""
@@ -107,15 +108,17 @@ class DeviceTable:
         self.used = 0
         self.wide = torch.empty(0, dtype=torch.float32, device=device)
         self.wide_used = 0
-        self.spans: list[tuple[Any, Any]] = []
+        self.spans: list[tuple[torch.Event, torch.Event]] = []
 
-    def now(self) -> Any:
-        """Record a CUDA event, without waiting for it; None on other devices."""
-        if self.device.type != "cuda":
-            return None
-        mark = torch.cuda.Event(enable_timing=True)
-        mark.record(torch.cuda.current_stream(self.device))
-        return mark
+    def begin(self) -> torch.Event | None:
+        """Record an event, without waiting for it; None on devices whose events have no times."""
+        return accelerators.timed_mark(self.device)
+
+    def end(self, start: torch.Event | None) -> None:
+        """Record the end of a measurement, given its start."""
+        end = None if start is None else accelerators.timed_mark(self.device)
+        if start is not None and end is not None:
+            self.spans.append((start, end))
 
     def slot(self) -> StatisticsRow:
         """Return the next row, filled with NaN, which means not measured."""
@@ -157,28 +160,3 @@ class DeviceTable:
         for part in parts:
             part.fill_(float("nan"))
         return Snapshot(self._departures.add(whole), used, spans)
-
-
-def to_host(whole: Tensor) -> tuple[Tensor, Any]:
-    """Start copying a tensor to the host; returns the copy and the CUDA event of its arrival.
-
-    The copy runs on a stream of its own, so that the program's next kernels do not wait for it either. The event is
-    None for a tensor that can be read at once: one of the CPU, or of a device other than CUDA.
-    """
-    device = whole.device
-    if device.type == "cpu":
-        return whole, None
-    if device.type != "cuda":
-        return whole.cpu(), None
-    stream = _streams.get(device) or _streams.setdefault(device, torch.cuda.Stream(device))
-    stream.wait_stream(torch.cuda.current_stream(device))
-    host = torch.empty(whole.shape, dtype=whole.dtype, device="cpu", pin_memory=True)
-    with torch.cuda.stream(stream):
-        host.copy_(whole, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record(stream)
-    whole.record_stream(stream)
-    return host, arrived
-
-
-_streams: dict[torch.device, Any] = {}

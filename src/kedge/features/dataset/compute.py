@@ -8,7 +8,7 @@ raised too, unless the model still takes an earlier batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from kedge.features.dataset.samples.batch import Columns, FailedSample, SampleBa
 from kedge.features.dataset.samples.inputs import called_with, given, moved, narrowed
 from kedge.features.dataset.samples.names import name_of
 from kedge.features.dataset.samples.placed import bad
+from kedge.torch_internals.accelerators import to_host
 
 _NOT_A_SAMPLES_FAULT = (KedgeError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
 
@@ -68,28 +69,28 @@ class BatchComputer:
         if not batch.places:
             return Columns([], [], {}, batch.bad)
         try:
-            values, copied = self._features(batch.data, len(batch.places))
+            found = self._features(batch.data, len(batch.places))
         except _NOT_A_SAMPLES_FAULT:
             raise
         except Exception as error:  # noqa: BLE001 - a model may raise anything
             return self._without_bad(batch, error)
         # The first batch: a reference to the last would keep its memory from the next.
         self._taken = self._taken or (batch.data, len(batch.places))
-        return Columns(batch.places, batch.keys, values, batch.bad, copied)
+        copied = tuple(event for _, event in found.values() if event is not None)
+        return Columns(batch.places, batch.keys, {name: value for name, (value, _) in found.items()}, batch.bad, copied)
 
     def held(self) -> AbstractContextManager[Any]:
         """Return a context in which the features keep their hooks on the model between batches, if they have hooks."""
         held: Callable[[], AbstractContextManager[Any]] = getattr(self.features, "held", nullcontext)
         return held()
 
-    def _features(self, data: Any, size: int) -> tuple[dict[str, Tensor], torch.cuda.Event | None]:
+    def _features(self, data: Any, size: int) -> dict[str, tuple[Tensor, torch.Event | None]]:
         data = moved(data, self.device)
         self._preparing = self.batch is not None
         args, kwargs = called_with(data) if self.batch is None else given(self.batch(data))
         self._preparing = False
         with torch.no_grad():
-            found = self.features(*args, **kwargs)
-            return {name: _own(name, value, size) for name, value in found.items()}, _copied(found.values())
+            return {name: _own(name, value, size) for name, value in self.features(*args, **kwargs).items()}
 
     def _without_bad(self, batch: SampleBatch, error: Exception) -> Columns:
         """Return the features of the samples that the model can take; see Note [Which sample it was]."""
@@ -143,8 +144,11 @@ def bad_sample(found: Sequence[FailedSample]) -> BadSample:
     return error
 
 
-def _own(name: str, value: Any, size: int) -> Tensor:
-    """Return a copy of a value in CPU memory of its own, which keeps nothing else alive and cannot be overwritten."""
+def _own(name: str, value: Any, size: int) -> tuple[Tensor, torch.Event | None]:
+    """Return a copy of a value in CPU memory of its own, which keeps nothing else alive and cannot be overwritten.
+
+    With it comes the event of its arrival; None if it is there.
+    """
     if not isinstance(value, Tensor) or not value.ndim or len(value) != size:
         shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ExtractionFailed(
@@ -153,18 +157,8 @@ def _own(name: str, value: Any, size: int) -> Tensor:
         )
     plain: Tensor = value.detach()
     if plain.device.type == "cpu":
-        return plain.clone(memory_format=torch.contiguous_format)
-    return plain.contiguous().to("cpu", non_blocking=plain.device.type == "cuda")
-
-
-def _copied(values: Iterable[Tensor]) -> torch.cuda.Event | None:
-    """Return an event that marks the end of the copies from a CUDA device, without waiting; None without such copies."""
-    device = next((value.device for value in values if value.device.type == "cuda"), None)
-    if device is None:
-        return None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event
+        return plain.clone(memory_format=torch.contiguous_format), None
+    return to_host(plain.contiguous())
 
 
 def _device_of(features: Any) -> torch.device | None:

@@ -97,7 +97,7 @@ class Worker:
             ):
                 for columns in computed:
                     columns.wait()
-                    yield _sent(len(columns.places) + len(columns.bad), columns._replace(copied=None))
+                    yield _sent(len(columns.places) + len(columns.bad), columns._replace(copied=()))
             self._mark.write_text("", encoding="utf-8")
 
     def _begin(self) -> None:
@@ -254,8 +254,8 @@ def _inputs(rows: Rows, options: Options) -> Rows:
 
 def _work(features: TakesFeatures, options: Options, proven: bool) -> BatchComputer:
     device = None if options.device is None else usable(options.device)
-    if device is None and ray.get_runtime_context().get_accelerator_ids().get("GPU"):
-        device = torch.device("cuda")
+    if device is None and any(ray.get_runtime_context().get_accelerator_ids().values()):
+        device = torch.accelerator.current_accelerator(check_available=True)
     if device is not None and isinstance(features, nn.Module):
         features.to(device)
     return BatchComputer(features, batch=options.batch, device=device, proven=proven)

@@ -24,7 +24,7 @@ from torch import Tensor
 from kedge.offload.codecs.layout import flatten, restore
 
 BLOCK = 256
-_AT_ONCE = {"cpu": 1 << 10, "cuda": 1 << 16}
+_AT_ONCE, _AT_ONCE_FARTHER = 1 << 10, 1 << 16
 """Blocks encoded at once: as many as fit into a CPU's caches, or fill a GPU; this also bounds the memory that encoding takes."""
 
 
@@ -180,7 +180,7 @@ def _parts(kept: Tensor, count: int, work: torch.dtype, code: torch.dtype) -> tu
 
 def _pieces(size: int, kind: str) -> list[tuple[int, int, bool]]:
     """Return pieces of whole blocks (first, last, True), and a last piece with the rest (..., False), smaller than a block."""
-    step = _AT_ONCE.get(kind, _AT_ONCE["cuda"]) * BLOCK
+    step = (_AT_ONCE if kind == "cpu" else _AT_ONCE_FARTHER) * BLOCK
     whole = size // BLOCK * BLOCK
     pieces = [(first, min(first + step, whole), True) for first in range(0, whole, step)]
     return pieces if whole == size else [*pieces, (whole, size, False)]

@@ -17,7 +17,7 @@ from torch import Tensor
 from kedge.hooks.saved.pairs import packed_of
 from kedge.hooks.saved.reference import KeptByReference
 from kedge.offload.held.handle import Handle, HandleByReference
-from kedge.offload.held.raw_bytes import KNOWN, words
+from kedge.offload.held.raw_bytes import is_comparable, words
 from kedge.offload.rebuild.failure import RuleFailed
 from kedge.offload.rebuild.recipe import Find, Recipe
 
@@ -63,7 +63,7 @@ class ProvenRecipes:
             lasting: Whether the parameters' memory lasts until backward.
         """
         kind = value.device.type
-        if value.is_conj() or value.is_neg() or kind not in KNOWN:
+        if value.is_conj() or value.is_neg() or not is_comparable(value.device):
             return None
         try:
             recipe = find(value, handle_of if lasting else _passing_parameters)

@@ -11,8 +11,9 @@ the memory once, at the speed of reading; it detects every change of a single el
 their differences cancel out in each of the sums.
 
 # Note [Without waiting]
-On a CUDA device, the device compares the sums, and the host does not wait for the answer: if they differ, the device stops
-with an assertion, which ends the program at its next use. That is harsh, but a wrong gradient would otherwise go unnoticed.
+A device with assertions, such as CUDA's, compares the sums, and the host does not wait for the answer: if they differ, the
+device stops with an assertion, which ends the program at its next use. That is harsh, but a wrong gradient would otherwise
+go unnoticed.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ import torch
 from torch import Tensor
 
 from kedge.offload.codecs.layout import ElementLayout, flatten
+from kedge.torch_internals.accelerators import can
 from kedge.torch_internals.kernels import assert_on_device, negated_alias
+from kedge.torch_internals.modes import plainly
 
 _WORDS = 512
 _BLOCK = 8 * _WORDS
 
-KNOWN = frozenset({"cpu", "cuda"})
-"""The devices on which rebuilt bytes can be compared; on others nothing is rebuilt."""
 _CHANGED = (
     "kedge.offload: rebuilt bytes differ from the saved ones: the program changed a tensor without autograd noticing"
 )
@@ -45,7 +46,7 @@ class TakenBytes(NamedTuple):
     Attributes:
         data: The bytes, contiguous: an alias, or a copy if the elements of one tensor are not contiguous.
         layout: The layout of a tensor that is taken alone; None if the bytes have their original order and gaps.
-        digest: Their digest; None on devices that are not in `KNOWN`.
+        digest: Their digest; None on devices that cannot be compared: see `is_comparable`.
     """
 
     data: Tensor
@@ -53,15 +54,23 @@ class TakenBytes(NamedTuple):
     digest: Digest | None
 
 
+def is_comparable(device: torch.device) -> bool:
+    """Whether bytes on a device can be compared by digests; on other devices nothing is rebuilt.
+
+    Of devices other than CUDA's it is tried once whether they add up words of 64 bits as the CPU does.
+    """
+    return device.type in ("cpu", "cuda") or can(_adds_words, device)
+
+
 def take(value: Tensor, *, alone: bool) -> TakenBytes:
     """Return the bytes of a tensor's storage, or those of the tensor alone."""
     data, layout = _row(value) if alone else (words(value), None)
-    return TakenBytes(data, layout, _sums(data) if value.device.type in KNOWN else None)
+    return TakenBytes(data, layout, _sums(data) if is_comparable(value.device) else None)
 
 
 def digest(value: Tensor, *, alone: bool) -> Digest | None:
-    """Return the digest of a tensor's storage, or of the tensor alone; None on devices that are not in `KNOWN`."""
-    if value.device.type not in KNOWN:
+    """Return the digest of a tensor's storage, or of the tensor alone; None on devices that cannot be compared."""
+    if not is_comparable(value.device):
         return None
     return _sums(_row(value)[0] if alone else words(value))
 
@@ -119,6 +128,14 @@ def words(value: Tensor) -> Tensor:
 def flat(value: Tensor) -> Tensor:
     """Return all elements of a tensor's storage, in the order of memory, as an alias."""
     return words(value).view(value.dtype)
+
+
+def _adds_words(device: torch.device) -> bool:
+    with plainly():
+        data = torch.arange(3 * _BLOCK + 5, dtype=torch.int64).mul_(-0x61C8864680B583EB).view(torch.uint8)[:-3]
+        return all(
+            torch.equal(here, there.cpu()) for here, there in zip(_sums(data), _sums(data.to(device)), strict=True)
+        )
 
 
 def _row(value: Tensor) -> tuple[Tensor, ElementLayout | None]:

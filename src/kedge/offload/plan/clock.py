@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from kedge.torch_internals import accelerators
+
 
 class TimingClock(Protocol):
     """A clock that marks moments now, and returns the time between two marks later."""
@@ -31,7 +33,7 @@ class HostClock:
 
 
 class DeviceClock:
-    """The clock of a CUDA device: events on the stream that the program computes on.
+    """The clock of a device: events on the stream that the program computes on.
 
     If the device waits for the host, the time between two events includes the wait.
 
@@ -42,18 +44,16 @@ class DeviceClock:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> Any:
         """Return a new event, recorded on the current stream."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+        return accelerators.timed_mark(self._device)
 
-    def between(self, first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+    def between(self, first: Any, last: Any) -> float:
         """Return the seconds between two events; waits for the later one."""
         last.synchronize()
-        return float(first.elapsed_time(last)) / 1e3
+        return accelerators.seconds(first, last) or 0.0
 
 
 def clock_of(device: torch.device) -> TimingClock:
     """Return the clock of a device."""
-    return DeviceClock(device) if device.type == "cuda" else HostClock()
+    return DeviceClock(device) if accelerators.has_clock(device) else HostClock()

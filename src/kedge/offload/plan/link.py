@@ -10,6 +10,7 @@ import torch
 from kedge.offload.plan.tables import Link
 from kedge.offload.stores.cpu import CpuStore
 from kedge.offload.stores.store import FULL, Store
+from kedge.torch_internals.accelerators import synchronize
 
 _NBYTES = 64 << 20
 _LEAST = 1 << 20
@@ -63,6 +64,5 @@ def _round(store: Store, data: torch.Tensor) -> tuple[float, float]:
 
 def _now(device: torch.device) -> float:
     """Return the time after the device has finished its queued work, in seconds."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    synchronize(device)
     return time.perf_counter()

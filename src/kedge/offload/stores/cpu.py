@@ -27,7 +27,7 @@ from torch import Tensor
 from kedge.errors import NothingGained, warn
 from kedge.offload.stores.pinned import PinnedRange, PinnedRanges
 from kedge.offload.stores.pressure import Pressure
-from kedge.offload.stores.streams import Cuda
+from kedge.offload.stores.streams import CopyDevice
 from kedge.torch_internals.tensors import version_of
 
 WINDOW = 512 << 20
@@ -134,7 +134,7 @@ class CopiesOut:
         window: The bytes that may be on their way.
     """
 
-    def __init__(self, device: Cuda, window: int) -> None:
+    def __init__(self, device: CopyDevice, window: int) -> None:
         self._device, self._window = device, window
         self._slots: deque[CpuSlot] = deque()
         self._nbytes = 0
@@ -185,7 +185,7 @@ class CopiesIn:
         window: The bytes that may be read ahead.
     """
 
-    def __init__(self, device: Cuda, window: int) -> None:
+    def __init__(self, device: CopyDevice, window: int) -> None:
         self._device, self._most = device, window
         self._order = ReadOrder()
         self._ahead = 0  # bytes read ahead and not yet requested
@@ -197,14 +197,16 @@ class CopiesIn:
 
     def get(self, slot: CpuSlot, stream: Any) -> Tensor:
         """Return a slot's bytes, read ahead or read now; the stream waits for their arrival."""
-        found, slot.loaded = slot.loaded, None
+        found = slot.loaded
+        if found is not None and found.stream != stream and not self._device.lend(found.target, stream):
+            self.forget(slot)  # its memory is that of another stream, and cannot be kept for this one
+            found = None
         if found is None:
             found = self._load(slot)
         else:
+            slot.loaded = None
             self._ahead -= slot.nbytes
         self._device.after(stream, found.arrived)
-        if found.stream != stream:
-            self._device.lend(found.target, stream)
         return found.target
 
     def follow(self, slot: CpuSlot, alive: Mapping[int, CpuSlot]) -> None:
@@ -268,7 +270,7 @@ class CpuStore:
         pin: Whether to lock the memory's pages.
         most: The bytes of host memory that the store may take; None: four fifths of the free memory.
         window: The bytes that may be on their way, each way.
-        device: The device interface that copies; None: CUDA.
+        device: The device interface that copies; None: that of every device with streams.
 
     Attributes:
         window: How many bytes may be on their way, each way.
@@ -277,9 +279,9 @@ class CpuStore:
     name = "cpu"
 
     def __init__(
-        self, *, pin: bool = True, most: int | None = None, window: int = WINDOW, device: Cuda | None = None
+        self, *, pin: bool = True, most: int | None = None, window: int = WINDOW, device: CopyDevice | None = None
     ) -> None:
-        self._device = Cuda() if device is None else device
+        self._device = CopyDevice() if device is None else device
         free = Pressure().room() if most is None else None
         most = most or (sys.maxsize if free is None else int(free * _SHARE))
         self._memory = PinnedRanges(self._device, pin=pin, most=most)
@@ -312,12 +314,12 @@ class CpuStore:
         """Copy bytes to host memory, after all work queued on the current stream so far.
 
         Raises:
-            OSError: There is no room, or no copy can run now (closed store, CUDA graph capture).
+            OSError: There is no room, or no copy can run now (closed store, capture of a graph).
         """
         with self._lock:
             self._settle()
             if self._closed or self._device.capturing():
-                why = "the store is closed" if self._closed else "a CUDA graph is being captured, which moves nothing"
+                why = "the store is closed" if self._closed else "a graph is being captured, which moves nothing"
                 raise OSError(errno.EBUSY, why)
             if not self._alive:
                 self._number = 0

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kedge.errors import NotPinned, warn
 from kedge.offload.stores.free_ranges import FreeRanges
-from kedge.offload.stores.streams import Cuda
+from kedge.offload.stores.streams import CopyDevice
 
 _GRAIN = 512  # bytes; each range begins at a multiple of it
 _LEAST, _MOST = 64 << 20, 1 << 30  # the bytes by which memory grows
@@ -52,7 +52,7 @@ class PinnedRanges:
         size: The bytes that it has taken from the system.
     """
 
-    def __init__(self, device: Cuda, *, pin: bool, most: int) -> None:
+    def __init__(self, device: CopyDevice, *, pin: bool, most: int) -> None:
         self._device, self._pin, self._most = device, pin, most
         self._blocks: list[_Block] = []
         self.size = 0
@@ -107,8 +107,8 @@ class PinnedRanges:
                 f"saved tensors need {nbytes:,} more bytes of the CPU's memory; {self.size:,} are in use and the "
                 f"limit is {self._most:,}",
             )
-        block = _Block(size)
-        if self._pin:
+        block = _Block(size, self._device.locked(size) if self._pin else None)
+        if self._pin and block.own:
             failed = self._device.pin(block.host.data_ptr(), size)
             block.pinned = failed is None
             if failed is not None:
@@ -125,19 +125,21 @@ class _Block:
         host: Its bytes.
         extents: Its free ranges.
         busy: Copies that may still run in ranges already taken back: start, end, event.
-        pinned: Whether its pages are locked.
+        own: Whether it is a mapping, and not memory that PyTorch has locked.
+        pinned: Whether the pages of a mapping are locked.
     """
 
-    __slots__ = ("busy", "extents", "host", "pinned")
+    __slots__ = ("busy", "extents", "host", "own", "pinned")
 
-    def __init__(self, size: int) -> None:
-        self.host: Tensor = torch.frombuffer(_map(size), dtype=torch.uint8)
+    def __init__(self, size: int, given: Tensor | None) -> None:
+        self.own = given is None
+        self.host: Tensor = torch.frombuffer(_map(size), dtype=torch.uint8) if given is None else given
         self.extents = FreeRanges()
         self.extents.grow(size)
         self.busy: list[tuple[int, int, Any]] = []
         self.pinned = False
 
-    def pending(self, start: int, end: int, device: Cuda) -> list[Any]:
+    def pending(self, start: int, end: int, device: CopyDevice) -> list[Any]:
         """Return the events to wait for before bytes are written; forgets those that are reached."""
         rows = [row for row in self.busy if row[0] < end and start < row[1]]
         waiting = [row for row in rows if not device.reached(row[2])]

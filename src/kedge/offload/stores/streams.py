@@ -1,4 +1,4 @@
-"""The device interface of the CPU store: all CUDA calls that move bytes beside the computation, in one small class.
+"""The device interface of the CPU store: all calls that move bytes beside the computation, in one small class.
 
 # Note [Order of copies]
 Copies run on streams of their own, one in each direction on each device. Their order:
@@ -19,68 +19,66 @@ used only if a target is read on another stream than the one that it was allocat
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from kedge.torch_internals import accelerators, cuda
+
 Direction = Literal["out", "in"]
-_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not only for the current one
 
 
-class Cuda:
-    """The device interface of the CPU store, for a GPU that PyTorch calls CUDA.
+class CopyDevice:
+    """The device interface of the CPU store, for every device with streams.
 
     Streams and events are PyTorch's own objects; tests replace this class by a device of their own.
     """
 
     def __init__(self) -> None:
-        self._own: dict[tuple[torch.device, Direction], torch.cuda.Stream] = {}
+        self._own: dict[tuple[torch.device, Direction], torch.Stream] = {}
 
     def gains(self, device: torch.device) -> str | None:
         """Return the reason why moving bytes from a device to the host frees nothing; None if it frees memory.
 
-        Reasons are a shared memory, and a device without known streams.
+        Reasons are a shared memory, and a device without streams.
         """
         if device.type == "cpu":
             return "these tensors are in CPU memory already"
-        if device.type != "cuda":
-            return f"copies run beside the computation on CUDA devices only, not on {device.type!r}"
-        if torch.cuda.get_device_properties(device).is_integrated:
+        if not accelerators.has_streams(device):
+            return f"copies run beside the computation on devices with streams only, not on {device.type!r}"
+        if accelerators.shares_memory(device):
             return f"{device} has no memory of its own: it uses the CPU's, and a move takes time and frees nothing"
         return None
 
     def capturing(self) -> bool:
-        """Whether a CUDA graph is being captured: CUDA then records calls for later runs instead of running them."""
-        return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        """Whether a graph of the device is being captured, which records calls for later runs instead of running them."""
+        return accelerators.is_capturing()
 
-    def current(self, device: torch.device) -> torch.cuda.Stream:
+    def current(self, device: torch.device) -> torch.Stream:
         """Return the stream that the program computes on, now and in this thread."""
-        return torch.cuda.current_stream(device)
+        return accelerators.current_stream(device)
 
-    def own(self, device: torch.device, direction: Direction) -> torch.cuda.Stream:
+    def own(self, device: torch.device, direction: Direction) -> torch.Stream:
         """Return the stream for copies in one direction; the first call creates it."""
         stream = self._own.get((device, direction))
         if stream is None:
-            stream = self._own[device, direction] = torch.cuda.Stream(device)
+            stream = self._own[device, direction] = torch.Stream(device)
         return stream
 
-    def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+    def mark(self, stream: torch.Stream) -> torch.Event:
         """Return an event that is reached when all work queued on this stream so far is done."""
-        event = torch.cuda.Event()
-        event.record(stream)
-        return event
+        return accelerators.mark(stream)
 
-    def after(self, stream: torch.cuda.Stream, event: torch.cuda.Event) -> None:
+    def after(self, stream: torch.Stream, event: torch.Event) -> None:
         """Queue a wait for an event on a stream; work queued from now on comes after it."""
         stream.wait_event(event)
 
-    def reached(self, event: torch.cuda.Event) -> bool:
+    def reached(self, event: torch.Event) -> bool:
         """Whether an event has been reached, without waiting."""
-        return bool(event.query())
+        return event.query()
 
-    def wait(self, event: torch.cuda.Event) -> None:
+    def wait(self, event: torch.Event) -> None:
         """Block this thread until an event is reached."""
         event.synchronize()
 
@@ -88,29 +86,23 @@ class Cuda:
         """Return new bytes, a uint8 tensor, allocated on the stream that the program computes on."""
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
-    def copy(self, target: Tensor, source: Tensor, stream: torch.cuda.Stream) -> None:
+    def copy(self, target: Tensor, source: Tensor, stream: torch.Stream) -> None:
         """Queue a copy on a stream, without waiting; PyTorch itself detects whether the memory is pinned."""
-        with torch.no_grad(), torch.cuda.stream(stream):
+        with torch.no_grad(), accelerators.on(stream):
             target.copy_(source, non_blocking=True)
 
-    def lend(self, tensor: Tensor, stream: torch.cuda.Stream) -> None:
-        """Keep a tensor's memory until another stream has finished with it; see Note [Order of copies]."""
-        tensor.record_stream(stream)
+    def lend(self, tensor: Tensor, stream: torch.Stream) -> bool:
+        """Keep a tensor's memory until another stream has finished with it, if the device can; see Note [Order of copies]."""
+        return accelerators.lend(tensor, stream)
+
+    def locked(self, nbytes: int) -> Tensor | None:
+        """Return memory with locked pages; None on a device for which pages of the store's own are locked by `pin`."""
+        return None if cuda.can_register() else accelerators.pinned((nbytes,), torch.uint8)
 
     def pin(self, address: int, nbytes: int) -> str | None:
-        """Lock pages of host memory, so that copies run asynchronously; returns the error text if that fails, else None.
-
-        The driver locks exactly these bytes, not rounded up to a power of two.
-        """
-        runtime: Any = torch.cuda.cudart()
-        error = runtime.cudaHostRegister(address, nbytes, _PORTABLE)
-        if int(error) == 0:
-            return None
-        # The runtime stores its last error, and PyTorch would raise it at the next kernel launch: this one.
-        with suppress(RuntimeError):
-            torch.zeros(1, device="cuda")
-        return str(runtime.cudaGetErrorString(error))
+        """Lock pages of host memory, so that copies run asynchronously; returns the error text if that fails, else None."""
+        return cuda.register(address, nbytes) if cuda.can_register() else "the device has no memory of this kind"
 
     def unpin(self, address: int) -> None:
         """Unlock the pages."""
-        torch.cuda.check_error(torch.cuda.cudart().cudaHostUnregister(address))
+        cuda.unregister(address)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -10,6 +9,7 @@ import torch
 from torch import nn
 
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.accelerators import same_random_numbers
 
 
 @contextmanager
@@ -19,24 +19,13 @@ def preserved_state(model: nn.Module) -> Iterator[None]:
     ``no_grad``, inference mode and compiled code outside have no effect in the block.
     """
     with ExitStack() as stack:
-        for kind, devices in _generators(model).items():
-            stack.enter_context(torch.random.fork_rng(devices, device_type=kind))
+        stack.enter_context(same_random_numbers())
         stack.callback(_give_back, _gathered(model))
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
         if dynamo.is_loaded():  # importing it takes a second, and without it nothing is compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
-
-
-def _generators(model: nn.Module) -> dict[str, list[int]]:
-    """Return the devices whose generators a model may use, by type; the CPU's is always among them."""
-    devices = {tensor.device for tensor in itertools.chain(model.parameters(), model.buffers())}
-    found: dict[str, list[int]] = {"cuda": []}  # no device: the CPU alone
-    for device in devices:
-        if device.type not in ("cpu", "meta") and device.index is not None:
-            found.setdefault(device.type, []).append(device.index)
-    return found
 
 
 def _gathered(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]:

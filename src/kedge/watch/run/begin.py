@@ -13,6 +13,7 @@ from kedge.actions.measure.meter import Meter
 from kedge.repro.first_bad_call import FirstBadCall
 from kedge.repro.rerun import operations_of
 from kedge.store.writing.folder import RecordingWriter, create, join
+from kedge.torch_internals import accelerators
 from kedge.watch.records.writer import StepSink
 from kedge.watch.run.options import WatchOptions
 from kedge.watch.run.ranks import places
@@ -57,13 +58,5 @@ _OWN = ("started", "pid", "host", "device")
 
 
 def _surroundings() -> dict[str, str]:
-    """Return torch's version and the name of the device in use.
-
-    Asking whether there is a device would initialize it, and break later forks; a device in use is initialized.
-    """
-    device = "mps" if torch.backends.mps.is_available() else "cpu"
-    if torch.cuda.is_initialized():
-        device = f"cuda ({torch.cuda.get_device_name()})"
-    elif torch.xpu.is_initialized():
-        device = "xpu"
-    return {"torch": torch.__version__, "device": device}
+    """Return torch's version and the name of the device in use."""
+    return {"torch": torch.__version__, "device": accelerators.name()}

@@ -57,14 +57,14 @@ class Columns(NamedTuple):
         keys: The samples' keys.
         values: For each site ``[samples, ...]``; may be empty without samples.
         bad: Samples without features.
-        copied: The event at the end of copies from a device; None without such copies.
+        copied: Events at the ends of copies from devices.
     """
 
     places: list[str]
     keys: list[str]
     values: Mapping[str, Tensor]
     bad: list[FailedSample]
-    copied: torch.cuda.Event | None = None
+    copied: tuple[torch.Event, ...] = ()
 
     @property
     def size(self) -> int:
@@ -73,8 +73,8 @@ class Columns(NamedTuple):
 
     def wait(self) -> None:
         """Wait until the values are complete."""
-        if self.copied is not None:
-            self.copied.synchronize()
+        for event in self.copied:
+            event.synchronize()
 
     def without(self, places: Container[str]) -> Self:
         """Return the samples that are not at these places."""

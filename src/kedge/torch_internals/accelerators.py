@@ -1,0 +1,273 @@
+"""Devices of every kind, by what PyTorch calls the accelerator: streams, events, copies to the host, generators, names.
+
+# Note [What a device lacks]
+CUDA, ROCm, XPU, HPU and most devices of other libraries have streams, events, pinned memory and `record_stream`; MPS has
+events alone. Whether a kind of device has something is tried once, when it is first needed, and what it lacks costs one
+feature: without streams or pinned memory the program waits for copies, without events nothing is timed.
+
+# Note [Nothing begins by asking]
+A program that has not used its accelerator yet must not get a context on it because Kedge asks for a name or for random
+numbers, and a child that was forked must not touch it. So everything here that is not about a given tensor or device asks
+`in_use` first.
+
+# Note [The current stream]
+PyTorch's streams are contexts themselves, but one object can be entered only once at a time. `on` puts a stream in force
+without changing it, so that threads can share one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+# -- the accelerator ---------------------------------------------------------------------------
+
+
+def in_use() -> str | None:
+    """Return the kind of device that this process computes on besides the CPU; see Note [Nothing begins by asking]."""
+    found = torch.accelerator.current_accelerator()
+    module = None if found is None else _module(found.type)
+    if found is None or module is None:
+        return None
+    if getattr(module, "_is_in_bad_fork", _never)():
+        return None
+    begun = getattr(module, "is_initialized", getattr(module, "is_available", _never))
+    return found.type if begun() else None
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Whether a device is of the kind that `torch.accelerator` is about."""
+    found = torch.accelerator.current_accelerator()
+    return found is not None and found.type == device.type
+
+
+def name() -> str:
+    """Return the name of the device in use, such as "cuda (NVIDIA H200)"; "cpu" without one."""
+    kind = in_use()
+    if kind is None:
+        return "cpu"
+    named = getattr(_module(kind), "get_device_name", None)
+    return kind if named is None else f"{kind} ({named()})"
+
+
+def shares_memory(device: torch.device) -> bool:
+    """Whether a device computes in the CPU's memory, as far as PyTorch tells."""
+    properties = getattr(_module(device.type), "get_device_properties", None)
+    return properties is not None and bool(getattr(properties(device), "is_integrated", False))
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has finished its queued work."""
+    if is_accelerator(device):
+        torch.accelerator.synchronize(device)
+
+
+def is_capturing() -> bool:
+    """Whether this thread's operations become a graph of the device, to be run later, instead of running now."""
+    kind = in_use()
+    look = None if kind is None else getattr(_module(kind), "is_current_stream_capturing", None)
+    return look is not None and bool(look())
+
+
+def autocast() -> dict[str, torch.dtype]:
+    """Return the dtypes of autocast by the kind of device for which it is on."""
+    found = torch.accelerator.current_accelerator()
+    kinds = ("cpu",) if found is None else ("cpu", found.type)
+    return {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+
+
+def can(attempt: Callable[[torch.device], bool], device: torch.device) -> bool:
+    """Whether an attempt succeeds on devices of this kind, which is tried once; see Note [What a device lacks]."""
+    if not is_accelerator(device):
+        return False
+    known = _known.get((attempt, device.type))
+    if known is None:
+        try:
+            known = attempt(device)
+        except torch.AcceleratorError:  # the device itself failed
+            raise
+        except RuntimeError:  # PyTorch's answer for a kind of device that lacks something
+            known = False
+        _known[attempt, device.type] = known
+    return known
+
+
+# -- streams and events ------------------------------------------------------------------------
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether work can be queued on a device beside the computation, and its end be known without waiting for it."""
+    return can(_streams, device) and can(_events, device)
+
+
+def current_stream(device: torch.device) -> torch.Stream:
+    """Return the stream that the program computes on, now and in this thread."""
+    return torch.accelerator.current_stream(device)
+
+
+@contextmanager
+def on(stream: torch.Stream) -> Iterator[None]:
+    """Queue the work of this thread on a stream in a block; see Note [The current stream]."""
+    with torch.accelerator.device_index(stream.device.index):
+        before = torch.accelerator.current_stream()
+        torch.accelerator.set_stream(stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)
+
+
+def mark(stream: torch.Stream) -> torch.Event:
+    """Return an event that is reached when all work queued on a stream so far is done."""
+    event = torch.Event(stream.device)
+    event.record(stream)
+    return event
+
+
+def timed_mark(device: torch.device) -> torch.Event | None:
+    """Return an event that also takes the time when the current stream reaches it; None without such events."""
+    return _timed(device) if can(_timing, device) else None
+
+
+def seconds(first: torch.Event, last: torch.Event) -> float | None:
+    """Return the seconds between two events that were reached; None if the device does not tell."""
+    try:
+        return float(first.elapsed_time(last)) / 1e3
+    except torch.AcceleratorError:
+        raise
+    except RuntimeError:  # PyTorch's answer for a kind of device that has events without times
+        return None
+
+
+def has_clock(device: torch.device) -> bool:
+    """Whether a device tells the time between two events; waits for it when it is first asked."""
+    return can(_clock, device)
+
+
+# -- memory ------------------------------------------------------------------------------------
+
+
+def pinned(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
+    """Return memory of the host from which and to which the device copies while the program goes on; None without it."""
+    found = torch.accelerator.current_accelerator()
+    if found is None or not can(_pinned, found):
+        return None
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+
+
+def lend(tensor: Tensor, stream: torch.Stream) -> bool:
+    """Keep a tensor's memory until a stream other than its own has finished with it; False if the device cannot."""
+    try:
+        tensor.record_stream(stream)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def to_host(tensor: Tensor) -> tuple[Tensor, torch.Event | None]:
+    """Start copying a tensor to the host; returns the copy and the event of its arrival.
+
+    The copy runs on a stream of its own, so that the program's next kernels do not wait for it either. The event is None
+    for a copy that can be read at once, and for a tensor of the CPU, which is returned as it is.
+    """
+    device = tensor.device
+    if device.type == "cpu":
+        return tensor, None
+    host = pinned(tensor.shape, tensor.dtype) if has_streams(device) else None
+    if host is None:
+        return tensor.cpu(), None
+    stream = _side.get(device) or _side.setdefault(device, torch.Stream(device))
+    stream.wait_stream(current_stream(device))
+    with on(stream):
+        host.copy_(tensor, non_blocking=True)
+    arrived = mark(stream)
+    if not lend(tensor, stream):
+        arrived.synchronize()
+    return host, arrived
+
+
+# -- random numbers ----------------------------------------------------------------------------
+
+
+def generator_states() -> dict[str, Tensor]:
+    """Return the states of the random number generators of the CPU and of every device in use, by the device's name.
+
+    While a graph is captured, a device does not tell its own.
+    """
+    states, kind = {"cpu": torch.get_rng_state()}, in_use()
+    module = None if kind is None or is_capturing() else _module(kind)
+    if module is not None and hasattr(module, "get_rng_state"):
+        for index in range(module.device_count()):
+            states[f"{kind}:{index}"] = module.get_rng_state(index)
+    return states
+
+
+def set_generator_states(states: Mapping[str, Tensor]) -> None:
+    """Put the generators of these devices into these states."""
+    for place, state in states.items():
+        kind, _, index = place.partition(":")
+        if kind == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(kind).set_rng_state(state, int(index))
+
+
+@contextmanager
+def same_random_numbers() -> Iterator[None]:
+    """Restore the generators of every device at the end of a block."""
+    states = generator_states()
+    try:
+        yield
+    finally:
+        set_generator_states(states)
+
+
+# -- what a kind of device has -----------------------------------------------------------------
+
+_known: dict[tuple[Callable[[torch.device], bool], str], bool] = {}
+_side: dict[torch.device, torch.Stream] = {}
+
+
+def _never() -> bool:
+    return False
+
+
+def _module(kind: str) -> ModuleType | None:
+    """Return the module of PyTorch for a kind of device; None for one without, such as "meta"."""
+    try:
+        found: ModuleType = torch.get_device_module(kind)
+    except RuntimeError:
+        return None
+    return found
+
+
+def _streams(device: torch.device) -> bool:
+    return torch.Stream(device) != torch.Stream(device)  # a device without streams may answer with its only queue
+
+
+def _events(device: torch.device) -> bool:
+    return mark(current_stream(device)).query() in (False, True)
+
+
+def _timing(device: torch.device) -> bool:
+    return _timed(device) is not None
+
+
+def _clock(device: torch.device) -> bool:
+    first, last = _timed(device), _timed(device)
+    last.synchronize()
+    return seconds(first, last) is not None
+
+
+def _pinned(_: torch.device) -> bool:
+    return torch.empty(1, device="cpu", pin_memory=True).is_pinned()
+
+
+def _timed(device: torch.device) -> torch.Event:
+    event = torch.Event(device, enable_timing=True)
+    event.record(current_stream(device))
+    return event

@@ -21,6 +21,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils import _python_dispatch as dispatch
 
 from kedge.torch_internals import dynamo
+from tests.accelerator import plugin as accelerator
 from tests.hook_tables import hook_tables
 
 torch.set_num_threads(1)
@@ -79,6 +80,11 @@ def compiled() -> Iterator[Callable[..., Any]]:
     torch.compiler.reset()
     yield torch.compile
     torch.compiler.reset()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give every test the fixture `sim`."""
+    config.pluginmanager.register(accelerator.Plugin(), "simulated accelerator")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

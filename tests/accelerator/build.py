@@ -1,0 +1,82 @@
+"""Compile the simulated device, once for each PyTorch, Python and state of its source."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch.utils import cpp_extension
+
+NAME = "kedge_sim"
+SOURCE = Path(__file__).parent / "cpp"
+BUILD = Path(__file__).parents[2] / "build" / "sim"
+OPTIONS = ["-std=c++20", "-O1", "-g0", "-fPIC", "-fvisibility=hidden", "-pthread", f"-DTORCH_EXTENSION_NAME={NAME}"]
+
+
+def compiler() -> str | None:
+    """Return the compiler of this machine, if it has one, and headers of Python."""
+    found = shutil.which(os.environ.get("CXX", "c++"))
+    return found if found and Path(sysconfig.get_path("include"), "Python.h").is_file() else None
+
+
+def extension() -> ModuleType:
+    """Import the device's extension, compiled before if nobody has yet: PyTorch has the device from here on."""
+    spec = importlib.util.spec_from_file_location(NAME, library())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def library() -> Path:
+    """Return the extension's file; processes that need it at the same time compile it once."""
+    content = b"".join(file.read_bytes() for file in sorted([*SOURCE.iterdir(), Path(__file__)]))
+    digest = hashlib.blake2b(content, digest_size=6).hexdigest()
+    folder = BUILD / f"torch-{torch.__version__}-{sys.implementation.cache_tag}-{digest}"
+    made = folder / f"{NAME}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            compile_into(folder, made)
+    return made
+
+
+def compile_into(folder: Path, made: Path) -> None:
+    """Compile all sources, side by side where there are cores, and link them."""
+    found = compiler()
+    assert found is not None, "there is no C++ compiler"
+    include = [f"-I{path}" for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]]
+    objects = {source: folder / f"{source.stem}.o" for source in sorted(SOURCE.glob("*.cpp"))}
+    waiting = [[found, *OPTIONS, *include, "-c", str(source), "-o", str(file)] for source, file in objects.items()]
+    running: list[subprocess.Popen[str]] = []
+    failed = []
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            running.append(subprocess.Popen(waiting.pop(), stderr=subprocess.PIPE, text=True))
+        done = running.pop(0)
+        _, errors = done.communicate()
+        if done.returncode:
+            failed.append(errors)
+    if failed:
+        raise RuntimeError("the simulated device does not compile:\n" + "\n".join(failed))
+    libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
+    libraries += [f"-Wl,-rpath,{path}" for path in cpp_extension.library_paths()]
+    part = made.with_suffix(f".{os.getpid()}")
+    names = ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+    subprocess.run(
+        [found, "-shared", *map(str, objects.values()), *libraries, *names, "-pthread", "-o", str(part)], check=True
+    )
+    part.replace(made)
+    for file in objects.values():
+        file.unlink()

@@ -29,7 +29,7 @@ against `python`, at its default settings and with every step measured; and whet
 
     python benchmarks/gpu.py [--models resnet152,gpt] [--cases "bare;move"] [--fill 0.7] [--steps 6] [--only offload,watch]
     python benchmarks/gpu.py --try    # on whatever there is, with tiny models: whether the script works
-    python benchmarks/gpu.py --try --import MODULE    # the same on a device that a module registers when it is imported
+    python benchmarks/gpu.py --try --import MODULE[:FUNCTION]    # the same on a device that a module or its function registers
 """
 
 from __future__ import annotations
@@ -474,12 +474,17 @@ def parts(argv: list[str] | None = None) -> Iterator[Callable[[], None]]:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--only", default="offload,watch,extract,compiled,reductions")
     parser.add_argument("--try", dest="tiny", action="store_true", help="tiny models, on a CPU too")
-    parser.add_argument("--import", dest="module", help="a module to import first, which registers a device")
+    parser.add_argument(
+        "--import", dest="module", help="a module to import first, and its function to call, which registers a device"
+    )
     parser.add_argument("--work", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--loop", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.module:
-        importlib.import_module(args.module)
+        name, _, function = args.module.partition(":")
+        module = importlib.import_module(name)
+        if function:
+            getattr(module, function)()
     if args.work:
         yield lambda: print(json.dumps(work(*args.work[:5], tiny=args.work[5])))
     elif args.loop:

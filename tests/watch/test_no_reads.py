@@ -107,16 +107,10 @@ class Net(nn.Module):
         return self.fc(self.tanh(self.inner(self.inner(x)))).softmax(-1)
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
-    "SGD": lambda model: torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
-    "AdamW": lambda model: torch.optim.AdamW(model.parameters()),
-}
-
-
-def train(steps: int, make: str = "SGD") -> None:
+def train(steps: int) -> None:
     """Train on the device."""
     model = Net()
-    optimizer = OPTIMIZERS[make](model)
+    optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(steps):
         optimizer.zero_grad()
         model(torch.randn(5, 1, 6, 6)).square().mean().backward()
@@ -129,14 +123,13 @@ def sound(log: Any) -> bool:
     return not log.watch.failed and log.watch.summary.steps > 0
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS)
 @at_levels(MEASURED, GUARDED, SKIPPED, MIXED)
 def test_a_watched_training_asks_for_no_value(
-    device: Device, paced: Callable[..., None], levels: tuple[StepKind, ...], make: str
+    device: Device, paced: Callable[..., None], levels: tuple[StepKind, ...]
 ) -> None:
     """Whatever kind its steps are of."""
     paced(*levels)
-    log = watch(lambda: train(7, make))
+    log = watch(lambda: train(4))
     assert sound(log)
     assert device.leaving.names == []
 
@@ -144,25 +137,25 @@ def test_a_watched_training_asks_for_no_value(
 def test_a_measured_step_leaves_the_device_in_one_copy(device: Device, paced: Callable[..., None]) -> None:
     """With the loss, the norm of all gradients and the updates; after the last step nothing is left to be copied."""
     paced(*MEASURED)
-    assert sound(watch(lambda: train(6)))
-    assert len(device.tables) == 6
+    assert sound(watch(lambda: train(4)))
+    assert len(device.tables) == 4
 
 
 def test_guarded_steps_leave_the_device_together(device: Device, paced: Callable[..., None]) -> None:
     """What they collect leaves with the next table, or at the end."""
     paced(*GUARDED)
-    log = watch(lambda: train(6))
+    log = watch(lambda: train(4))
     assert sound(log)
     assert len(device.tables) == 2
-    assert {row["step"] for row in log.rows if row["level"] == 1} == {1, 2, 3, 4, 5}
+    assert {row["step"] for row in log.rows if row["level"] == 1} == {1, 2, 3}
 
 
 def test_updates_are_rows_like_others(device: Device, paced: Callable[..., None]) -> None:
     """The squares of each parameter's change are read with the table, not one by one."""
     paced(*MEASURED)
-    log = watch(lambda: train(3))
+    log = watch(lambda: train(2))
     kinds = {e["id"]: e["kind"] for e in log.entries}
-    assert sum(kinds[row["site"]] == "update" for row in log.rows) == 3 * 8
+    assert sum(kinds[row["site"]] == "update" for row in log.rows) == 2 * 8
 
 
 def test_the_norm_of_parameters_on_several_devices_stays_on_one(device: Device) -> None:
@@ -177,13 +170,13 @@ def test_optimizers_that_never_step_are_compared_without_waiting(device: Device)
     """The result of a comparison leaves the device when it is begun, and is read at the next one."""
 
     def program() -> None:
-        model = Net()
+        model = nn.Linear(4, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for _ in range(25):
-            model(torch.randn(5, 1, 6, 6)).square().mean().backward()
+        for _ in range(12):
+            model(torch.randn(5, 4)).sum().backward()
         del optimizer
 
-    log = watch(program)
+    log = watch(program, every=100)
     assert not log.watch.failed
     assert device.leaving.names == []
 

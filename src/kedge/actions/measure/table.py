@@ -31,14 +31,17 @@ class HostCopy:
         """Whether the numbers have arrived, so that reading does not wait."""
         if self._numbers is None:
             return self._at_once
-        return self._arrived is None or bool(self._arrived.query())
+        if self._arrived is not None and self._arrived.query():
+            self._arrived = None
+        return self._arrived is None
 
     def numpy(self) -> NDArray[np.float32]:
         """The numbers; waits for them if they have not arrived."""
         if self._numbers is None:
             self._departures.send()
-        if self._arrived is not None:
+        if not self.ready() and self._arrived is not None:
             self._arrived.synchronize()
+            self._arrived = None
         assert self._numbers is not None  # noqa: S101 - `send` has begun the copy
         return self._numbers
 

@@ -1,10 +1,19 @@
-"""Marks of single cases in a list of parameters."""
+"""Marks of tests that need a device, and of single cases in a list of parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
+
+DEVICE = torch.accelerator.current_accelerator(check_available=True)
+"""The kind of device of this machine besides the CPU; None without one."""
+
+needs_device = pytest.mark.skipif(DEVICE is None, reason="needs an accelerator, and this machine has none")
+needs_cuda = pytest.mark.skipif(
+    DEVICE is None or DEVICE.type != "cuda", reason="needs a CUDA device, and there is none"
+)
 
 
 def full(*values: Any, id: str | None = None) -> Any:  # noqa: A002 - as pytest calls it

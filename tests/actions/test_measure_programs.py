@@ -12,8 +12,9 @@ from torch.utils.checkpoint import checkpoint
 import kedge
 from kedge.actions.measure.meter import Meter
 from kedge.testing import assert_same_bits
+from tests.marks import DEVICE, needs_device
 
-CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device, and this machine has none")
+_set_sync_debug_mode = DEVICE and getattr(torch.get_device_module(DEVICE), "set_sync_debug_mode", None)
 
 
 class Work(nn.Module):
@@ -171,7 +172,7 @@ def test_autocast_is_measured_in_its_own_precision() -> None:
     assert stats["0"].rms == pytest.approx(out.float().square().mean().sqrt().item(), rel=1e-5)
 
 
-@CUDA
+@needs_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
 def test_a_gpu_measures_what_a_cpu_does(dtype: torch.dtype) -> None:
     """The same statistics, to the precision of float32; counts are equal."""
@@ -179,7 +180,7 @@ def test_a_gpu_measures_what_a_cpu_does(dtype: torch.dtype) -> None:
     value[3, 5] = float("nan")
     for x in (value, value[1:10].T, value[:0], value[4]):
         found = []
-        for device in ("cpu", "cuda"):
+        for device in ("cpu", DEVICE):
             with kedge.hook(model := nn.Identity(), ":out", kedge.measure()) as stats:
                 model(x.to(device))
             found.append(stats[":out"])
@@ -190,18 +191,18 @@ def test_a_gpu_measures_what_a_cpu_does(dtype: torch.dtype) -> None:
             assert getattr(there, name) == pytest.approx(getattr(here, name), rel=1e-4, nan_ok=True)
 
 
-@CUDA
+@pytest.mark.skipif(not callable(_set_sync_debug_mode), reason="needs a device that can refuse to synchronise")
 def test_a_measured_step_never_waits_for_the_gpu() -> None:
     """PyTorch itself raises if anything between the first forward and the end of a step synchronises."""
-    model = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 1)).cuda()
+    model = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 1)).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    x = torch.randn(8, 30, device="cuda")
+    x = torch.randn(8, 30, device=DEVICE)
     with kedge.hook(model, "**, **:out.grad, **:param.grad", kedge.measure()) as stats:
         for step in range(6):
-            torch.cuda.set_sync_debug_mode("error" if step else "default")
+            _set_sync_debug_mode("error" if step else "default")
             try:
                 model(x).sum().backward()
                 optimizer.step()
             finally:
-                torch.cuda.set_sync_debug_mode("default")
+                _set_sync_debug_mode("default")
     assert [r.step for r in stats.records("0")] == list(range(6))

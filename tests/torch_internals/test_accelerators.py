@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from kedge.torch_internals import accelerators
-
-HERE = torch.accelerator.current_accelerator(check_available=True)
-DEVICE = pytest.mark.skipif(HERE is None, reason="needs an accelerator, and this machine has none")
+from tests.marks import DEVICE, needs_device
 
 
 class Module:
@@ -158,26 +156,26 @@ def test_autocast_is_told_by_kind():
         assert accelerators.autocast() == {"cpu": torch.bfloat16}
 
 
-@DEVICE
+@needs_device
 def test_a_copy_to_the_host_arrives_beside_the_computation():
     """It has the values from when it was asked for, though the memory is used again."""
-    work = torch.randn(2048, 2048, device=HERE)
+    work = torch.randn(2048, 2048, device=DEVICE)
     for _ in range(20):
         work = work @ work / work.norm()
-    whole = torch.arange(1000, device=HERE, dtype=torch.float32)
+    whole = torch.arange(1000, device=DEVICE, dtype=torch.float32)
     host, arrived = accelerators.to_host(whole)
     del whole
-    torch.zeros(1000, device=HERE)  # wants the memory that was just freed
+    torch.zeros(1000, device=DEVICE)  # wants the memory that was just freed
     if arrived is not None:
         assert host.is_pinned()
         arrived.synchronize()
     assert torch.equal(host, torch.arange(1000, dtype=torch.float32))
 
 
-@DEVICE
+@needs_device
 def test_a_stream_is_in_force_in_a_block_alone():
     """Also in a block inside of it; the device and the stream are those from before afterwards."""
-    device = torch.zeros(1, device=HERE).device
+    device = torch.zeros(1, device=DEVICE).device
     if not accelerators.has_streams(device):
         pytest.skip(f"{device} has no streams")
     before, (one, other) = accelerators.current_stream(device), (torch.Stream(device), torch.Stream(device))
@@ -188,10 +186,10 @@ def test_a_stream_is_in_force_in_a_block_alone():
     assert accelerators.current_stream(device) == before
 
 
-@DEVICE
+@needs_device
 def test_a_device_tells_the_time_between_two_events():
     """A device with a clock gives seconds; without one, None."""
-    device = torch.zeros(1, device=HERE).device
+    device = torch.zeros(1, device=DEVICE).device
     first = accelerators.timed_mark(device)
     x = torch.randn(1024, 1024, device=device)
     x @ x
@@ -204,11 +202,11 @@ def test_a_device_tells_the_time_between_two_events():
     assert spent is None or spent > 0
 
 
-@DEVICE
+@needs_device
 def test_random_numbers_of_a_device_come_again():
     """What was drawn in a block is drawn again after it."""
     torch.manual_seed(random.randrange(1 << 30))
-    torch.rand(1, device=HERE)
+    torch.rand(1, device=DEVICE)
     with accelerators.same_random_numbers():
-        drawn = torch.rand(5, device=HERE)
-    assert torch.equal(torch.rand(5, device=HERE), drawn)
+        drawn = torch.rand(5, device=DEVICE)
+    assert torch.equal(torch.rand(5, device=DEVICE), drawn)

@@ -12,7 +12,7 @@ from torch import Tensor
 from kedge.torch_internals.corners import late
 
 
-def _norm_of_each(tensors: Sequence[Tensor], order: float, dtype: torch.dtype) -> list[Tensor]:
+def _norm_of_each(tensors: Sequence[Tensor], order: int, dtype: torch.dtype) -> list[Tensor]:
     return [torch.linalg.vector_norm(tensor, order, dtype=dtype) for tensor in tensors]
 
 
@@ -21,9 +21,7 @@ def _assert_here(value: Tensor, message: str) -> None:
         raise RuntimeError(message)
 
 
-norms: Callable[..., Sequence[Tensor]] = late("torch:_foreach_norm", _norm_of_each)
-"""The norms of many tensors of one device, of an order and computed in a dtype."""
-
+_norms: Callable[[Sequence[Tensor], int, torch.dtype], Sequence[Tensor]] = late("torch:_foreach_norm", _norm_of_each)
 
 negated_alias: Callable[[Tensor], Tensor] = late("torch:_neg_view", torch.neg)
 _assert_async: Callable[[Tensor, str], None] = late("torch:_assert_async", _assert_here)
@@ -31,6 +29,11 @@ keeping_versions: Callable[[Any], AbstractContextManager[Any]] = late(
     "torch.autograd:_unsafe_preserve_version_counter", lambda _: nullcontext()
 )
 """A block in which writing to tensors does not count as a change."""
+
+
+def norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the norms of many tensors in float32, by one call if possible."""
+    return _norms(tensors, 2, torch.float32)
 
 
 def assert_on_device(value: Tensor, message: str) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 
 from kedge.errors import ReducerError, SettingsDiffer
 from kedge.features.reduce import Covariance, Histogram, Mean, Quantiles, Reducer, TopK, restore
+from tests.marks import DEVICE, needs_device
 
 SUMS = [
     Mean(positions="samples"),
@@ -373,14 +374,14 @@ def test_a_mean_over_positions_has_the_same_bits_in_every_batch():
 
 
 @each
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gives_what_the_cpu_gives(made):
-    """Values on a GPU are summed up there, and counts and selections have the bits that the CPU gives."""
+@needs_device
+def test_a_device_gives_what_the_cpu_gives(made):
+    """Values on a device are summed up there, and counts and selections have the bits that the CPU gives."""
     n = 20 if made in SKETCHES else 300  # a sketch of more values than it keeps has more than one result
     values, keys = torch.randn(n, 2, 3), [f"{i:03}" for i in range(n)]
     values[7, 0, 1] = torch.nan
-    here, there = (taken(made, x, keys, range(n), [n // 3, n * 2 // 3]) for x in (values, values.cuda()))
-    mixed = taken(made, values.cuda(), keys, range(n // 2), [])
+    here, there = (taken(made, x, keys, range(n), [n // 3, n * 2 // 3]) for x in (values, values.to(DEVICE)))
+    mixed = taken(made, values.to(DEVICE), keys, range(n // 2), [])
     mixed.merge(taken(made, values, keys, range(n // 2, n), []))
     for other in (there, mixed, pickle.loads(pickle.dumps(there))):
         if made in COUNTS:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import kedge
 from kedge.errors import RebuiltWrong
+from tests.marks import needs_cuda
 
 TO = {"rebuild": kedge.Rebuild(), "disk": kedge.Disk(), "disk alone": kedge.Disk(rebuild=False)}
 
@@ -147,7 +148,7 @@ def test_one_element_changed_out_of_sight_in_a_later_step(how, to):
     assert "sum" in account.total.rebuilt
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_cuda
 @pytest.mark.parametrize("how", ["no_grad", "data"])
 def test_a_cuda_device_stops_where_a_later_step_is_wrong(how):
     """On a CUDA device a change of one element out of sight ends the program with an error that says so."""

@@ -15,6 +15,7 @@ from kedge.offload.stores.disk import DiskStore
 from kedge.offload.stores.mapped import LIBC
 from kedge.offload.stores.pressure import Pressure
 from kedge.offload.stores.writer import JobThread
+from tests.marks import DEVICE, needs_device
 
 pytestmark = pytest.mark.timing
 
@@ -311,11 +312,11 @@ def test_a_worker_starts_late_and_can_be_used_again():
     assert threading.active_count() == before
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@needs_device
 def test_bytes_of_an_accelerator_come_back_there(tmp_path):
     """What came from a device returns to it."""
     store = DiskStore(tmp_path)
-    data = piece(5).cuda()
+    data = piece(5).to(DEVICE)
     slot = store.put(data)
 
     assert slot.get().device == data.device

@@ -230,7 +230,7 @@ def squares_of(values: list[Tensor]) -> tuple[Tensor | float, bool]:
 
 
 def _squares_on_device(values: list[Tensor]) -> Tensor:
-    norms = kernels.norms(values, 2, torch.float32)
+    norms = kernels.norms(values)
     return torch.stack([norm.float() for norm in norms]).square().sum()
 
 

@@ -115,7 +115,7 @@ class FinishedSteps:
         return bool(self._waiting)
 
     def add(self, step: FinishedStep | None, *, finite: bool) -> None:
-        """Add a step, start the copies of its tables, and pass on the steps whose tables have arrived.
+        """Add a step, and pass on the steps whose tables have arrived.
 
         Args:
             step: The step; None if it has no measurements.

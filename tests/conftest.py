@@ -65,7 +65,8 @@ def nothing_stays() -> Iterator[None]:
     sys.setrecursionlimit(depth)  # which Inductor raises
 
     assert installed() == before
-    assert [t for t in threading.enumerate() if t not in threads and t.name != TQDM] == []
+    ours = (t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))  # autograd's has run a hook
+    assert [t for t in ours if t not in threads and t.name != TQDM] == []
 
 
 @pytest.fixture

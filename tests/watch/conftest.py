@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-import itertools
 from collections.abc import Callable
 
 import pytest
 
 from kedge.watch.models.optimizers import living
-from kedge.watch.steps.budget import Budget
-from kedge.watch.steps.kind import StepKind
+from tests.watch.watched import fix_kinds
 
 
 @pytest.fixture(autouse=True)
@@ -25,14 +24,4 @@ def no_optimizer_of_another_test() -> None:
 @pytest.fixture
 def paced(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return what fixes the kind of each step after the first, over and over."""
-
-    def fix(*kinds: StepKind) -> None:
-        order = itertools.cycle(kinds)
-
-        def choose(self: Budget, step: int, now: float) -> StepKind:
-            self.kind, self.run, self._planned, self._wished = next(order), 1, 1, False
-            return self.kind
-
-        monkeypatch.setattr(Budget, "_choose", choose)
-
-    return fix
+    return functools.partial(fix_kinds, monkeypatch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from kedge.actions.measure.meter import Meter
 from kedge.store.recording import Recording
+from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
 
@@ -32,6 +34,17 @@ def names(levels: Any) -> str:
 def at_levels(*levels: tuple[StepKind, ...]) -> pytest.MarkDecorator:
     """Run a test with steps of one kind after the other: of each kind alone and of all in turn, if none are named."""
     return pytest.mark.parametrize("levels", levels or LEVELS, ids=names)
+
+
+def fix_kinds(monkeypatch: pytest.MonkeyPatch, *kinds: StepKind) -> None:
+    """Fix the kind of each step after the first, over and over."""
+    order = itertools.cycle(kinds)
+
+    def choose(self: Budget, step: int, now: float) -> StepKind:
+        self.kind, self.run, self._planned, self._wished = next(order), 1, 1, False
+        return self.kind
+
+    monkeypatch.setattr(Budget, "_choose", choose)
 
 
 class Memory:

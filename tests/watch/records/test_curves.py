@@ -18,7 +18,6 @@ def test_numbers_are_written_together_with_their_steps() -> None:
     curves.add_norm(4, 1, 10, 9.0, measured=False)
     assert curves.add_value(5, 0, math.inf, measured=False)
     curves.add_value(6, 0, 2.0, measured=True)
-    curves.send()
     columns = curves.take(5)
     assert columns is not None
     assert curves.take(5) is None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kedge.actions.measure import reduce
 from kedge.actions.measure.saturation import Saturation
-from kedge.actions.measure.table import DeviceTable, Snapshot
+from kedge.actions.measure.table import Departures, DeviceTable, Snapshot
 from kedge.native import CODES, What, on_device, reductions
 
 _REDUCE = {"full": reduce.full, "norm": reduce.norm, "finite": reduce.finite}
@@ -43,12 +43,16 @@ class Measured(NamedTuple):
 class DeviceTables:
     """Measures values on their devices, without synchronisation.
 
+    Args:
+        departures: Takes the tables to the host.
+
     Attributes:
         tables: The table of each device that was ever measured on.
         measured: The measurements of the current step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, departures: Departures) -> None:
+        self._departures = departures
         self.tables: dict[torch.device, DeviceTable] = {}
         self.measured: list[Measured] = []
 
@@ -78,29 +82,29 @@ class DeviceTables:
         self.measured.append(measured)
         return measured
 
-    def add_squares(self, site: int, value: Tensor) -> None:
-        """Add the sum of squares of a flat value, computed where it is."""
-        table = self._table_on(value.device)
-        row = table.reserve(1)
-        self.measured.append(Measured(site, value.numel(), value.device, row))
-        reduce.squares(value, table.slot(row))
-
     def _table_on(self, device: torch.device) -> DeviceTable:
         table = self.tables.get(device)
         if table is None:
-            table = self.tables[device] = DeviceTable(device)
+            table = self.tables[device] = DeviceTable(device, self._departures)
         return table
 
     def repeat(self, site: int, measured: Measured) -> None:
         """Record at another site a value that this step has already measured."""
         self.measured.append(measured._replace(site=site, channels=(0, 0), saturation=None))
 
+    def put(self, site: int, size: int, squares: Tensor) -> None:
+        """Add a known sum of squares, which is on a device, of this many elements."""
+        table = self._table_on(squares.device)
+        row = table.reserve(1)
+        self.measured.append(Measured(site, size, squares.device, row))
+        table.slot(row).sumsq.copy_(squares)
+
     def drop(self, sites: Collection[int]) -> None:
         """Discard the measurements at some sites."""
         self.measured = [m for m in self.measured if m.site not in sites]
 
     def end(self) -> tuple[list[Measured], dict[torch.device, Snapshot]]:
-        """End the step; returns its measurements, and the tables, whose copies to the host have started."""
+        """End the step; returns its measurements, and the tables, which are about to be copied to the host."""
         measured, self.measured = self.measured, []
         return measured, {device: table.take() for device, table in self.tables.items() if table.used}
 

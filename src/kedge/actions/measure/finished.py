@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from kedge.actions.measure.devices import Measured
 from kedge.actions.measure.host import DevicePart, bits
 from kedge.actions.measure.reduce import STATISTICS
-from kedge.actions.measure.table import Snapshot
+from kedge.actions.measure.table import Departures, Snapshot
 from kedge.flow import Sink
 from kedge.native import on_device
 from kedge.store import exponents
 from kedge.store.columns import joined
 from kedge.store.rows import FULL
 
-_BEHIND = 2
-"""Most steps whose tables may still be under way."""
+_BEHIND = 8
+"""Most steps whose tables may still be under way: a program may be that far ahead of its device before Kedge waits."""
 _SPOILED_KEPT = 32
 """Most light steps with non-finite values that are passed on."""
 
@@ -99,11 +99,12 @@ class FinishedSteps:
 
     Attributes:
         sink: Receives the columns of each step.
+        departures: Takes tables to the host.
         device_seconds: Seconds that the devices spent measuring the steps passed on.
     """
 
     def __init__(self, sink: Sink) -> None:
-        self.sink = sink
+        self.sink, self.departures = sink, Departures()
         self.device_seconds = 0.0
         self._waiting: deque[FinishedStep] = deque()
         self._spoiled: frozenset[int] = frozenset()
@@ -120,6 +121,7 @@ class FinishedSteps:
             step: The step; None if it has no measurements.
             finite: Whether all was finite in a step without measurements, so that non-finite values later are news.
         """
+        self.departures.send()
         if step is not None:
             self._waiting.append(step)
         elif finite and not self._waiting:

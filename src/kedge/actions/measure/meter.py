@@ -51,9 +51,9 @@ class Meter(MeasuredValues):
         self.level, self.muted, self.draws = FULL, False, False
         host = HostTable()
         self.sites = SiteTable(host.saturates)
-        self._values = StepValues(self.sites, host)
         self.kept = KeptSteps(keep)
         self.finished = FinishedSteps(self.kept)
+        self._values = StepValues(self.sites, host, self.finished.departures)
         self.events, self.seconds = 0, 0.0
         self.lock = threading.RLock()
 
@@ -105,7 +105,7 @@ class Meter(MeasuredValues):
             self._values.observe_all(seats, values)
 
     def add_squares(
-        self, seats: Sequence[MeasuredSite], step: int, counts: Sequence[int], squares: Sequence[float]
+        self, seats: Sequence[MeasuredSite], step: int, counts: Sequence[int], squares: Sequence[float | Tensor]
     ) -> None:
         """Add known sums of squares, one a site.
 
@@ -113,19 +113,12 @@ class Meter(MeasuredValues):
             seats: The sites.
             step: The step.
             counts: How many numbers each sum is of.
-            squares: The sums.
+            squares: The sums; one that is on a device is not read.
         """
         with self.lock:
             if step != self._values.step:
                 self._begin(step)
-            self._values.host.put([seat.id for seat in seats], counts, squares)
-
-    def add_squares_of(self, seats: Sequence[MeasuredSite], step: int, values: Sequence[Tensor]) -> None:
-        """Add the sums of squares of flat values, one a site; on a device without waiting for it."""
-        with self.lock:
-            if step != self._values.step:
-                self._begin(step)
-            self._values.add_squares(seats, values)
+            self._values.add_squares(seats, counts, squares)
 
     def _begin(self, step: int) -> None:
         if self._values.step >= 0 or self.finished:  # values of another step are left

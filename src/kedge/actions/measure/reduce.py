@@ -62,16 +62,11 @@ def plainly() -> Iterator[None]:
 
 def norm(x: Tensor, slot: StatisticsRow) -> None:
     """Write the sum of squares, and the sum, which is finite if every element is: squares of finite elements may overflow."""
-    squares(x, slot)
-    finite(x, slot)
-
-
-def squares(x: Tensor, slot: StatisticsRow) -> None:
-    """Write the sum of squares."""
     if x.dtype is slot.sumsq.dtype:
         torch.dot(x, x, out=slot.sumsq)
     else:
         slot.sumsq.copy_(_squares(x))
+    finite(x, slot)
 
 
 def finite(x: Tensor, slot: StatisticsRow) -> None:

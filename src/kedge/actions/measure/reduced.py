@@ -14,7 +14,7 @@ from kedge.actions.measure.devices import DeviceTables, Measured
 from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.reduce import STATISTICS
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable
-from kedge.actions.measure.table import Snapshot
+from kedge.actions.measure.table import Departures, Snapshot
 from kedge.native import What
 from kedge.sites.leaves import dequantized, own_part
 from kedge.sites.spread import spread_of
@@ -32,13 +32,14 @@ class ReducedValues:
     Args:
         sites: Receives which site's output each input is.
         host: Receives the rows of values in this process's memory.
+        departures: Takes the rows of values on devices to the host.
 
     Attributes:
         devices: The rows of values on devices.
     """
 
-    def __init__(self, sites: SiteTable, host: HostTable) -> None:
-        self.devices = DeviceTables()
+    def __init__(self, sites: SiteTable, host: HostTable, departures: Departures) -> None:
+        self.devices = DeviceTables(departures)
         self._sites, self._host = sites, host
         self._seen: dict[int, _Seen] = {}
 
@@ -103,7 +104,7 @@ class ReducedValues:
         self._sites.connect(seat, source)
 
     def end(self) -> tuple[list[Measured], dict[torch.device, Snapshot]]:
-        """End the step; returns its measurements on devices, and the tables, whose copies to the host have started."""
+        """End the step; returns its measurements on devices, and the tables, which are about to be copied to the host."""
         self._seen.clear()
         return self.devices.end() if self.devices.tables else ([], {})
 

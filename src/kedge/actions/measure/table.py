@@ -14,26 +14,82 @@ from kedge.native import on_device
 from kedge.torch_internals import accelerators
 
 _BLOCK = 4 * on_device.MOST
+_WIDE = 4  # bytes of a float32, as which all numbers leave a device
+
+
+class HostCopy:
+    """A copy on the host of numbers of a device, under way or still to begin; see `Departures`."""
+
+    def __init__(self, departures: Departures, *, at_once: bool) -> None:
+        self._departures, self._at_once = departures, at_once
+        self._numbers: NDArray[np.float32] | None = None
+        self._arrived: torch.Event | None = None
+
+    def begin(self, numbers: NDArray[np.float32], arrived: torch.Event | None) -> None:
+        """Take the numbers, which can be read after an event; None stands for now."""
+        self._numbers, self._arrived = numbers, arrived
+
+    def ready(self) -> bool:
+        """Whether the numbers have arrived, so that reading does not wait."""
+        if self._numbers is None:
+            return self._at_once
+        if self._arrived is not None and self._arrived.query():
+            self._arrived = None
+        return self._arrived is None
+
+    def numpy(self) -> NDArray[np.float32]:
+        """The numbers; waits for them if they have not arrived."""
+        if self._numbers is None:
+            self._departures.send()
+        if not self.ready() and self._arrived is not None:
+            self._arrived.synchronize()
+            self._arrived = None
+        assert self._numbers is not None  # noqa: S101 - `send` has begun the copy
+        return self._numbers
+
+
+class Departures:
+    """Collects the numbers that are to leave their devices, so that one copy of each device takes them all."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Tensor, HostCopy]] = []
+
+    def add(self, numbers: Tensor) -> HostCopy:
+        """Add a flat tensor of float32; returns its copy, which has not begun yet."""
+        copy = HostCopy(self, at_once=numbers.is_cpu)
+        self._waiting.append((numbers, copy))
+        return copy
+
+    def send(self) -> None:
+        """Start copying all that was added, in one copy for each device."""
+        waiting, self._waiting = self._waiting, []
+        for device in dict.fromkeys(numbers.device for numbers, _ in waiting):
+            leaving = [(numbers, copy) for numbers, copy in waiting if numbers.device == device]
+            host, arrived = accelerators.to_host(torch.cat([numbers for numbers, _ in leaving]))
+            ends = np.cumsum([numbers.numel() for numbers, _ in leaving])[:-1]
+            for (_, copy), part in zip(leaving, np.split(host.numpy(), ends), strict=True):
+                copy.begin(part, arrived)
 
 
 class Snapshot(NamedTuple):
     """A table during its copy to the host.
 
     Attributes:
-        rows: One or more rows a measurement; see `Measured`.
-        wide: Channel maxima and drawn elements, one measurement after another.
-        arrived: The event after which they can be read; None if they can be read now.
+        copy: The rows, one or more a measurement (see `Measured`); then channel maxima and drawn elements, one measurement
+            after another.
+        rows: The number of rows.
+        dtype: The type of the numbers in the rows.
         spans: Events before and after each measurement.
     """
 
-    rows: NDArray[Any]
-    wide: NDArray[np.float32]
-    arrived: torch.Event | None
+    copy: HostCopy
+    rows: int
+    dtype: type[np.floating[Any]]
     spans: list[tuple[torch.Event, torch.Event]]
 
     def ready(self) -> bool:
         """Whether the table has arrived, so that reading does not wait."""
-        return self.arrived is None or bool(self.arrived.query())
+        return self.copy.ready()
 
     def seconds(self) -> float:
         """The seconds that the device spent measuring, as far as it tells; 0 for the host, which has its own clock."""
@@ -41,17 +97,20 @@ class Snapshot(NamedTuple):
 
     def numpy(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """The rows and the wide numbers; waits for them if they have not arrived."""
-        if self.arrived is not None and not self.arrived.query():
-            self.arrived.synchronize()
-        return self.rows, self.wide
+        numbers, size = self.copy.numpy(), self.rows * len(STATISTICS) * np.dtype(self.dtype).itemsize // _WIDE
+        return numbers[:size].view(self.dtype).reshape(-1, len(STATISTICS)), numbers[size:]
 
 
 class DeviceTable:
-    """Rows on one device, allocated one by one and reused in the next step; in float64 where the native kernel writes them."""
+    """Rows on one device, allocated one by one and reused in the next step; in float64 where the native kernel writes them.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.is_native = device, on_device.available(device)
-        self.dtype = torch.float64 if self.is_native else torch.float32
+    Args:
+        device: The device.
+        departures: Takes the rows to the host at the end of a step.
+    """
+
+    def __init__(self, device: torch.device, departures: Departures) -> None:
+        self.device, self._departures, self.is_native = device, departures, on_device.available(device)
         self.blocks: list[Tensor] = []
         self.slots: dict[int, StatisticsRow] = {}
         self.used = 0
@@ -94,7 +153,12 @@ class DeviceTable:
     def _grow(self) -> None:
         # A tensor made in inference mode could not be written to outside of it.
         with torch.inference_mode(mode=False):
-            block = torch.full((_BLOCK, len(STATISTICS)), float("nan"), dtype=self.dtype, device=self.device)
+            block = torch.full(
+                (_BLOCK, len(STATISTICS)),
+                float("nan"),
+                dtype=torch.float64 if self.is_native else torch.float32,
+                device=self.device,
+            )
         self.blocks.append(block)
 
     def keep(self, numbers: Tensor) -> tuple[int, int]:
@@ -113,7 +177,7 @@ class DeviceTable:
         return self.wide[start : self.wide_used]
 
     def take(self) -> Snapshot:
-        """Start copying the used rows to the host, in one copy, and reset the table."""
+        """Have the used rows copied to the host, and reset the table."""
         used, wide, spans = self.used, self.wide_used, self.spans
         self.used, self.wide_used, self.spans = 0, 0, []
         filled = self.blocks[: -(-used // _BLOCK)]
@@ -121,7 +185,4 @@ class DeviceTable:
         whole = torch.cat([*(part.reshape(-1).view(torch.float32) for part in parts), self.wide[:wide]])
         for part in parts:
             part.fill_(float("nan"))
-        host, arrived = accelerators.to_host(whole)
-        size = whole.numel() - wide
-        rows = host[:size].view(self.dtype).view(-1, len(STATISTICS))
-        return Snapshot(rows.numpy(), host[size:].numpy(), arrived, spans)
+        return Snapshot(self._departures.add(whole), used, np.float64 if self.is_native else np.float32, spans)

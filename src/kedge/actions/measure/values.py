@@ -13,6 +13,7 @@ from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.reduced import ReducedValues
 from kedge.actions.measure.saturation import Saturation
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable
+from kedge.actions.measure.table import Departures
 from kedge.native import What
 from kedge.sites.leaves import untransformed
 from kedge.sites.site import Site
@@ -29,6 +30,7 @@ class StepValues:
     Args:
         sites: The entries of the sites.
         host: The rows of values in this process's memory.
+        departures: Takes the rows of values on devices to the host.
 
     Attributes:
         step: The number of the step; -1 between steps.
@@ -36,12 +38,12 @@ class StepValues:
         draws: Whether elements are drawn from each value.
     """
 
-    def __init__(self, sites: SiteTable, host: HostTable) -> None:
+    def __init__(self, sites: SiteTable, host: HostTable, departures: Departures) -> None:
         self.host = host
         self.step, self.code, self.draws = -1, native.CODES["full"], False
         self._what: What = "full"
         self._level = FULL
-        self._sites, self._reduced = sites, ReducedValues(sites, host)
+        self._sites, self._reduced = sites, ReducedValues(sites, host, departures)
 
     def begin(self, step: int, what: What, *, level: int, draws: bool) -> None:
         """Begin a step.
@@ -131,10 +133,18 @@ class StepValues:
         for i in self.host.observe_all([seat.id for seat in seats], values, self.code, draws=self.draws):
             self.observe(seats[i], values[i].detach())
 
-    def add_squares(self, seats: Sequence[MeasuredSite], values: Sequence[Tensor]) -> None:
-        """Add the sum of squares of one flat value for each site, computed where it is."""
-        for seat, value in zip(seats, values, strict=True):
-            self._reduced.devices.add_squares(seat.id, value)
+    def add_squares(
+        self, seats: Sequence[MeasuredSite], counts: Sequence[int], squares: Sequence[float | Tensor]
+    ) -> None:
+        """Add known sums of squares, one a site; those that are on a device stay there."""
+        here: list[tuple[int, int, float]] = []
+        for seat, count, known in zip(seats, counts, squares, strict=True):
+            if isinstance(known, Tensor):
+                self._reduced.devices.put(seat.id, count, known)
+            else:
+                here.append((seat.id, count, known))
+        if here:
+            self.host.put(*zip(*here, strict=True))
 
     def spoiled(self) -> bool:
         """Whether the step has non-finite values; true on a GPU if it has any values, because reading them would wait."""
@@ -152,7 +162,7 @@ class StepValues:
         self.host.end()
 
     def end(self) -> FinishedStep | None:
-        """End the step, and start copying its tables to the host; returns None if it has no measurements."""
+        """End the step, and have its tables copied to the host; returns None if it has no measurements."""
         step, self.step = self.step, -1  # later values, even of the same step, are measured at the level in force then
         if not (self.host.used or self._reduced.devices.measured):
             self._reduced.forget()

@@ -54,6 +54,11 @@ def _is_held(module: nn.Module | None) -> bool:
     return bool(held) and any(id(p) in held for o in living() for p in params_of(o))
 
 
+def _kept(rate: Any) -> Any:
+    """Return a learning rate as it is now; one that is a tensor is not read, since it may be on a device."""
+    return rate.detach().clone() if isinstance(rate, Tensor) else rate
+
+
 def _finite(rate: Any) -> float | None:
     """Return a learning rate as a number; None for one that is no real number, or not finite."""
     plain = rate.item() if isinstance(rate, Tensor) and rate.numel() == 1 else rate
@@ -82,7 +87,7 @@ class KnownOptimizer:
         self.index, self.optimizer, self.first_step = index, weakref.ref(optimizer), first_step
         self.kind = type(optimizer).__name__
         self.steps = self.parameters = self.searches = 0
-        self.rates: list[float] = []
+        self.rates: list[Any] = []
         self.roots: set[int] = set()
         self.size: tuple[int, ...] = ()
         self.last, self.distance = -1, 0
@@ -116,15 +121,15 @@ class KnownOptimizer:
         size = tuple(len(group["params"]) for group in optimizer.param_groups)
         self.parameters, changed, self.size = sum(size), size != self.size, size
         if not self.steps:  # a schedule may end at 0
-            rates = (_finite(group["lr"]) for group in optimizer.param_groups if "lr" in group)
-            self.rates = [rate for rate in rates if rate is not None]
+            self.rates = [_kept(group["lr"]) for group in optimizer.param_groups if "lr" in group]
         return changed
 
     def describe(self) -> dict[str, Any]:
         """Return its entry in the recording at the end of the run."""
+        rates = [rate for rate in map(_finite, self.rates) if rate is not None]
         return {
             "index": self.index, "type": self.kind, "steps": self.steps, "parameters": self.parameters,
-            "roots": sorted(self.roots), "rates": self.rates, "first_step": self.first_step,
+            "roots": sorted(self.roots), "rates": rates, "first_step": self.first_step,
         }  # fmt: skip
 
 

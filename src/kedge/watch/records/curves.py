@@ -1,24 +1,24 @@
 """Single numbers of every watched step: the loss, and the norm of all gradients of a model.
 
 They are collected and written together: a row of their own would cost more than watching the step. Numbers on a device
-stay there until then, leave it by one copy, and are written once they have arrived, so that nothing waits for them.
+stay there until then, so that nothing waits for them in between.
 """
 
 from __future__ import annotations
 
 import math
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kedge.actions.measure.table import Departures, HostCopy
 from kedge.sites.leaves import own_part
 from kedge.sites.spread import spread_of
 from kedge.store.columns import BINARY
 from kedge.store.rows import FULL, LIGHT
-from kedge.torch_internals.accelerators import to_host
 
 _PATIENCE = 1.0
 """Most seconds that numbers are collected."""
@@ -27,35 +27,28 @@ _MANY = 256
 _FLOATS, _COUNTS = ("sum", "sumsq", "min", "max"), ("nonzero", "nonfinite")
 
 
-class SentNumber(NamedTuple):
-    """A number on its way from a device.
+_Row: TypeAlias = tuple[Any, ...]
+"""Step, site, level and count; then sum, sum of squares, extremes and counts, which may be on a device."""
 
-    Attributes:
-        host: The numbers that were sent together.
-        place: Its index among them.
-        arrived: The event after which it can be read; None if it can be read now.
-    """
 
-    host: Tensor
-    place: int
-    arrived: torch.Event | None
+class _OnItsWay(NamedTuple):
+    """A number that is copied from a device with others: the copy, and its place there."""
 
-    def ready(self) -> bool:
-        """Whether it has arrived, so that reading does not wait."""
-        return self.arrived is None or self.arrived.query()
-
-    def read(self) -> float:
-        """Return the number; waits for it if it has not arrived."""
-        if self.arrived is not None and not self.arrived.query():
-            self.arrived.synchronize()
-        return float(self.host[self.place])
+    copy: HostCopy
+    at: int
 
 
 class Curves:
-    """Collects numbers step by step, to be written together."""
+    """Collects numbers step by step, to be written together.
 
-    def __init__(self) -> None:
-        self._rows: list[tuple[Any, ...]] = []
+    Args:
+        departures: Takes numbers on devices to the host.
+    """
+
+    def __init__(self, departures: Departures | None = None) -> None:
+        self._rows: list[_Row] = []
+        self._departed: list[_Row] = []
+        self._departures = departures or Departures()
         self._since = math.inf
 
     def add_value(self, step: int, site: int, value: Tensor | float, *, measured: bool) -> bool:
@@ -84,36 +77,34 @@ class Curves:
     def drop(self, step: int) -> None:
         """Drop the numbers of a step."""
         self._rows = [r for r in self._rows if r[0] != step]
+        self._departed = [r for r in self._departed if r[0] != step]
 
-    def send(self) -> None:
-        """Start copying the numbers that are on devices to the host."""
-        there = [
-            (i, k, cell) for i, row in enumerate(self._rows) for k, cell in enumerate(row) if isinstance(cell, Tensor)
-        ]
-        for device in {number.device for _, _, number in there}:
-            places = [(i, k, number) for i, k, number in there if number.device == device]
-            host, arrived = to_host(torch.stack([number for _, _, number in places]))
-            for place, (i, k, _) in enumerate(places):
-                row = self._rows[i]
-                self._rows[i] = (*row[:k], SentNumber(host, place, arrived), *row[k + 1 :])
+    def depart(self, step: int) -> None:
+        """Have the numbers of the steps up to one copied to the host, as far as they are on devices."""
+        rows, self._rows = [r for r in self._rows if r[0] <= step], [r for r in self._rows if r[0] > step]
+        self._since = math.inf
+        by_device: dict[torch.device, list[Tensor]] = {}
+        for number in (number for row in rows for number in row if isinstance(number, Tensor)):
+            by_device.setdefault(number.device, []).append(number)
+        places: dict[int, _OnItsWay] = {}
+        for numbers in by_device.values():
+            copy = self._departures.add(torch.stack(numbers))
+            places |= {id(number): _OnItsWay(copy, i) for i, number in enumerate(numbers)}
+        self._departed += [tuple(places.get(id(part), part) for part in row) for row in rows]
 
     def take(self, step: int, *, wait: bool = False) -> dict[str, Any] | None:
         """Remove and return the numbers of the steps up to one, as columns of rows with a ``step``; None if empty.
 
         Args:
             step: The step.
-            wait: Whether to wait for numbers that have not come from their devices; without, they are left for later.
+            wait: Whether to wait for numbers that are still on their way from a device, which else stay here.
         """
-        if wait:
-            self.send()
-        rows: list[tuple[Any, ...]] = []
-        later: list[tuple[Any, ...]] = []
-        for row in self._rows:
-            (rows if row[0] <= step and (wait or _is_here(row)) else later).append(row)
-        self._rows, self._since = later, math.inf
+        self.depart(step)
+        known = [r[0] <= step and (wait or _has_arrived(r)) for r in self._departed]
+        rows = [(*r[:4], *_on_host(r[4:])) for r, there in zip(self._departed, known, strict=True) if there]
+        self._departed = [r for r, there in zip(self._departed, known, strict=True) if not there]
         if not rows:
             return None
-        rows = [(*r[:4], *_on_host(r[4:])) for r in rows]
         steps, site, level, count, *rest = zip(*rows, strict=True)
         columns: dict[str, Any] = dict(zip((*_FLOATS, *_COUNTS), map(np.array, rest), strict=True))
         columns |= {"step": np.array(steps), "site": np.array(site, dtype=np.int32), "count": np.array(count)}
@@ -122,17 +113,18 @@ class Curves:
         return columns | dict.fromkeys(BINARY, [b""] * len(rows))
 
 
+def _has_arrived(row: _Row) -> bool:
+    return all(part.copy.ready() for part in row if isinstance(part, _OnItsWay))
+
+
 def _on_host(row: tuple[Any, ...]) -> tuple[Any, ...]:
     total, squares, low, high, nonzero, nonfinite = row
-    if isinstance(total, SentNumber):
-        number = total.read()
+    if isinstance(total, _OnItsWay):
+        number = float(total.copy.numpy()[total.at])
         return (number, number * number, number, number, int(number != 0), int(not math.isfinite(number)))
-    return (total, squares.read() if isinstance(squares, SentNumber) else squares, low, high, nonzero, nonfinite)
-
-
-def _is_here(row: tuple[Any, ...]) -> bool:
-    """Whether every number of a row can be read without waiting."""
-    return all(cell.ready() if isinstance(cell, SentNumber) else not isinstance(cell, Tensor) for cell in row)
+    if isinstance(squares, _OnItsWay):
+        squares = float(squares.copy.numpy()[squares.at])
+    return (total, squares, low, high, nonzero, nonfinite)
 
 
 def number_of(value: Tensor) -> Tensor | float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -170,18 +170,18 @@ class Updates:
             self._add_norms(self._held.get(optimizer, ()))
         before = self._before.pop(optimizer, None)
         for each, old in zip(self._held.get(optimizer, ()), before or (), strict=False):
+            counts, squares = old.changes()
             seats = each.seats(self.meter, "update", dict(enumerate(each.params)))
-            if old.on_device:
-                self.meter.add_squares_of(seats, self.step(), old.differences())
-            else:
-                self.meter.add_squares(seats, self.step(), *old.changes())
+            self.meter.add_squares(seats, self.step(), counts, squares)
 
     def _recheck_norms(self, held: Iterable[HeldParameters]) -> None:
         """Compute the norms again, in case the program wrote non-finite values after the backward pass."""
-        for each in held:
-            _, squares, bad = norm_of(list(each.graded().values())) if each.elements else (0, 0.0, False)
-            if bad:
-                each.squares, self.bad = squares, True
+        for each in (each for each in held if each.elements):
+            grads = list(each.graded().values())
+            if all(own_part(grad).is_cpu for grad in grads):  # of others it would not be known
+                _, squares, bad = norm_of(grads)
+                if bad:
+                    each.squares, self.bad = squares, True
 
     def _add_norms(self, held: Iterable[HeldParameters]) -> None:
         for each in held:
@@ -233,8 +233,17 @@ def squares_of(values: list[Tensor]) -> tuple[Tensor | float, bool]:
     if all(value.is_cpu for value in values):
         squares, nonfinite = native.all_finite_and_norm(values)
         return (math.nan if nonfinite else squares), bool(nonfinite)
-    norms = kernels.norms([reductions.real(v.detach()) for v in values])
-    return torch.stack([n.float().to(norms[0].device, non_blocking=True) for n in norms]).square().sum(), False
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for value in values:
+        by_device.setdefault(value.device, []).append(reductions.real(value.detach()))
+    sums = [_squares_on_device(some) for some in by_device.values()]
+    gathered = next(each.device for each in sums if not each.is_cpu)
+    return sum(each.to(gathered, non_blocking=True) for each in sums), False
+
+
+def _squares_on_device(values: list[Tensor]) -> Tensor:
+    norms = kernels.norms(values)
+    return torch.stack([norm.float() for norm in norms]).square().sum()
 
 
 class Samples:
@@ -249,21 +258,21 @@ class Samples:
         if not all(self.counts):
             self.tensors = [sample(param).clone() for param in params]
 
-    def changes(self) -> tuple[list[int], list[float]]:
-        """Return for each parameter how many elements were compared, and the sum of squares of their changes."""
+    def changes(self) -> tuple[Sequence[int], Sequence[float | Tensor]]:
+        """Return for each parameter how many elements were compared, and the sum of squares of their changes.
+
+        The sum of a parameter on a device stays there, since reading it would wait.
+        """
         if native.squared_changes is not None and not self.tensors:
             return native.squared_changes(self.numbers, self.params, self.counts, _SAMPLE)
-        changes = [each.double() for each in self.differences()]
-        return [c.numel() for c in changes], [float(c.square().sum()) for c in changes]
+        changes = [(sample(p) - was).abs() for p, was in zip(self.params, self.tensors, strict=True)]
+        return [c.numel() for c in changes], list(map(_sum_of_squares, changes))
 
-    @property
-    def on_device(self) -> bool:
-        """Whether a parameter is on a device, where reading its changes would wait."""
-        return any(not was.is_cpu for was in self.tensors)
 
-    def differences(self) -> list[Tensor]:
-        """Return how far the elements of each parameter have moved."""
-        return [(sample(p) - was).abs() for p, was in zip(self.params, self.tensors, strict=True)]
+def _sum_of_squares(change: Tensor) -> float | Tensor:
+    if change.is_cpu:
+        return float(change.double().square().sum())
+    return change.float().square().sum()  # not every device has float64
 
 
 def sample(param: Tensor) -> Tensor:

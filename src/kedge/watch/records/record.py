@@ -37,7 +37,7 @@ class TrainingRecord:
         self, log: StepSink, meter: Meter, models: Models, optimizers: Optimizers, step: Callable[[], int]
     ) -> None:
         self.models, self.optimizers, self.step = models, optimizers, step
-        self.curves = Curves()
+        self.curves = Curves(meter.finished.departures)
         self.updates = Updates(meter, self.curves, step, models.places.measured)
         self.losses, self.facts, self.first_step = Losses(meter, self.curves), Facts(), FirstStep()
         self.writer = MeterSink(log, meter, self.curves, models.roots, optimizers, self._sources)
@@ -121,11 +121,11 @@ class TrainingRecord:
         if self.measured:
             passes.keep_first(self._groups)
             self.facts.unoptimized.step_ended(self.optimizers, self.models.roots, self.models.places)
-        due = self.measured or bad or self.curves.is_due()
-        if due:
-            self.curves.send()  # before the statistics, so that they have arrived with those
+        written = self.measured or bad or self.curves.is_due()
+        if written:
+            self.curves.depart(step)  # with the tables that `flush` sends
         self.meter.flush(finite=not (self.measured or bad))
-        if due:
+        if written:
             self.writer.write_curves(step)
         return bad
 

@@ -62,7 +62,7 @@ class MeterSink:
         self._write(step, columns)
 
     def write_curves(self, step: int, *, wait: bool = False) -> None:
-        """Write the collected single numbers of the steps up to one that have arrived; with `wait` all of them."""
+        """Write the collected single numbers of the steps up to one; with `wait` also those on their way from a device."""
         columns = self.curves.take(step, wait=wait)
         if columns is not None:
             self._write(int(columns["step"][-1]), columns)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from kedge.actions.measure.table import Departures, HostCopy
 from kedge.sites.leaves import own_part
 from kedge.watch.models.optimizers import params_of
 
@@ -21,13 +21,19 @@ _COMPARED, _COMPARED_EVERY = 4, 10
 class Unstepped:
     """Copies of some parameters of optimizers that have not stepped: the program may change these parameters itself.
 
-    Attributes:
-        in_vain: After how many backward passes the parameters were still unchanged; 0 if they have changed.
+    A comparison is read at the next one: by then its result has come from the device.
     """
 
     def __init__(self) -> None:
-        self.in_vain = 0
+        self._in_vain = self._compared = 0
         self._before: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        self._changed: list[HostCopy] = []
+
+    @property
+    def in_vain(self) -> int:
+        """After how many backward passes the parameters were still unchanged; 0 if they have changed."""
+        self._read()
+        return self._in_vain
 
     def count_backward(self, passes: int, unstepped: Iterable[Optimizer]) -> None:
         """Count a backward pass before any optimizer has stepped.
@@ -40,8 +46,21 @@ class Unstepped:
         self._before += [(weakref.ref(p), own_part(p).detach().clone()) for p in small]
         if not self._before or passes % _COMPARED_EVERY:
             return
-        alive = [(param, before) for ref, before in self._before if (param := ref()) is not None]
-        if alive and all(torch.equal(own_part(param).detach(), before) for param, before in alive):
-            self.in_vain = passes
-        else:
-            self._before, self.in_vain = [], 0
+        self._read()
+        alive = [(own_part(param).detach(), before) for ref, before in self._before if (param := ref()) is not None]
+        if not alive or any(param.shape != before.shape or param.device != before.device for param, before in alive):
+            self._before, self._in_vain = [], 0
+            return
+        departures = Departures()
+        self._changed = [departures.add((param != before).any().float().reshape(1)) for param, before in alive]
+        departures.send()
+        self._compared = passes
+
+    def _read(self) -> None:
+        """Read the last comparison."""
+        changed, self._changed = self._changed, []
+        if not changed:
+            return
+        self._in_vain = 0 if any(copy.numpy()[0] for copy in changed) else self._compared
+        if not self._in_vain:
+            self._before = []

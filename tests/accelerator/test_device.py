@@ -87,12 +87,12 @@ def trained(kind, device):
     return [t.cpu() for t in (*losses, *model.state_dict().values())]
 
 
-def wrong(sim, program):
+def wrong(sim, program, seeds=200):
     """How many of some seeds give other bits than with no seed at all."""
     with sim.without_delays():
         right = program(True)
     found = 0
-    for seed in range(SEEDS):
+    for seed in range(seeds):
         sim.set_seed(seed)
         found += not torch.equal(program(False), right)
     return found
@@ -211,6 +211,7 @@ def test_missing_wait_is_seen(sim):
     side = torch.Stream("sim")
 
     def program(waits):
+        torch.full((1000,), 7.0, device="sim")  # is in the memory before
         x = torch.full((1000,), 3.0, device="sim")
         if waits:
             side.wait_stream(torch.accelerator.current_stream())

@@ -16,6 +16,7 @@ from kedge import native
 from kedge.actions.measure.devices import DeviceTables
 from kedge.actions.measure.finished import FinishedStep
 from kedge.actions.measure.host import HostTable
+from kedge.actions.measure.table import Departures
 from kedge.native import on_device, reductions
 from kedge.store.rows import FULL
 from kedge.torch_internals import accelerators
@@ -54,7 +55,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def columns(values: list[Tensor], what: native.What = "full") -> dict[str, Any]:
     """Measure values as those of a device; returns the columns of the recording."""
-    tables = DeviceTables()
+    tables = DeviceTables(Departures())
     for site, value in enumerate(values):
         tables.measure(site, value, what, dim=None, draws=True, saturation=None)
     measured, snapshots = tables.end()
@@ -90,7 +91,7 @@ def test_every_value_has_one_row_in_the_recording(kernel: Any) -> None:
 
 def test_rows_of_one_value_are_in_one_block(kernel: Any) -> None:
     """Values that do not fit into the rest of a block begin the next one; later steps use the same blocks."""
-    tables = DeviceTables()
+    tables = DeviceTables(Departures())
     for _ in range(2):
         for site in range(9):
             value = torch.full((on_device.FOLD * 200,) if site % 2 else (2,), float(site + 1))

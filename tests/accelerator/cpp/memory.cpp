@@ -286,7 +286,8 @@ class Allocator final : public c10::DeviceAllocator {
       }
       count(of.stats.active_bytes, -static_cast<int64_t>(block->asked));
       block->users.clear();
-      of.cache[block->stream.id()].emplace(block->size, block);
+      auto& cache = of.cache[block->stream.id()];
+      cache.emplace_hint(cache.lower_bound(block->size), block->size, block); // the last one freed is the next one taken
     }
     of.freed.swap(used);
   }

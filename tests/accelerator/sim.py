@@ -219,11 +219,6 @@ def get_device_properties(device: Any = None) -> SimpleNamespace:
     return SimpleNamespace(name=get_device_name(device), total_memory=mem_get_info(device)[1])
 
 
-def get_device_name(device: Any = None) -> str:
-    """Return a name."""
-    return "simulated accelerator"
-
-
 def mem_get_info(device: Any = None) -> tuple[int, int]:
     """Return free and all bytes of a device."""
     return torch.accelerator.get_memory_info(_index(device))

@@ -49,7 +49,7 @@ def test_watched_steps_read_nothing_from_a_device(sim, tmp_path, capfd):
     """Every number of a measured step leaves by copies on a side stream; the recording has them all."""
     model, x = made()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with kedge.watch(tmp_path / "run.kedge", every=1):
+    with kedge.watch(tmp_path / "run.kedge", every=1, budget=None):
         for step in range(8):
             if step == 3:
                 sim.reset_counts()
@@ -65,6 +65,25 @@ def test_watched_steps_read_nothing_from_a_device(sim, tmp_path, capfd):
         found = recording.rows(site)
         assert sorted(found.step.tolist()) == [*range(8)]
         assert all(0 < number < math.inf for number in found.sumsq.tolist())
+
+
+def test_a_model_in_float64_is_watched(sim, tmp_path, capfd):
+    """Its gradients have a norm, and its loss does not change the type of the numbers that leave with it."""
+    model, x = made()
+    model, x = model.double(), x.double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with kedge.watch(tmp_path / "run.kedge", every=1, budget=None):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    told = capfd.readouterr().err
+    assert "failed" not in told
+    assert "ended" not in told
+    recording = Recording.open(tmp_path / "run.kedge")
+    for site in ("loss", ":grad.norm", "first:out", "last.weight:update"):
+        assert all(0 < number < math.inf for number in recording.rows(site).sumsq.tolist()), site
+        assert recording.rows(site).step.tolist() == [0, 1, 2], site
 
 
 def test_a_device_measures_what_the_cpu_does(sim):

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kedge
 from kedge import native
 from kedge.actions.measure import reduce
-from kedge.actions.measure.finished import FinishedStep
+from kedge.actions.measure.finished import FinishedStep, FinishedSteps
 from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.meter import Meter
 from kedge.actions.measure.results import KeptSteps
@@ -25,6 +25,7 @@ from kedge.actions.measure.site_table import MeasuredSite
 from kedge.actions.measure.table import Departures, DeviceTable
 from kedge.errors import NotRecorded, SelectorError, SeveralRecorded
 from kedge.sites.site import Site
+from kedge.store.rows import FULL
 from kedge.testing import assert_same_bits
 
 NAMES = ("count", "sum", "sumsq", "min", "max", "nonzero", "nonfinite", "mean", "rms", "std", "absmax", "zero")
@@ -344,6 +345,34 @@ def test_where_there_are_no_events_nothing_is_timed(kind: str) -> None:
     table = DeviceTable(torch.device(kind), Departures())
     table.end(table.begin())
     assert table.spans == []
+
+
+def test_time_on_a_device_counts_also_if_its_table_had_to_be_waited_for() -> None:
+    """Before that the device does not tell it: a program far ahead of its device would seem to measure for nothing."""
+    arrived: list[bool] = []
+    step: Any = SimpleNamespace(
+        number=0, level=FULL, ready=lambda: False, columns=lambda: (arrived.append(True), {"site": []})[1],
+        snapshots={"there": SimpleNamespace(seconds=lambda: 0.5 * len(arrived))},
+    )  # fmt: skip
+    finished = FinishedSteps(KeptSteps(None))
+    finished.add(step, finite=False)
+    finished.pass_on()
+    assert finished.device_seconds == 0.5
+
+
+def test_numbers_that_could_not_leave_a_device_leave_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that is full for a moment loses none."""
+    departures = Departures()
+    copy = departures.add(torch.arange(3.0))
+
+    def full(tensors: Any) -> Tensor:
+        raise torch.OutOfMemoryError("full")
+
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(torch, "cat", full)
+        departures.send()
+    other = departures.add(torch.ones(2))
+    assert (copy.numpy().tolist(), other.numpy().tolist()) == ([0.0, 1.0, 2.0], [1.0, 1.0])
 
 
 def test_steps_still_on_their_way_from_a_device_are_waited_for_when_many_have_come_after_them(

@@ -130,6 +130,29 @@ def test_a_device_that_fails_is_not_one_that_lacks_something(machine):
             accelerators.can(attempt, torch.device("xpu"))
 
 
+def test_while_a_graph_is_captured_nothing_is_tried(machine):
+    """It would become part of the graph; afterwards it is tried as ever."""
+    module, tried = machine(Module()), []
+    module.is_current_stream_capturing = lambda: True
+    attempt = lambda device: not tried.append(device)
+    assert not accelerators.can(attempt, torch.device("xpu"))
+    assert tried == []
+    module.is_current_stream_capturing = lambda: False
+    assert accelerators.can(attempt, torch.device("xpu"))
+
+
+def test_where_no_more_memory_can_be_locked_copies_are_waited_for(machine, monkeypatch):
+    """It is no error of the program's: there is just none."""
+    machine(Module())
+    monkeypatch.setattr(accelerators, "can", lambda attempt, device: True)
+
+    def full(*shape, **options):
+        raise RuntimeError("no locked memory is left")
+
+    monkeypatch.setattr(torch, "empty", full)
+    assert accelerators.pinned((3,), torch.float32) is None
+
+
 def test_what_has_no_doubles_is_computed_with_on_the_host(machine, monkeypatch):
     """MPS answers with a TypeError; a tensor of the CPU stays itself."""
     machine(Module())
@@ -149,6 +172,23 @@ def test_the_host_has_neither_streams_nor_a_clock(kind):
     assert accelerators.timed_mark(device) is None
     assert not accelerators.shares_memory(device)
     accelerators.synchronize(device)
+
+
+def test_a_device_with_events_but_one_queue_is_not_timed(machine, monkeypatch):
+    """MPS: to record an event ends a batch of kernels, and to ask for the time between two waits for the device."""
+    machine(Module(), "mps")
+    used = []
+    event = SimpleNamespace(
+        record=used.append, query=lambda: True, synchronize=lambda: None, elapsed_time=lambda _: 1.0
+    )
+    monkeypatch.setattr(torch, "Stream", lambda device: "the only one")
+    monkeypatch.setattr(torch, "Event", lambda device, enable_timing=False: event)
+    monkeypatch.setattr(torch.accelerator, "current_stream", lambda device=None: "the only one")
+    device = torch.device("mps")
+    assert not accelerators.has_streams(device)
+    assert accelerators.timed_mark(device) is None
+    assert not accelerators.has_clock(device)
+    assert used == []
 
 
 def test_a_tensor_of_the_host_is_its_own_copy():

@@ -212,7 +212,9 @@ def test_compiled_code_has_two_variants_and_the_kind_of_step_chooses(
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
-@pytest.mark.parametrize("why", ["too dear", "error_on_recompile", "enable_compiler_collectives"])
+@pytest.mark.parametrize(
+    "why", ["too dear", "error_on_recompile", "enable_compiler_collectives", "fail_on_recompile_limit_hit"]
+)
 def test_hooks_stay_in_code_that_is_not_to_be_compiled_twice(
     why: str, paced: Paced, compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +241,62 @@ def test_hooks_stay_in_code_that_is_not_to_be_compiled_twice(
     assert graphs.calls == 12
     assert log.watch is not None
     assert not log.watch.failed
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+@pytest.mark.parametrize("own", ["of the call", "of Dynamo"])
+def test_hooks_stay_where_the_program_has_set_its_own_limit_meanwhile(
+    own: str, paced: Paced, compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has no room for a second variant, so that compiling one would end the program, or leave it uncompiled."""
+    from torch._dynamo import config
+
+    paced(*SKIPPED, *MEASURED)
+    paying(monkeypatch, 0.0)
+    graphs = Graphs()
+
+    def program(watch: Watcher) -> None:
+        model = net()
+        fast = compiled(
+            model, backend=graphs, fullgraph=True, **({"recompile_limit": 1} if own == "of the call" else {})
+        )
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(6):
+            optimizer.zero_grad()
+            fast(batch()).square().mean().backward()
+            if own == "of Dynamo":
+                config.recompile_limit = 1
+            optimizer.step()
+
+    with config.patch(recompile_limit=config.recompile_limit):
+        log = watched(program)
+    assert graphs.tapped == [True]
+    assert graphs.calls == 6
+    assert log.watch is not None
+    assert not log.watch.failed
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+def test_the_hooks_of_a_root_come_back_in_their_order(
+    paced: Paced, compiled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dynamo checks that, too: another order would be a third variant, for which nothing had paid."""
+    paced(*SKIPPED, *MEASURED)
+    paying(monkeypatch, 0.0)
+    graphs = Graphs()
+
+    def program(watch: Watcher) -> None:
+        model = net()
+        fast = compiled(model, backend=graphs)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(8):
+            optimizer.zero_grad()
+            fast(batch()).square().mean().backward()
+            optimizer.step()
+
+    watched(program)
+    assert graphs.tapped == [True, False]
+    assert graphs.calls == 8
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")

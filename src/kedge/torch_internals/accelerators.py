@@ -3,7 +3,8 @@
 # Note [What a device lacks]
 CUDA, ROCm, XPU, HPU and most devices of other libraries have streams, events, pinned memory and `record_stream`; MPS has
 events alone. Whether a kind of device has something is tried once, when it is first needed, and what it lacks costs one
-feature: without streams or pinned memory the program waits for copies, without events nothing is timed.
+feature: without streams or pinned memory the program waits for copies, without events or streams nothing is timed. MPS has
+times, but each of its events ends a batch of kernels, and PyTorch waits for the whole device to tell the time between two.
 
 # Note [Nothing begins by asking]
 A program that has not used its accelerator yet must not get a context on it because Kedge asks for a name or for random
@@ -81,10 +82,15 @@ def autocast() -> dict[str, torch.dtype]:
 
 
 def can(attempt: Callable[[torch.device], bool], device: torch.device) -> bool:
-    """Whether an attempt succeeds on devices of this kind, which is tried once; see Note [What a device lacks]."""
+    """Whether an attempt succeeds on devices of this kind, which is tried once; see Note [What a device lacks].
+
+    While a graph is captured, nothing is tried: an attempt would end up in the graph, or end the capture.
+    """
     if not is_accelerator(device):
         return False
     known = _known.get((attempt, device.type))
+    if known is None and is_capturing():
+        return False
     if known is None:
         try:
             known = attempt(device)
@@ -134,8 +140,8 @@ def mark(stream: torch.Stream) -> torch.Event:
 
 
 def timed_mark(device: torch.device) -> torch.Event | None:
-    """Return an event that also takes the time when the current stream reaches it; None without such events."""
-    return _timed(device) if can(_timing, device) else None
+    """Return an event that also takes the time when the current stream reaches it; None without such events or streams."""
+    return _timed(device) if has_streams(device) and can(_timing, device) else None
 
 
 def seconds(first: torch.Event, last: torch.Event) -> float | None:
@@ -150,18 +156,26 @@ def seconds(first: torch.Event, last: torch.Event) -> float | None:
 
 def has_clock(device: torch.device) -> bool:
     """Whether a device tells the time between two events; waits for it when it is first asked."""
-    return can(_clock, device)
+    return has_streams(device) and can(_clock, device)
 
 
 # -- memory ------------------------------------------------------------------------------------
 
 
 def pinned(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-    """Return memory of the host from which and to which the device copies while the program goes on; None without it."""
+    """Return memory of the host from which and to which the device copies while the program goes on.
+
+    None on a device without it, and if no more memory can be locked.
+    """
     found = torch.accelerator.current_accelerator()
     if found is None or not can(_pinned, found):
         return None
-    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+    try:
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
+    except torch.AcceleratorError:
+        raise
+    except RuntimeError:  # what the system allows to lock is used up
+        return None
 
 
 def with_doubles(tensor: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ _SETTINGS = {"skip_nnmodule_hook_guards": 0, "recompile_limit": 2, "accumulated_
 _PHASES = ("entire_frame_compile", "entire_backward_compile")
 """Dynamo's names for the nanoseconds of compiling: with a forward, and of a backward when it is first run."""
 _before: dict[str, Any] = {}
+_own_limits: set[str] = set()
 _holders = 0
 
 
@@ -103,8 +104,18 @@ def may_compile_again() -> bool:
     """Whether compiling code a second time would neither fail, nor have to happen in every process at once."""
     config: Any = sys.modules.get("torch._dynamo.config")
     stance = getattr(getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None), "stance", "default")
-    refused = ("error_on_recompile", "enable_compiler_collectives")
-    return stance == "default" and not any(getattr(config, name, False) for name in refused)
+    refused = ("error_on_recompile", "enable_compiler_collectives", "fail_on_recompile_limit_hit")
+    see_limits()
+    return stance == "default" and not _own_limits and not any(getattr(config, name, False) for name in refused)
+
+
+def see_limits() -> None:
+    """Note limits that the program has set itself meanwhile: they may have no room for all code with and without hooks.
+
+    While code is compiled, they are those of `torch.compile(..., recompile_limit=...)`.
+    """
+    config: Any = sys.modules.get("torch._dynamo.config")
+    _own_limits.update(name for name, before in _before.items() if getattr(config, name) != _changed(name, before))
 
 
 def hold() -> None:
@@ -140,6 +151,7 @@ def release() -> None:
             if getattr(config, name) == _changed(name, before):  # else the program has set its own meanwhile
                 setattr(config, name, before)
         _before.clear()
+        _own_limits.clear()
 
 
 class DynamoHold:

@@ -133,9 +133,10 @@ class FinishedSteps:
         """Pass on the steps whose tables have arrived, and older ones until at most this many wait."""
         while self._waiting and (self._waiting[0].ready() or len(self._waiting) > most_waiting):
             step = self._waiting.popleft()
-            self.device_seconds += sum(snapshot.seconds() for snapshot in step.snapshots.values())
             if step.level == FULL or self._is_news(step):
                 self._pass_on(step)
+            # The times are known when the numbers are, for which the lines above may have waited.
+            self.device_seconds += sum(snapshot.seconds() for snapshot in step.snapshots.values())
 
     def _pass_on(self, step: FinishedStep) -> None:
         columns = step.columns()

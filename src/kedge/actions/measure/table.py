@@ -61,14 +61,15 @@ class Departures:
         return copy
 
     def send(self) -> None:
-        """Start copying all that was added, in one copy for each device."""
-        waiting, self._waiting = self._waiting, []
+        """Start copying all that was added, in one copy for each device; what fails, as without memory, is tried again."""
+        waiting = list(self._waiting)
         for device in dict.fromkeys(numbers.device for numbers, _ in waiting):
             leaving = [(numbers, copy) for numbers, copy in waiting if numbers.device == device]
             host, arrived = accelerators.to_host(torch.cat([numbers for numbers, _ in leaving]))
             ends = np.cumsum([numbers.numel() for numbers, _ in leaving])[:-1]
             for (_, copy), part in zip(leaving, np.split(host.numpy(), ends), strict=True):
                 copy.begin(part, arrived)
+        del self._waiting[: len(waiting)]
 
 
 class Snapshot(NamedTuple):

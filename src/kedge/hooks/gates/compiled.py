@@ -27,7 +27,7 @@ from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Tap, numbered
 from kedge.sites.site import Site
-from kedge.torch_internals import operators
+from kedge.torch_internals import dynamo, operators
 from kedge.torch_internals.graph_task import in_backward
 
 _library = torch.library.Library("kedge", "DEF")
@@ -134,6 +134,7 @@ def _end(x: Tensor, key: int) -> None:
 
 def _without_data(x: Tensor, *_: Any) -> None:
     """Called for each operator of a graph that is being compiled; see Note [Outside of graphs] in `torch_internals.operators`."""
+    dynamo.see_limits()
     if not x.is_cpu:
         operators.divide_graphs_at(_NAMES)
 

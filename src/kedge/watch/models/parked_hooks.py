@@ -123,9 +123,10 @@ class StepHooks:
             if not hooked:
                 operators.leave_graphs_whole()
             self.finding = finding or measured
-            _place(self._inner_gates, up=hooked)
-            _place(self._root_gates, up=hooked or by_passes)
+            # In the order in which they came first: hooks in another order would be a third variant for Dynamo.
             _place(self._calls, up=hooked or by_passes or finding)
+            _place(self._root_gates, up=hooked or by_passes)
+            _place(self._inner_gates, up=hooked)
             if self._calls.are_out:  # the end of an active call would not be seen
                 for target in list(self.session.targets.values()):
                     target.passes.end()

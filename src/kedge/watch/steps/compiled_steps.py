@@ -12,7 +12,7 @@ has added up to what the second variant costs, it comes, too: whatever the lengt
 most twice the time that the better of the two would have taken.
 
 The hooks stay for good where compiling again would fail, or where all processes must compile together: in a program that sets
-`torch.compiler.set_stance`, `error_on_recompile` or `enable_compiler_collectives`.
+`torch.compiler.set_stance`, `error_on_recompile` or `enable_compiler_collectives`, or limits of its own.
 """
 
 from __future__ import annotations

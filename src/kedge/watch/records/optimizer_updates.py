@@ -280,7 +280,7 @@ def _sums_of_squares(changes: list[Tensor]) -> list[float | Tensor]:
 
 
 def _on_device(changes: list[Tensor]) -> tuple[Tensor, ...]:
-    """Return the sums in float32, since not every device has float64; finite ones that are too large for it become its largest."""
+    """Return the sums in float32, since not every device has float64; a finite one too large for it becomes its largest."""
     squares = torch.stack([c.square().sum() for c in changes])
     largest = torch.stack([c.amax() if c.numel() else c.sum() for c in changes])
     return torch.where(largest < math.inf, squares.clamp(max=_LARGEST), squares).unbind()

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import pytest
 from _pytest.runner import runtestprotocol
+from _pytest.warnings import catch_warnings_for_item
 
 from tests.accelerator import build
 
@@ -75,7 +76,8 @@ def serve(session: pytest.Session, asked: BinaryIO, answering: BinaryIO) -> None
         if child == 0:
             os.close(read)
             signal.alarm(TIMEOUT)
-            reports = runtestprotocol(item, log=False)
+            with catch_warnings_for_item(config=item.config, ihook=item.ihook, when="runtest", item=item):
+                reports = runtestprotocol(item, log=False)
             data = [item.config.hook.pytest_report_to_serializable(config=item.config, report=r) for r in reports]
             with os.fdopen(write, "w") as pipe:
                 json.dump(data, pipe)

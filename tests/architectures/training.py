@@ -26,8 +26,10 @@ def seed(number: int) -> None:
 
 def generators() -> dict[str, Any]:
     """Where every generator stands."""
+    device = torch.accelerator.current_accelerator(check_available=True)
     return {
         "rng.torch": torch.get_rng_state(),
+        "rng.device": torch.empty(0) if device is None else torch.get_device_module(device).get_rng_state(),
         "rng.numpy": torch.from_numpy(np.random.get_state()[1].astype(np.int64)),  # type: ignore[index] # noqa: NPY002
         "rng.python": torch.tensor(random.getstate()[1]),
     }
@@ -51,19 +53,19 @@ def tensors(value: Any, name: str) -> dict[str, Tensor]:
     return found
 
 
-def batch_of(architecture: Architecture) -> dict[str, Tensor]:
+def batch_of(architecture: Architecture, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """The inputs; those that can have a gradient ask for one, but for Wav2Vec2, which sets that itself and only on a leaf."""
-    inputs = architecture.inputs()
+    inputs = {k: v.to(device) for k, v in architecture.inputs().items()}
     return {k: v.requires_grad_() if v.is_floating_point() and k != "input_values" else v for k, v in inputs.items()}
 
 
 def train(architecture: Architecture, model: nn.Module, steps: int = 2) -> dict[str, Tensor]:
-    """Train and return everything that came of it, by name."""
+    """Train where the model is and return everything that came of it, by name."""
     seed(2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     all_of_it: dict[str, Tensor] = {}
     for step in range(steps):
-        batch = batch_of(architecture)
+        batch = batch_of(architecture, next(model.parameters()).device)
         optimizer.zero_grad()
         output = model(**batch)
         loss = architecture.loss(output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -89,15 +90,15 @@ def test_pitfall_one_hook_on_a_container_sees_the_gradients_of_the_whole() -> No
 
 @pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize(
-    ("layer", "shape"),
-    [(nn.Linear(3, 4), (3,)), (nn.Conv1d(3, 4, 1), (3, 7)), (nn.Conv2d(3, 4, 3), (3, 7, 7))],
+    ("make", "shape"),
+    [(lambda: nn.Linear(3, 4), (3,)), (lambda: nn.Conv1d(3, 4, 1), (3, 7)), (lambda: nn.Conv2d(3, 4, 3), (3, 7, 7))],
     ids=["Linear", "Conv1d", "Conv2d"],
 )
 def test_pitfall_linear_and_convolution_give_gradients_of_one_form(
-    layer: nn.Module, shape: tuple[int, ...], batch: int
+    make: Callable[[], nn.Module], shape: tuple[int, ...], batch: int
 ) -> None:
     """M3: for Linear and Conv, one sample or many, out.grad has the output's shape and in.share the input's."""
-    x = torch.randn(batch, *shape, requires_grad=True)
+    layer, x = make(), torch.randn(batch, *shape, requires_grad=True)
     with kedge.hook(layer, ":out.grad, :in.share", kedge.record()) as grads:
         out = layer(x)
         out.square().sum().backward()

@@ -89,7 +89,8 @@ def rerun(folder: Path) -> Found:
     if seen is None or not script.is_here(script.DEVICE):
         return []
     sys.path += [each for each in script.FOLDERS if each not in sys.path]
-    script.TENSORS.update(load_file(folder / "tensors.safetensors", device=script.DEVICE))
+    kept = load_file(folder / "tensors.safetensors")
+    script.TENSORS.update({name: tensor.to(script.DEVICE) for name, tensor in kept.items()})
     module, listing = script.build(), BadOperationListing()
     args, kwargs = script.arguments()
     if script.LACKING:

@@ -350,7 +350,8 @@ def main() -> int:
     for note in NOTES:
         print(f"note: {note}")
     sys.path += [folder for folder in FOLDERS if folder not in sys.path]
-    TENSORS.update(load_file(HERE / "tensors.safetensors", device=device))
+    kept = load_file(HERE / "tensors.safetensors")  # to the CPU: it does not know every device
+    TENSORS.update({name: tensor.to(device) for name, tensor in kept.items()})
     module = build()
     set_random(device)
     if LACKING:

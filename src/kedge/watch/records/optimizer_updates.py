@@ -33,6 +33,7 @@ from kedge.watch.models.parameters import ParameterSites
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.curves import Curves
 
+_LARGEST = torch.finfo(torch.float32).max
 _SAMPLE = 1024
 
 
@@ -266,13 +267,23 @@ class Samples:
         if native.squared_changes is not None and not self.tensors:
             return native.squared_changes(self.numbers, self.params, self.counts, _SAMPLE)
         changes = [(sample(p) - was).abs() for p, was in zip(self.params, self.tensors, strict=True)]
-        return [c.numel() for c in changes], list(map(_sum_of_squares, changes))
+        return [c.numel() for c in changes], _sums_of_squares(changes)
 
 
-def _sum_of_squares(change: Tensor) -> float | Tensor:
-    if change.is_cpu:
-        return float(change.double().square().sum())
-    return change.float().square().sum()  # not every device has float64
+def _sums_of_squares(changes: list[Tensor]) -> list[float | Tensor]:
+    sums: list[float | Tensor] = [float(c.double().square().sum()) if c.is_cpu else 0.0 for c in changes]
+    for device in {c.device for c in changes if not c.is_cpu}:
+        there = [i for i, c in enumerate(changes) if c.device == device]
+        for i, total in zip(there, _on_device([changes[i].float() for i in there]), strict=True):
+            sums[i] = total
+    return sums
+
+
+def _on_device(changes: list[Tensor]) -> tuple[Tensor, ...]:
+    """Return the sums in float32, since not every device has float64; a finite one too large for it becomes its largest."""
+    squares = torch.stack([c.square().sum() for c in changes])
+    largest = torch.stack([c.amax() if c.numel() else c.sum() for c in changes])
+    return torch.where(largest < math.inf, squares.clamp(max=_LARGEST), squares).unbind()
 
 
 def sample(param: Tensor) -> Tensor:

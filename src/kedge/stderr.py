@@ -201,6 +201,6 @@ def _place_of(error: Exception) -> str:
 
 
 def shows_progress(stream: Any) -> bool:
-    """Whether a stream, or a console of rich, is a terminal that someone watches, on which a line may be drawn again and again."""
+    """Whether a stream, or a console of rich, is a terminal that someone watches: a line may be drawn anew there."""
     is_terminal = stream.is_terminal if hasattr(stream, "is_terminal") else getattr(stream, "isatty", bool)()
     return bool(is_terminal) and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"

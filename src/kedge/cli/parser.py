@@ -1,4 +1,4 @@
-"""The parser of a command, which answers what it cannot understand in one line."""
+"""The parser of a command, which answers what it cannot understand in one line; see Note [argparse] in ``main.py``."""
 
 from __future__ import annotations
 

@@ -58,4 +58,4 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that a mistyped one resembles most; None if it resembles none."""
     from difflib import get_close_matches  # only now: a program that is run may have a module of this name
 
-    return next(iter(get_close_matches(word, list(known), n=1)), None)
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=0.7)), None)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from kedge.cli.extract import ExtractCommand
 from kedge.cli.main import main
+from kedge.cli.sites import SitesCommand
 
 #: What is typed, and what the answer says; RUN has a healthy recording, a broken one, programs, a folder and a file.
 MISTYPED = [
@@ -122,6 +126,31 @@ def test_what_was_typed_wrong_is_answered_in_one_line(
     assert answer.format(here=here) in said.err
     assert said.err.count("\n") == 1
     assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("line", "prog"),
+    [
+        ("sites train.py", "kedge sites"),
+        ("extract a:b --data a:b --sites a --out d", "kedge extract"),
+        ("--version -v", "kedge --version -v"),
+    ],
+)
+@pytest.mark.usefixtures("here")
+def test_without_torch_its_lack_is_named(
+    line: str, prog: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command that needs PyTorch says so where Kedge was installed without it."""
+    lacking = ModuleNotFoundError("No module named 'torch'", name="torch")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for command in (SitesCommand, ExtractCommand):
+        monkeypatch.setattr(command, "run", Mock(side_effect=lacking))
+
+    assert typed(line) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"kedge: {prog} needs PyTorch, and {sys.executable} has none; pip install torch\n",
+    )
 
 
 @pytest.mark.parametrize("name", ["healthy", "healthy.kedge", "./healthy", "healthy/", "{here}/healthy"])

@@ -92,7 +92,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if {*typed} in ({"--version", "-v"}, {"--version", "--verbose"}):
         return _describe()
     args = _read(typed)
-    ended = _run(args.command, args)
+    try:
+        ended = _run(args.command, args)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return _lacks_torch(args.parser.prog)
     if isinstance(ended, Ending):
         ended.leave()
     return ended
@@ -166,9 +171,17 @@ def _run(command: Command, args: argparse.Namespace) -> int | Ending:
     return ended
 
 
+def _lacks_torch(what: str) -> int:
+    print_error(f"kedge: {what} needs PyTorch, and {sys.executable} has none; pip install torch")
+    return CANNOT
+
+
 def _describe() -> int:
     """Print the version, and whether the installed PyTorch has the private names that are used."""
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return _lacks_torch("kedge --version -v")
 
     from kedge.torch_internals.corners import described
 

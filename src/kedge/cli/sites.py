@@ -59,8 +59,7 @@ class SitesCommand:
             ending = program.run()
         make_writable()
         if args.json:
-            print_json(list(_documents(watching.watch)))
-            return 0 if isinstance(ending.error, FirstStepTaken) else ending
+            return _print_documents(watching.watch, ending)
         tables = list(_tables(watching.watch, held))
         if not tables:
             messenger()(
@@ -157,6 +156,16 @@ def _tables(watch: Watcher | None, held: list[Any]) -> Iterator[str]:
     alone = held.alone if isinstance(held, ModelListings) and not held else None
     if alone is not None and (listed := alone.operations()):
         yield f"operations outside of modules, with statistics of their results\n\n{listed}"
+
+
+def _print_documents(watch: Watcher | None, ending: Ending) -> int | Ending:
+    """Print the list as JSON, also if it is empty; returns the exit status, or how the program ended."""
+    documents = list(_documents(watch))
+    print_json(documents)
+    if not documents:
+        messenger()(_NOTHING)
+        return ending if ending.status else 1
+    return 0 if isinstance(ending.error, FirstStepTaken) else ending
 
 
 def _documents(watch: Watcher | None) -> Iterator[dict[str, Any]]:

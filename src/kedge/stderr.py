@@ -198,3 +198,9 @@ def _place_of(error: Exception) -> str:
     files = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     own = [(file, line) for file, line in files if file.is_relative_to(_PACKAGE) and file != Path(__file__)]
     return f"{own[-1][0].relative_to(_PACKAGE)}:{own[-1][1]}" if own else ""
+
+
+def shows_progress(stream: Any) -> bool:
+    """Whether a stream, or a console of rich, is a terminal that someone watches: a line may be drawn anew there."""
+    is_terminal = stream.is_terminal if hasattr(stream, "is_terminal") else getattr(stream, "isatty", bool)()
+    return bool(is_terminal) and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kedge.cli import main as cli
-from kedge.cli.main import COMMANDS, build_parser, main
+from kedge.cli.main import COMMANDS, GROUPS, build_parser, main
 from kedge.errors import KedgeError
 
 pytestmark = pytest.mark.timing
@@ -109,11 +109,34 @@ def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_command_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """``kedge`` alone says what it wants."""
+    """``kedge`` alone lists the commands, as ``kedge help`` does; but it was not asked to, so its status is 2."""
     with pytest.raises(SystemExit) as left:
         main([])
+    listed = capsys.readouterr()
+    with pytest.raises(SystemExit) as helped:
+        main(["help"])
 
-    assert left.value.code == 2
-    assert capsys.readouterr().err == (
-        "usage: kedge [-h] [--version] COMMAND ...\nkedge: error: the following arguments are required: COMMAND\n"
-    )
+    assert (left.value.code, helped.value.code) == (2, 0)
+    assert listed == ("", capsys.readouterr().out)
+    assert listed.err.startswith("usage: kedge COMMAND [ARGUMENTS]\n")
+
+
+def test_every_command_is_in_one_group() -> None:
+    """The help lists each command once, in the group of its purpose, with the first line of its own help."""
+    text, grouped = build_parser().format_help(), [name for names in GROUPS.values() for name in names]
+
+    assert sorted(grouped) == sorted(build_parser().own)
+    for name, own in build_parser().own.items():
+        assert f"\n  {name:<11}{own.short}\n" in text
+
+
+@pytest.mark.parametrize("words", [["help", "diff"], ["--help", "diff"], ["-h", "diff"], ["diff", "-h"]])
+def test_the_help_of_a_command_can_be_asked_for_in_any_order(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``kedge help diff`` and ``kedge --help diff`` are ``kedge diff --help``."""
+    with pytest.raises(SystemExit) as left:
+        main(words)
+
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: kedge diff ")

@@ -330,22 +330,20 @@ def test_a_selector_that_cannot_be_read_is_refused(
     [
         (
             ["--every", "0", "train.py"],
-            "argument --every: '0' is not a number of steps; 1 measures every step, 10 one in ten",
+            "--every: '0' is not a number of steps; 1 measures every step, 10 one in ten",
         ),
         (["-q"], "name the program to run: a script, or -m and a module"),
         (["-m"], "name the program to run: a script, or -m and a module"),
-        (["--lr", "1", "train.py"], "unrecognized arguments: --lr"),
+        (["--lr", "1", "train.py"], "there is no option --lr; see kedge run --help"),
     ],
 )
 def test_bad_usage_is_explained(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What cannot be understood is answered with the usage and one line."""
+    """What cannot be understood is answered with one line."""
     with pytest.raises(SystemExit) as left:
         main(["run", *words])
 
     assert left.value.code == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-1].endswith(f"error: {message}")
-    assert lines[0].startswith("usage: kedge")
+    assert capsys.readouterr() == ("", f"kedge run: {message}\n")
 
 
 def test_only_chosen_sites_are_watched(kedge: Kedge, script: Script, tmp_path: Path) -> None:

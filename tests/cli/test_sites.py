@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 from collections.abc import Callable
 
@@ -40,6 +42,32 @@ def test_all_models_of_the_first_step_are_listed(kedge: Kedge, script: Script) -
     assert lines[0] == "Net (3 parameters)"
     assert lines[8] == "Tanh (0 parameters, recorded as Tanh.*)"
     assert ":out" in lines[3]
+
+
+def test_the_list_is_printed_as_json(kedge: Kedge, script: Script) -> None:
+    """One object for each model, with every module and parameter, in any encoding."""
+    done = kedge("sites", "--json", script(TWO), env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+
+    assert (done.stderr, done.returncode) == ("training\n", 0)
+    net, tanh = json.loads(done.stdout)
+    assert (net["model"], net["parameters"], net["prefix"], tanh["prefix"]) == ("Net", 3, None, "Tanh")
+    assert [site["path"] for site in net["sites"]] == ["", "fc", "fc.weight", "fc.bias"]
+    assert net["sites"][2] == {
+        "path": "fc.weight",
+        "type": "Parameter",
+        "shape": [1, 2],
+        "kinds": ["param", "param.grad", "param.acc"],
+        "also": [],
+        "trainable": True,
+    }
+
+
+def test_without_a_model_the_list_is_empty(kedge: Kedge, script: Script) -> None:
+    """A script that reads the list always gets one; the reason is on stderr."""
+    done = kedge("sites", "--json", script("print('hello')"))
+
+    assert (done.stdout, done.returncode) == ("[]\n", 1)
+    assert done.stderr.splitlines() == ["hello", "[kedge] there is nothing to list: the program called no module"]
 
 
 def test_a_program_that_fails_ends_as_it_does(kedge: Kedge, script: Script) -> None:

@@ -37,9 +37,10 @@ NAMES = [
 def _lines(word: str) -> st.SearchStrategy[list[str]]:
     others = st.sampled_from(NAMES) | st.text(st.characters(exclude_characters="/\0.~", codec="utf-8"), max_size=8)
     options = st.sampled_from(OPTIONS[word])
-    # No recording is served: the command would wait for Ctrl-C. And no program is run.
-    named = others.filter(lambda name: not (word == "serve" and name == "run.kedge"))
-    return st.lists(named | options, max_size=7).map(lambda rest: [word, *rest])
+    # No recording is served, named or the newest: the command would wait for Ctrl-C. And no program is run.
+    named = others.filter(lambda name: not (word == "serve" and name in ("run.kedge", "--", "-o")))
+    first = [word, "none"] if word == "serve" else [word]
+    return st.lists(named | options, max_size=7).map(lambda rest: [*first, *rest])
 
 
 lines = st.sampled_from(WORDS).flatmap(_lines) | st.lists(st.sampled_from([*NAMES, *WORDS[1:5]]), max_size=4)

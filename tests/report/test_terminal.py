@@ -400,10 +400,18 @@ def test_the_width_can_be_given(monkeypatch: pytest.MonkeyPatch, columns: str, w
     assert console_for(io.StringIO()).width == width
 
 
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     """With ``NO_COLOR`` a terminal gets no colours; without it, findings have theirs."""
     coloured = []
     for value in ("", "1"):
+        monkeypatch.delenv("CI", raising=False)
         monkeypatch.setenv("FORCE_COLOR", "1")
         monkeypatch.setenv("NO_COLOR", value)
         monkeypatch.setenv("TERM", "xterm-256color")
@@ -412,6 +420,24 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
         coloured.append(bool(re.search(r"\x1b\[[0-9;]*3[0-7]", stream.getvalue())))
 
     assert coloured == [True, False]
+
+
+@pytest.mark.parametrize(("ci", "forced", "colours"), [("", "", True), ("1", "", False), ("1", "1", True)])
+def test_in_ci_there_are_no_colours_unless_they_are_forced(
+    monkeypatch: pytest.MonkeyPatch, ci: str, forced: str, colours: bool
+) -> None:
+    """A log of ``CI`` may pass for a terminal; ``FORCE_COLOR`` says that it shows colours."""
+    for name, value in (("CI", ci), ("FORCE_COLOR", forced), ("NO_COLOR", "")):
+        if value:
+            monkeypatch.setenv(name, value)
+        else:
+            monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Terminal()
+
+    render(network(90), [BORN], console_for(stream))
+
+    assert bool(re.search(r"\x1b\[[0-9;]*3[0-7]", stream.getvalue())) == colours
 
 
 def test_what_broke_after_the_last_full_step_is_said_to_have() -> None:

@@ -32,7 +32,7 @@ class AttachCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        parser.add_argument("pid", metavar="PID", type=int, help="the process that trains")
+        parser.add_argument("pid", metavar="PID", type=_process, help="the process that trains")
         parser.add_argument("-o", metavar="NAME.kedge", dest="output", help="the recording (default: SCRIPT.PID.kedge)")
         parser.add_argument(
             "--for", metavar="TIME", dest="duration", type=_duration, help="how long to watch, such as 90s, 5m or 2h"
@@ -154,6 +154,14 @@ def _free_name(stem: str, *, force: bool) -> str:
         number += 1
         name = f"{stem}-{number}.kedge"
     return name
+
+
+def _process(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the number of a process; list the Python processes: pgrep -a python"
+        )
+    return int(text)
 
 
 def _duration(text: str) -> float:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kedge.cli.config import add_config
-from kedge.numbers import for_json
+from kedge.cli.documents import judged
+from kedge.cli.output import print_json
+from kedge.cli.progress import progress
+from kedge.cli.recordings import add_recording, open_recording, recording_named
 
 if TYPE_CHECKING:
     from kedge.rules.judgement import Judgement
 
 UNJUDGED = 3
 """The exit status of ``--strict`` if a rule had too few samples to judge."""
-
-#: The keys of a rule that could not judge.
-LACK = ("code", "lacks", "have", "need")
 
 
 class CheckCommand:
@@ -37,7 +35,7 @@ class CheckCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        parser.add_argument("recording", metavar="RUN", help="the recording that kedge run wrote")
+        add_recording(parser)
         parser.add_argument("--json", action="store_true", help="print the findings as JSON")
         parser.add_argument("--strict", action="store_true", help="exit with 3 if a rule had too few samples to judge")
         parser.add_argument("--select", metavar="CODES", help="only these rules, separated by commas")
@@ -48,13 +46,14 @@ class CheckCommand:
         """Print the findings."""
         from kedge.rules.judgement import judge
         from kedge.rules.project_config import configured_rules
-        from kedge.store.recording import Recording
 
         rules = configured_rules(args.select, args.ignore, args.config)
-        recording = Recording.open(args.recording)
-        judgement = judge(recording, rules)
+        name = recording_named(args.recording)
+        recording = open_recording(name)
+        with progress("judging"):
+            judgement = judge(recording, rules)
         if args.json:
-            print(json.dumps(_document(args.recording, judgement), indent=2, allow_nan=False))
+            print_json(judged(name, judgement))
         else:
             _print(judgement)
         if any(finding.severity == "error" for finding in judgement.findings):
@@ -71,13 +70,3 @@ def _print(judgement: Judgement) -> None:
     render_findings(judgement.findings, console, limit=None)
     for line in (verdict(judgement), *advice(judgement)):
         console.print(line, soft_wrap=True, markup=False)
-
-
-def _document(name: str, judgement: Judgement) -> dict[str, Any]:
-    return {
-        "recording": name,
-        "findings": [for_json(asdict(finding)) for finding in judgement.findings],
-        "unjudged": [{key: getattr(lack, key) for key in LACK} for lack in judgement.unjudged],
-        "command": judgement.command or None,
-        "unseen": list(judgement.unseen),
-    }

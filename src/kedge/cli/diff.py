@@ -7,7 +7,10 @@ import math
 import os
 from typing import TYPE_CHECKING
 
+from kedge.cli.output import print_json
 from kedge.cli.page_file import write_page
+from kedge.cli.progress import progress
+from kedge.cli.recordings import open_recording, recording_named
 
 if TYPE_CHECKING:
     from kedge.compare.comparison import Comparison
@@ -53,8 +56,9 @@ class DiffCommand:
         from kedge.compare.verdict import judge, judge_ranks
 
         a, b, names = _sides(args)
-        comparison = compare(a, b, args.tolerance)
-        verdict = judge_ranks(comparison) if args.ranks else judge(comparison)
+        with progress("comparing"):
+            comparison = compare(a, b, args.tolerance)
+            verdict = judge_ranks(comparison) if args.ranks else judge(comparison)
         _print(comparison, verdict, names, args)
         return int(verdict.parted)
 
@@ -73,15 +77,15 @@ def _share(text: str) -> float:
 
 def _sides(args: argparse.Namespace) -> tuple[Recording, Recording, Names]:
     from kedge.report.compare.head import Names
-    from kedge.store.recording import Recording
 
     if args.output and not args.html:
-        args.parser.error("-o names a page: add --html")
+        args.parser.refuse("-o names a page: add --html")
     if (args.b is None) != bool(args.ranks):
-        args.parser.error("name two recordings, or one with --ranks and two numbers")
-    a = Recording.open(args.a)
+        args.parser.refuse("name two recordings, or one with --ranks and two numbers")
+    args.a, args.b = (name if name is None else recording_named(name) for name in (args.a, args.b))
+    a = open_recording(str(args.a))
     if not args.ranks:
-        return a, Recording.open(args.b), Names(args.a, args.b)
+        return a, open_recording(str(args.b)), Names(str(args.a), str(args.b))
     one, other = args.ranks
     return a.of_rank(one), a.of_rank(other), Names(f"{args.a} rank {one}", f"{args.a} rank {other}")
 
@@ -90,11 +94,9 @@ def _print(comparison: Comparison, verdict: Verdict, names: Names, args: argpars
     if args.html:
         _write(comparison, verdict, names, args)
     elif args.json:
-        import json
-
         from kedge.report.compare.document import document
 
-        print(json.dumps(document(comparison, verdict, names), indent=2, allow_nan=False))
+        print_json(document(comparison, verdict, names))
     else:
         from kedge.report.compare.terminal import MOST_MODULES, render
         from kedge.report.terminal import console_for

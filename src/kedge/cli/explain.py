@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 
 from kedge.cli.config import add_config
+from kedge.cli.documents import explained
+from kedge.cli.output import print_json
 
 
 class ExplainCommand:
     """Explain a rule: its meaning, how it decides, and remedies.
 
     Without a code, list all rules. Thresholds are those set for this project.
+
+    --json prints a list of objects: {"code", "severity", "name", "thresholds", "page"}.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -19,6 +23,7 @@ class ExplainCommand:
         parser.add_argument(
             "--thresholds", action="store_true", help="print the thresholds of all rules, in the form of pyproject.toml"
         )
+        parser.add_argument("--json", action="store_true", help="print a list of objects")
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -29,9 +34,12 @@ class ExplainCommand:
 
         every = ",".join(rule.code for rule in ALL)  # rules that the settings leave out can be explained too
         rules = configured_rules(every, None, args.config)
-        if args.thresholds:
-            wanted = {known_code(args.code)} if args.code is not None else {rule.code for rule in rules}
-            print(toml([rule for rule in rules if rule.code in wanted], ALL), end="")
+        wanted = {known_code(args.code)} if args.code is not None else {rule.code for rule in rules}
+        chosen = [rule for rule in rules if rule.code in wanted]
+        if args.json:
+            print_json([explained(rule, explain(rule.code, rules)) for rule in chosen])
+        elif args.thresholds:
+            print(toml(chosen, ALL), end="")
         elif args.code is not None:
             print(explain(args.code, rules), end="")
         else:

@@ -6,6 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
+from kedge.cli.progress import progress
+from kedge.cli.recordings import add_recording, open_recording, recording_named
 from kedge.errors import RecordingExists, required
 
 
@@ -19,7 +21,7 @@ class ExportCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        parser.add_argument("recording", metavar="RUN", help="the recording that kedge run wrote")
+        add_recording(parser)
         form = parser.add_mutually_exclusive_group(required=True)
         form.add_argument("--parquet", action="store_true", help="as Parquet")
         parser.add_argument("-o", metavar="FILE", help="the file to write (default: RUN's name, ending in .parquet)")
@@ -30,16 +32,16 @@ class ExportCommand:
         with required("pyarrow", "export", "kedge export needs"):
             from kedge.store.export.parquet import is_other, write_parquet
         from kedge.numbers import sized
-        from kedge.store.recording import Recording
 
-        recording = Recording.open(args.recording)
+        recording = open_recording(recording_named(args.recording))
         path = Path(args.o) if args.o else _beside(recording.path)
         if os.path.lexists(path) and (is_other(path) or not args.force):
             remedy = "name another file with -o"
             if is_other(path):
                 raise RecordingExists(f"cannot write {path}: it exists already, and is not a regular file; {remedy}")
             raise RecordingExists(f"cannot write {path}: it exists already; replace it with --force, or {remedy}")
-        rows = write_parquet(recording, path)
+        with progress(f"writing {path}"):
+            rows = write_parquet(recording, path)
         print(f"{path}: {rows:,} rows of {len(recording.sites):,} sites, {sized(path.stat().st_size)}")
         return 0
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.factory import named
+from kedge.cli.output import make_writable
 from kedge.cli.reducers import failed, function, pair, reducers
 from kedge.errors import ScriptError
 
@@ -129,7 +130,9 @@ class ExtractCommand:
         sites = _transforms(args.sites, args.transform)
         rename = dict(pair(text, "--rename", "NEW") for text in args.rename)
         features = extract(model, sites, rename=rename, dtype=_dtype(args.dtype))
-        _print(extract_dataset(features, _loader(args), args.out, options), SharingRank.here())
+        done = extract_dataset(features, _loader(args), args.out, options)
+        make_writable()
+        _print(done, SharingRank.here())
         return 0
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from kedge.cli.config import add_config
+from kedge.cli.recordings import add_recording, recording_named
 from kedge.errors import KedgeError, required
 
 
@@ -21,7 +22,7 @@ class LiveCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        parser.add_argument("recording", metavar="RUN", help="the recording, which need not exist yet")
+        add_recording(parser)
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -34,7 +35,8 @@ class LiveCommand:
             raise KedgeError(
                 "kedge live needs a terminal, and its output is not one; kedge report prints a recording as text"
             )
-        ended = LiveApp(Path(args.recording), configured_rules(config=args.config)).run()
+        name = recording_named(args.recording, may_come=True)
+        ended = LiveApp(Path(name), configured_rules(config=args.config)).run()
         if ended is not None:
             raise ended
         return 0

@@ -1,24 +1,37 @@
-"""The command line: parses the arguments, runs the command, and turns its errors into one message."""
+"""The command line: parses the arguments, runs the command, and turns its errors into one message.
+
+# Note [argparse]
+Typer, Click and cyclopts were weighed against argparse with the subclass in ``parser.py``, by what they would delete
+(November 2026, Python 3.11). The 74 arguments of the commands would stay 74 declarations in another form. Deleted would be
+60 lines of ``parser.py``, 40 of `build_parser` and its help, and the 170 of ``completion.py``, whose scripts, unlike
+theirs, start no Python at each Tab; ``meant.py`` and ``recordings.py`` know recordings and programs, and would stay.
+Importing takes 1 ms (argparse), 56 (click), 74 (typer) and 118 (cyclopts), each time a program is started under ``kedge
+run``, and in the same process as that program, which would find their modules imported, of versions that may not be its
+own. On disk, beyond rich: 0.5 MB (click), 8.6 (typer, with pydantic), 3.0 (cyclopts). So argparse stays.
+"""
 
 from __future__ import annotations
 
 import argparse
 import inspect
-import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import metadata
 from typing import Any
 
 from kedge.cli.attach import AttachCommand
 from kedge.cli.check import CheckCommand
 from kedge.cli.command import Command
+from kedge.cli.completion import CompletionCommand
 from kedge.cli.diff import DiffCommand
 from kedge.cli.explain import ExplainCommand
 from kedge.cli.export import ExportCommand
 from kedge.cli.extract import ExtractCommand
 from kedge.cli.live import LiveCommand
+from kedge.cli.meant import no_command
+from kedge.cli.output import make_writable
+from kedge.cli.parser import CANNOT, CommandParser
 from kedge.cli.query import QueryCommand
 from kedge.cli.report import ReportCommand
 from kedge.cli.run import RunCommand
@@ -43,12 +56,26 @@ COMMANDS: tuple[Command, ...] = (
     ExportCommand(),
     QueryCommand(),
     ExtractCommand(),
+    CompletionCommand(),
 )
+
+SUBJECT = "See what flows through a PyTorch training run, and find what is wrong with it."
+CLOSING = """\
+kedge COMMAND --help describes a command; kedge --version prints the version, with -v
+also the private parts of PyTorch that are used. RUN may be left out: it is the newest
+recording in this folder."""
+
+#: The commands by what they are for, as the help lists them.
+GROUPS = {
+    "record a training": ("run", "attach", "sites"),
+    "read a recording": ("report", "check", "diff", "explain", "serve", "live"),
+    "take data out": ("export", "query", "extract"),
+    "set up the terminal": ("completion",),
+}
 
 #: The commands that run code of the user's, which finds its output as it is without them.
 RUNS = (RunCommand, SitesCommand, ExtractCommand)
 
-CANNOT = 2
 BROKEN_PIPE_STATUS = 141
 
 
@@ -64,43 +91,69 @@ def main(argv: Sequence[str] | None = None) -> int:
     typed = list(sys.argv[1:] if argv is None else argv)
     if {*typed} in ({"--version", "-v"}, {"--version", "--verbose"}):
         return _describe()
-    args = build_parser().parse_args(typed)
-    ended = _run(args.command, args)
+    args = _read(typed)
+    try:
+        ended = _run(args.command, args)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        return _lacks_torch(args.parser.prog)
     if isinstance(ended, Ending):
         ended.leave()
     return ended
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> AllCommands:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(
-        prog="kedge",
-        description="See what flows through a PyTorch training run, and find what is wrong with it.",
-        allow_abbrev=False,
-    )
+    parser = AllCommands(prog="kedge", allow_abbrev=False)
     parser.add_argument(
         "--version",
         action=_Version,
         help="print the version and exit; with -v, also the private parts of PyTorch that are used",
     )
-    words = parser.add_subparsers(metavar="COMMAND", required=True)
+    words = parser.add_subparsers(dest="word", metavar="COMMAND", parser_class=CommandParser)
     for command in COMMANDS:
         text = inspect.getdoc(command) or ""
+        name = type(command).__name__.removesuffix("Command").lower()
         own = words.add_parser(
-            type(command).__name__.removesuffix("Command").lower(),
+            name,
             help=text.partition("\n")[0].rstrip("."),
             description=text,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
+        own.short = text.partition("\n")[0].rstrip(".")
         command.add_arguments(own)
-        own.set_defaults(command=command, parser=own)
+        own.set_defaults(command=command, parser=own, word=name, commands=words.choices)
     return parser
 
 
+def _read(typed: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments of the command that was typed; exit if there is none."""
+    parser = build_parser()
+    words = parser.own
+    first, *rest = _in_order(typed, words)
+    if first in words:
+        return words[first].read(rest)
+    if first and first not in parser.options:
+        parser.refuse(no_command(first, rest, words))
+    if not first:
+        parser.print_help(sys.stderr)
+        parser.exit(CANNOT)
+    return parser.parse_args([first])  # it prints what the option asks for, and exits
+
+
+def _in_order(typed: Sequence[str], commands: Collection[str]) -> list[str]:
+    """Return the words with the command first, also for `kedge help run` and `kedge --help run`; `[""]` if there are none."""
+    helps = typed and typed[0] in ("help", "-h", "--help")
+    if helps:
+        return [typed[1], "--help"] if typed[1:] and typed[1] in commands else ["--help"]
+    return list(typed) or [""]
+
+
 def _run(command: Command, args: argparse.Namespace) -> int | Ending:
-    if not isinstance(command, RUNS) and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be text
+    if not isinstance(command, RUNS):
+        make_writable()
     try:
         ended = command.run(args)
         if not isinstance(ended, Ending) and sys.stdout is not None:
@@ -118,9 +171,17 @@ def _run(command: Command, args: argparse.Namespace) -> int | Ending:
     return ended
 
 
+def _lacks_torch(what: str) -> int:
+    print_error(f"kedge: {what} needs PyTorch, and {sys.executable} has none; pip install torch")
+    return CANNOT
+
+
 def _describe() -> int:
     """Print the version, and whether the installed PyTorch has the private names that are used."""
-    import torch
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return _lacks_torch("kedge --version -v")
 
     from kedge.native import on_device
     from kedge.torch_internals.corners import described
@@ -130,6 +191,25 @@ def _describe() -> int:
         print(f"  {line}")
     print(f"  {on_device.described()}")
     return 0
+
+
+class AllCommands(CommandParser):
+    """The parser of the first word, whose help lists the commands in groups."""
+
+    @property
+    def own(self) -> dict[str, CommandParser]:
+        """The parser of each command."""
+        words = next(action for action in self._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001 - the class has no other name
+        return dict(words.choices)
+
+    def format_help(self) -> str:
+        """Return the list of the commands."""
+        own = self.own
+        lines = ["usage: kedge COMMAND [ARGUMENTS]", "", SUBJECT]
+        for title, names in GROUPS.items():
+            lines += ["", f"{title}:"]
+            lines += [f"  {name:<11}{own[name].short}" for name in names if name in own]
+        return "\n".join([*lines, "", CLOSING, ""])
 
 
 class _Version(argparse.Action):

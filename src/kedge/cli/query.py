@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import csv
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from kedge.cli.config import add_config
+from kedge.cli.output import print_json
+from kedge.cli.progress import progress
+from kedge.cli.recordings import add_recording, is_recording, open_recording, recording_named
 from kedge.errors import required
 from kedge.numbers import for_json
 
@@ -29,7 +31,7 @@ class QueryCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        parser.add_argument("recording", metavar="RUN", help="the recording that kedge run wrote")
+        add_recording(parser)
         parser.add_argument("sql", metavar="SQL", help="one query; - reads it from the standard input")
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print a list of objects")
@@ -43,6 +45,10 @@ class QueryCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print the answer."""
+        if args.recording is None and is_recording(recording_named(args.sql, may_come=True)):
+            args.parser.refuse(
+                'the query is missing; such as "SELECT * FROM stats LIMIT 9", after the name of the recording'
+            )
         with (
             required("duckdb", "query", "kedge query needs"),
             required("pyarrow", "query", "kedge query needs"),
@@ -50,17 +56,13 @@ class QueryCommand:
             from kedge.store.export.sql import ask
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
-        from kedge.store.recording import Recording
 
-        recording, rules = Recording.open(args.recording), configured_rules(config=args.config)
+        recording, rules = open_recording(recording_named(args.recording)), configured_rules(config=args.config)
         sql = sys.stdin.read() if args.sql == "-" else args.sql
-        names, rows = ask(recording, sql, lambda: check(recording, rules))
+        with progress("querying"):
+            names, rows = ask(recording, sql, lambda: check(recording, rules))
         if args.json:
-            print(
-                json.dumps(
-                    [dict(zip(names, map(for_json, row), strict=True)) for row in rows], indent=2, allow_nan=False
-                )
-            )
+            print_json([dict(zip(names, map(for_json, row), strict=True)) for row in rows])
         elif args.csv:
             csv.writer(sys.stdout, lineterminator="\n").writerows([names, *rows])
         else:

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kedge.cli.config import add_config
+from kedge.cli.output import print_json
 from kedge.cli.page_file import write_page
+from kedge.cli.progress import progress
+from kedge.cli.recordings import add_recording, open_recording, recording_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,11 +30,17 @@ class ReportCommand:
     written.
 
     --html writes one file that opens in any browser and needs no network.
+
+    --json prints the object of kedge check --json, and three more keys:
+      {..., "run": {"command", "device", "torch", "python", "started", "exit", "error", "steps", "seconds",
+                    "watching", "ended", "sampled"},
+       "models": [{"model", "parameters"}, ...],
+       "modules": [{"module", "type", "shape", "parameters", "out", "grad", "update", "zero", "broken"}, ...]}
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        parser.add_argument("recording", metavar="RUN", help="the recording that kedge run wrote")
+        add_recording(parser)
         parser.add_argument(
             "--sites",
             metavar="GLOB",
@@ -53,6 +62,7 @@ class ReportCommand:
             action="store_true",
             help="print instead the memory that autograd saves for backward, by module and by line, and ways to free it",
         )
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
         parser.add_argument("--html", action="store_true", help="write an HTML page, one file, instead")
         parser.add_argument("-o", dest="output", metavar="FILE.html", help="the file of the page (default: RUN.html)")
         parser.add_argument(
@@ -65,11 +75,11 @@ class ReportCommand:
         from kedge.report.page.redact import shareable
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
-        from kedge.store.recording import Recording
 
         _check(args)
         rules = configured_rules(config=args.config)
-        recording = Recording.open(args.recording)
+        args.recording = recording_named(args.recording)
+        recording = open_recording(args.recording)
         if args.headroom:
             _draw_headroom(recording, args.sites)
             return 0
@@ -78,9 +88,12 @@ class ReportCommand:
             return 0
         if args.html:
             recording = shareable(recording, source=not args.no_source)
-        findings = check(recording, rules)
+        with progress("judging"):
+            findings = check(recording, rules)
         if args.html:
             _write(recording, findings, args, rules)
+        elif args.json:
+            _print_json(recording, findings, args, rules)
         else:
             _draw(recording, findings, args, rules)
         return 0
@@ -88,13 +101,15 @@ class ReportCommand:
 
 def _check(args: argparse.Namespace) -> None:
     if not args.html and (args.output or args.no_source):
-        args.parser.error("-o and --no-source are for pages: add --html")
+        args.parser.refuse("-o and --no-source are for pages: add --html")
     if args.headroom and (args.html or args.all):
-        args.parser.error("--headroom is a table of its own: leave --html and --all out")
+        args.parser.refuse("--headroom is a table of its own: leave --html and --all out")
     if args.saved and (args.html or args.headroom or args.sites):
-        args.parser.error("--saved is a table of its own: leave --html, --headroom and --sites out")
+        args.parser.refuse("--saved is a table of its own: leave --html, --headroom and --sites out")
+    if args.json and (args.html or args.headroom or args.saved or args.all):
+        args.parser.refuse("--json prints every module: leave --html, --headroom, --saved and --all out")
     if args.html and (args.sites or args.all):
-        args.parser.error("a page has all sites and filters them itself: leave --sites and --all out")
+        args.parser.refuse("a page has all sites and filters them itself: leave --sites and --all out")
 
 
 def _draw_headroom(recording: Recording, sites: str | None) -> None:
@@ -119,11 +134,25 @@ def _draw(recording: Recording, findings: Sequence[Finding], args: argparse.Name
     render(recording, findings, console_for(), extent, rules)
 
 
+def _print_json(
+    recording: Recording, findings: Sequence[Finding], args: argparse.Namespace, rules: Sequence[Rule]
+) -> None:
+    from kedge.cli.documents import reported
+    from kedge.report.module_lines import lines, matching
+    from kedge.rules.judgement import judgement_of
+
+    modules = lines(recording)
+    chosen = modules if args.sites is None else matching(modules, args.sites)
+    print_json(reported(args.recording, recording, judgement_of(recording, findings, rules), chosen))
+
+
 def _write(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace, rules: Sequence[Rule]) -> None:
     from kedge.report.page.render import render_page
 
     file = Path(args.output) if args.output else _beside(Path(args.recording))
-    write_page(file, render_page(recording, findings, rules))
+    with progress(f"drawing {file}"):
+        page = render_page(recording, findings, rules)
+    write_page(file, page)
 
 
 def _beside(folder: Path) -> Path:

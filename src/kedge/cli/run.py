@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kedge.cli.meant import no_program
 from kedge.cli.watch_options import add_watch_options, check_selector
 from kedge.cli.watching import Watching
 from kedge.errors import ScriptError
@@ -110,7 +111,9 @@ def program_of(args: argparse.Namespace) -> Program:
     if words[:1] == ["--"]:
         del words[0]
     if not words:
-        args.parser.error("name the program to run: a script, or -m and a module")
+        args.parser.refuse("name the program to run: a script, or -m and a module")
+    if args.module is None and (said := no_program(args.word, words[0], words[1:])) is not None:
+        args.parser.refuse(said)
     return Program(words[0], args.module is not None, words[1:])
 
 

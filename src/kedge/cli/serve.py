@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kedge.cli.config import add_config
+from kedge.cli.recordings import add_recording, recording_named
 from kedge.errors import CannotServe
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class ServeCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        parser.add_argument("recording", metavar="RUN", help="the recording that kedge run wrote")
+        add_recording(parser)
         parser.add_argument("--port", type=_port, default=0, help="the port (default: a free one)")
         parser.add_argument("--open", action="store_true", help="open the page in the browser")
         parser.add_argument("--no-source", action="store_true", help="leave out source lines and their files")
@@ -46,12 +47,13 @@ class ServeCommand:
             shown = shareable(recording, source=not args.no_source)
             return condense(shown, check(shown, rules), rules)
 
-        follower = Follower(args.recording)
+        name = recording_named(args.recording)
+        follower = Follower(name)
         # Any other file is refused here, with a message that names its kind.
-        news = News(follower, condensed, follower.poll() or Recording.open(args.recording))
+        news = News(follower, condensed, follower.poll() or Recording.open(name))
         server = _server(news, args.port)
         with running(server):
-            print(f"{args.recording} is served at {server.address}\nCtrl-C ends it", flush=True)
+            print(f"{name} is served at {server.address}\nCtrl-C ends it", flush=True)
             if args.open:
                 import webbrowser
 

@@ -6,8 +6,10 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from kedge.cli.output import make_writable, print_json
 from kedge.cli.run import add_program, program_of
 from kedge.cli.watching import Watching
 from kedge.numbers import counted
@@ -30,6 +32,9 @@ class SitesCommand:
     With --ops, a program that calls no module has its operations listed, with statistics of their results.
     The program runs as under python until it has taken its first step, and is stopped
     there. Its output goes to stderr, so that stdout has only the list.
+
+    --json prints a list of objects:
+      [{"model", "parameters", "prefix", "sites": [{"path", "type", "shape", "kinds", "also", "trainable"}, ...]}, ...]
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -38,10 +43,13 @@ class SitesCommand:
             "list the operations inside each forward too, or of a program without modules, with shapes and source lines"
         )
         parser.add_argument("--ops", action="store_true", help=ops)
+        parser.add_argument("--json", action="store_true", help="print a list of objects, one for each model")
         add_program(parser)
 
     def run(self, args: argparse.Namespace) -> int | Ending:
         """Run the first step and print the list."""
+        if args.ops and args.json:
+            args.parser.refuse("--json has the sites alone: leave --ops out")
         program = program_of(args)
         program.check()
         held: list[Any] = ModelListings() if args.ops else []
@@ -49,6 +57,9 @@ class SitesCommand:
         watching.begin()
         with redirect_stdout(sys.stderr), held.outside() if isinstance(held, ModelListings) else nullcontext():
             ending = program.run()
+        make_writable()
+        if args.json:
+            return _print_documents(watching.watch, ending)
         tables = list(_tables(watching.watch, held))
         if not tables:
             messenger()(
@@ -145,6 +156,29 @@ def _tables(watch: Watcher | None, held: list[Any]) -> Iterator[str]:
     alone = held.alone if isinstance(held, ModelListings) and not held else None
     if alone is not None and (listed := alone.operations()):
         yield f"operations outside of modules, with statistics of their results\n\n{listed}"
+
+
+def _print_documents(watch: Watcher | None, ending: Ending) -> int | Ending:
+    """Print the list as JSON, also if it is empty; returns the exit status, or how the program ended."""
+    documents = list(_documents(watch))
+    print_json(documents)
+    if not documents:
+        messenger()(_NOTHING)
+        return ending if ending.status else 1
+    return 0 if isinstance(ending.error, FirstStepTaken) else ending
+
+
+def _documents(watch: Watcher | None) -> Iterator[dict[str, Any]]:
+    """Yield what is known of each model, as plain values."""
+    if watch is None:  # as in `_tables`
+        return
+    from kedge.sites.table import sites
+
+    for root in watch.models.roots:
+        model = root.module()
+        rows = [asdict(row) for row in (_loose(watch, root) if model is None else sites(model))]
+        about = {"model": root.types[""], "parameters": root.parameters, "prefix": root.prefix or None}
+        yield {**about, "sites": rows}
 
 
 def _loose(watch: Watcher, root: RootModule) -> Iterator[SiteRow]:

@@ -45,10 +45,11 @@ class ReportExtent:
 def console_for(stream: TextIO | None = None) -> Console:
     """Return a console as wide as the terminal; without a terminal, a plain one of 100 columns.
 
-    ``NO_COLOR`` turns colours off, ``COLUMNS`` sets another width.
+    ``NO_COLOR`` turns colours off, and so does ``CI`` without ``FORCE_COLOR``; ``COLUMNS`` sets another width.
     """
     stream = stream or sys.stdout
-    console = Console(file=stream, highlight=False, soft_wrap=False)
+    plain = True if os.environ.get("CI") and not os.environ.get("FORCE_COLOR") else None  # None: as NO_COLOR says
+    console = Console(file=stream, highlight=False, soft_wrap=False, no_color=plain)
     width = console.width if console.is_terminal or os.environ.get("COLUMNS") else PLAIN_WIDTH
     console.width = min(max(width, NARROWEST), WIDEST)
     return console

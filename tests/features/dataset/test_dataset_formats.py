@@ -150,8 +150,10 @@ def test_reducers_stand_for_tensors(tmp_path):
     assert "Covariance(" in repr(found)
 
 
-def test_progress_is_for_terminals_only(capfd):
-    """On a terminal there are the count, the rate and the time left; elsewhere there is nothing."""
+def test_progress_is_for_terminals_only(capfd, monkeypatch):
+    """On a terminal there are the count, the rate and the time left; elsewhere, and in ``CI``, there is nothing."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
     screen = io.StringIO()
     with progress_bar(None, Console(file=screen, force_terminal=True, width=100)) as bar:
         task = bar.add_task("features", total=40)
@@ -159,6 +161,9 @@ def test_progress_is_for_terminals_only(capfd):
             bar.advance(task, 10)
     quiet = io.StringIO()
     with progress_bar(None, Console(file=quiet)) as bar:
+        bar.advance(bar.add_task("features", total=40), 10)
+    monkeypatch.setenv("CI", "true")
+    with progress_bar(None, Console(file=quiet, force_terminal=True)) as bar:
         bar.advance(bar.add_task("features", total=40), 10)
 
     assert "40/40" in screen.getvalue()

@@ -40,6 +40,7 @@ from kedge.features.dataset.samples.loading import BatchSource, is_loader, is_st
 from kedge.features.dataset.samples.names import SampleKeys, must_be_names, must_be_possible
 from kedge.features.dataset.samples.placed import LoadedBatch, why
 from kedge.files.atomic_write import told
+from kedge.stderr import shows_progress
 
 
 def extract_dataset(
@@ -186,9 +187,9 @@ class SampleRate(ProgressColumn):
 
 
 def progress_bar(shown: bool | None, console: Console) -> Progress:
-    """Return the progress bar of an extraction; with `shown` None it is visible if the console is a terminal."""
+    """Return the progress bar of an extraction; with `shown` None it is visible on a terminal, but not in CI."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), SampleRate(), TimeRemainingColumn())
-    hidden = not (console.is_terminal if shown is None else shown)
+    hidden = not (shows_progress(console) if shown is None else shown)
     return Progress(*columns, console=console, disable=hidden, refresh_per_second=5)
 
 

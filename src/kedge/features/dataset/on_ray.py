@@ -31,6 +31,7 @@ from kedge.features.dataset.options import Options
 from kedge.features.dataset.ray_worker import Run, ShardSink, Worker, pickled
 from kedge.features.dataset.samples.placed import why
 from kedge.files.atomic_write import told
+from kedge.stderr import shows_progress
 
 #: Seconds that a task which still writes may take to release its files.
 PATIENCE = 30.0
@@ -206,7 +207,7 @@ def _shown(dataset: ray.data.Dataset, shown: bool | None) -> Iterator[None]:
     """Context that shows Ray Data's bars if wanted, and silences its logs of steps and of errors raised here anyway."""
     context = dataset.context
     bars, levels = context.enable_progress_bars, {name: logging.getLogger(name).level for name in _LOGGERS}
-    context.enable_progress_bars = sys.stderr.isatty() if shown is None else shown
+    context.enable_progress_bars = shows_progress(sys.stderr) if shown is None else shown
     _set_levels(_LOGGERS)
     try:
         yield

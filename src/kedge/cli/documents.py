@@ -1,0 +1,72 @@
+"""What commands print as JSON, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from kedge.numbers import for_json
+
+if TYPE_CHECKING:
+    from kedge.report.module_lines import ModuleLine
+    from kedge.rules.judgement import Judgement
+    from kedge.rules.rule import Rule
+    from kedge.store.recording import Recording
+
+#: The keys of a rule that could not judge.
+LACK = ("code", "lacks", "have", "need")
+#: The keys of a run, from its manifest.
+RUN = ("command", "device", "torch", "python", "started")
+#: The keys of a run that has ended.
+END = ("exit", "error", "steps", "seconds", "watching")
+
+
+def judged(name: str, judgement: Judgement) -> dict[str, Any]:
+    """Return the findings of a recording, and the rules that could not judge it."""
+    return {
+        "recording": name,
+        "findings": [for_json(asdict(finding)) for finding in judgement.findings],
+        "unjudged": [{key: getattr(lack, key) for key in LACK} for lack in judgement.unjudged],
+        "command": judgement.command or None,
+        "unseen": list(judgement.unseen),
+    }
+
+
+def reported(name: str, recording: Recording, judgement: Judgement, lines: Sequence[ModuleLine]) -> dict[str, Any]:
+    """Return a report: the run, its findings, and the newest figures of each module."""
+    end: Mapping[str, Any] = recording.end or {}
+    run = {key: recording.manifest.get(key) for key in RUN} | {key: end.get(key) for key in END}
+    return {
+        **judged(name, judgement),
+        "run": for_json(run | {"ended": recording.end is not None, "sampled": len(recording.steps)}),
+        "models": [{"model": root.name, "parameters": root.parameters} for root in recording.roots],
+        "modules": [for_json(_module(line)) for line in lines],
+    }
+
+
+def _module(line: ModuleLine) -> dict[str, Any]:
+    return {
+        "module": line.label,
+        "type": line.type,
+        "shape": line.shape,
+        "parameters": line.size,
+        "out": line.out.last if line.out else None,
+        "grad": line.gradient.last if line.gradient else None,
+        "update": line.update,
+        "zero": line.zero,
+        "broken": line.broken,
+    }
+
+
+def explained(rule: Rule, page: str) -> dict[str, Any]:
+    """Return a rule: its thresholds as they are set, and the text of its page."""
+    from kedge.rules.settings import thresholds
+
+    return {
+        "code": rule.code,
+        "severity": rule.severity,
+        "name": rule.name,
+        "thresholds": for_json(thresholds(rule)),
+        "page": page,
+    }

@@ -1,0 +1,97 @@
+"""What was meant by words that are no command and no program."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+
+from kedge.cli.parser import CommandParser, nearest
+from kedge.cli.recordings import is_recording
+
+#: The commands under the names that other tools have for them.
+OTHER_NAMES = {
+    "compare": "diff",
+    "dashboard": "serve",
+    "follow": "live",
+    "list": "sites",
+    "open": "report",
+    "parquet": "export",
+    "python": "run",
+    "record": "run",
+    "rules": "explain",
+    "show": "report",
+    "sql": "query",
+    "summary": "report",
+    "tail": "live",
+    "train": "run",
+    "ui": "serve",
+    "view": "report",
+    "watch": "run",
+}
+
+
+def no_command(word: str, rest: Sequence[str], commands: Mapping[str, CommandParser]) -> str:
+    """Return what to say about a first word that is not a command."""
+    option = word.partition("=")[0]
+    if _is_program(word):
+        return f"{word} is a program, not a command; to run and record it: {_line('run', word, *rest)}"
+    if is_recording(word):
+        return f"{word} is a recording, not a command; to read it: {_line('report', word, *rest)}"
+    if option in commands["run"].options:
+        return f"{option} is an option of kedge run, which is missing: {_line('run', word, *rest)}"
+    if word.startswith("-"):
+        known = nearest(option, ("--help", "--version"))
+        return f"there is no option {option}; " + (f"did you mean {known}?" if known else "see kedge --help")
+    near = OTHER_NAMES.get(word.lower()) or nearest(word.lower(), commands)
+    if near is not None:
+        return f"there is no command {word!r}; did you mean: {_line(near, *rest)}"
+    return f"there is no command {word!r}; the commands are {', '.join(commands)}"
+
+
+def no_program(prog: str, target: str, args: Sequence[str]) -> str | None:
+    """Return what to say about a program that cannot be one; None if nothing speaks against it.
+
+    Args:
+        prog: The command, such as ``run``.
+        target: The path of the program.
+        args: The words after it.
+    """
+    if is_recording(target):
+        return f"cannot run {target}: it is a recording; to read it: {_line('report', target)}"
+    if target.endswith(".ipynb"):
+        return (
+            f"cannot run {target}: it is a notebook; use kedge.watch in a cell of it, "
+            f"or make a script of it: jupyter nbconvert --to script {shlex.quote(target)}"
+        )
+    if os.path.lexists(target):
+        return None
+    remedy = _other_program(prog, target, args)
+    return None if remedy is None else f"cannot run {target}: there is no such file in {os.getcwd()}; {remedy}"
+
+
+def _other_program(prog: str, target: str, args: Sequence[str]) -> str | None:
+    """Return what to do about a path where no program is; None if nothing better is known than to check it."""
+    if os.path.basename(target).startswith("python") and args:
+        return f"leave {target} out: {_line(prog, *args)}"
+    if os.path.isfile(f"{target}.py"):
+        return f"did you mean: {_line(prog, f'{target}.py', *args)}"
+    folder, name = os.path.split(target)
+    near = nearest(name.removesuffix(".py"), _programs(folder or os.curdir))
+    return f"did you mean: {_line(prog, os.path.join(folder, f'{near}.py'), *args)}" if near else None
+
+
+def _is_program(word: str) -> bool:
+    return word.endswith((".py", ".pyc", ".ipynb")) or os.path.isfile(os.path.join(word, "__main__.py"))
+
+
+def _programs(folder: str) -> list[str]:
+    """Return the names of the scripts in a folder, without their suffix."""
+    try:
+        return [name.removesuffix(".py") for name in os.listdir(folder) if name.endswith(".py")]
+    except OSError:
+        return []
+
+
+def _line(command: str, *words: str) -> str:
+    return shlex.join(["kedge", command, *words])

@@ -1,0 +1,31 @@
+"""The standard output of a command: text for people in any encoding, JSON for programs."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import sys
+from typing import Any
+
+#: The characters that Kedge draws with, for an encoding that lacks them; one for one, so that columns stay in line.
+PLAIN = dict(zip("▁▂▃▄▅▆▇█✗✓→↔…·─│├└▲▼●", "_.:-=+*#xv><~.-|++^v*", strict=True))
+
+
+def make_writable() -> None:
+    """Let stdout write every text: a character that its encoding lacks is replaced, by a similar one if Kedge drew it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error("kedge-plain", _plain)
+        sys.stdout.reconfigure(errors="kedge-plain")
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    return "".join(PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode() for c in missing), error.end

@@ -1,0 +1,170 @@
+"""Output in any encoding, progress on a terminal, and JSON for programs."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import pytest
+
+from kedge.cli.main import main
+from kedge.cli.output import PLAIN
+from kedge.cli.progress import progress
+
+Recorded = Callable[..., Path]
+
+
+class Screen(io.StringIO):
+    """A terminal that says when something was written to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        length = super().write(text)
+        self.written.set()
+        return length
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii", "cp1252", "cp437"])
+@pytest.mark.parametrize(
+    "words", [["report", "RUN"], ["check", "RUN"], ["diff", "RUN", "RUN"], ["explain", "NAN-BORN"]]
+)
+def test_any_encoding_will_do(
+    words: list[str], encoding: str, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A character that the encoding lacks is replaced by one that it has, so the columns stay where they are."""
+    place = str(recorded(broken_at=10))
+    written: dict[str, list[str]] = {}
+    for each in ("utf-8", encoding):
+        bytes_out = io.BytesIO()
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(bytes_out, each, errors="strict"))
+        assert main([place if word == "RUN" else word for word in words]) in (0, 1)
+        written[each] = bytes_out.getvalue().decode(each).splitlines()
+
+    assert list(map(len, written[encoding])) == list(map(len, written["utf-8"]))
+    assert not any("\\u" in line for line in written[encoding])
+    substitutes = str.maketrans(PLAIN)
+    assert [line.translate(substitutes) for line in written[encoding]] == [
+        line.translate(substitutes) for line in written["utf-8"]
+    ]
+
+
+def test_a_name_that_the_encoding_lacks_is_escaped(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what Kedge draws is replaced by something similar; a name must stay unambiguous."""
+    recorded().rename(tmp_path / "größe→.kedge")
+    monkeypatch.chdir(tmp_path)
+    bytes_out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(bytes_out, "ascii"))
+
+    assert main(["report", "größe→", "--html"]) == 0
+
+    assert bytes_out.getvalue().startswith(b"gr\\xf6\\xdfe>.html: ")
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    """Give a terminal, in an environment that has nothing against progress."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    return Screen()
+
+
+def test_long_work_is_shown_on_a_terminal_and_erased(screen: Screen) -> None:
+    """The line says what is done and for how long; when the work has ended, nothing of it stays."""
+    with redirect_stderr(screen), progress("reading it", patience=0.01):
+        assert screen.written.wait(30)
+
+    lines = screen.getvalue().split("\r")
+    assert lines[1].startswith("reading it: ")
+    assert lines[-1] == "\x1b[K"
+
+
+def test_short_work_is_not_shown(screen: Screen) -> None:
+    """Work that ends at once writes nothing."""
+    with redirect_stderr(screen), progress("reading it", patience=600):
+        pass
+
+    assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize("name", ["CI", "TERM", ""])
+def test_only_a_terminal_that_is_watched_shows_progress(
+    name: str, screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In CI, on a dumb terminal and in a file there is no line that is drawn again and again."""
+    if name:
+        monkeypatch.setenv(name, {"CI": "true", "TERM": "dumb"}[name])
+    before = threading.active_count()
+
+    with redirect_stderr(screen if name else io.StringIO()), progress("reading it", patience=0.01):
+        assert threading.active_count() == before
+
+
+def test_a_report_as_json_has_the_run_its_findings_and_its_modules(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is the object of ``kedge check --json`` and more; every number that JSON lacks is a string."""
+    place = str(recorded(broken_at=10))
+    assert main(["report", place, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert main(["check", place, "--json"]) == 1
+    checked = json.loads(capsys.readouterr().out)
+
+    assert {key: report[key] for key in checked} == checked
+    assert report["run"] == {
+        "command": ["train.py", "--lr", "1"],
+        "device": "cpu",
+        "torch": "2.13.0+cpu",
+        "python": "3.11.7",
+        "started": "2026-11-21T07:00:00+00:00",
+        "exit": 0,
+        "error": None,
+        "steps": 30,
+        "seconds": 2.0,
+        "watching": 0.1,
+        "ended": True,
+        "sampled": 3,
+    }
+    assert report["models"] == [{"model": "Net", "parameters": 12}]
+    assert report["modules"][0] == {
+        "module": "log",
+        "type": "Log",
+        "shape": "2x5",
+        "parameters": 0,
+        "out": "nan",
+        "grad": None,
+        "update": None,
+        "zero": 0.0,
+        "broken": 2,
+    }
+
+
+def test_the_modules_of_a_json_report_can_be_chosen(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+    """``--sites`` chooses as in the table."""
+    assert main(["report", str(recorded()), "--json", "--sites", "log"]) == 0
+    assert [each["module"] for each in json.loads(capsys.readouterr().out)["modules"]] == ["log"]
+
+
+def test_rules_are_explained_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """One rule or all, each with its thresholds and its page."""
+    assert main(["explain", "spike", "--json"]) == 0
+    (spike,) = json.loads(capsys.readouterr().out)
+    assert main(["explain", "spike"]) == 0
+
+    assert spike["page"] == capsys.readouterr().out
+    assert (spike["code"], spike["severity"], bool(spike["thresholds"])) == ("SPIKE", "warning", True)
+
+    assert main(["explain", "--json"]) == 0
+    assert {"SPIKE", "NAN-BORN"} <= {rule["code"] for rule in json.loads(capsys.readouterr().out)}

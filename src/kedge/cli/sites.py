@@ -38,6 +38,11 @@ class SitesCommand:
             "list the operations inside each forward too, or of a program without modules, with shapes and source lines"
         )
         parser.add_argument("--ops", action="store_true", help=ops)
+        parser.add_argument(
+            "--all",
+            action="store_true",
+            help="give every module a line of its own; by default blocks that are alike share one",
+        )
         add_program(parser)
 
     def run(self, args: argparse.Namespace) -> int | Ending:
@@ -49,7 +54,7 @@ class SitesCommand:
         watching.begin()
         with redirect_stdout(sys.stderr), held.outside() if isinstance(held, ModelListings) else nullcontext():
             ending = program.run()
-        tables = list(_tables(watching.watch, held))
+        tables = list(_tables(watching.watch, held, folded=not args.all))
         if not tables:
             messenger()(
                 _NOTHING if isinstance(held, ModelListings) else f"{_NOTHING}; with --ops, its operations are listed"
@@ -125,7 +130,7 @@ class ModelListings(list[Any]):
         listing.add(model, begun=True)
 
 
-def _tables(watch: Watcher | None, held: list[Any]) -> Iterator[str]:
+def _tables(watch: Watcher | None, held: list[Any], *, folded: bool) -> Iterator[str]:
     if watch is None:  # the program has not imported torch, and so Kedge has not
         return
     from kedge.sites.table import Sites, sites
@@ -135,13 +140,13 @@ def _tables(watch: Watcher | None, held: list[Any]) -> Iterator[str]:
         prefix = f", recorded as {root.prefix}.*" if root.prefix else ""
         head = f"{root.types['']} ({counted(root.parameters, 'parameter')}{prefix})"
         if model is not None:
-            yield f"{head}\n\n{sites(model)}"
+            yield f"{head}\n\n{sites(model).table(folded=folded)}"
             if isinstance(held, ModelListings) and id(model) in held.operations:
                 listing = held.operations[id(model)]
                 listing.session.end(quiet=True)
                 yield str(listing.operations())
         elif rows := tuple(_loose(watch, root)):
-            yield f"{head}\n\n{Sites(rows)}"
+            yield f"{head}\n\n{Sites(rows).table(folded=folded)}"
     alone = held.alone if isinstance(held, ModelListings) and not held else None
     if alone is not None and (listed := alone.operations()):
         yield f"operations outside of modules, with statistics of their results\n\n{listed}"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from kedge.errors import NoSuchSite
-from kedge.report.sparkline import ScaleSeries, scale_series
+from kedge.report.sparkline import ScaleSeries, median_series, scale_series
+from kedge.rules.rule import Finding
+from kedge.sites.folding import Folding, outliers
 from kedge.sites.site import escape
 from kedge.store.recording import Recording, SiteInfo
 
@@ -95,6 +97,100 @@ class ModuleLine:
     def broken(self) -> int:
         """The number of steps with a non-finite output, or with a non-finite gradient if those are more."""
         return max(series.broken_steps if series else 0 for series in (self.out, self.gradient))
+
+    def newest(self, figure: str) -> list[float]:
+        """Return the newest value of a figure, one of `FIGURES`; a folded line has one for each of its modules."""
+        value = getattr(self, figure)
+        value = value.last if isinstance(value, ScaleSeries) else value
+        return [] if value is None else [value]
+
+    @property
+    def structure(self) -> Hashable:
+        """What lines must have in common to fold: type, shapes, dtypes and kinds of their sites."""
+        sites = [*self.sites.values(), *(site for sites in self.parameters.values() for site in sites)]
+        return tuple((site.kind, site.type, site.shape, site.dtype) for site in sites)
+
+
+FIGURES = ("out", "gradient", "update", "zero")
+"""The figures of a line."""
+
+
+class FoldedLine(ModuleLine):
+    """Modules whose paths differ only in numbers, as one line; its figures are the medians of theirs.
+
+    Attributes:
+        members: Their lines.
+    """
+
+    def __init__(self, label: str, members: Sequence[ModuleLine]) -> None:
+        first = members[0]
+        super().__init__(label, first.path, first.recording, first.sites, first.parameters)
+        self.members = tuple(members)
+
+    @property
+    def texts(self) -> set[str]:
+        """The texts of all sites of its modules."""
+        return set().union(*(line.texts for line in self.members))
+
+    @property
+    def size(self) -> int:
+        """The number of parameters of all its modules."""
+        return sum(line.size for line in self.members)
+
+    @cached_property
+    def out(self) -> ScaleSeries | None:
+        """The median scale of the outputs over the steps."""
+        return median_series([line.out for line in self.members if line.out is not None])
+
+    @cached_property
+    def gradient(self) -> ScaleSeries | None:
+        """The median scale of the gradients over the steps."""
+        return median_series([line.gradient for line in self.members if line.gradient is not None])
+
+    @property
+    def update(self) -> float | None:
+        """The median of the newest ratios of updates."""
+        return _median(self.newest("update"))
+
+    @property
+    def zero(self) -> float | None:
+        """The median of the newest shares of exact zeros."""
+        return _median(self.newest("zero"))
+
+    def newest(self, figure: str) -> list[float]:
+        """Return the newest value of a figure for each of its modules that has one."""
+        return [value for line in self.members for value in line.newest(figure)]
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None
+
+
+def folded(made: Sequence[ModuleLine], findings: Sequence[Finding] = ()) -> list[ModuleLine]:
+    """Return the lines of a long table, folded: see Note [What folds].
+
+    Args:
+        made: The lines.
+        findings: The findings; only lines with the same ones fold.
+    """
+    codes: dict[str, set[str]] = {}
+    for finding in findings:
+        codes.setdefault(finding.site, set()).add(finding.code)
+
+    def state(line: ModuleLine) -> Hashable:
+        return line.broken > 0, frozenset(code for text in line.texts for code in codes.get(text, ()))
+
+    folds = Folding(lambda line: line.label, lambda line: line.structure, state, _outlying).shown(made)
+    return [FoldedLine(one.name, one.members) if one.folded else one.members[0] for one in folds]
+
+
+def _outlying(group: Sequence[ModuleLine]) -> set[int]:
+    """Return the places of the lines with a figure that is far from that of the others."""
+    found: set[int] = set()
+    for figure in FIGURES:
+        newest = [next(iter(line.newest(figure)), None) for line in group]
+        found |= set(outliers(newest, share=figure == "zero"))
+    return found
 
 
 def _ratio(recording: Recording, change: SiteInfo, value: SiteInfo) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

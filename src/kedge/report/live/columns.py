@@ -8,7 +8,7 @@ from math import isnan
 
 from rich.text import Text
 
-from kedge.report.fitted_text import tail
+from kedge.report.fitted_text import cut
 from kedge.report.module_lines import ModuleLine
 from kedge.report.module_table import BROKEN, FAINT, GRADIENT, OUT, UPDATE, TableColumn, over_steps
 from kedge.report.sparkline import ScaleSeries
@@ -34,7 +34,7 @@ def layout(width: int, longest: int) -> tuple[TableColumn, ...]:
     course = max(LEAST_COURSE, min(MOST_COURSE, (free - name) // 2))
     out = TableColumn("over the steps", course, lambda line: over_steps(line.out, course, "cyan"))
     gradient = TableColumn("over the steps", course, lambda line: over_steps(line.gradient, course, "green"))
-    module = TableColumn("module", name, lambda line: tail(line.label, name), key=_label, falling=False)
+    module = TableColumn("module", name, lambda line: cut(line.label, name), key=_label, falling=False)
     return (module, *details, _OUT, out, _GRADIENT, gradient, *last)
 
 

@@ -34,8 +34,8 @@ class ReportCommand:
         parser.add_argument("recording", metavar="RUN", help="the recording that kedge run wrote")
         parser.add_argument(
             "--sites",
-            metavar="GLOB",
-            help="only modules with these paths: * is one segment, ** any number; separate several by commas",
+            metavar="SELECTOR",
+            help="only the modules that this selects, such as 'encoder.**' or '**{Linear}'; attn means '**.attn*'",
         )
         parser.add_argument(
             "--all", action="store_true", help=f"list every module, not only {MOST_MODULES} and those with findings"

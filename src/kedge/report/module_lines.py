@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,6 +12,7 @@ import numpy as np
 from kedge.errors import NoSuchSite
 from kedge.report.sparkline import ScaleSeries, median_series, scale_series
 from kedge.rules.rule import Finding
+from kedge.sites.filters import SiteFilter, nearest
 from kedge.sites.folding import Folding, outliers
 from kedge.sites.site import escape
 from kedge.store.recording import Recording, SiteInfo
@@ -38,16 +37,19 @@ class ModuleLine:
     parameters: dict[str, list[SiteInfo]] = field(default_factory=dict)
 
     @property
+    def all_sites(self) -> list[SiteInfo]:
+        """All its sites, those of its parameters last."""
+        return [*self.sites.values(), *(site for sites in self.parameters.values() for site in sites)]
+
+    @property
     def texts(self) -> set[str]:
         """The texts of all sites of this line."""
-        owned = [site for sites in self.parameters.values() for site in sites]
-        return {site.site for site in [*self.sites.values(), *owned]}
+        return {site.site for site in self.all_sites}
 
     @property
     def type(self) -> str:
         """The module's class."""
-        known = [*self.sites.values(), *(site for sites in self.parameters.values() for site in sites)]
-        return next((site.type for site in known if site.type), "")
+        return next((site.type for site in self.all_sites if site.type), "")
 
     @property
     def shape(self) -> str:
@@ -73,7 +75,7 @@ class ModuleLine:
         site = self.sites.get("out.grad") or (own[0] if own and "out" not in self.sites else None)
         return scale_series(self.recording, site) if site else None
 
-    @property
+    @cached_property
     def update(self) -> float | None:
         """The newest ratio of the update of its largest parameter to that parameter."""
         changes, values = self.parameters.get("update", []), self.parameters.get("param", [])
@@ -84,7 +86,7 @@ class ModuleLine:
         known = ratio[np.isfinite(ratio)]
         return float(known[-1]) if len(known) else None
 
-    @property
+    @cached_property
     def zero(self) -> float | None:
         """The newest share of exact zeros in its output."""
         if "out" not in self.sites:
@@ -107,8 +109,7 @@ class ModuleLine:
     @property
     def structure(self) -> Hashable:
         """What lines must have in common to fold: type, shapes, dtypes and kinds of their sites."""
-        sites = [*self.sites.values(), *(site for sites in self.parameters.values() for site in sites)]
-        return tuple((site.kind, site.type, site.shape, site.dtype) for site in sites)
+        return tuple((site.kind, site.type, site.shape, site.dtype) for site in self.all_sites)
 
 
 FIGURES = ("out", "gradient", "update", "zero")
@@ -147,12 +148,12 @@ class FoldedLine(ModuleLine):
         """The median scale of the gradients over the steps."""
         return median_series([line.gradient for line in self.members if line.gradient is not None])
 
-    @property
+    @cached_property
     def update(self) -> float | None:
         """The median of the newest ratios of updates."""
         return _median(self.newest("update"))
 
-    @property
+    @cached_property
     def zero(self) -> float | None:
         """The median of the newest shares of exact zeros."""
         return _median(self.newest("zero"))
@@ -253,29 +254,22 @@ class _Making:
         return line
 
 
-def matching(all_lines: Sequence[ModuleLine], glob: str) -> tuple[ModuleLine, ...]:
-    """Return the lines whose module's path matches.
+def matching(all_lines: Sequence[ModuleLine], text: str) -> tuple[ModuleLine, ...]:
+    """Return the lines of the modules that a filter selects.
 
     Args:
         all_lines: The lines to choose from.
-        glob: Patterns separated by commas: ``*`` is one segment of a path or a part of one,
-            ``**`` any number, ``?`` one character.
+        text: A text of the site language; see Note [Words] in `kedge.sites.filters`.
 
     Raises:
         NoSuchSite: No module has such a path.
+        SelectorError: The text cannot be read.
     """
-    patterns = [re.compile(_regex(part.strip().removesuffix(":out"))) for part in glob.split(",")]
-    chosen = tuple(line for line in all_lines if any(pattern.fullmatch(line.path) for pattern in patterns))
-    if not chosen:
-        near = difflib.get_close_matches(glob, [line.path for line in all_lines], n=3, cutoff=0.4)
-        hint = f"the nearest are {', '.join(near)}" if near else "try '**' for all of them"
-        raise NoSuchSite(f"no module matches --sites {glob!r}: the recording has {len(all_lines)} of them; {hint}")
-    return chosen
-
-
-def _regex(glob: str) -> str:
-    pieces = re.findall(r"\*\*\.?|\.\*\*$|.", glob)
-    return "".join(_GLOB.get(piece, re.escape(piece)) for piece in pieces)
-
-
-_GLOB = {"**": ".*", "**.": r"(?:.*\.)?", ".**": r"(?:\..*)?", "*": "[^.]*", "?": "[^.]"}
+    paths = {path for line in all_lines for path in (line.path, *(site.path for site in line.all_sites))}
+    chosen, sites = SiteFilter(text, paths), [site for line in all_lines for site in line.all_sites]
+    idle = chosen.idle(sites)
+    if idle is not None:
+        near = nearest(idle, paths, (site.type for site in sites))
+        hint = f"the nearest are {near}" if near else "try '**' for all of them"
+        raise NoSuchSite(f"no module matches {text!r}: the recording has {len(all_lines)} of them; {hint}")
+    return tuple(line for line in all_lines if any(map(chosen.chooses, line.all_sites)))

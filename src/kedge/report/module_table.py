@@ -106,10 +106,10 @@ def _figures(shown: Sequence[ModuleLine]) -> dict[str, TableColumn]:
         ("zero", _ZERO, lambda line: line.zero is not None),
         ("broken", BROKEN, lambda line: line.broken > 0),
     ]
-    return {name: _wide_enough(column, shown) for name, column, said in made if any(said(line) for line in shown)}
+    return {name: wide_enough(column, shown) for name, column, said in made if any(said(line) for line in shown)}
 
 
-def _wide_enough(column: TableColumn, shown: Sequence[ModuleLine]) -> TableColumn:
+def wide_enough(column: TableColumn, shown: Sequence[ModuleLine]) -> TableColumn:
     """Return a column that has room for the spreads of folded lines."""
     spreads = [column.cell(line) for line in shown if isinstance(line, FoldedLine)]
     return replace(column, width=max([column.width, *(len(cell) for cell in spreads)]))

@@ -26,7 +26,7 @@ SCRIPTS = (
     "elements.js",
     "numbers.js",
     "colours.js",
-    "globs.js",
+    "filters.js",
     "recording.js",
     "state.js",
     "charts.js",

@@ -27,7 +27,7 @@ SCRIPTS = (
     "elements.js",
     "numbers.js",
     "colours.js",
-    "globs.js",
+    "filters.js",
     "recording.js",
     "state.js",
     "ranks.js",

@@ -2,7 +2,7 @@
 
 import { byId, fill, make } from "./elements.js";
 import { compact, counted, whole } from "./numbers.js";
-import { filterOf } from "./globs.js";
+import { filterOf } from "./filters.js";
 import { Recording } from "./recording.js";
 import { change, listen, recall, state } from "./state.js";
 import { chart, dropGone, plottable, wantsLog, zerosOf } from "./charts.js";
@@ -134,13 +134,17 @@ function begin() {
   recall();
   document.documentElement.dataset.theme = state.theme;
   const recording = new Recording(JSON.parse(byId("document").textContent), (name) => byId(`table-${name}`).textContent);
-  const filter = () => filterOf(state.filter, recording.paths);
+  const filter = () => filterOf(state.filter, recording);
   const [heatMap, panel] = [new HeatMap(byId("heat-map"), filter), new Pair(byId("panel-body"))];
   showDifference(recording);
   heatMap.show(recording);
   panel.show(recording);
   const input = byId("filter");
-  const tellFilter = () => input.classList.toggle("on", !filter().all);
+  const tellFilter = () => {
+    input.classList.toggle("on", !filter().all);
+    byId("filter-problem").textContent = filter().problem;
+    byId("filter-problem").hidden = !filter().problem;
+  };
   input.value = state.filter;
   let pause;
   input.addEventListener("input", () => {

@@ -62,7 +62,7 @@ export class Depth {
     this.slider.disabled = recording.width < 2;
     this.step.textContent = stepsText(recording.first[column], recording.last[column]);
     const lets = this.filter().lets;
-    const points = this.sitesOf(kind).filter((site) => lets(site.path)).map((site) => pointOf(recording, site, column));
+    const points = this.sitesOf(kind).filter((site) => lets(site)).map((site) => pointOf(recording, site, column));
     this.draw(points.filter((point) => point.present));
     this.tell(points.filter((point) => point.present));
   }

@@ -32,7 +32,7 @@ export class Saved {
     const { account } = recording;
     byId("saved").hidden = byId("saved-link").hidden = !account;
     if (!account) return;
-    const lets = this.filter().all ? () => true : (path) => path !== null && path !== undefined && this.filter().lets(path);
+    const lets = this.filter().letsModule;
     fill(byId("saved-step"), `step ${whole(account.step)}, ${bytes(account.held)}`);
     fill(this.totals, account.totals.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
     this.drawCourse(account.course);

@@ -43,7 +43,7 @@ export class Tree {
     if (filter.all) return null;
     const wanted = new Set();
     for (let node of this.nodes.values()) {
-      if (!filter.lets(node.module.path)) continue;
+      if (!filter.letsModule(node.module.path)) continue;
       for (; node; node = node.holder) wanted.add(node.module.path);
     }
     return wanted;

@@ -189,9 +189,16 @@ def _outlying(group: Sequence[ModuleLine]) -> set[int]:
     """Return the places of the lines with a figure that is far from that of the others."""
     found: set[int] = set()
     for figure in FIGURES:
-        newest = [next(iter(line.newest(figure)), None) for line in group]
-        found |= set(outliers(newest, share=figure == "zero"))
+        found |= set(outliers([_last_finite(getattr(line, figure)) for line in group], share=figure == "zero"))
     return found
+
+
+def _last_finite(figure: ScaleSeries | float | None) -> float | None:
+    """Return the newest finite value of a figure: what comes after a NaN tells no blocks apart."""
+    if not isinstance(figure, ScaleSeries):
+        return figure
+    known = figure.rms[np.isfinite(figure.rms)]
+    return float(known[-1]) if len(known) else None
 
 
 def _ratio(recording: Recording, change: SiteInfo, value: SiteInfo) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -27,8 +27,8 @@ OUTLYING = 5.0
 LEAST_FACTOR = 4.0
 #: The least distance of an outlier among shares.
 LEAST_SHARE = 0.25
-#: The most outliers of one group.
-MOST_OUTLIERS = 3
+#: More than so many, and than this share of a group, are no outliers.
+FEW_OUTLIERS, MOST_OUTLIERS = 3, 1 / 8
 
 _NUMBER = re.compile(r"(?<![^.])(?:0|[1-9]\d*)(?![^.])")
 
@@ -147,7 +147,9 @@ def outliers(values: Sequence[float | None], *, share: bool = False) -> list[int
     apart = {place: abs(value - middle) for place, value in known.items()}
     least = max(OUTLYING * median(apart.values()), LEAST_SHARE if share else math.log(LEAST_FACTOR))
     far = [place for place, distance in apart.items() if distance > least]
-    return sorted(far, key=lambda place: -apart[place])[:MOST_OUTLIERS]
+    if len(far) > max(FEW_OUTLIERS, len(known) * MOST_OUTLIERS):
+        return []  # the group has two halves
+    return sorted(far, key=lambda place: -apart[place])
 
 
 @dataclass(frozen=True, eq=False)

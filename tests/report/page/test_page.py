@@ -60,11 +60,11 @@ def test_the_page_opens_from_disk_and_asks_nobody(shown: Any, tab: Any) -> None:
 
 
 def test_findings_come_first_with_evidence_remedy_and_source(shown: Any) -> None:
-    """The first thing on the page is what is wrong: where, since when, what to do, the line of source, and a figure."""
+    """After the loss stands what is wrong: where, since when, what to do, the line of source, and a figure."""
     sections = shown.eval_on_selector_all("main > section", "all => all.map(one => one.id)")
     finding = shown.locator(".finding").first
 
-    assert sections == ["run", "findings", "heat", "depth", "curves", "saved", "modules"]
+    assert sections == ["run", "curves", "findings", "heat", "depth", "saved", "modules"]
     assert "NAN-BORN" in finding.inner_text()
     assert "relu1:out" in finding.inner_text()
     assert "step 6" in finding.inner_text()
@@ -216,7 +216,7 @@ def test_the_tree_has_shapes_parameters_and_saved_bytes(shown: Any) -> None:
 
     assert rows["(Net)"][-2:] == ["288", "10 kB"]
     assert rows["fc"][-2:] == ["144", "7 kB"]
-    assert rows["conv1"] == ["Linear", f"8{TIMES}8", "72", "1 kB"]
+    assert rows["conv1"] == ["Linear", f"8{TIMES}8", "72", "1.57", "1.5e-3", "1 kB"]
 
     shown.locator(".tree summary", has_text="fc").first.locator(".name").click()
     assert shown.locator("[data-path='fc.a']").is_hidden()

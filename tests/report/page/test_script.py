@@ -99,7 +99,12 @@ def chosen(browser: Any) -> Any:
 
 
 WORDS = st.text(alphabet="ab.*?é[]!{}#/:+\\\\, 1", min_size=1, max_size=8)
-TEXTS = st.one_of(WORDS, st.sampled_from(["a", "b.a", "**", "**.a", "*.b", "a.**", "**{A}", "**{B}, !a", "a:out", "b:param", "[ab]", "[!a].*"]))
+TEXTS = st.one_of(
+    WORDS,
+    st.sampled_from(
+        ["a", "b.a", "**", "**.a", "*.b", "a.**", "**{A}", "**{B}, !a", "a:out", "b:param", "[ab]", "[!a].*"]
+    ),
+)
 PATHS = st.text(alphabet="ab.é[+", max_size=5)
 PLACES = st.builds(
     lambda path, kind, type_: {

@@ -155,6 +155,9 @@ function means(term, site) {
   return named && (term.leaf === null || site.site.endsWith(`[${term.leaf}]`)) && (term.call ?? callOf(site)) === callOf(site) && (term.op === null || site.site.includes(`/${term.op}`));
 }
 
+// Of a module without sites only the path is known.
+const names = (term, path) => !term.kind && !term.types.length && term.pattern.test(path ? `.${path}` : "");
+
 const callOf = (site) => Number(/#(\d+)(?=[:/])/u.exec(site.site)?.[1] ?? 0);
 
 const pairs = (text) => new Set([...text].slice(1).map((letter, at) => [...text][at] + letter));
@@ -183,7 +186,9 @@ function made(text, { sites }) {
   const idle = terms.find((term) => !term.excluded && !sites.some((site) => means(term, site)));
   const near = idle ? nearTo(idle, paths) : [];
   const problem = idle ? `"${text.trim()}" selects nothing${near.length ? `; the nearest are ${near.join(", ")}` : ""}` : "";
-  return { all: false, problem, lets: (site) => chosen.has(site), letsModule: (path) => owners.has(path) };
+  const recorded = new Set(sites.map((site) => site.owner));
+  const holds = (path) => terms.reduce((found, term) => (found === term.excluded && names(term, path) ? !term.excluded : found), false);
+  return { all: false, problem, lets: (site) => chosen.has(site), letsModule: (path) => owners.has(path) || (!recorded.has(path) && holds(path)) };
 }
 
 let latest = {};

@@ -1,6 +1,6 @@
 // The findings, the worst first, each with what it rests on.
 
-import { append, badge, byId, fill, make, tail } from "./elements.js";
+import { append, badge, byId, fill, make, cut } from "./elements.js";
 import { compact, counted, percent, whole } from "./numbers.js";
 import { chart, drop, plottable, wantsLog, zerosOf } from "./charts.js";
 import { change, listen, state } from "./state.js";
@@ -160,14 +160,14 @@ function drawSeries(host, title, figure) {
 function drawProfile(host, title, figure) {
   const values = figure.values.map((value) => (typeof value === "number" ? value : null));
   const log = wantsLog(values.filter((value) => value !== null));
-  fill(title, `${figure.name.replaceAll("_", " ")}, from ${tail(figure.labels[0], 24)} to ${tail(figure.labels.at(-1), 24)}`);
+  fill(title, `${figure.name.replaceAll("_", " ")}, from ${cut(figure.labels[0], 24)} to ${cut(figure.labels.at(-1), 24)}`);
   chart(host, {
     x: values.map((_, at) => at),
     series: [{ label: figure.name.replaceAll("_", " "), values: plottable(values, log) }],
     log,
     height: 132,
     xLabel: "at",
-    xValue: (at) => tail(figure.labels[at] ?? "", 34),
+    xValue: (at) => cut(figure.labels[at] ?? "", 34),
     xAxis: { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) && figure.labels[tick] ? String(tick + 1) : "")) },
   });
 }

@@ -1,6 +1,6 @@
 // Who holds the memory that autograd saves for backward: over the step, by module and by line, and what would free it.
 
-import { byId, fill, make, tail } from "./elements.js";
+import { byId, fill, make, cut } from "./elements.js";
 import { bytes, whole } from "./numbers.js";
 import { chart } from "./charts.js";
 import { change, listen } from "./state.js";
@@ -67,8 +67,8 @@ export class Saved {
 
   label(name, path, most) {
     const site = path !== null && path !== undefined && this.recording.sites.find((one) => one.owner === path && one.kind === "out");
-    if (!site) return make("span", { class: "mono", title: name }, tail(name, most));
-    return make("button", { class: "link mono", title: name, onclick: () => change({ site: site.site }) }, tail(name, most));
+    if (!site) return make("span", { class: "mono", title: name }, cut(name, most));
+    return make("button", { class: "link mono", title: name, onclick: () => change({ site: site.site }) }, cut(name, most));
   }
 
   table({ columns, note }, rows) {

@@ -62,7 +62,9 @@ class ReportCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print or write the report."""
+        from kedge.report.head import is_written
         from kedge.report.page.redact import shareable
+        from kedge.report.page.render import render_page
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
         from kedge.store.recording import Recording
@@ -77,10 +79,11 @@ class ReportCommand:
             _draw_saved(recording, everything=args.all)
             return 0
         if args.html:
+            written = is_written(recording)
             recording = shareable(recording, source=not args.no_source)
         findings = check(recording, rules)
         if args.html:
-            _write(recording, findings, args, rules)
+            _write(args, render_page(recording, findings, rules, written=written))
         else:
             _draw(recording, findings, args, rules)
         return 0
@@ -119,11 +122,9 @@ def _draw(recording: Recording, findings: Sequence[Finding], args: argparse.Name
     render(recording, findings, console_for(), extent, rules)
 
 
-def _write(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace, rules: Sequence[Rule]) -> None:
-    from kedge.report.page.render import render_page
-
+def _write(args: argparse.Namespace, page: str) -> None:
     file = Path(args.output) if args.output else _beside(Path(args.recording))
-    write_page(file, render_page(recording, findings, rules))
+    write_page(file, page)
 
 
 def _beside(folder: Path) -> Path:

@@ -32,6 +32,7 @@ class ServeCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Serve the page until Ctrl-C."""
+        from kedge.report.head import is_written
         from kedge.report.page.document import condense
         from kedge.report.page.live import News, running
         from kedge.report.page.redact import shareable
@@ -44,7 +45,7 @@ class ServeCommand:
 
         def condensed(recording: Recording) -> Document:
             shown = shareable(recording, source=not args.no_source)
-            return condense(shown, check(shown, rules), rules)
+            return condense(shown, check(shown, rules), rules, written=is_written(recording))
 
         follower = Follower(args.recording)
         # Any other file is refused here, with a message that names its kind.

@@ -50,13 +50,16 @@ class Document:
     tables: dict[str, str]
 
 
-def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[Rule] = ()) -> Document:
+def condense(
+    recording: Recording, findings: Sequence[Finding], rules: Sequence[Rule] = (), *, written: bool | None = None
+) -> Document:
     """Return the content of a page.
 
     Args:
         recording: The recording.
         findings: The findings of the rules, the worst first.
         rules: The rules that were run; the explanation of each rule with findings is included.
+        written: Whether a process still writes the recording; None if that is not known.
     """
     wanted = [finding.step for finding in findings if finding.step >= 0]
     shown = shown_steps(recording)
@@ -73,7 +76,7 @@ def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[
     judgement = judgement_of(recording, findings, rules)
     modules = modules_of(recording)
     described = {
-        "run": _head(recording),
+        "run": _head(recording) | {"written": written},
         "rules": len(rules),
         "unjudged": [{"code": lack.code, "said": lack_of(lack)} for lack in judgement.unjudged],
         "unseen": list(judgement.unseen),

@@ -14,6 +14,8 @@ export function showHead(recording) {
 }
 
 function statusOf(run) {
+  if (run.running && run.written === false) return ["error", "✗ killed: no end is recorded"];
+  if (run.running && run.written) return ["fine", document.documentElement.dataset.source === "live" ? "running" : "was running when this page was made"];
   if (run.running) return ["warning", "no end recorded: running or killed"];
   if (run.error || run.exit) return ["error", `✗ exit status ${run.exit}`];
   return ["fine", "✓ ended"];

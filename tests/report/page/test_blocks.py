@@ -68,12 +68,12 @@ def test_the_tree_unfolds_by_click_and_by_key(page: Any) -> None:
     assert "1.0..1.8" in fold.inner_text().split("\n")
     assert rows.filter(has_text="h.17").count() == 0
 
-    fold.locator("..").focus()
+    fold.locator("..").locator(".toggle").focus()
     page.keyboard.press("Enter")
     page.wait_for_function("() => document.querySelectorAll('.tree .many').length === 3")
     parts = page.locator(".tree .many").all_inner_texts()
     assert parts == ["0-16,18-30,32-47", "attn", "mlp"]
-    page.locator("summary", has_text="each of the 46").click()
+    page.locator(".tree .head", has_text="each of the 46").click()
     page.wait_for_selector(".tree [data-path='h.47']")
     assert page.locator(".tree [data-path='h.47']").is_visible()
 

@@ -65,7 +65,7 @@ def test_the_page_follows_a_run_and_keeps_the_readers_place(served: tuple[Run, P
     page.keyboard.press("t")
     page.evaluate("location.hash = ''")
     page.locator("[data-path='relu1']").click()
-    page.locator(".tree summary").first.locator(".name .indent").dispatch_event("click")
+    page.locator(".tree .head").first.locator(".name .indent").dispatch_event("click")
     page.evaluate("scrollTo(0, 300)")
     page.wait_for_selector(".live.fine")
 

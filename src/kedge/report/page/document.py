@@ -13,7 +13,7 @@ from kedge.report.curves import is_number
 from kedge.report.head import command_of
 from kedge.report.page.columns import packed
 from kedge.report.page.curves import curves
-from kedge.report.page.figures import figure
+from kedge.report.page.figures import figure, words
 from kedge.report.page.folds import folds_of, groups_of
 from kedge.report.page.heatmap_sheets import sheets_of, shown_steps
 from kedge.report.page.modules import modules_of, saved_event
@@ -126,6 +126,7 @@ def _finding(recording: Recording, finding: Finding) -> dict[str, Any]:
     shown = asdict(finding)
     shown["evidence"] = for_json(finding.evidence)
     shown["figure"] = figure(recording, finding)
+    shown["words"] = words(finding.evidence)
     return shown
 
 

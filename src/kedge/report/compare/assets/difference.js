@@ -52,7 +52,7 @@ function showParted({ told, parted }) {
     return own.length > 1 ? foldedRows(label, own, own.map(row)) : own.map(row);
   });
   const titles = ["module", "type", "first at step", "in", "A", "B", "apart", "at last"].map((text) => make("th", { scope: "col" }, text));
-  fill(byId("parted-body"), told.modules.length ? make("table", { class: "room" }, make("thead", {}, make("tr", {}, titles)), make("tbody", {}, rows)) : make("p", { class: "empty" }, "No module parts."));
+  fill(byId("parted-body"), told.modules.length ? make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "modules that part" }, make("table", { class: "room" }, make("thead", {}, make("tr", {}, titles)), make("tbody", {}, rows))) : make("p", { class: "empty" }, "No module parts."));
   byId("parted").classList.toggle("bare", !told.modules.length);
 }
 

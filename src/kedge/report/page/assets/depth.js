@@ -156,7 +156,7 @@ export class Depth {
       make(
         "table",
         {},
-        make("thead", {}, make("tr", {}, ["", "doublings to overflow", "halvings to subnormal", ""].map((text) => make("th", {}, text)))),
+        make("thead", {}, make("tr", {}, ["format", "doublings to overflow", "halvings to subnormal", "so it"].map((text) => make("th", { scope: "col" }, text)))),
         make("tbody", {}, rows),
       ),
       make("p", { class: "faint" }, "Doublings: from the largest |x| of all sites to the format's largest number. Halvings: from the smallest 5 % quantile of |x| (the smallest rms where none was drawn) to its smallest normal number."),

@@ -62,37 +62,36 @@ export class Tree {
     const row = this.row(node, depth);
     const many = node.members.length > 1;
     if (!node.held.length && !node.blocks) return make("div", { class: "leaf" }, row);
-    const open = this.folded.get(node.key) ?? (!many && (this.wanted !== null || depth < OPEN_DEPTH || this.nodes.size <= FEW));
-    const inside = make("div", { class: "inside" });
-    // What is folded away is made when it is opened.
-    const unfold = () => inside.childElementCount || fill(inside, this.inside(node, depth + 1));
-    if (open) unfold();
-    const element = make("details", { open }, make("summary", { "aria-label": `${node.key || "the model"}: what is in it` }, row), inside);
-    element.addEventListener("toggle", () => {
-      this.folded.set(node.key, element.open);
-      if (element.open) unfold();
-    });
-    return element;
+    const open = !many && (this.wanted !== null || depth < OPEN_DEPTH || this.nodes.size <= FEW);
+    return this.branch(node.key, row, open, () => this.inside(node, depth + 1));
   }
 
-  // Alike blocks of a node are one; in a node of several blocks stand the parts of all of them, and then each by itself.
+  // In a node of several blocks stand the parts of all of them, and then each by itself.
   inside(node, depth) {
     const parts = foldedNodes(this.recording.folds, node.held).map((one) => this.node(one, depth));
     if (!node.blocks) return parts;
-    const each = { label: `each of the ${node.members.length}`, key: `${node.key} each`, depth };
-    return [...parts, this.each(each, node.members)];
+    const row = make("span", { class: "row" }, make("span", { class: "name" }, indent(depth), `each of the ${node.members.length}`));
+    return [...parts, this.branch(`${node.key} each`, row, false, () => node.members.map((one) => this.node(one, depth + 1)))];
   }
 
-  each({ label, key, depth }, members) {
-    const inside = make("div", { class: "inside" });
-    const unfold = () => inside.childElementCount || fill(inside, members.map((one) => this.node(one, depth + 1)));
-    const element = make("details", { open: this.folded.get(key) ?? false }, make("summary", {}, make("span", { class: "row" }, make("span", { class: "name" }, indent(depth), label))), inside);
-    if (element.open) unfold();
-    element.addEventListener("toggle", () => {
-      this.folded.set(key, element.open);
-      if (element.open) unfold();
-    });
-    return element;
+  // A row that unfolds by a click on it, or by its button.
+  branch(key, row, usual, inside) {
+    const body = make("div", { class: "inside" });
+    const button = make("button", { class: "toggle", "aria-label": `what is in ${key || "the model"}` });
+    const put = (open) => {
+      // What is folded away is made when it is opened.
+      if (open && !body.childElementCount) fill(body, inside());
+      body.hidden = !open;
+      button.setAttribute("aria-expanded", open);
+      button.textContent = open ? "▾" : "▸";
+    };
+    const turn = (event) => {
+      if (event.target !== button && event.target.closest("button")) return;
+      this.folded.set(key, body.hidden);
+      put(body.hidden);
+    };
+    put(this.folded.get(key) ?? usual);
+    return make("div", { class: "branch" }, make("div", { class: "head", onclick: turn }, button, row), body);
   }
 
   row(node, depth) {
@@ -100,10 +99,7 @@ export class Tree {
     const many = node.members.length > 1;
     const label = node.label ?? (module.path.split(".").pop() || `(${this.recording.roots[module.root]?.name ?? "root"})`);
     const site = module.sites.map((id) => this.recording.sites[id]).find((one) => one.kind === "out") || this.recording.sites[module.sites[0]];
-    const open = (event) => {
-      event.preventDefault();
-      change({ site: site.site });
-    };
+    const open = () => change({ site: site.site });
     const title = many ? `${node.key}: ${node.members.length} modules` : module.path;
     const name =
       site && !many

@@ -103,7 +103,7 @@ def test_paper_has_the_whole_page_in_dark_on_light(saved: Callable[..., str], ta
     page.emulate_media(media="print")
 
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert page.locator(".bar nav, .bar input, .toolbar select").locator("visible=true").count() == 0
+    assert page.locator(".bar nav, .bar input, .toolbar input").locator("visible=true").count() == 0
     assert page.evaluate("getComputedStyle(document.querySelector('.heat-scroll')).maxHeight") == "none"
     assert page.locator("h1").is_visible()
 

@@ -1,6 +1,6 @@
 // Two runs compared: why and where they part, the map of it, and the course of one site in both.
 
-import { byId, fill, make } from "./elements.js";
+import { byId, cut, fill, make } from "./elements.js";
 import { brief, compact, counted, whole } from "./numbers.js";
 import { filterOf } from "./filters.js";
 import { Recording } from "./recording.js";
@@ -13,7 +13,8 @@ const PAUSE = 120;
 
 function showDifference(recording) {
   const { told, run, commands } = recording;
-  fill(byId("name"), run.name);
+  fill(byId("name"), cut(run.name, 60));
+  byId("name").title = run.name;
   document.title = `${run.name} · Kedge`;
   fill(byId("status"), make("span", { class: `pill ${told.parted ? "error" : "fine"}` }, told.parted ? "✗ they part" : "✓ no difference"));
   const differs = Object.entries(told.differs).map(([name, { a, b }]) => make("tr", {}, make("th", {}, name), make("td", {}, a || "–", " → ", b || "–")));

@@ -1,6 +1,6 @@
 // Line charts by uPlot: logarithmic where the values call for it, with marks for what is no number.
 
-import { colour, fill, make } from "./elements.js";
+import { colour, cut, fill, make } from "./elements.js";
 import { compact, round, whole } from "./numbers.js";
 
 // Lines differ in their dashes and not in colour alone.
@@ -134,7 +134,7 @@ function padded(low, high, bars) {
 function lineOf(one, place, spec) {
   const line = LINES[(one.line ?? place) % LINES.length];
   return {
-    label: one.label,
+    label: cut(one.label, 44),
     stroke: colour(one.colour || line.name),
     width: one.width || 1.5,
     dash: one.dash || line.dash,

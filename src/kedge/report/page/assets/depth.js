@@ -11,7 +11,7 @@ const KINDS = { out: "outputs", "out.grad": "output gradients", param: "paramete
 const NAMES = { float16: "fp16", bfloat16: "bf16", float32: "fp32", float8_e4m3fn: "fp8 e4m3", float8_e5m2: "fp8 e5m2" };
 // Limits farther from the data than this are named and not drawn: they would press the data into a line.
 const REACH = 22;
-const MOST_LABELS = 30;
+const [MOST_LABELS, LABEL_ROOM] = [30, 24];
 // More sites than this are drawn as blocks.
 const MOST_POINTS = 60;
 // As in kedge.sites.folding: how far an outlier is from the median, as a multiple of the median distance, and at least,
@@ -116,7 +116,7 @@ export class Depth {
     const named = outliers.map(({ point }) => ({ at: places.get(point.site.id), value: point.rms, name: cut(point.site.path, 34) })).sort((a, b) => a.at - b.at);
     const values = named.map((one) => one.value);
     const ends = [low, high, ...values, ...near.map((limit) => limit.value)];
-    const every = Math.ceil(points.length / MOST_LABELS);
+    const every = Math.ceil(points.length / Math.max(Math.min(MOST_LABELS, Math.floor(this.picture.clientWidth / LABEL_ROOM)), 1));
     const list = (key) => points.map((point) => (Number.isFinite(point[key]) ? point[key] : null));
     const quantiles = points.some((point) => Number.isFinite(point.q05));
     chart(this.picture, {
@@ -244,7 +244,7 @@ function headroomRow(format, points) {
   const under = points.filter((point) => smallOf(point) > -Infinity && smallOf(point) < Math.log2(format.smallest_normal)).length;
   const said = [over && `${over} overflow${over === 1 ? "s" : ""}`, under && `${under} below normal`].filter(Boolean).join(", ");
   const cell = (found) =>
-    make("td", { class: found && found.room < 0 ? "bad" : "" }, found ? [make("b", {}, signed(found.room)), " ", make("span", { class: "faint", title: found.point.site.site }, cut(found.point.site.path || "(root)", 17))] : "–");
+    make("td", { class: found && found.room < 0 ? "bad" : "" }, found ? [make("b", {}, signed(found.room)), " ", make("span", { class: "faint", title: found.point.site.site }, cut(found.point.site.path || "(root)", 15))] : "–");
   if (!above && !below) return make("tr", {}, make("th", {}, formatName(format)), cell(above), cell(below), make("td", {}, "nothing finite"));
   const tone = over ? "error" : under ? "warning" : "fine";
   return make("tr", {}, make("th", {}, formatName(format)), cell(above), cell(below), make("td", { class: tone }, `${over ? "✗" : under ? "!" : "✓"} ${said || "fits"}`));

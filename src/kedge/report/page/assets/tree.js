@@ -62,7 +62,8 @@ export class Tree {
     const row = this.row(node, depth);
     const many = node.members.length > 1;
     if (!node.held.length && !node.blocks) return make("div", { class: "leaf" }, row);
-    const open = !many && (this.wanted !== null || depth < OPEN_DEPTH || this.nodes.size <= FEW);
+    const folds = !many && foldedNodes(this.recording.folds, node.held).length < node.held.length;
+    const open = !many && (this.wanted !== null || depth < OPEN_DEPTH || this.nodes.size <= FEW || folds);
     return this.branch(node.key, row, open, () => this.inside(node, depth + 1));
   }
 

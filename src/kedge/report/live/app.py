@@ -104,22 +104,12 @@ class LiveApp(App[KedgeError | None]):
         findings = snapshot.findings if snapshot else ()
         self.query_one("#found", Static).update(_found(findings))
         self.query_one("#findings").display = bool(findings)
-        shown = self._chosen(snapshot) if snapshot else ()
-        self.query_one(Board).show(shown, marks_of([*(snapshot.lines if snapshot else ()), *shown], findings))
-        self._refresh_detail()
-
-    def _chosen(self, snapshot: RunSnapshot) -> Sequence[ModuleLine]:
-        """Return the lines that the filter selects; as long as it selects nothing, all of them, with the reason below it."""
-        problem, chosen = "", snapshot.folds
-        if self._pattern:
-            try:
-                chosen = tuple(folded(matching(snapshot.lines, self._pattern), snapshot.findings))
-            except (SelectorError, NoSuchSite) as error:
-                problem = str(error)
+        shown, problem = _chosen(snapshot, self._pattern) if snapshot else ((), "")
         note = self.query_one("#problem", Static)
         note.update(Text(problem, "yellow"))
         note.display = bool(problem)
-        return chosen
+        self.query_one(Board).show(shown, marks_of([*(snapshot.lines if snapshot else ()), *shown], findings))
+        self._refresh_detail()
 
     def _refresh_detail(self) -> None:
         snapshot = self.reader.snapshot
@@ -174,6 +164,16 @@ class LiveApp(App[KedgeError | None]):
             self.query_one(Board).focus()
         else:
             self.query_one(DetailPane).remove_class("open")
+
+
+def _chosen(snapshot: RunSnapshot, pattern: str) -> tuple[Sequence[ModuleLine], str]:
+    """Return the lines that a filter selects and, if it selects nothing or cannot be read, all of them and the reason."""
+    if not pattern:
+        return snapshot.folds, ""
+    try:
+        return folded(matching(snapshot.lines, pattern), snapshot.findings), ""
+    except (SelectorError, NoSuchSite) as error:
+        return snapshot.folds, str(error)
 
 
 def _found(findings: Sequence[Finding]) -> Text:

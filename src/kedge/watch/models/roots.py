@@ -107,7 +107,7 @@ class WantedSites:
         while self._idle and self._paths:
             place, _ = self._idle.popitem()
             near = nearest(self._terms[place], self._paths, self._paths.values())
-            hint = f"; the nearest are {near}" if near else ""
+            hint = f"; the nearest are {near}" if near else "; kedge sites lists their names"
             self._tell(f'"{self.selector.terms[place]}" selects nothing in the models of this program{hint}')
 
 

@@ -20,6 +20,15 @@ def compact(value: float) -> str:
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa
 
 
+def brief(value: float) -> str:
+    """Return a figure with two digits, in at most six characters: ``0.012``, ``4.6``, ``1235``, ``1.2e-7``."""
+    size = abs(value)
+    if 0.00995 <= size < 99.5:
+        power = int(f"{size:.1e}".partition("e")[2])
+        return f"{value:.{max(1 - power, 0)}f}"
+    return f"{value:.0f}" if 99.5 <= size < 9999.5 else compact(value)
+
+
 def thousands(number: int) -> str:
     """Return a short count: ``950``, ``12.3k``, ``4.56M``."""
     for limit, unit in ((1_000, ""), (1_000_000, "k"), (1_000_000_000, "M")):

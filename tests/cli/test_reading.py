@@ -171,8 +171,8 @@ def test_the_report_is_drawn(recorded: Recorded, capsys: pytest.CaptureFixture[s
         "",
         "1 error",
     ]
-    assert "  module         type shape     out course     zero     ✗" in out
-    assert "✗ log            Log  2x5       nan ▄▄✗          0%     1" in out
+    assert "  module         type shape     out course zero     ✗" in out
+    assert "✗ log            Log  2x5       nan ▄▄✗      0%     1" in out
 
 
 def test_a_glob_that_matches_nothing_is_refused(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +180,7 @@ def test_a_glob_that_matches_nothing_is_refused(recorded: Recorded, capsys: pyte
     assert main(["report", str(recorded()), "--sites", "lag"]) == 2
     assert capsys.readouterr() == (
         "",
-        "kedge: no module matches --sites 'lag': the recording has 2 of them; the nearest are log\n",
+        "kedge: no module matches 'lag': the recording has 2 of them; the nearest are \"log\"\n",
     )
 
 

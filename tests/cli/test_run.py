@@ -168,7 +168,7 @@ def test_a_kill_leaves_a_recording(kedge: Kedge, script: Script, tmp_path: Path)
     process.wait()
 
     told = " ".join(running.stdout.split())
-    assert "no end is recorded: the program is running, or was killed; the last sampled step is" in told
+    assert "no end is recorded: the program is running; the last sampled step is" in told
     recording = Recording.open(tmp_path / "it.kedge")
     assert len(recording.steps) >= 45
     assert recording.end is None
@@ -377,9 +377,10 @@ def test_an_interrupted_run_is_finished(kedge: Kedge, script: Script, tmp_path: 
 
 
 def test_sites_that_no_module_has_are_not_taken_for_a_program_without_modules(kedge: Kedge, script: Script) -> None:
-    """Where ``--sites`` names nothing that was called, the last words do not say that nothing was."""
+    """Where ``--sites`` names nothing that was called, that is said at once, and the last words do not say that nothing was."""
     done = kedge("run", "--sites", "nosuch", "-o", "it.kedge", script(TRAIN), "2")
     assert done.stderr == (
+        '[kedge] "nosuch" selects nothing in the models of this program; kedge sites lists their names\n'
         "[kedge] nothing was recorded: modules were called, but no selected site had a value that can be measured; "
         "list the sites with kedge sites\n"
     )

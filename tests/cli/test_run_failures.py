@@ -76,7 +76,7 @@ def test_a_kill_at_any_moment_costs_at_most_one_step(
     assert recording.end is None
     assert main(["check", str(tmp_path / "it.kedge")]) == 0
     assert main(["report", str(tmp_path / "it.kedge")]) == 0
-    assert "no end is recorded" in capsys.readouterr().out
+    assert "no end is recorded: the program was killed" in capsys.readouterr().out
 
 
 def test_a_killed_run_blocks_nobody(server: Server, tmp_path: Path) -> None:

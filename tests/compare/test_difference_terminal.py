@@ -182,3 +182,28 @@ def test_runs_that_share_no_module_have_neither_map_nor_table(kind: str) -> None
         return Recording.build(sites, rows, roots=[], manifest={})
 
     assert "first apart at step 0" in drawn(recording(1.0), recording(3.0))
+
+
+def test_blocks_that_part_alike_share_a_line() -> None:
+    """The first to part stands alone; the others fold where they part in the same step at the same site."""
+    layers = [Layer(f"h.{i}.{part}", "Linear", (8, 8)) for i in range(12) for part in ("attn", "mlp")]
+    factor = later(from_step(1, 1.001, "*.attn:out", "*.mlp:out"), from_step(1, 90.0, "h.7.mlp:out"))
+
+    drawn = lines(story(layers=layers), story(layers=layers, factor=factor), width=120)
+
+    at = next(i for i, line in enumerate(drawn) if line.startswith("module "))
+    table = [line.split()[:2] for line in drawn[at + 1 : drawn.index("", at)]]
+    assert table == [
+        ["h.0.attn", "1"],
+        ["h.0-6,8-11.mlp", "1"],
+        ["h.7.mlp", "1"],
+        ["h.1-11.attn", "1"],
+        ["1", "module"],
+    ]
+
+
+def test_blocks_of_one_side_alone_share_a_name() -> None:
+    """A deeper model has them all at the end."""
+    short, long = ([Layer(f"h.{i}.mlp", "Linear", (8, 8)) for i in range(count)] for count in (2, 9))
+
+    assert "only in B: h.2-8.mlp (Linear)" in drawn(story(layers=short), story(layers=long))

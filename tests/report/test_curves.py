@@ -68,12 +68,12 @@ def test_a_curve_is_drawn_in_blocks(values: list[float], drawn: str) -> None:
 
 
 def test_losses_and_norms_stand_above_the_table() -> None:
-    """From the first value to the last, each on one line; a path that is too long keeps its end."""
+    """From the first value to the last, each on one line; a path that is too long is cut in its middle."""
     stream = io.StringIO()
     deep = {**LOSS, "source": {**LOSS["source"], "file": "a/" * 60 + "train.py"}}
     render(recorded([2.5, 0.25], (deep, ":grad.norm", "fc:out")), [], Console(file=stream, width=80))
     lines = [line for line in stream.getvalue().splitlines() if "→" in line]
-    assert lines[0].startswith("  loss             2.50 → 0.250   █▁  …")
+    assert lines[0].startswith("  loss             2.50 → 0.250   █▁  backward…")
     assert lines[0].endswith("a/train.py:7")
     assert lines[1] == "  gradient norm    2.50 → 0.250   █▁  all gradients of Net"
     assert max(map(len, lines)) <= 80

@@ -43,10 +43,10 @@ def test_nothing_is_drawn_of_one_step_or_without_figures():
     assert [lead_up(evidence) for evidence in (one, none, {}, {"before": None})] == [[], [], [], []]
 
 
-def test_long_names_keep_their_end():
+def test_long_names_are_cut_in_their_middle():
     """Paths of one model begin alike."""
     name = "encoder.layers.11.attention.self.query.projection:out"
 
     (_, line) = lead_up({"before": {"steps": [0, 1], "sites": {name: course(1.0, 1.0)}}})
 
-    assert str(line) == "  …ntion.self.query.projection:out  ▄▄  1.00 → 1.00"
+    assert str(line) == "  encode…self.query.projection:out  ▄▄  1.00 → 1.00"

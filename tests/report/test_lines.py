@@ -11,6 +11,7 @@ from kedge.errors import NoSuchSite
 from kedge.report.module_lines import lines, matching
 from kedge.store.recording import Recording
 
+TYPES = {"mlp": "Linear"}
 PATHS = ["embed", "h.0.attn.q", "h.0.attn", "h.0.mlp", "h.0", "h.10.mlp", "h.10", ""]
 
 
@@ -111,12 +112,17 @@ def test_parameters_alone_have_lines() -> None:
         ("h.**.q", ["h.0.attn.q"]),
         ("**", PATHS),
         ("embed, h.1*", ["embed", "h.10"]),
-        ("**mlp", ["h.0.mlp", "h.10.mlp"]),
+        ("mlp", ["h.0.mlp", "h.10.mlp"]),
+        ("at", ["h.0.attn"]),
+        ("0.ml", ["h.0.mlp"]),
+        ("h.**, !mlp", ["h.0.attn.q", "h.0.attn", "h.0", "h.10"]),
+        (":out", [""]),
+        ("**{Linear}", ["h.0.mlp", "h.10.mlp"]),
     ],
 )
 def test_lines_can_be_chosen_by_path(glob: str, chosen: list[str]) -> None:
     """``*`` stays within a segment, ``**`` crosses any number of them, none included."""
-    known = lines(Recording.build([f"{path}:out" for path in PATHS]))
+    known = lines(Recording.build([{"site": f"{path}:out", "type": TYPES.get(path[-3:], "Net")} for path in PATHS]))
 
     assert [line.path for line in matching(known, glob)] == chosen
 
@@ -126,9 +132,16 @@ def test_lines_can_be_chosen_by_path(glob: str, chosen: list[str]) -> None:
     [
         (
             "h.0.mpl",
-            "no module matches --sites 'h.0.mpl': the recording has 8 of them; the nearest are h.0.mlp, h.10.mlp, h.0",
+            'no module matches \'h.0.mpl\': the recording has 8 of them; the nearest are "h.0.mlp", "h.0"',
         ),
-        ("zzz", "no module matches --sites 'zzz': the recording has 8 of them; try '**' for all of them"),
+        ("*.attn", "no module matches '*.attn': the recording has 8 of them; the nearest are \"**.attn\""),
+        (
+            "h.0-10.mlp",
+            "no module matches 'h.0-10.mlp': the recording has 8 of them; the nearest are \"h.*.mlp\"",
+        ),
+        ("atn", "no module matches 'atn': the recording has 8 of them; the nearest are \"attn\""),
+        ("embed, mpl", "no module matches 'embed, mpl': the recording has 8 of them; the nearest are \"mlp\""),
+        ("zzz", "no module matches 'zzz': the recording has 8 of them; try '**' for all of them"),
     ],
 )
 def test_a_choice_of_nothing_is_an_error(glob: str, message: str) -> None:

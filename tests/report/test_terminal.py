@@ -307,31 +307,81 @@ def test_many_findings_of_one_rule_are_counted() -> None:
     assert len(full[2].splitlines()) == 1 + 7 + 1
 
 
-def deep(count: int) -> Recording:
+def deep(count: int, stem: str = "") -> Recording:
     """Build a recording of many modules."""
-    names = [f"{i}" for i in range(count)]
+    names = [f"{stem}{i}" for i in range(count)]
     return Recording.build([f"{name}:out" for name in names], [row(f"{name}:out", 0, 1.0) for name in names])
 
 
 def test_a_long_model_is_cut_and_says_so() -> None:
     """The first modules and those with findings are shown; what is left out is counted where it is missing."""
-    finding = Finding("ODD", "warning", "70:out", 0, "70:out is odd.")
+    finding = Finding("ODD", "warning", "n70:out", 0, "n70:out is odd.")
 
-    drawn = report(deep(100), [finding], extent=ReportExtent(most=4)).splitlines()
+    drawn = report(deep(100, "n"), [finding], extent=ReportExtent(most=4)).splitlines()
 
-    table = drawn[drawn.index("! warning ODD  70:out, step 0") + 3 : -4]
+    table = drawn[drawn.index("! warning ODD  n70:out, step 0") + 3 : -4]
     assert [line.split()[:3] for line in table] == [
         ["module", "out", "course"],
-        ["0", "1.00", "▄"],
-        ["1", "1.00", "▄"],
-        ["2", "1.00", "▄"],
+        ["n0", "1.00", "▄"],
+        ["n1", "1.00", "▄"],
+        ["n2", "1.00", "▄"],
         ["…", "67", "modules"],
-        ["!", "70", "1.00"],
+        ["!", "n70", "1.00"],
         ["…", "29", "modules"],
         [],
         ["4", "of", "100"],
     ]
-    assert table[-1] == "4 of 100 modules shown: --all shows every one, --sites GLOB those you name"
+    assert table[-1] == "4 of 100 modules shown; --all shows every one, --sites SELECTOR those you name"
+
+
+def blocks(broken: frozenset[str] = frozenset()) -> Recording:
+    """Build a recording of a network of 48 blocks, whose scale grows; some outputs are not finite at the end."""
+    made = [(f"h.{i}.{part}", 1.0 + i / 48) for i in range(48) for part in ("attn", "mlp")]
+    made = [("embed", 3.0), *made[:-1], ("h.47.mlp", 500.0), ("head", 4.0)]
+    places = [{"site": f"{path}:out", "type": path.split(".")[-1], "shape": [8, 4]} for path, _ in made]
+    figures = [
+        row(f"{path}:out", step, math.nan if path in broken and step else scale)
+        for path, scale in made
+        for step in (0, 1)
+    ]
+    return Recording.build(places, figures)
+
+
+def test_blocks_that_are_alike_share_a_line() -> None:
+    """The line has the least and the largest figure; a block with a finding, or far from the others, has its own."""
+    finding = Finding("ODD", "warning", "h.17.attn:out", 0, "it is odd.")
+
+    drawn = report(blocks(), [finding], extent=ReportExtent(most=40)).splitlines()
+
+    table = [line.split()[:-2] for line in drawn[drawn.index("! warning ODD  h.17.attn:out, step 0") + 4 :]]
+    assert table[: table.index([])] == [
+        ["embed", "embed", "8x4", "3.00"],
+        ["h.0-16,18-47.attn", "attn", "8x4", "1.0..2.0"],
+        ["!", "h.17.attn", "attn", "8x4", "1.35"],
+        ["h.0-46.mlp", "mlp", "8x4", "1.0..2.0"],
+        ["h.47.mlp", "mlp", "8x4", "500"],
+        ["head", "head", "8x4", "4.00"],
+    ]
+    assert "98 modules in 6 lines, blocks that are alike in one; --all shows every one" in " ".join(drawn)
+    assert "h.0-47: all these blocks" in " ".join(drawn)
+
+
+def test_blocks_with_values_that_are_not_finite_do_not_hide_among_the_others() -> None:
+    """They fold among themselves, and the figure says so."""
+    drawn = report(blocks(frozenset(f"h.{i}.mlp" for i in range(30, 47))), extent=ReportExtent(most=40))
+
+    lines = [line.split()[:4] for line in drawn.splitlines() if ".mlp" in line]
+    assert lines == [
+        ["h.0-29.mlp", "mlp", "8x4", "1.0..1.6"],
+        ["h.30-46.mlp", "mlp", "8x4", "nan"],
+        ["h.47.mlp", "mlp", "8x4", "500"],
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_a_folded_table_fits(width: int) -> None:
+    """Spreads take more room than figures; what does not fit is left out."""
+    assert max(map(len, report(blocks(), width=width).splitlines())) <= width
 
 
 def test_all_or_chosen_modules_can_be_shown() -> None:
@@ -352,14 +402,14 @@ def test_a_glob_without_a_match_draws_nothing() -> None:
     assert stream.getvalue() == ""
 
 
-def test_a_long_path_keeps_its_end() -> None:
-    """The last segments of a path tell more than the first."""
+def test_a_long_path_is_cut_in_its_middle() -> None:
+    """The last segments of a path tell more than the first, and the first are not lost."""
     path = ".".join(f"block{i}" for i in range(30)) + ".attention.out"
     recording = Recording.build([f"{path}:out"], [row(f"{path}:out", 0, 1.0)])
 
     line = next(line for line in report(recording, width=80).splitlines() if "attention" in line)
 
-    assert line.startswith("  …")
+    assert line.startswith("  block0.bloc….")
     assert line.split()[0].endswith("block29.attention.out")
     assert len(line) <= 80
 

@@ -43,8 +43,8 @@ class ReportCommand:
         add_recording(parser)
         parser.add_argument(
             "--sites",
-            metavar="GLOB",
-            help="only modules with these paths: * is one segment, ** any number; separate several by commas",
+            metavar="SELECTOR",
+            help="only the modules that this selects, such as 'encoder.**' or '**{Linear}'; attn means '**.attn*'",
         )
         parser.add_argument(
             "--all", action="store_true", help=f"list every module, not only {MOST_MODULES} and those with findings"
@@ -72,6 +72,7 @@ class ReportCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Print or write the report."""
+        from kedge.report.head import is_written
         from kedge.report.page.redact import shareable
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
@@ -87,11 +88,16 @@ class ReportCommand:
             _draw_saved(recording, everything=args.all)
             return 0
         if args.html:
+            written = is_written(recording)
             recording = shareable(recording, source=not args.no_source)
         with progress("judging"):
             findings = check(recording, rules)
         if args.html:
-            _write(recording, findings, args, rules)
+            from kedge.report.page.render import render_page
+
+            with progress("drawing the page"):
+                page = render_page(recording, findings, rules, written=written)
+            _write(args, page)
         elif args.json:
             _print_json(recording, findings, args, rules)
         else:
@@ -146,12 +152,8 @@ def _print_json(
     print_json(reported(args.recording, recording, judgement_of(recording, findings, rules), chosen))
 
 
-def _write(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace, rules: Sequence[Rule]) -> None:
-    from kedge.report.page.render import render_page
-
+def _write(args: argparse.Namespace, page: str) -> None:
     file = Path(args.output) if args.output else _beside(Path(args.recording))
-    with progress(f"drawing {file}"):
-        page = render_page(recording, findings, rules)
     write_page(file, page)
 
 

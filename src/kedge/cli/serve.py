@@ -33,6 +33,7 @@ class ServeCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Serve the page until Ctrl-C."""
+        from kedge.report.head import is_written
         from kedge.report.page.document import condense
         from kedge.report.page.live import News, running
         from kedge.report.page.redact import shareable
@@ -45,7 +46,7 @@ class ServeCommand:
 
         def condensed(recording: Recording) -> Document:
             shown = shareable(recording, source=not args.no_source)
-            return condense(shown, check(shown, rules), rules)
+            return condense(shown, check(shown, rules), rules, written=is_written(recording))
 
         name = recording_named(args.recording)
         follower = Follower(name)

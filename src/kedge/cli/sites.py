@@ -44,6 +44,11 @@ class SitesCommand:
         )
         parser.add_argument("--ops", action="store_true", help=ops)
         parser.add_argument("--json", action="store_true", help="print a list of objects, one for each model")
+        parser.add_argument(
+            "--all",
+            action="store_true",
+            help="give every module a line of its own; by default blocks that are alike share one",
+        )
         add_program(parser)
 
     def run(self, args: argparse.Namespace) -> int | Ending:
@@ -60,7 +65,7 @@ class SitesCommand:
         make_writable()
         if args.json:
             return _print_documents(watching.watch, ending)
-        tables = list(_tables(watching.watch, held))
+        tables = list(_tables(watching.watch, held, folded=not args.all))
         if not tables:
             messenger()(
                 _NOTHING if isinstance(held, ModelListings) else f"{_NOTHING}; with --ops, its operations are listed"
@@ -136,7 +141,7 @@ class ModelListings(list[Any]):
         listing.add(model, begun=True)
 
 
-def _tables(watch: Watcher | None, held: list[Any]) -> Iterator[str]:
+def _tables(watch: Watcher | None, held: list[Any], *, folded: bool) -> Iterator[str]:
     if watch is None:  # the program has not imported torch, and so Kedge has not
         return
     from kedge.sites.table import Sites, sites
@@ -146,13 +151,13 @@ def _tables(watch: Watcher | None, held: list[Any]) -> Iterator[str]:
         prefix = f", recorded as {root.prefix}.*" if root.prefix else ""
         head = f"{root.types['']} ({counted(root.parameters, 'parameter')}{prefix})"
         if model is not None:
-            yield f"{head}\n\n{sites(model)}"
+            yield f"{head}\n\n{sites(model).table(folded=folded)}"
             if isinstance(held, ModelListings) and id(model) in held.operations:
                 listing = held.operations[id(model)]
                 listing.session.end(quiet=True)
                 yield str(listing.operations())
         elif rows := tuple(_loose(watch, root)):
-            yield f"{head}\n\n{Sites(rows)}"
+            yield f"{head}\n\n{Sites(rows).table(folded=folded)}"
     alone = held.alone if isinstance(held, ModelListings) and not held else None
     if alone is not None and (listed := alone.operations()):
         yield f"operations outside of modules, with statistics of their results\n\n{listed}"

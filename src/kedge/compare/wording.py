@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from kedge.compare.alignment.modules import RecordedModule
 from kedge.numbers import listed
+from kedge.sites.folding import Folding
 
 #: The number of modules that are named before the rest is counted.
 NAMED = 3
@@ -18,7 +19,13 @@ def text_of_shape(shape: Sequence[int]) -> str:
 
 def names_of_modules(modules: Sequence[RecordedModule]) -> str:
     """Return the names of some modules with their types."""
-    return listed([name_of_module(module) for module in modules], NAMED)
+    return listed(folded_modules(modules), NAMED)
+
+
+def folded_modules(modules: Sequence[RecordedModule]) -> list[str]:
+    """Return the names of modules with their types; those of one type whose paths differ only in numbers share a name."""
+    folds = Folding[RecordedModule](lambda module: module.label, lambda module: module.type).fold(modules)
+    return [f"{one.name} ({one.members[0].type})" if one.folded else name_of_module(one.members[0]) for one in folds]
 
 
 def name_of_module(module: RecordedModule) -> str:

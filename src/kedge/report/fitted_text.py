@@ -25,18 +25,22 @@ def print_paragraph(text: Text, console: Console, indent: int = 0) -> None:
 
 
 def fit(content: str | Text, width: int, *, right: bool) -> Text:
-    """Return a text of exactly this width, filled with spaces or cut with an ellipsis."""
+    """Return a text of exactly this width, filled with spaces or cut in its middle."""
     text = content.copy() if isinstance(content, Text) else Text(content)
     if text.cell_len > width:
-        text.truncate(width, overflow="ellipsis")
+        text = Text(cut(text.plain, width), text.style)
+        text.truncate(width)  # characters may be two cells wide
     pad = text.pad_left if right else text.pad_right
     pad(width - text.cell_len)
     return text
 
 
-def tail(label: str, width: int) -> str:
-    """Return a name cut to a width at its beginning, where paths differ least."""
-    return label if len(label) <= width else "…" + label[len(label) - width + 1 :]
+def cut(name: str, width: int) -> str:
+    """Return a name cut to a width in its middle; most of its end is kept, where paths differ most."""
+    if len(name) <= width:
+        return name
+    start = min(max(width // 5, 4), width // 2)
+    return f"{name[:start]}…{name[len(name) - (width - start - 1) :]}" if width > 1 else "…"[:width]
 
 
 def joined(cells: Sequence[str | Text], style: str = "") -> Text:

@@ -9,9 +9,11 @@ from typing import Any
 
 from rich.text import Text
 
+from kedge.errors import BeingWritten, RecordingError
 from kedge.json_input.reading import visible
 from kedge.numbers import counted, listed, percent, seconds
 from kedge.store.recording import Recording
+from kedge.store.writing.lock import LOCK, check_written
 
 #: The name of a program that its recording does not name.
 UNNAMED = "a program without a name"
@@ -22,6 +24,19 @@ def command_of(manifest: Mapping[str, Any]) -> str:
     """Return the command of a run, or its script; empty if neither is known."""
     command = manifest.get("command")
     return visible(shlex.join(map(str, command)) if command else str(manifest.get("script") or ""))
+
+
+def is_written(recording: Recording) -> bool | None:
+    """Whether a process still writes a recording; None if it has an end, or if that cannot be known."""
+    if recording.end is not None or not (recording.path / LOCK).exists():
+        return None
+    try:
+        check_written(recording.path)
+    except BeingWritten:
+        return True
+    except RecordingError:
+        return None
+    return False
 
 
 def head(recording: Recording) -> Iterator[Text]:
@@ -97,7 +112,8 @@ def _troubles(recording: Recording) -> Iterator[Text]:
         yield Text("the last step was cut off while it was written, and is left out", "yellow")
     if end is None:
         last = f"; the last sampled step is {sampled[-1]}" if len(sampled) else ""
-        yield Text(f"no end is recorded: the program is running, or was killed{last}", "yellow")
+        what = {True: "is running", False: "was killed", None: "is running, or was killed"}[is_written(recording)]
+        yield Text(f"no end is recorded: the program {what}{last}", "yellow")
     elif end.get("error"):
         yield Text(f"ended with exit status {end.get('exit')}: {end['error']}", "bold red")
     elif end.get("exit"):

@@ -9,10 +9,10 @@ import numpy as np
 from rich.text import Text
 
 from kedge.numbers import compact
-from kedge.report.fitted_text import tail
+from kedge.report.fitted_text import cut
 from kedge.report.sparkline import GAP, ScaleSeries, sparkline
 
-#: Longer names are cut at their beginning.
+#: Longer names are cut in their middle.
 NAME = 32
 
 
@@ -26,7 +26,7 @@ def lead_up(evidence: Mapping[str, Any]) -> list[Text]:
     steps, sites = before.get("steps", ()), before.get("sites", {})
     if len(steps) < 2 or not any(_measured(course) for course in sites.values()):
         return []
-    names = [tail(name, NAME) for name in sites]
+    names = [cut(name, NAME) for name in sites]
     width = max(map(len, names))
     lines = [_line(name.ljust(width), course) for name, course in zip(names, sites.values(), strict=True)]
     head = Text(f"rms in steps {steps[0]:,} to {steps[-1]:,}", "dim")

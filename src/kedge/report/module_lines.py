@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import math
-import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
 from kedge.errors import NoSuchSite
-from kedge.report.sparkline import ScaleSeries, scale_series
+from kedge.report.sparkline import ScaleSeries, median_series, scale_series
+from kedge.rules.rule import Finding
+from kedge.sites.filters import SiteFilter, nearest
+from kedge.sites.folding import Folding, outliers
 from kedge.sites.site import escape
 from kedge.store.recording import Recording, SiteInfo
 
@@ -36,16 +37,19 @@ class ModuleLine:
     parameters: dict[str, list[SiteInfo]] = field(default_factory=dict)
 
     @property
+    def all_sites(self) -> list[SiteInfo]:
+        """All its sites, those of its parameters last."""
+        return [*self.sites.values(), *(site for sites in self.parameters.values() for site in sites)]
+
+    @property
     def texts(self) -> set[str]:
         """The texts of all sites of this line."""
-        owned = [site for sites in self.parameters.values() for site in sites]
-        return {site.site for site in [*self.sites.values(), *owned]}
+        return {site.site for site in self.all_sites}
 
     @property
     def type(self) -> str:
         """The module's class."""
-        known = [*self.sites.values(), *(site for sites in self.parameters.values() for site in sites)]
-        return next((site.type for site in known if site.type), "")
+        return next((site.type for site in self.all_sites if site.type), "")
 
     @property
     def shape(self) -> str:
@@ -71,7 +75,7 @@ class ModuleLine:
         site = self.sites.get("out.grad") or (own[0] if own and "out" not in self.sites else None)
         return scale_series(self.recording, site) if site else None
 
-    @property
+    @cached_property
     def update(self) -> float | None:
         """The newest ratio of the update of its largest parameter to that parameter."""
         changes, values = self.parameters.get("update", []), self.parameters.get("param", [])
@@ -82,7 +86,7 @@ class ModuleLine:
         known = ratio[np.isfinite(ratio)]
         return float(known[-1]) if len(known) else None
 
-    @property
+    @cached_property
     def zero(self) -> float | None:
         """The newest share of exact zeros in its output."""
         if "out" not in self.sites:
@@ -95,6 +99,106 @@ class ModuleLine:
     def broken(self) -> int:
         """The number of steps with a non-finite output, or with a non-finite gradient if those are more."""
         return max(series.broken_steps if series else 0 for series in (self.out, self.gradient))
+
+    def newest(self, figure: str) -> list[float]:
+        """Return the newest value of a figure, one of `FIGURES`; a folded line has one for each of its modules."""
+        value = getattr(self, figure)
+        value = value.last if isinstance(value, ScaleSeries) else value
+        return [] if value is None else [value]
+
+    @property
+    def structure(self) -> Hashable:
+        """What lines must have in common to fold: type, shapes, dtypes and kinds of their sites."""
+        return tuple((site.kind, site.type, site.shape, site.dtype) for site in self.all_sites)
+
+
+FIGURES = ("out", "gradient", "update", "zero")
+"""The figures of a line."""
+
+
+class FoldedLine(ModuleLine):
+    """Modules whose paths differ only in numbers, as one line; its figures are the medians of theirs.
+
+    Attributes:
+        members: Their lines.
+    """
+
+    def __init__(self, label: str, members: Sequence[ModuleLine]) -> None:
+        first = members[0]
+        super().__init__(label, first.path, first.recording, first.sites, first.parameters)
+        self.members = tuple(members)
+
+    @property
+    def texts(self) -> set[str]:
+        """The texts of all sites of its modules."""
+        return set().union(*(line.texts for line in self.members))
+
+    @property
+    def size(self) -> int:
+        """The number of parameters of all its modules."""
+        return sum(line.size for line in self.members)
+
+    @cached_property
+    def out(self) -> ScaleSeries | None:
+        """The median scale of the outputs over the steps."""
+        return median_series([line.out for line in self.members if line.out is not None])
+
+    @cached_property
+    def gradient(self) -> ScaleSeries | None:
+        """The median scale of the gradients over the steps."""
+        return median_series([line.gradient for line in self.members if line.gradient is not None])
+
+    @cached_property
+    def update(self) -> float | None:
+        """The median of the newest ratios of updates."""
+        return _median(self.newest("update"))
+
+    @cached_property
+    def zero(self) -> float | None:
+        """The median of the newest shares of exact zeros."""
+        return _median(self.newest("zero"))
+
+    def newest(self, figure: str) -> list[float]:
+        """Return the newest value of a figure for each of its modules that has one."""
+        return [value for line in self.members for value in line.newest(figure)]
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None
+
+
+def folded(made: Sequence[ModuleLine], findings: Sequence[Finding] = ()) -> list[ModuleLine]:
+    """Return the lines of a long table, folded: see Note [What folds].
+
+    Args:
+        made: The lines.
+        findings: The findings; only lines with the same ones fold.
+    """
+    codes: dict[str, set[str]] = {}
+    for finding in findings:
+        codes.setdefault(finding.site, set()).add(finding.code)
+
+    def state(line: ModuleLine) -> Hashable:
+        return line.broken > 0, frozenset(code for text in line.texts for code in codes.get(text, ()))
+
+    folds = Folding(lambda line: line.label, lambda line: line.structure, state, _outlying).shown(made)
+    return [FoldedLine(one.name, one.members) if one.folded else one.members[0] for one in folds]
+
+
+def _outlying(group: Sequence[ModuleLine]) -> set[int]:
+    """Return the places of the lines with a figure that is far from that of the others."""
+    found: set[int] = set()
+    for figure in FIGURES:
+        found |= set(outliers([_last_finite(getattr(line, figure)) for line in group], share=figure == "zero"))
+    return found
+
+
+def _last_finite(figure: ScaleSeries | float | None) -> float | None:
+    """Return the newest finite value of a figure: what comes after a NaN tells no blocks apart."""
+    if not isinstance(figure, ScaleSeries):
+        return figure
+    known = figure.rms[np.isfinite(figure.rms)]
+    return float(known[-1]) if len(known) else None
 
 
 def _ratio(recording: Recording, change: SiteInfo, value: SiteInfo) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -157,29 +261,22 @@ class _Making:
         return line
 
 
-def matching(all_lines: Sequence[ModuleLine], glob: str) -> tuple[ModuleLine, ...]:
-    """Return the lines whose module's path matches.
+def matching(all_lines: Sequence[ModuleLine], text: str) -> tuple[ModuleLine, ...]:
+    """Return the lines of the modules that a filter selects.
 
     Args:
         all_lines: The lines to choose from.
-        glob: Patterns separated by commas: ``*`` is one segment of a path or a part of one,
-            ``**`` any number, ``?`` one character.
+        text: A text of the site language; see Note [Words] in `kedge.sites.filters`.
 
     Raises:
         NoSuchSite: No module has such a path.
+        SelectorError: The text cannot be read.
     """
-    patterns = [re.compile(_regex(part.strip().removesuffix(":out"))) for part in glob.split(",")]
-    chosen = tuple(line for line in all_lines if any(pattern.fullmatch(line.path) for pattern in patterns))
-    if not chosen:
-        near = difflib.get_close_matches(glob, [line.path for line in all_lines], n=3, cutoff=0.4)
-        hint = f"the nearest are {', '.join(near)}" if near else "try '**' for all of them"
-        raise NoSuchSite(f"no module matches --sites {glob!r}: the recording has {len(all_lines)} of them; {hint}")
-    return chosen
-
-
-def _regex(glob: str) -> str:
-    pieces = re.findall(r"\*\*\.?|\.\*\*$|.", glob)
-    return "".join(_GLOB.get(piece, re.escape(piece)) for piece in pieces)
-
-
-_GLOB = {"**": ".*", "**.": r"(?:.*\.)?", ".**": r"(?:\..*)?", "*": "[^.]*", "?": "[^.]"}
+    paths = {path for line in all_lines for path in (line.path, *(site.path for site in line.all_sites))}
+    chosen, sites = SiteFilter(text, paths), [site for line in all_lines for site in line.all_sites]
+    idle = chosen.idle(sites)
+    if idle is not None:
+        near = nearest(idle, paths, (site.type for site in sites))
+        hint = f"the nearest are {near}" if near else "try '**' for all of them"
+        raise NoSuchSite(f"no module matches {text!r}: the recording has {len(all_lines)} of them; {hint}")
+    return tuple(line for line in all_lines if any(map(chosen.chooses, line.all_sites)))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isfinite
 
 from rich.text import Text
 
-from kedge.numbers import compact, thousands
-from kedge.report.fitted_text import fit, joined, tail
-from kedge.report.module_lines import ModuleLine
+from kedge.numbers import brief, compact, thousands
+from kedge.report.fitted_text import fit, joined
+from kedge.report.module_lines import FoldedLine, ModuleLine
 from kedge.report.sparkline import NOT_FINITE, ScaleSeries, sparkline
 
 BAD = "bold red"
@@ -64,20 +64,26 @@ def columns(shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[
     """
     figures = _figures(shown)
     courses = [("over the steps", flow) for flow in ("out", "gradient") if any(getattr(line, flow) for line in shown)]
-    free = width - 2 - sum(column.width + 1 for column in figures.values()) - len(courses)
     longest = max([len(line.label) for line in shown], default=0)
     least_label = min(max(longest, LEAST_LABEL), 24)
+    least_course = max(len("course"), min(steps, LEAST_COURSE))
     least = least_label + len(courses) * min(max(steps, LEAST_COURSE), 14)
+    for spare in ("zero", "update"):  # spreads may take more room than there is
+        if _free(width, figures, courses) < least_label + len(courses) * least_course:
+            figures.pop(spare, None)
+    free = _free(width, figures, courses)
     details = []
     for column in _details(shown, widest_type=12 if width < 120 else 24):
-        if free - column.width - 1 >= least:
+        if free - column.width - 1 >= max(least, min(longest, MOST_LABEL) + len(courses) * least_course):
             details.append(column)
             free -= column.width + 1
-    course_width = max(LEAST_COURSE, min(steps, MOST_COURSE, (free - least_label) // max(len(courses), 1)))
+    course_width = max(least_course, min(steps, MOST_COURSE, (free - least_label) // max(len(courses), 1)))
+    if any(isinstance(line, FoldedLine) for line in shown):  # its name has more to say
+        course_width = max(least_course, min(course_width, (free - longest) // max(len(courses), 1)))
     label_width = max(LEAST_LABEL, min(longest, MOST_LABEL, free - len(courses) * course_width))
     chosen = [
         TableColumn("", 1, lambda line: marks.get(line.label, Text(""))),
-        TableColumn("module", label_width, lambda line: tail(line.label, label_width)),
+        TableColumn("module", label_width, lambda line: line.label),
         *details,
     ]
     for name, column in figures.items():
@@ -85,6 +91,10 @@ def columns(shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[
         if name in ("out", "gradient"):
             chosen.append(TableColumn("course", course_width, partial(_series, flow=name, width=course_width)))
     return chosen
+
+
+def _free(width: int, figures: Mapping[str, TableColumn], courses: Sequence[tuple[str, str]]) -> int:
+    return width - 2 - sum(column.width + 1 for column in figures.values()) - len(courses)
 
 
 def _figures(shown: Sequence[ModuleLine]) -> dict[str, TableColumn]:
@@ -96,7 +106,13 @@ def _figures(shown: Sequence[ModuleLine]) -> dict[str, TableColumn]:
         ("zero", _ZERO, lambda line: line.zero is not None),
         ("broken", BROKEN, lambda line: line.broken > 0),
     ]
-    return {name: column for name, column, said in made if any(said(line) for line in shown)}
+    return {name: wide_enough(column, shown) for name, column, said in made if any(said(line) for line in shown)}
+
+
+def wide_enough(column: TableColumn, shown: Sequence[ModuleLine]) -> TableColumn:
+    """Return a column that has room for the spreads of folded lines."""
+    spreads = [column.cell(line) for line in shown if isinstance(line, FoldedLine)]
+    return replace(column, width=max([column.width, *(len(cell) for cell in spreads)]))
 
 
 def _details(shown: Sequence[ModuleLine], widest_type: int) -> list[TableColumn]:
@@ -112,20 +128,18 @@ def _details(shown: Sequence[ModuleLine], widest_type: int) -> list[TableColumn]
     return [column for column, some in zip(made, present, strict=True) if some]
 
 
-def _newest(series: ScaleSeries | None) -> Text:
-    """Return the cell of the newest value of a series."""
-    return _figure(series.last if series else None)
-
-
-def _figure(value: float | None) -> Text:
-    """Return the cell of a number; a dash where there is none."""
-    if value is None:
+def spread(values: Sequence[float], *, share: bool = False) -> Text:
+    """Return the cell of a figure: its value, or the least and the largest of several; a dash without one."""
+    if not values:
         return Text("-", FAINT)
-    return Text(compact(value), "" if isfinite(value) else BAD)
-
-
-def _share(value: float | None) -> Text:
-    return Text("-", FAINT) if value is None else Text(f"{value:.0%}")
+    finite = [value for value in values if isfinite(value)]
+    ends = [min(finite), max(finite)] if finite else []
+    ends += [value for value in values if not isfinite(value)][:1]
+    said = [f"{value:.0%}" if share else compact(value) if len(values) == 1 else brief(value) for value in ends]
+    if said[0] == said[-1]:
+        said = said[:1] if share else [compact(ends[0])]
+    text = said[0] if len(said) == 1 else f"{said[0].removesuffix('%')}..{said[-1]}"
+    return Text(text, "" if len(finite) == len(values) else BAD)
 
 
 def _broken_steps(line: ModuleLine) -> Text:
@@ -133,11 +147,11 @@ def _broken_steps(line: ModuleLine) -> Text:
     return Text(str(line.broken), BAD) if line.broken else Text("")
 
 
-OUT = TableColumn("out", 7, lambda line: _newest(line.out), right=True)
-GRADIENT = TableColumn("grad", 7, lambda line: _newest(line.gradient), right=True)
-UPDATE = TableColumn("update", 7, lambda line: _figure(line.update), right=True)
+OUT = TableColumn("out", 7, lambda line: spread(line.newest("out")), right=True)
+GRADIENT = TableColumn("grad", 7, lambda line: spread(line.newest("gradient")), right=True)
+UPDATE = TableColumn("update", 7, lambda line: spread(line.newest("update")), right=True)
 BROKEN = TableColumn(NOT_FINITE, 5, _broken_steps, right=True)
-_ZERO = TableColumn("zero", 4, lambda line: _share(line.zero), right=True)
+_ZERO = TableColumn("zero", 4, lambda line: spread(line.newest("zero"), share=True), right=True)
 
 
 def over_steps(series: ScaleSeries | None, width: int, style: str) -> Text:

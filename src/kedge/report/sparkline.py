@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +57,19 @@ def _last(rms: NDArray[np.float64], bad: NDArray[np.bool_]) -> float | None:
     if len(bad) and bad[-1]:
         return float("inf") if len(rms) and np.isinf(rms[-1]) else float("nan")
     return float(present[-1]) if len(present) else None
+
+
+def median_series(several: Sequence[ScaleSeries]) -> ScaleSeries | None:
+    """Return the median scale of several sites in each step; None without a site."""
+    if not several:
+        return None
+    with warnings.catch_warnings(action="ignore"):  # of a step in which none has a value
+        rms = np.nanmedian([series.rms for series in several], axis=0)
+    broken = np.logical_or.reduce([series.broken for series in several])
+    newest = [series.last for series in several if series.last is not None]
+    last = float(np.median(newest)) if newest else None
+    most = max(series.broken_steps for series in several)
+    return ScaleSeries(rms, broken, last, most, any(series.since for series in several))
 
 
 def sparkline(series: ScaleSeries, width: int) -> str:

@@ -14,9 +14,9 @@ from rich.text import Text
 from kedge.numbers import compact, counted
 from kedge.report.curves import curves_of
 from kedge.report.findings import MARKS, STYLES, render_findings
-from kedge.report.fitted_text import print_paragraph, tail
+from kedge.report.fitted_text import cut, print_paragraph
 from kedge.report.head import head
-from kedge.report.module_lines import ModuleLine, lines, matching
+from kedge.report.module_lines import FoldedLine, ModuleLine, folded, lines, matching
 from kedge.report.module_table import BAD, columns, drawn, header
 from kedge.report.sparkline import NOT_FINITE
 from kedge.report.verdict import advice, left_open, tally, verdict
@@ -27,6 +27,10 @@ from kedge.store.recording import Recording
 PLAIN_WIDTH = 100
 NARROWEST, WIDEST = 80, 200
 _MOST_CURVES, _CURVE_WIDTH = 6, 25
+_FOLDED = (
+    " h.0-47: all these blocks; a figure such as 1.2..3.4 is the least and the largest of them, the course their median. "
+    "A block with a finding, or far from the others, has a line of its own."
+)
 
 
 @dataclass(frozen=True)
@@ -86,9 +90,10 @@ def render(
     if not chosen or not len(recording.steps):
         console.print(_nothing(recording))
         return
-    _render_table(chosen, findings, console, extent)
+    made = list(chosen) if extent.most is None else folded(chosen, findings)
+    _render_table(made, len(chosen), marks_of(made, findings), console, extent.most)
     console.print()
-    print_paragraph(_legend(recording, chosen), console)
+    print_paragraph(_legend(recording, made), console)
 
 
 def _render_verdict(judgement: Judgement, console: Console, extent: ReportExtent) -> None:
@@ -117,7 +122,7 @@ def _render_curves(recording: Recording, console: Console) -> None:
         ends = f"{compact(curve.values[0]):>7} → {compact(curve.values[-1]):<7}"
         text = Text(f"  {curve.title:13} {ends} ").append(curve.drawn(_CURVE_WIDTH), "cyan")
         text.highlight_regex(f"{NOT_FINITE}+", BAD)
-        text.append(f"  {tail(curve.label, console.width - text.cell_len - 2)}", "dim")
+        text.append(f"  {cut(curve.label, console.width - text.cell_len - 2)}", "dim")
         console.print(text)
     if len(found) > _MOST_CURVES:
         console.print(Text(f"  … {counted(len(found) - _MOST_CURVES, 'curve')} more on the page (--html)", "dim"))
@@ -134,22 +139,29 @@ def _nothing(recording: Recording) -> Text:
 
 
 def _render_table(
-    chosen: Sequence[ModuleLine], findings: Sequence[Finding], console: Console, extent: ReportExtent
+    made: Sequence[ModuleLine], modules: int, marks: dict[str, Text], console: Console, most: int | None
 ) -> None:
-    marks = marks_of(chosen, findings)
-    shown = _chosen_lines(chosen, marks, extent.most)
-    steps = len(chosen[0].recording.steps)
-    layout = columns([chosen[i] for i in shown], steps, console.width, marks)
+    shown = _chosen_lines(made, marks, most)
+    steps = len(made[0].recording.steps)
+    layout = columns([made[i] for i in shown], steps, console.width, marks)
     console.print(header(layout))
-    for left_out, index in _with_gaps(shown, len(chosen)):
+    for left_out, index in _with_gaps(shown, len(made)):
         if left_out:
-            console.print(Text(f"  … {counted(left_out, 'module')} left out", "dim"))
+            console.print(Text(f"  … {counted(left_out, 'line' if len(made) < modules else 'module')} left out", "dim"))
         if index is not None:
-            console.print(drawn(chosen[index], layout))
-    if len(shown) < len(chosen):
+            console.print(drawn(made[index], layout))
+    for amount in _amounts(made, shown, modules):
         console.print()
-        amount = f"{len(shown):,} of {counted(len(chosen), 'module')} shown"
-        console.print(f"{amount}: --all shows every one, --sites GLOB those you name")
+        print_paragraph(Text(f"{amount}; --all shows every one, --sites SELECTOR those you name"), console)
+
+
+def _amounts(made: Sequence[ModuleLine], shown: Sequence[int], modules: int) -> Iterator[str]:
+    """Yield the numbers of modules and of lines, if some modules have no line of their own."""
+    if len(made) < modules:
+        amount = f"{counted(modules, 'module')} in {counted(len(made), 'line')}, blocks that are alike in one"
+        yield amount + (f"; {len(shown):,} of the lines are shown" if len(shown) < len(made) else "")
+    elif len(shown) < len(made):
+        yield f"{len(shown):,} of {counted(len(made), 'module')} shown"
 
 
 def marks_of(chosen: Sequence[ModuleLine], findings: Sequence[Finding]) -> dict[str, Text]:
@@ -182,14 +194,16 @@ def _with_gaps(shown: Sequence[int], total: int) -> Iterator[tuple[int, int | No
     yield total - after, None
 
 
-def _legend(recording: Recording, chosen: Sequence[ModuleLine]) -> Text:
+def _legend(recording: Recording, made: Sequence[ModuleLine]) -> Text:
     first, last = int(recording.steps[0]), int(recording.steps[-1])
-    since = any(series.since for line in chosen for series in (line.out, line.gradient) if series)
+    since = any(series.since for line in made for series in (line.out, line.gradient) if series)
+    several = any(isinstance(line, FoldedLine) for line in made)
     return Text(
         f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last sampled one"
         f"{'; nan, inf: non-finite in a later step' if since else ''}. "
         f"course: steps {first} to {last}, each line on a logarithmic scale of its own; "
         "✗ non-finite values, 0 only zeros. "
-        "update: the change of a parameter in a step, relative to it. zero: share of exact zeros.",
+        "update: the change of a parameter in a step, relative to it. zero: share of exact zeros."
+        f"{_FOLDED if several else ''}",
         "dim",
     )

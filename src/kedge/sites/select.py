@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from kedge import notebook
 from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
+from kedge.sites.folding import Folding
 from kedge.sites.language import Term, means_op, parse
 from kedge.sites.site import (
     MODULE_KINDS,
@@ -178,17 +179,20 @@ class Selection:
         return (p.site for p in self.places)
 
     def __str__(self) -> str:
-        """One line a site, with the type of its module."""
-        width = max(len(str(s)) for s in self)
-        lines = [f"{p.site!s:{width}}  {type(p.module).__name__}" for p in self.places]
+        """One line a site, with the type of its module; of many, those of blocks that are alike share one."""
+        rows = self._rows()
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{name:{width}}  {kind}" for name, kind in rows]
         return "\n".join([f'"{self.selector}" stands for {len(self)} sites:', *lines])
 
     def _repr_html_(self) -> str:
         """The sites for a notebook."""
-        rows = [(place.site, type(place.module).__name__) for place in self.places]
-        return notebook.table(
-            ("site", "type"), rows, title=f'"{self.selector}" stands for {len(self)} sites', align="mm"
-        )
+        title = f'"{self.selector}" stands for {len(self)} sites'
+        return notebook.table(("site", "type"), self._rows(), title=title, align="mm")
+
+    def _rows(self) -> list[tuple[str, str]]:
+        folding = Folding[SitePlace](lambda place: str(place.site), lambda place: type(place.module).__name__)
+        return [(one.name, type(one.members[0].module).__name__) for one in folding.shown(self.places)]
 
 
 _T = TypeVar("_T")

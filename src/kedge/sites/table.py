@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from kedge import notebook
+from kedge.sites.folding import Folding
 from kedge.sites.select import ModelLayout, runs
 from kedge.sites.site import MODULE_KINDS, PARAM_KINDS
 
@@ -56,16 +57,29 @@ class Sites:
         raise KeyError(f'no module or parameter is called "{path}"')
 
     def __str__(self) -> str:
-        """A table: path, type, and the kinds of sites there."""
-        lines = [("path", "type", "sites")]
-        lines += [(row.path or '""', _type(row), _kinds(row)) for row in self.rows]
+        """A table: path, type, and the kinds of sites there; in a long one, blocks that are alike share their lines."""
+        return self.table()
+
+    def table(self, *, folded: bool = True) -> str:
+        """Return the table as text.
+
+        Args:
+            folded: Whether blocks that are alike share their lines in a long table.
+        """
+        lines = [("path", "type", "sites"), *self._lines(folded=folded)]
         widths = [max(len(line[i]) for line in lines) for i in (0, 1)]
         return "\n".join(f"{p:{widths[0]}}  {t:{widths[1]}}  {k}".rstrip() for p, t, k in lines)
 
     def _repr_html_(self) -> str:
         """The table for a notebook."""
-        rows = [(row.path or '""', _type(row), _kinds(row)) for row in self.rows]
-        return notebook.table(("path", "type", "sites"), rows, align="mmm")
+        return notebook.table(("path", "type", "sites"), self._lines(folded=True), align="mmm")
+
+    def _lines(self, *, folded: bool) -> list[tuple[str, str, str]]:
+        folds = _FOLDING.shown(self.rows) if folded else _FOLDING.each(self.rows)
+        return [(one.name or '""', _type(one.members[0]), _kinds(one.members[0])) for one in folds]
+
+
+_FOLDING = Folding[SiteRow](lambda row: row.path, lambda row: (row.type, row.shape, row.kinds, row.also, row.trainable))
 
 
 def _type(row: SiteRow) -> str:

@@ -21,12 +21,14 @@ from kedge.actions.measure.meter import Meter
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.sites.select import Selector
 from kedge.sites.spread import averaged_over
+from kedge.stderr import messenger
 from kedge.torch_internals import dynamo
 from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import Optimizers
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
+from kedge.watch.models.roots import WantedSites
 from kedge.watch.optimizer_hooks import OptimizerHooks
 from kedge.watch.records.record import TrainingRecord
 from kedge.watch.records.writer import StepSink
@@ -62,7 +64,7 @@ class Watcher:
         self.budget.spacing.others = optimizers.until_own
         self.steps = Steps(optimizers, self.budget)
         self.session = WatchSession(self.steps)
-        self.models = Models(self.session, meter, Selector(sites), places)
+        self.models = Models(self.session, meter, WantedSites(Selector(sites), messenger()), places)
         self.record = TrainingRecord(log, meter, self.models, optimizers, self.step)
         self.costs.others = lambda: self.record.first_step.seconds
         self.training = Training(self.models, self.record.updates, self.steps)

@@ -153,18 +153,24 @@ def test_a_click_on_a_title_sorts_and_a_click_on_a_line_chooses(ended: Path) -> 
     drive(ended, steps)
 
 
-def test_the_filter_takes_parts_and_patterns_and_is_taken_back(ended: Path) -> None:
-    """A part of a path, or a pattern of it, leaves the modules that match; Escape brings all back."""
+def test_the_filter_is_in_the_site_language_and_is_taken_back(ended: Path) -> None:
+    """It leaves the modules that it selects; one that selects nothing says so and leaves all; Escape brings all back."""
 
     async def steps(screen: Screen) -> None:
         await screen.until(lambda: screen.shown)
-        await screen.press("slash", *"ATTN")
+        await screen.press("slash", *"attn")
         assert screen.shown == ["blocks.0.attn", "blocks.1.attn"]
         await screen.press("enter", "down")
         assert screen.board.modules.chosen == "blocks.1.attn"
         await screen.press("slash", *["backspace"] * 4, *"*.0.*")
         assert screen.shown == ["blocks.0.attn", "blocks.0.mlp"]
+        await screen.press(*".zzz")
+        assert screen.shown == list(PATHS)
+        assert "no module matches '*.0.*.zzz'" in screen.text("#problem")
+        await screen.press("{")
+        assert "cannot read the selector" in screen.text("#problem")
         await screen.press("escape")
+        assert not screen.app.query_one("#problem").display
         assert screen.shown == list(PATHS)
         assert screen.board.has_focus
 

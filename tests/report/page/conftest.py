@@ -103,3 +103,14 @@ def shots() -> Path:
     folder = Path(os.environ.get("KEDGE_SCREENSHOTS") or ROOT / "build" / "screenshots")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@pytest.fixture
+def broken(run: Callable[..., Run], tmp_path: Any) -> Recording:
+    """A run whose second layer makes a NaN in step 6, which goes on from there."""
+    made = run()
+    for step in range(9):
+        bad = {"relu1:out", "fc.a:in", "fc.a:out", "fc.b:in", "fc.b:out", "loss:out"} if step >= 6 else set()
+        made.step(step, dict.fromkeys(bad, float("nan")))
+    made.end()
+    return Recording.open(tmp_path / "net.kedge")

@@ -18,17 +18,6 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 @pytest.fixture
-def broken(run: Callable[..., Run], tmp_path: Any) -> Recording:
-    """A run whose second layer makes a NaN in step 6, which goes on from there."""
-    made = run()
-    for step in range(9):
-        bad = {"relu1:out", "fc.a:in", "fc.a:out", "fc.b:in", "fc.b:out", "loss:out"} if step >= 6 else set()
-        made.step(step, dict.fromkeys(bad, NAN))
-    made.end()
-    return Recording.open(tmp_path / "net.kedge")
-
-
-@pytest.fixture
 def shown(broken: Recording, saved: Callable[..., str], tab: Any) -> Any:
     """The page of that run, open in a tab."""
     return tab.open(saved(broken))
@@ -60,11 +49,11 @@ def test_the_page_opens_from_disk_and_asks_nobody(shown: Any, tab: Any) -> None:
 
 
 def test_findings_come_first_with_evidence_remedy_and_source(shown: Any) -> None:
-    """The first thing on the page is what is wrong: where, since when, what to do, the line of source, and a figure."""
+    """After the loss stands what is wrong: where, since when, what to do, the line of source, and a figure."""
     sections = shown.eval_on_selector_all("main > section", "all => all.map(one => one.id)")
     finding = shown.locator(".finding").first
 
-    assert sections == ["run", "findings", "heat", "depth", "curves", "saved", "modules"]
+    assert sections == ["run", "curves", "findings", "heat", "depth", "saved", "modules"]
     assert "NAN-BORN" in finding.inner_text()
     assert "relu1:out" in finding.inner_text()
     assert "step 6" in finding.inner_text()
@@ -216,9 +205,9 @@ def test_the_tree_has_shapes_parameters_and_saved_bytes(shown: Any) -> None:
 
     assert rows["(Net)"][-2:] == ["288", "10 kB"]
     assert rows["fc"][-2:] == ["144", "7 kB"]
-    assert rows["conv1"] == ["Linear", f"8{TIMES}8", "72", "1 kB"]
+    assert rows["conv1"] == ["Linear", f"8{TIMES}8", "72", "1.57", "1.5e-3", "1 kB"]
 
-    shown.locator(".tree summary", has_text="fc").first.locator(".name").click()
+    shown.locator(".tree .head", has_text="fc").first.locator(".name .indent").dispatch_event("click")
     assert shown.locator("[data-path='fc.a']").is_hidden()
     shown.keyboard.press("t")
     assert shown.locator("[data-path='fc.a']").is_hidden()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kedge.report import module_lines
+from kedge.errors import SelectorError
 from kedge.report.page import render
+from kedge.sites.filters import SiteFilter
+from kedge.sites.site import escape
 
 ASSETS = Path(render.__file__).parent / "assets"
 NAMES = re.compile(r"^(?:export )?(?:const|let|function|class|async function) (\w+)", re.MULTILINE)
@@ -81,20 +84,52 @@ def test_put_together_they_end_no_element() -> None:
 
 
 @pytest.fixture(scope="module")
-def globs(browser: Any) -> Any:
-    """The page's own patterns, in a browser."""
+def chosen(browser: Any) -> Any:
+    """The page's own filter, in a browser: the places of the sites that it chooses; None if it cannot be read."""
     page = browser.new_page()
     page.goto("about:blank")
-    page.evaluate("() => {" + source("globs.js").replace("export ", "") + "\nglobalThis.filterOf = filterOf;}")
-    yield lambda glob, path: page.evaluate("([glob, path]) => filterOf(glob, [path, '*']).lets(path)", [glob, path])
+    page.evaluate("() => {" + source("filters.js").replace("export ", "") + "\nglobalThis.filterOf = filterOf;}")
+    script = """([text, sites]) => {
+      const filter = filterOf(text, { sites });
+      if (filter.problem.startsWith("cannot read")) return null;
+      return sites.flatMap((site, place) => filter.lets(site) ? [place] : []);
+    }"""
+    yield lambda text, sites: page.evaluate(script, [text, sites])
     page.close()
 
 
-WORDS = st.text(alphabet="ab.*?é[+", min_size=1, max_size=7)
+WORDS = st.text(alphabet="ab.*?é[]!{}#/:+\\\\, 1", min_size=1, max_size=8)
+TEXTS = st.one_of(
+    WORDS,
+    st.sampled_from(
+        ["a", "b.a", "**", "**.a", "*.b", "a.**", "**{A}", "**{B}, !a", "a:out", "b:param", "[ab]", "[!a].*"]
+    ),
+)
+PATHS = st.text(alphabet="ab.é[+", max_size=5)
+PLACES = st.builds(
+    lambda path, kind, type_: {
+        "site": f"{escape(path)}:{kind}",
+        "path": path,
+        "kind": kind,
+        "type": type_,
+        "owner": path.rpartition(".")[0] if kind == "param" else path,
+    },
+    PATHS,
+    st.sampled_from(["out", "out.grad", "param", "out[a]"]),
+    st.sampled_from("AB"),
+)
 
 
-@settings(max_examples=150, deadline=None)
-@given(glob=WORDS, path=st.text(alphabet="ab.é[+", max_size=7))
-def test_patterns_mean_what_they_mean_in_the_terminal(globs: Any, glob: str, path: str) -> None:
-    """The page's filter and ``kedge report --sites`` let the same paths through."""
-    assert globs(glob + "*", path) == bool(re.fullmatch(module_lines._regex(glob + "*"), path))
+@settings(max_examples=200, deadline=None)
+@given(text=TEXTS, places=st.lists(PLACES, min_size=1, max_size=5))
+def test_a_filter_means_what_it_means_in_the_terminal(chosen: Any, text: str, places: list[dict[str, Any]]) -> None:
+    """The page's filter and ``kedge report --sites`` read the same texts, and choose the same sites."""
+    assume(text.strip())
+    assume("\\." not in text)  # no name of PyTorch's has a dot
+    sites = [SimpleNamespace(**place) for place in places]
+    try:
+        wanted = SiteFilter(text, {path for site in sites for path in (site.path, site.owner)})
+        expected = [place for place, site in enumerate(sites) if wanted.chooses(site)]
+    except SelectorError:
+        expected = None
+    assert chosen(text, places) == expected

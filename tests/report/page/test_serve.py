@@ -18,10 +18,13 @@ from typing import Any
 import pytest
 
 from kedge.cli.main import main
+from kedge.report.head import head, is_written
+from kedge.report.page import live
 from kedge.report.page.document import condense
 from kedge.report.page.live import News, PageServer, running
 from kedge.rules.registry import check
 from kedge.store.follow import Follower
+from kedge.store.recording import Recording
 from tests.report.page.runs import Run
 
 pytestmark = pytest.mark.timing
@@ -62,7 +65,7 @@ def test_the_page_follows_a_run_and_keeps_the_readers_place(served: tuple[Run, P
     page.keyboard.press("t")
     page.evaluate("location.hash = ''")
     page.locator("[data-path='relu1']").click()
-    page.locator(".tree summary").first.locator(".name .indent").dispatch_event("click")
+    page.locator(".tree .head").first.locator(".name .indent").dispatch_event("click")
     page.evaluate("scrollTo(0, 300)")
     page.wait_for_selector(".live.fine")
 
@@ -235,3 +238,26 @@ def test_what_is_no_port_is_refused(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "x.kedge", "--port", "70000"])
     assert "'70000' is not a port" in capsys.readouterr().err
+
+
+def test_the_page_and_the_report_tell_a_killed_run_from_a_running_one(
+    run: Callable[..., Run], tmp_path: Path, tab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as a process holds the recording's lock it runs; once none does, it was killed, and the page says so."""
+    monkeypatch.setattr(live, "QUIET", 0.0)
+    made = run()
+    made.step(0)
+    follower = Follower(tmp_path / "net.kedge")
+    news = News(follower, lambda recording: condense(recording, (), written=is_written(recording)), follower.poll())
+    server = PageServer(news)
+    with running(server):
+        page = tab.open(server.address)
+        assert page.locator("#status").inner_text() == "running"
+        assert "the program is running; the last" in str(list(head(Recording.open(follower.path)))[-1])
+
+        made.writer.close()
+        news.refresh()
+        page.wait_for_selector(".pill.error")
+        assert page.locator("#status").inner_text() == "✗ killed: no end is recorded"
+        assert "the program was killed; the last" in str(list(head(Recording.open(follower.path)))[-1])
+        page.goto("about:blank")

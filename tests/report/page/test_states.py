@@ -153,10 +153,10 @@ def test_a_large_recording_is_narrow_enough_for_the_page(saved: Callable[..., st
     recording = Recording.build(names, [row for name in names for row in rows(name, 3)], roots=[{"name": "Net"}])
     page = tab.open(saved(recording))
     held = page.eval_on_selector("#cells", "canvas => ({...canvas.dataset})")
-    assert (held["rows"], held["row"]) == ("300", "3")
+    assert (held["rows"], held["row"]) == ("300", "2")
 
     page.keyboard.press("h")
     for _ in range(3):
         page.keyboard.press("ArrowRight")
-    page.locator("#cells").click(position={"x": float(held["left"]) + 5, "y": float(held["top"]) + 100.5 * 3})
+    page.locator("#cells").click(position={"x": float(held["left"]) + 5, "y": float(held["top"]) + 100.5 * 2})
     assert page.locator("#panel-site").inner_text() == "block100:out"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from kedge.compare.alignment.sites import SameModule
 from kedge.compare.comparison import Comparison, Parting
 from kedge.report.sparkline import BLOCKS, GAP, NOT_FINITE, binned
+from kedge.sites.folding import Fold, Folding, folded_names, outliers, pattern
 from kedge.store.rows import Floats
 
 #: The two halves of a step that are shown side by side.
@@ -42,6 +43,72 @@ class ModuleDifference:
         """Its distance in the last step in which it was compared."""
         known = self.course[~np.isnan(self.course)]
         return float(known[-1]) if len(known) else float("nan")
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedDifference:
+    """Modules whose paths differ only in numbers and that part in the same step at the same site, or one module alone.
+
+    Attributes:
+        label: Their name in A, and in B if that differs.
+        part: The site and the statistic of their first partings: ``out max``, ``weight:update rms``.
+        members: Their lines.
+    """
+
+    label: str
+    part: str
+    members: tuple[ModuleDifference, ...]
+
+    @property
+    def step(self) -> int:
+        """The step in which they part."""
+        return next(line.first.step for line in self.members if line.first is not None)
+
+    @property
+    def course(self) -> Floats:
+        """The largest distance of any of them in each step."""
+        return np.asarray(np.fmax.reduce([line.course for line in self.members]))
+
+    def figures(self) -> tuple[list[float], ...]:
+        """Return the values in A and B, their distances, and the last distances, each of all its modules."""
+        first = [line.first for line in self.members if line.first is not None]
+        last = [line.last for line in self.members]
+        return [one.a for one in first], [one.b for one in first], [one.apart for one in first], last
+
+
+def each(parted: Sequence[ModuleDifference]) -> list[FoldedDifference]:
+    """Return modules that part, each by itself."""
+    return [FoldedDifference(line.same.label, _part(line), (line,)) for line in parted]
+
+
+def folded(parted: Sequence[ModuleDifference]) -> list[FoldedDifference]:
+    """Return modules that part, in the order in which they do; alike ones share a line, except for the first of all."""
+    folds = Folding(lambda line: line.same.a.label, _alike, differing=_outlying).fold(parted[1:])
+    return each(parted[:1]) + [FoldedDifference(_label(one), _part(one.members[0]), one.members) for one in folds]
+
+
+def _alike(line: ModuleDifference) -> Hashable:
+    same, first = line.same, line.first
+    sure = first is not None and (first.step, np.isfinite(first.apart))
+    other = None if same.a.path == same.b.path else pattern(same.b.label)
+    return same.a.type, same.b.type, other, sure, _part(line)
+
+
+def _outlying(group: Sequence[ModuleDifference]) -> list[int]:
+    return outliers([None if line.first is None else line.first.apart for line in group])
+
+
+def _label(one: Fold[ModuleDifference]) -> str:
+    same = one.members[0].same
+    if not one.folded or same.a.path == same.b.path:
+        return one.name if one.folded else same.label
+    return f"{one.name} = {', '.join(folded_names(line.same.b.label for line in one.members))}"
+
+
+def _part(line: ModuleDifference) -> str:
+    if line.first is None:
+        return ""
+    return f"{line.same.a.part(line.first.same.a).removeprefix(':')} {line.first.statistic}"
 
 
 def lines(comparison: Comparison) -> tuple[ModuleDifference, ...]:

@@ -12,13 +12,16 @@ from kedge.compare.first_parting import ROUNDING_ULPS
 from kedge.compare.verdict import Verdict
 from kedge.report.compare.document import document
 from kedge.report.compare.head import Names, told_parting
+from kedge.report.compare.module_lines import each, folded, in_order_of_parting, lines
 from kedge.report.compare.ratios import log_ratios, scales
+from kedge.report.compare.terminal import MOST_MODULES
 from kedge.report.head import command_of
 from kedge.report.page.columns import form_of, packed
 from kedge.report.page.document import Document
 from kedge.report.page.heatmap_sheets import ABSENT, BROKEN, FINITE, MANY
 from kedge.report.page.render import assembled, asset, bundled
 from kedge.report.page.step_bins import Bins, Grouping
+from kedge.sites.folding import block
 from kedge.store.rows import Floats
 
 #: The report's scripts that draw a heat-map, each after those it imports from.
@@ -26,7 +29,7 @@ SCRIPTS = (
     "elements.js",
     "numbers.js",
     "colours.js",
-    "globs.js",
+    "filters.js",
     "recording.js",
     "state.js",
     "charts.js",
@@ -65,6 +68,7 @@ def condense_difference(comparison: Comparison, verdict: Verdict, names: Names) 
         "run": {"name": f"{names.a} ↔ {names.b}"},
         "told": document(comparison, verdict, names),
         "commands": {side: command_of(recording.manifest) for side, recording in _sides(comparison)},
+        "parted": _parted(comparison),
         "findings": list(_pin(verdict)),
         "roots": [{"name": root.name, "prefix": root.prefix} for root in comparison.a.roots],
         "sites": _sites(comparison),
@@ -106,9 +110,18 @@ def _sites(comparison: Comparison) -> list[dict[str, Any]]:
             "dtype": same.a.dtype if same.a.dtype == same.b.dtype else f"{same.a.dtype} ↔ {same.b.dtype}",
             "from": [numbers.get(source) if source is not None else None for source in same.a.sources],
             "owner": same.a.owner,
+            "block": block(same.a.path),
         }
         for same in comparison.alignment.sites
     ]
+
+
+def _parted(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return the modules that part as the table has them: those that are alike under one name, by their places in all."""
+    parted = in_order_of_parting(lines(comparison))
+    places = {id(line): place for place, line in enumerate(parted)}
+    folds = folded(parted) if len(parted) > MOST_MODULES else each(parted)
+    return [{"label": one.label, "members": [places[id(line)] for line in one.members]} for one in folds]
 
 
 def _sheets(comparison: Comparison, bins: Bins) -> tuple[dict[str, Any], dict[str, str]]:

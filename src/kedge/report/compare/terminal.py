@@ -11,20 +11,24 @@ from rich.text import Text
 from kedge.compare.alignment.modules import RecordedModule
 from kedge.compare.comparison import Comparison
 from kedge.compare.verdict import Verdict
-from kedge.compare.wording import change_between, name_of_module
-from kedge.numbers import compact, counted, listed
+from kedge.compare.wording import change_between, folded_modules
+from kedge.numbers import counted, listed
 from kedge.report.compare.head import SIDES, Names, head, told_verdict
 from kedge.report.compare.module_lines import (
     BACKWARD,
     FORWARD,
-    ModuleDifference,
+    FoldedDifference,
     drawn,
+    each,
+    folded,
     grown,
     in_order_of_parting,
     lines,
 )
-from kedge.report.fitted_text import fit, joined, print_paragraph, tail
+from kedge.report.fitted_text import fit, joined, print_paragraph
+from kedge.report.module_table import spread
 from kedge.report.sparkline import binned
+from kedge.sites.folding import folded_names
 from kedge.store.recording import SiteInfo
 from kedge.store.rows import Floats, Ints
 
@@ -99,51 +103,44 @@ def _shown_steps(comparison: Comparison) -> list[int]:
 
 
 def _table(comparison: Comparison, width: int, most: int | None) -> Iterator[Text]:
-    """Yield the table of the modules that part, the first one first."""
+    """Yield the table of the modules that part, the first one first; of many, those that are alike share a line."""
     made = lines(comparison)
     parted = in_order_of_parting(made)
-    shown = parted[:most]
+    folds = each(parted) if most is None or len(parted) <= most else folded(parted)
+    shown = folds[:most]
     if not shown:  # only losses part
         return
-    labels = max(len(line.same.label) for line in shown)
-    parts = min(max(LEAST_PART, *(len(_part(line)) for line in shown)), MOST_PART)
-    figures = STEP + parts + 4 * FIGURE + 6
-    label = max(min(labels, WIDEST_LABEL, width - figures), LEAST_LABEL)
+    cells = [_figures(line) for line in shown]
+    widths = [max(FIGURE, *(len(row[i]) for row in cells)) for i in range(4)]
+    parts = min(max(LEAST_PART, *(len(line.part) for line in shown)), MOST_PART)
+    figures = STEP + parts + sum(widths) + 6
+    label = max(min(max(len(line.label) for line in shown), WIDEST_LABEL, width - figures), LEAST_LABEL)
     course = min(width - figures - label - 1, WIDEST_COURSE, len(comparison.steps))
     course = course if course >= min(LEAST_COURSE, len(comparison.steps)) else 0
     titles = ("step", "first in", "A", "B", "apart", "at last")
-    yield joined([fit("module", label, right=False), *_cells(titles, parts), _course_title(course)], "bold")
-    for line in shown:
-        name = Text(tail(line.same.label, label))
+    all_widths = (STEP, parts, *widths)
+    yield joined([fit("module", label, right=False), *_cells(titles, all_widths), _course_title(course)], "bold")
+    for line, row in zip(shown, cells, strict=True):
         strip = _strip(binned(line.course, course), comparison, course) if course else ""
-        yield joined([fit(name, label, right=False), *_cells(_figures(line), parts), strip])
+        yield joined(
+            [fit(line.label, label, right=False), *_cells((str(line.step), line.part, *row), all_widths), strip]
+        )
+    hidden = sum(len(line.members) for line in folds[len(shown) :])
     equal = [line for line in made if line.first is None]
-    yield Text(_rest(len(parted) - len(shown), len(equal), comparison.tolerance), "dim")
+    yield Text(_rest(hidden, len(equal), comparison.tolerance), "dim")
 
 
 def _course_title(width: int) -> str:
     return next((title for title in ("over the steps", "steps") if len(title) <= width), "")
 
 
-def _figures(line: ModuleDifference) -> tuple[str, ...]:
-    first = line.first
-    if first is None:
-        return ("", "", "", "", "", "")
-    values = (compact(value) for value in (first.a, first.b, first.apart, line.last))
-    return (str(first.step), _part(line), *values)
+def _figures(line: FoldedDifference) -> list[str]:
+    return [spread(values).plain for values in line.figures()]
 
 
-def _cells(texts: Sequence[str], parts: int) -> list[Text]:
-    widths = (STEP, parts, FIGURE, FIGURE, FIGURE, FIGURE)
+def _cells(texts: Sequence[str], widths: Sequence[int]) -> list[Text]:
     cells = zip(texts, widths, strict=True)
     return [fit(text, width, right=i != 1) for i, (text, width) in enumerate(cells)]
-
-
-def _part(line: ModuleDifference) -> str:
-    """Return the site and the statistic: ``out max``, ``weight:update rms``."""
-    if line.first is None:
-        return ""
-    return f"{line.same.a.part(line.first.same.a).removeprefix(':')} {line.first.statistic}"
 
 
 def _rest(hidden: int, equal: int, tolerance: float) -> str:
@@ -210,4 +207,4 @@ def _extent(steps: Ints) -> str:
 
 
 def _only(modules: Sequence[RecordedModule], sites: Sequence[SiteInfo]) -> str:
-    return listed([name_of_module(module) for module in modules] + [site.site for site in sites], NAMED)
+    return listed(folded_modules(modules) + folded_names(site.site for site in sites), NAMED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,13 +13,13 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Footer, Input, Static
 
-from kedge.errors import KedgeError
+from kedge.errors import KedgeError, NoSuchSite, SelectorError
 from kedge.report.findings import MARKS, STYLES
 from kedge.report.live.board import Board
 from kedge.report.live.detail_pane import DetailPane
 from kedge.report.live.heading import heading
-from kedge.report.live.reading import RunReader
-from kedge.report.module_lines import ModuleLine
+from kedge.report.live.reading import RunReader, RunSnapshot
+from kedge.report.module_lines import ModuleLine, folded, matching
 from kedge.report.terminal import marks_of
 from kedge.report.verdict import tally
 from kedge.rules.rule import Finding, Rule
@@ -48,6 +47,7 @@ class LiveApp(App[KedgeError | None]):
     .whole > #found { text-wrap: wrap; }
     #filter { display: none; height: 1; border: none; padding: 0 1; background: $boost; }
     #filter.open { display: block; }
+    #problem { height: auto; padding: 0 1; }
     #board { height: 1fr; padding: 0; overflow-x: hidden; scrollbar-gutter: stable; scrollbar-size-vertical: 1; }
     #detail { display: none; height: auto; max-height: 65%; padding: 0 1; border-top: solid $primary; }
     #detail.open { display: block; }
@@ -72,7 +72,8 @@ class LiveApp(App[KedgeError | None]):
         yield Static(id="head")
         with VerticalScroll(id="findings", can_focus=False):
             yield Static(id="found")
-        yield Input(id="filter", placeholder="a part of a path, or a pattern: *.attn")
+        yield Input(id="filter", placeholder="sites: attn, h.3.**, **{Linear}")
+        yield Static(id="problem")
         yield Board()
         yield DetailPane()
         yield Footer()
@@ -103,8 +104,11 @@ class LiveApp(App[KedgeError | None]):
         findings = snapshot.findings if snapshot else ()
         self.query_one("#found", Static).update(_found(findings))
         self.query_one("#findings").display = bool(findings)
-        shown = [line for line in (snapshot.lines if snapshot else ()) if _matches(line, self._pattern)]
-        self.query_one(Board).show(shown, marks_of(shown, findings))
+        shown, problem = _chosen(snapshot, self._pattern) if snapshot else ((), "")
+        note = self.query_one("#problem", Static)
+        note.update(Text(problem, "yellow"))
+        note.display = bool(problem)
+        self.query_one(Board).show(shown, marks_of([*(snapshot.lines if snapshot else ()), *shown], findings))
         self._refresh_detail()
 
     def _refresh_detail(self) -> None:
@@ -162,10 +166,14 @@ class LiveApp(App[KedgeError | None]):
             self.query_one(DetailPane).remove_class("open")
 
 
-def _matches(line: ModuleLine, pattern: str) -> bool:
-    """Whether a label matches a pattern, or contains it, in small or capital letters."""
-    label, pattern = line.label.lower(), pattern.lower()
-    return fnmatchcase(label, pattern) if {"*", "?"} & set(pattern) else pattern in label
+def _chosen(snapshot: RunSnapshot, pattern: str) -> tuple[Sequence[ModuleLine], str]:
+    """Return the lines that a filter selects and, if it selects nothing or cannot be read, all of them and the reason."""
+    if not pattern:
+        return snapshot.folds, ""
+    try:
+        return folded(matching(snapshot.lines, pattern), snapshot.findings), ""
+    except (SelectorError, NoSuchSite) as error:
+        return snapshot.folds, str(error)
 
 
 def _found(findings: Sequence[Finding]) -> Text:

@@ -106,7 +106,10 @@ class Board(ScrollView, can_focus=True):
         self._choose(place % max(len(self.modules.shown), 1))
 
     def action_select(self) -> None:
-        """Show the chosen line in detail."""
+        """Show the chosen line in detail; of a folded one its modules."""
+        if self.modules.fold_or_unfold():
+            self._lay_out()
+            return
         self.post_message(self.Selected())
 
     def action_sort(self) -> None:

@@ -8,9 +8,8 @@ from math import isnan
 
 from rich.text import Text
 
-from kedge.report.fitted_text import tail
 from kedge.report.module_lines import ModuleLine
-from kedge.report.module_table import BROKEN, FAINT, GRADIENT, OUT, UPDATE, TableColumn, over_steps
+from kedge.report.module_table import BROKEN, FAINT, GRADIENT, OUT, UPDATE, TableColumn, over_steps, wide_enough
 from kedge.report.sparkline import ScaleSeries
 
 LEAST_NAME, MOST_NAME = 16, 48
@@ -19,23 +18,25 @@ LEAST_COURSE, MOST_COURSE = 8, 40
 NARROW, NARROWER = 100, 72
 
 
-def layout(width: int, longest: int) -> tuple[TableColumn, ...]:
+def layout(width: int, lines: Sequence[ModuleLine]) -> tuple[TableColumn, ...]:
     """Return the columns fitted to a width.
 
     Args:
         width: The most characters of a line.
-        longest: The length of the longest label.
+        lines: The lines of the table.
     """
+    longest = max((len(line.label) for line in lines), default=0)
     details = (_TYPE,) if width >= NARROW else ()
     last = (_UPDATE, _BROKEN) if width >= NARROWER else (_BROKEN,)
-    figures = (_OUT, _GRADIENT, *last)
+    out_scale, gradient_scale, *rest = (wide_enough(column, lines) for column in (_OUT, _GRADIENT, *last))
+    figures = (out_scale, gradient_scale, *rest)
     free = width - sum(column.width + 1 for column in (*details, *figures)) - 2
     name = max(LEAST_NAME, min(longest, MOST_NAME, free - 2 * LEAST_COURSE))
     course = max(LEAST_COURSE, min(MOST_COURSE, (free - name) // 2))
     out = TableColumn("over the steps", course, lambda line: over_steps(line.out, course, "cyan"))
     gradient = TableColumn("over the steps", course, lambda line: over_steps(line.gradient, course, "green"))
-    module = TableColumn("module", name, lambda line: tail(line.label, name), key=_label, falling=False)
-    return (module, *details, _OUT, out, _GRADIENT, gradient, *last)
+    module = TableColumn("module", name, lambda line: line.label, key=_label, falling=False)
+    return (module, *details, out_scale, out, gradient_scale, gradient, *rest)
 
 
 def in_order(lines: Sequence[ModuleLine], column: TableColumn | None, turned: bool) -> list[ModuleLine]:

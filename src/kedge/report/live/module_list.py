@@ -8,10 +8,12 @@ from rich.text import Text
 
 from kedge.report.fitted_text import fit
 from kedge.report.live.columns import in_order, layout
-from kedge.report.module_lines import ModuleLine
+from kedge.report.module_lines import FoldedLine, ModuleLine
 from kedge.report.module_table import TableColumn
 
 FALLING, RISING = "▼", "▲"
+#: Marks of a folded line.
+CLOSED, OPEN = "▸", "▾"
 #: The columns left of the first one: a mark and a space.
 MARGIN = 2
 
@@ -24,6 +26,7 @@ class ModuleList:
         self.chosen: str | None = None
         self.sorted_by: str | None = None
         self.turned = False
+        self.unfolded: set[str] = set()
         self._lines: Sequence[ModuleLine] = ()
         self._marks: Mapping[str, Text] = {}
         self._columns: tuple[TableColumn, ...] = ()
@@ -34,13 +37,24 @@ class ModuleList:
 
     def lay_out(self, width: int) -> bool:
         """Fit the columns to a width and sort the lines; return whether another line had to be chosen."""
-        self._columns = layout(max(width - MARGIN, 1), max((len(line.label) for line in self._lines), default=0))
+        self._columns = layout(max(width - MARGIN, 1), self._lines)
         column = next((c for c in self._columns if c.title == self.sorted_by and c.key), None)
-        self.shown = in_order(self._lines, column, self.turned)
+        self.shown = []
+        for line in in_order(self._lines, column, self.turned):
+            self.shown.append(line)
+            if isinstance(line, FoldedLine) and line.label in self.unfolded:
+                self.shown += in_order(line.members, column, self.turned)
         if self.line is not None:
             return False
         self.chosen = self.shown[0].label if self.shown else None
         return True
+
+    def fold_or_unfold(self) -> bool:
+        """Show the modules of a chosen line that is folded, or hide them again; return whether it is such a line."""
+        line = self.line
+        if isinstance(line, FoldedLine):
+            self.unfolded ^= {line.label}
+        return isinstance(line, FoldedLine)
 
     @property
     def line(self) -> ModuleLine | None:
@@ -94,4 +108,7 @@ class ModuleList:
         """Return one line of the table."""
         line = self.shown[place]
         cells = (column.fitted(line) for column in self._columns)
-        return Text(" ").join([self._marks.get(line.label, Text(" ")), *cells])
+        mark = self._marks.get(line.label, Text(" "))
+        if isinstance(line, FoldedLine) and not mark.plain.strip():
+            mark = Text(OPEN if line.label in self.unfolded else CLOSED, "dim")
+        return Text(" ").join([mark, *cells])

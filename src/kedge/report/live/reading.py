@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kedge.errors import RecordingError
 from kedge.report.curves import Curve, losses_of
-from kedge.report.module_lines import ModuleLine, lines
+from kedge.report.module_lines import ModuleLine, folded, lines
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
 from kedge.store.follow import Follower
@@ -43,6 +43,7 @@ class RunSnapshot:
     Attributes:
         recording: The recording so far.
         lines: The lines of its table.
+        folds: The same, with alike blocks folded if there are many.
         findings: The findings when the rules were last run.
         pace: Recent steps per second; None while it is not known.
         losses: The losses that have a value.
@@ -53,6 +54,7 @@ class RunSnapshot:
     findings: tuple[Finding, ...]
     pace: float | None
     losses: tuple[Curve, ...] = ()
+    folds: tuple[ModuleLine, ...] = ()
 
 
 class RunReader:
@@ -102,7 +104,9 @@ class RunReader:
             self._reached.clear()
             self._check_from, self._last_news = now, now - QUIET
         losses = tuple(curve for curve in losses_of(recording) if len(curve.steps))
-        self.snapshot = RunSnapshot(recording, lines(recording), findings, self._pace(recording, now), losses)
+        made = lines(recording)
+        folds = tuple(folded(made, findings))
+        self.snapshot = RunSnapshot(recording, made, findings, self._pace(recording, now), losses, folds)
         self._unchecked = True
 
     def _check_when_due(self) -> bool:
@@ -111,7 +115,9 @@ class RunReader:
         start = self._clock()
         if start < self._check_from and self.snapshot.recording.end is None:
             return False
-        self.snapshot = replace(self.snapshot, findings=check(self.snapshot.recording, self._rules))
+        findings = check(self.snapshot.recording, self._rules)
+        folds = tuple(folded(self.snapshot.lines, findings))
+        self.snapshot = replace(self.snapshot, findings=findings, folds=folds)
         took = self._clock() - start
         self._check_from = start + took + max(LEAST_PAUSE, RULES_PAUSE * took)
         self._unchecked = False

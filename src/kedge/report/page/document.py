@@ -13,7 +13,8 @@ from kedge.report.curves import is_number
 from kedge.report.head import command_of
 from kedge.report.page.columns import packed
 from kedge.report.page.curves import curves
-from kedge.report.page.figures import figure
+from kedge.report.page.figures import figure, words
+from kedge.report.page.folds import folds_of, groups_of
 from kedge.report.page.heatmap_sheets import sheets_of, shown_steps
 from kedge.report.page.modules import modules_of, saved_event
 from kedge.report.page.step_bins import Bins
@@ -21,6 +22,7 @@ from kedge.report.verdict import advice, lack_of
 from kedge.rules.judgement import judgement_of
 from kedge.rules.registry import explain
 from kedge.rules.rule import Finding, Rule
+from kedge.sites.folding import block
 from kedge.store.formats import FORMATS
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.saved_account import account_of, named, newest, sections
@@ -48,13 +50,16 @@ class Document:
     tables: dict[str, str]
 
 
-def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[Rule] = ()) -> Document:
+def condense(
+    recording: Recording, findings: Sequence[Finding], rules: Sequence[Rule] = (), *, written: bool | None = None
+) -> Document:
     """Return the content of a page.
 
     Args:
         recording: The recording.
         findings: The findings of the rules, the worst first.
         rules: The rules that were run; the explanation of each rule with findings is included.
+        written: Whether a process still writes the recording; None if that is not known.
     """
     wanted = [finding.step for finding in findings if finding.step >= 0]
     shown = shown_steps(recording)
@@ -69,8 +74,9 @@ def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[
     tables |= own
     codes = {finding.code for finding in findings}
     judgement = judgement_of(recording, findings, rules)
+    modules = modules_of(recording)
     described = {
-        "run": _head(recording),
+        "run": _head(recording) | {"written": written},
         "rules": len(rules),
         "unjudged": [{"code": lack.code, "said": lack_of(lack)} for lack in judgement.unjudged],
         "unseen": list(judgement.unseen),
@@ -80,12 +86,16 @@ def condense(recording: Recording, findings: Sequence[Finding], rules: Sequence[
         "roots": [
             {"name": root.name, "prefix": root.prefix, "parameters": root.parameters} for root in recording.roots
         ],
-        "sites": [_site(recording, site) for site in recording.sites],
+        "sites": [
+            _site(recording, site) | {"group": group}
+            for site, group in zip(recording.sites, groups_of(recording), strict=True)
+        ],
         "columns": {"count": len(bins), "single": bins.single, "steps": len(shown)},
         "sheets": entries,
         "ranks": ranks,
         "curves": list(curves(recording)),
-        "modules": modules_of(recording),
+        "modules": modules,
+        "folds": folds_of(recording, modules, findings),
         "account": _account(recording),
         "formats": [asdict(FORMATS[name]) for name in SHOWN_FORMATS],
     }
@@ -103,6 +113,7 @@ def _site(recording: Recording, site: SiteInfo) -> dict[str, Any]:
         "dtype": site.dtype,
         "from": list(site.sources),
         "owner": site.owner,
+        "block": block(site.path),
     }
     if is_number(recording, site):
         shown["number"] = True
@@ -115,6 +126,7 @@ def _finding(recording: Recording, finding: Finding) -> dict[str, Any]:
     shown = asdict(finding)
     shown["evidence"] = for_json(finding.evidence)
     shown["figure"] = figure(recording, finding)
+    shown["words"] = words(finding.evidence)
     return shown
 
 

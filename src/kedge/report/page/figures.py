@@ -1,4 +1,4 @@
-"""The evidence of a finding as a figure: the series around its step, a profile over the depth, or a list of figures."""
+"""The evidence of a finding, in words and as a figure: the series around its step, a profile over the depth, or a list."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from kedge.numbers import for_json
+from kedge.numbers import compact, for_json, percent
 from kedge.report.curves import is_number, number
 from kedge.report.page.heatmap_sheets import statistic
 from kedge.rules.rule import Finding
@@ -25,6 +25,82 @@ MANY_STEPS = 12
 
 #: The statistics that show the findings of some rules; others are shown by the scale of their sites.
 SHOWN_BY = {"DEAD-CHANNEL": "zero", "SATURATED": "saturated", "NEAR-OVERFLOW": "absmax", "UNDERFLOW": "q05"}
+#: The most names that a list in the evidence is written with.
+MOST_NAMES = 8
+#: The words for figures of the evidence; none for those that the message or the figure tells.
+WORDS: dict[str, str] = {
+    "also": "also at {}",
+    "bar": "the limit is {}",
+    "below": "{} of them below zero",
+    "bytes": "{} bytes",
+    "cause": "{}",
+    "causes": "{}",
+    "channels": "of {} channels",
+    "checked": "{} parameters checked",
+    "classes": "{} classes",
+    "concerned": "{} of this kind",
+    "count": "of {} elements",
+    "dead": "{} dead channels",
+    "deep_update_ratio": "relative updates of the last third {}",
+    "dtype": "in {}",
+    "elements": "{} elements",
+    "first": "at first {}",
+    "first_dead": "dead channels {}",
+    "follows": "it follows from {}",
+    "foreign": "{} tensors of no model",
+    "gradients_part_at": "gradients part at step {}",
+    "height": "height {}",
+    "how": "",
+    "kept": "{} of them kept a gradient",
+    "kind": "",
+    "largest": "largest {}",
+    "last": "at last {}",
+    "least": "least {}",
+    "losses": "{} losses",
+    "module": "",
+    "modules": "modules {}",
+    "node": "",
+    "noise": "noise {}",
+    "nonfinite": "{} not finite",
+    "norm": "norm {}",
+    "of": "of {} in all",
+    "operation": "operation {}",
+    "operations": "operations {}",
+    "optimizer": "",
+    "parameters": "parameters {}",
+    "propagated": "{} more sites not finite in that step",
+    "propagators": "not finite too: {}",
+    "rank": "rank {}",
+    "ratio": "ratio {}",
+    "healed": "finite again at {}",
+    "ratio_of_output_gradients": "the first output gradients are {} times the last",
+    "samples": "{} measured steps",
+    "samples_before": "{} measured steps before",
+    "saturated_sites": "{} saturated sites",
+    "share": "a share of {}",
+    "shallow_update_ratio": "relative updates of the first third {}",
+    "since": "since step {}",
+    "site": "",
+    "sites": "sites {}",
+    "spikes": "{} spikes",
+    "steps": "steps {}",
+    "tensors": "{} tensors",
+    "times": "{} times",
+    "total": "of {} bytes in all",
+    "type": "",
+    "types": "of type {}",
+    "update_ratio": "update relative to the parameter {}",
+    "usual": "usually {}",
+    "value": "its value is {}",
+    "weights": "of {} weights",
+}
+#: The words for what is so or not; none where it is the usual case.
+STATES: dict[str, dict[bool, str]] = {
+    "came_back": {True: "it came back to the level before", False: "it did not come back"},
+    "ends_badly": {True: "the run ends with values that are not finite", False: ""},
+    "once_alive": {True: "they were alive before", False: "they were never alive"},
+    "recovered": {True: "finite again later", False: "not finite again until the end"},
+}
 #: The rules that compare places, not steps.
 COMPARED = {"SAVED-MEMORY", "RANK-DEPARTS"}
 
@@ -47,6 +123,36 @@ def figure(recording: Recording, finding: Finding) -> dict[str, Any] | None:
     if not drawn:
         return places or given
     return {"form": "series", "step": finding.step, "series": drawn, "bars": _bars(finding.evidence)}
+
+
+def words(evidence: Mapping[str, Any]) -> list[str]:
+    """Return the plain figures of the evidence in words; what else it holds is left to the figure."""
+    return [said for name, value in evidence.items() if (said := _said(name, value))]
+
+
+def _said(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return STATES[name][value] if name in STATES else f"{name.replace('_', ' ')}: {'yes' if value else 'no'}"
+    if name == "births":
+        return f"it began at {value} places" if isinstance(value, int) and value > 1 else ""
+    if name in ("count", "of") and not isinstance(value, int | float):
+        return ""
+    text = _written(value, share=name == "share")
+    return WORDS.get(name, f"{name.replace('_', ' ')}: {{}}").format(text) if text else ""
+
+
+def _written(value: object, *, share: bool = False) -> str:
+    """Return a plain value as text; empty for what is not one."""
+    if isinstance(value, float) and share:
+        return percent(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return compact(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        plain = len(value) <= MOST_NAMES and all(isinstance(one, str | int | float) for one in value)
+        return ", ".join(map(_written, value)) if plain else ""
+    return value if isinstance(value, str) else ""
 
 
 def _is_profile(value: object) -> TypeGuard[Mapping[str, Any]]:

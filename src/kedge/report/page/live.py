@@ -26,6 +26,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from time import monotonic
 from typing import Any
 
+from kedge.report.head import is_written
 from kedge.report.page.document import Document
 from kedge.report.page.render import news_of, page_of
 from kedge.store.follow import Follower
@@ -37,6 +38,9 @@ HOSTS = {"127.0.0.1", "localhost", "[::1]"}
 #: The least seconds between two readings of the recording, and the pause as a multiple of the time to condense it.
 PAUSE = 1.0
 REST = 3.0
+
+#: Seconds without growth after which it is checked whether a process still writes the recording.
+QUIET = 5.0
 
 #: Seconds after which a comment is sent on a quiet connection, to find out whether it is still open.
 SIGN_OF_LIFE = 15.0
@@ -63,7 +67,8 @@ class News:
         self._follower = follower
         self._condense = condense
         self._changed = threading.Condition()
-        self._document = condense(first)
+        self._document, self._latest = condense(first), first
+        self._grew = monotonic()
         self._rendering = threading.Lock()
         self._rendered: dict[Callable[[Document], str], tuple[Document, bytes]] = {}
         self._number = 0
@@ -89,11 +94,20 @@ class News:
         begun = monotonic()
         recording = self._follower.poll()
         if recording is not None:
+            self._latest, self._grew = recording, begun
+        elif self._is_over(begun):
+            recording = self._latest
+        if recording is not None:
             document = self._condense(recording)
             with self._changed:
                 self._document, self._number = document, self._number + 1
                 self._changed.notify_all()
         return max(PAUSE, REST * (monotonic() - begun))
+
+    def _is_over(self, now: float) -> bool:
+        """Whether the page says that a process writes the recording, and none does any more."""
+        said = self._document.described["run"].get("written")
+        return bool(said) and now - self._grew > QUIET and is_written(self._latest) is False
 
     def newer(self, number: int, timeout: float) -> int | None:
         """Wait for a state after this one; return the newest number, or None after `close`."""

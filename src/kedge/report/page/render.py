@@ -27,7 +27,7 @@ SCRIPTS = (
     "elements.js",
     "numbers.js",
     "colours.js",
-    "globs.js",
+    "filters.js",
     "recording.js",
     "state.js",
     "ranks.js",
@@ -53,15 +53,18 @@ _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"^export (?=const|let|function|class|async)", re.MULTILINE)
 
 
-def render_page(recording: Recording, findings: Sequence[Finding], rules: Sequence[Rule] = ()) -> str:
+def render_page(
+    recording: Recording, findings: Sequence[Finding], rules: Sequence[Rule] = (), *, written: bool | None = None
+) -> str:
     """Return a recording as an HTML page.
 
     Args:
         recording: The recording.
         findings: The findings of the rules, the worst first.
         rules: The rules that were run.
+        written: Whether a process still writes the recording; None if that is not known.
     """
-    return page_of(condense(recording, findings, rules))
+    return page_of(condense(recording, findings, rules, written=written))
 
 
 def page_of(document: Document, *, live: bool = False) -> str:

@@ -20,14 +20,14 @@ from torch.nn.parameter import is_lazy
 from kedge.actions.measure.meter import Meter
 from kedge.hooks.placing.roots import SeenModules
 from kedge.sites.leaves import own_part
-from kedge.sites.select import Selector, runs
+from kedge.sites.select import runs
 from kedge.torch_internals.source_lines import module_tree
 from kedge.watch.models.backwards import BackwardPasses, Reached
 from kedge.watch.models.naming import names_in_frames, prefix_of
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
 from kedge.watch.models.prefixed_meter import PrefixedMeter, channel_dims, saturations
-from kedge.watch.models.roots import RootModule, free_prefix, next_of, selected
+from kedge.watch.models.roots import RootModule, WantedSites, free_prefix, next_of
 
 
 class Models:
@@ -36,7 +36,7 @@ class Models:
     Args:
         session: Holds the hooks.
         meter: Measures.
-        selector: Names the measured sites.
+        wanted: Decides which sites are measured.
         places: Receives the parameters.
 
     Attributes:
@@ -45,8 +45,8 @@ class Models:
         names: Names of modules that may become roots, from a model that holds them but is not called itself.
     """
 
-    def __init__(self, session: WatchSession, meter: Meter, selector: Selector, places: WatchedParameters) -> None:
-        self.session, self.meter, self.selector, self.places = session, meter, selector, places
+    def __init__(self, session: WatchSession, meter: Meter, wanted: WantedSites, places: WatchedParameters) -> None:
+        self.session, self.meter, self.wanted, self.places = session, meter, wanted, places
         self.roots: list[RootModule] = []
         self.known, self.passes = SeenModules(), BackwardPasses(places)
         self.holding: list[nn.Module] | None = None
@@ -89,8 +89,9 @@ class Models:
         return root
 
     def _hook(self, module: nn.Module, root: RootModule, fresh: Mapping[str, nn.Module]) -> None:
+        self.wanted.meet(module, root)
         action = PrefixedMeter(self.meter, root)
-        paths = [n for n, m in fresh.items() if runs(m) and selected(self.selector, root.label(n), m)]
+        paths = [n for n, m in fresh.items() if runs(m) and self.wanted.wants(root.label(n), m)]
         self.meter.sites.channel_dims.update(channel_dims(module, fresh, root))
         for path, (how, numbers) in saturations(fresh, root).items():
             self.meter.sites.saturates(path, how, numbers)
@@ -102,7 +103,7 @@ class Models:
 
     def _place_parameters(self, module: nn.Module, root: RootModule) -> None:
         fresh = self.places.unplaced(module)
-        self.places.put(fresh, root, lambda path: selected(self.selector, path, module))
+        self.places.put(fresh, root, lambda path: self.wanted.wants(path, module))
         # Hooks on a parameter that is spread over several processes do not fire: its gradient is read at the optimizer.
         self.passes.listen(param for _, param in fresh if own_part(param) is param)
 
@@ -112,7 +113,7 @@ class Models:
         root = RootModule(len(self.roots), prefix, {"": "tensors"}, sum(p.numel() for p in tensors))
         self.roots.append(root)
         named = zip(names_in_frames(tensors), tensors, strict=True)
-        self.places.put(named, root, lambda path: selected(self.selector, path, nn.Module()))
+        self.places.put(named, root, lambda path: self.wanted.wants(path, nn.Module()))
         self.passes.listen(tensors)
 
     def find_parameters(self, *, lazy_only: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,8 @@ from torch import nn
 
 from kedge.hooks.placing.roots import free_name
 from kedge.hooks.session import Session
-from kedge.sites.select import Selector
+from kedge.sites.filters import nearest, widened
+from kedge.sites.select import Selector, runs
 from kedge.sites.spread import Spread
 from kedge.watch.models.root_hooks import RootHooks
 
@@ -74,11 +75,43 @@ class RootModule:
         return {**named, **trained, "parameters": self.parameters, "modules": self.modules}
 
 
-def selected(selector: Selector, path: str, module: nn.Module) -> bool:
-    """Whether a selector names the module, or the parameter, with this recorded path."""
-    types = tuple(c.__name__ for c in type(module).__mro__)
-    wanted = any(t.matches(path, types) for t in selector.terms if not t.excluded)
-    return wanted and not any(t.matches(path, types) for t in selector.terms if t.excluded)
+class WantedSites:
+    """The selector of a watch, on the models that the program calls.
+
+    Args:
+        selector: Names the measured sites; see Note [Words] in `kedge.sites.filters`.
+        tell: Called at the end of the first step with each part of the selector that selects nothing.
+    """
+
+    def __init__(self, selector: Selector, tell: Callable[[str], None]) -> None:
+        self.selector, self._tell = selector, tell
+        self._terms = selector.terms
+        self._paths: dict[str, str] = {}
+        self._idle = dict.fromkeys(place for place, term in enumerate(selector.terms) if not term.excluded)
+
+    def meet(self, module: nn.Module, root: RootModule) -> None:
+        """Take a model's names into account, before its modules and parameters are asked for."""
+        if not self._idle and self._terms == self.selector.terms:
+            return  # no name changes what is selected
+        named = [*((n, m) for n, m in module.named_modules() if runs(m)), *module.named_parameters()]
+        self._paths |= {root.label(name): type(one).__name__ for name, one in named}
+        self._terms = widened(self.selector.terms, self._paths)
+
+    def wants(self, path: str, module: nn.Module) -> bool:
+        """Whether the selector names the module, or the parameter, with this recorded path."""
+        types = tuple(c.__name__ for c in type(module).__mro__)
+        hits = [place for place, term in enumerate(self._terms) if term.matches(path, types)]
+        for place in hits:
+            self._idle.pop(place, None)
+        return bool(hits) and not any(self._terms[place].excluded for place in hits)
+
+    def check(self) -> None:
+        """Report the parts of the selector that select nothing; called at the end of each recorded step."""
+        while self._idle and self._paths:
+            place, _ = self._idle.popitem()
+            near = nearest(self._terms[place], self._paths, self._paths.values())
+            hint = f"; the nearest are {near}" if near else "; kedge sites lists their names"
+            self._tell(f'"{self.selector.terms[place]}" selects nothing in the models of this program{hint}')
 
 
 def next_of(roots: Sequence[RootModule], types: Mapping[str, str]) -> RootModule | None:

@@ -118,6 +118,7 @@ class TrainingRecord:
         if self.dump is not None:
             self.dump.step_ended(bad)
         self.models.find_parameters(lazy_only=True)
+        self.models.wanted.check()
         if self.measured:
             passes.keep_first(self._groups)
             self.facts.unoptimized.step_ended(self.optimizers, self.models.roots, self.models.places)

@@ -1,8 +1,8 @@
 // Two runs compared: why and where they part, the map of it, and the course of one site in both.
 
-import { byId, fill, make } from "./elements.js";
-import { compact, counted, whole } from "./numbers.js";
-import { filterOf } from "./globs.js";
+import { byId, cut, fill, make } from "./elements.js";
+import { brief, compact, counted, whole } from "./numbers.js";
+import { filterOf } from "./filters.js";
 import { Recording } from "./recording.js";
 import { change, listen, recall, state } from "./state.js";
 import { chart, dropGone, plottable, wantsLog, zerosOf } from "./charts.js";
@@ -13,14 +13,15 @@ const PAUSE = 120;
 
 function showDifference(recording) {
   const { told, run, commands } = recording;
-  fill(byId("name"), run.name);
+  fill(byId("name"), cut(run.name, 60));
+  byId("name").title = run.name;
   document.title = `${run.name} · Kedge`;
   fill(byId("status"), make("span", { class: `pill ${told.parted ? "error" : "fine"}` }, told.parted ? "✗ they part" : "✓ no difference"));
   const differs = Object.entries(told.differs).map(([name, { a, b }]) => make("tr", {}, make("th", {}, name), make("td", {}, a || "–", " → ", b || "–")));
   const side = (name, key) => make("tr", {}, make("th", {}, name), make("td", { class: "mono" }, told[key], "  ", make("span", { class: "faint" }, commands[key])));
   fill(byId("sides"), side("A", "a"), side("B", "b"), differs);
   showVerdict(recording);
-  showParted(told);
+  showParted(recording);
   showAlignment(told);
 }
 
@@ -38,7 +39,7 @@ const named = ({ a, b }) => (a === b ? a : `${a} = ${b}`);
 
 const siteLink = (site, text) => make("button", { class: "link mono", onclick: () => change({ site }) }, text);
 
-function showParted(told) {
+function showParted({ told, parted }) {
   byId("parted-count").textContent = told.modules.length ? whole(told.modules.length) : "none";
   const row = ({ module, type, first, last }) =>
     make(
@@ -47,9 +48,35 @@ function showParted(told) {
       make("th", {}, siteLink(first.site.a, named(module) || `(${type})`)),
       [type, whole(first.step), `${first.site.a.slice(module.a.length).replace(/^[.:]/, "")} ${first.statistic}`, number(first.a), number(first.b), number(first.apart), number(last)].map((text) => make("td", {}, text)),
     );
-  const titles = ["module", "type", "first at step", "in", "A", "B", "apart", "at last"].map((text) => make("th", {}, text));
-  fill(byId("parted-body"), told.modules.length ? make("table", { class: "room" }, make("thead", {}, make("tr", {}, titles)), make("tbody", {}, told.modules.map(row))) : make("p", { class: "empty" }, "No module parts."));
+  const rows = parted.flatMap(({ label, members }) => {
+    const own = members.map((place) => told.modules[place]);
+    return own.length > 1 ? foldedRows(label, own, own.map(row)) : own.map(row);
+  });
+  const titles = ["module", "type", "first at step", "in", "A", "B", "apart", "at last"].map((text) => make("th", { scope: "col" }, text));
+  fill(byId("parted-body"), told.modules.length ? make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "modules that part" }, make("table", { class: "room" }, make("thead", {}, make("tr", {}, titles)), make("tbody", {}, rows))) : make("p", { class: "empty" }, "No module parts."));
   byId("parted").classList.toggle("bare", !told.modules.length);
+}
+
+// Modules that part alike: a row for all, which unfolds into those of each.
+function foldedRows(label, own, rows) {
+  const [{ type, first }] = own;
+  const spread = (of) => {
+    const values = own.map(of);
+    const known = values.filter((value) => typeof value === "number");
+    if (known.length < values.length) return number(values.find((value) => typeof value !== "number"));
+    const [low, high] = [Math.min(...known), Math.max(...known)];
+    return brief(low) === brief(high) ? compact(low) : `${brief(low)}..${brief(high)}`;
+  };
+  rows.forEach((row) => (row.hidden = true));
+  const unfold = (event) => {
+    const open = rows[0].hidden;
+    rows.forEach((row) => (row.hidden = !open));
+    event.currentTarget.setAttribute("aria-expanded", open);
+    event.currentTarget.firstChild.textContent = open ? "▾ " : "▸ ";
+  };
+  const button = make("button", { class: "link mono", "aria-expanded": "false", onclick: unfold }, make("span", { "aria-hidden": "true" }, "▸ "), label);
+  const cells = [type, whole(first.step), `${first.site.a.slice(own[0].module.a.length).replace(/^[.:]/, "")} ${first.statistic}`, spread((one) => one.first.a), spread((one) => one.first.b), spread((one) => one.first.apart), spread((one) => one.last)];
+  return [make("tr", {}, make("th", {}, button, make("span", { class: "faint" }, ` ×${own.length}`)), cells.map((text) => make("td", {}, text))), ...rows];
 }
 
 // Numbers that JSON does not have are written as words.
@@ -134,13 +161,17 @@ function begin() {
   recall();
   document.documentElement.dataset.theme = state.theme;
   const recording = new Recording(JSON.parse(byId("document").textContent), (name) => byId(`table-${name}`).textContent);
-  const filter = () => filterOf(state.filter, recording.paths);
+  const filter = () => filterOf(state.filter, recording);
   const [heatMap, panel] = [new HeatMap(byId("heat-map"), filter), new Pair(byId("panel-body"))];
   showDifference(recording);
   heatMap.show(recording);
   panel.show(recording);
   const input = byId("filter");
-  const tellFilter = () => input.classList.toggle("on", !filter().all);
+  const tellFilter = () => {
+    input.classList.toggle("on", !filter().all);
+    byId("filter-problem").textContent = filter().problem;
+    byId("filter-problem").hidden = !filter().problem;
+  };
   input.value = state.filter;
   let pause;
   input.addEventListener("input", () => {

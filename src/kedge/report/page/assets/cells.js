@@ -17,7 +17,7 @@ export class Cells {
     this.recording = recording;
     this.quantity = quantity;
     this.relative = (relative || Boolean(quantity.middle)) && quantity.scale === "log";
-    this.sites = sitesOf(recording, quantity).filter((site) => lets(site.path));
+    this.sites = sitesOf(recording, quantity).filter((site) => lets(site));
     this.rows = new Map(this.sites.map((site, row) => [site.id, row]));
     this.width = recording.width;
     this.levels = this.sites.map((site) => this.measured(site));

@@ -1,6 +1,6 @@
 // Line charts by uPlot: logarithmic where the values call for it, with marks for what is no number.
 
-import { colour, fill, make } from "./elements.js";
+import { colour, cut, fill, make } from "./elements.js";
 import { compact, round, whole } from "./numbers.js";
 
 // Lines differ in their dashes and not in colour alone.
@@ -16,7 +16,7 @@ const drawn = new Map();
 
 // Put a chart in the place of the one before.
 //   x: steps; series: [{label, values, line?, width?}]; bands: [[upper, lower]] as numbers of series from 1
-//   broken, zeros: places in x where something was not finite, or where a logarithmic axis cannot show a zero; bars: [{name, value}]; mark: a step to be marked
+//   named: [{at, value, name}]; broken, zeros: places in x where something was not finite, or where a logarithmic axis cannot show a zero; bars: [{name, value}]; mark: a step to be marked
 export function chart(host, spec) {
   drop(host);
   const width = host.clientWidth;
@@ -134,20 +134,27 @@ function padded(low, high, bars) {
 function lineOf(one, place, spec) {
   const line = LINES[(one.line ?? place) % LINES.length];
   return {
-    label: one.label,
+    label: cut(one.label, 44),
     stroke: colour(one.colour || line.name),
     width: one.width || 1.5,
     dash: one.dash || line.dash,
     spanGaps: Boolean(one.spanGaps),
     points: { show: spec.x.length <= FEW_POINTS, size: 4 },
     // While nobody points at the chart, its legend gives the newest values.
-    value: (_, value, __, at) => (one.value || compact)(at === null || at === undefined ? newest(one.values) : value),
+    value: (_, __, ___, at) => told(one, at ?? newest(one.values), spec),
   };
 }
 
+// What was not measured is passed over, what was not finite is not.
 function newest(values) {
-  for (let at = values.length - 1; at >= 0; at--) if (values[at] !== null && values[at] !== undefined) return values[at];
-  return null;
+  for (let at = values.length - 1; at >= 0; at--) if (values[at] !== undefined) return at;
+  return -1;
+}
+
+function told(one, at, spec) {
+  const value = one.values[at];
+  if (value !== null || !spec.broken?.includes(at)) return value === null && spec.zeros?.includes(at) ? "0" : (one.value || compact)(value);
+  return "not finite";
 }
 
 function dashOf(one, place) {
@@ -164,6 +171,26 @@ function drawUnder(plot, spec) {
   ctx.fillStyle = colour("mark");
   ctx.fillRect(x - 1, bbox.top, 2, bbox.height);
   ctx.restore();
+}
+
+// A ring and a name for a value by itself; a name that would cover another is left to the list below the chart.
+function drawNames(plot, spec, dense) {
+  const { ctx, bbox } = plot;
+  let free = -Infinity;
+  ctx.lineWidth = 1.5 * dense;
+  ctx.strokeStyle = ctx.fillStyle = colour("error");
+  for (const { at, value, name } of spec.named || []) {
+    const [x, y] = [plot.valToPos(at, "x", true), plot.valToPos(value, "y", true)];
+    ctx.beginPath();
+    ctx.arc(x, y, 3.5 * dense, 0, 2 * Math.PI);
+    ctx.stroke();
+    const half = ctx.measureText(name).width / 2;
+    const middle = Math.min(Math.max(x, bbox.left + half), bbox.left + bbox.width - half);
+    if (middle - half < free) continue;
+    ctx.fillText(name, middle, y - 5 * dense);
+    free = middle + half + 8 * dense;
+  }
+  ctx.fillStyle = colour("faint");
 }
 
 // A cross at the top for each step with something that is no number, and a line for each bar.
@@ -191,6 +218,7 @@ function drawOver(plot, spec) {
   ctx.font = `${10 * dense}px ${colour("sans")}`;
   ctx.fillStyle = colour("faint");
   for (const place of spec.zeros || []) ctx.fillText("0", plot.valToPos(spec.x[place], "x", true), bbox.top + bbox.height);
+  drawNames(plot, spec, dense);
   ctx.setLineDash([4 * dense, 3 * dense]);
   for (const { name, value, tone } of spec.bars || []) {
     const y = plot.valToPos(value, "y", true);

@@ -11,7 +11,7 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-export function append(element, children) {
+function append(element, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     element.append(child instanceof Node ? child : String(child));
@@ -46,5 +46,9 @@ export function sized(canvas, width, height) {
   return context;
 }
 
-// The end of a path tells more than its start.
-export const tail = (text, most) => (text.length <= most ? text : `…${text.slice(text.length - most + 1)}`);
+// Names are cut in their middle; most of the end is kept, where paths differ most.
+export function cut(text, most) {
+  if (text.length <= most) return text;
+  const start = Math.min(Math.max(Math.floor(most / 5), 4), Math.floor(most / 2));
+  return `${text.slice(0, start)}…${text.slice(text.length - (most - start - 1))}`;
+}

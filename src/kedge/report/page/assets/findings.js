@@ -1,12 +1,11 @@
 // The findings, the worst first, each with what it rests on.
 
-import { append, badge, byId, fill, make, tail } from "./elements.js";
+import { badge, byId, fill, make, cut } from "./elements.js";
 import { compact, counted, percent, whole } from "./numbers.js";
 import { chart, drop, plottable, wantsLog, zerosOf } from "./charts.js";
 import { change, listen, state } from "./state.js";
 
 const SHOWN = 6;
-const LISTED = 8;
 
 export class Findings {
   constructor(host) {
@@ -65,11 +64,11 @@ export class Findings {
         "div",
         { class: "told" },
         make("header", {}, badge(finding.severity), make("b", {}, finding.code), make("span", { class: `severity ${finding.severity}` }, finding.severity), name, step, sure),
-        make("p", { class: "message" }, finding.message),
-        finding.remedy && make("p", { class: "remedy" }, make("span", { class: "arrow" }, "→ "), finding.remedy),
+        make("p", { class: "message" }, marked(finding.message)),
+        finding.remedy && make("p", { class: "remedy" }, make("span", { class: "arrow" }, "→ "), marked(finding.remedy)),
         // Some rules quote the line themselves.
         site?.source && !finding.message.includes(site.source.text) && sourceLine(site.source),
-        evidence(finding.evidence),
+        evidence(finding),
         this.page(finding.code),
       ),
       make("div", { class: "figure-frame" }, make("div", { class: "figure-title" }), make("div", { class: "figure" })),
@@ -79,7 +78,7 @@ export class Findings {
   // The rule's own page: what it looks for, and how it knows.
   page(code) {
     const text = this.recording.explained[code];
-    return text && make("details", { class: "rule" }, make("summary", {}, `how ${code} knows`), make("pre", {}, text));
+    return text && make("details", { class: "rule" }, make("summary", {}, `how ${code} knows`), make("pre", { tabindex: 0 }, marked(text)));
   }
 
   rest(left) {
@@ -104,20 +103,19 @@ export class Findings {
 
 export function sourceLine(source) {
   const where = `${source.file}:${source.line}${source.function ? ` in ${source.function}` : ""}`;
-  return make("div", { class: "source" }, make("span", { class: "faint" }, where), source.text && make("code", {}, source.text));
+  return make("div", { class: "source" }, make("span", { class: "faint" }, where), source.text && make("code", { tabindex: 0 }, source.text));
 }
 
-// Plain figures of the evidence; lists and what is drawn are left to the figure.
-function evidence(held) {
-  const told = Object.entries(held).filter(([, value]) => value !== null && value !== "" && (typeof value !== "object" || isSmallList(value)));
+// What the finding rests on, in words; what is drawn is left to the figure.
+function evidence({ words, evidence: held }) {
   const near = Object.entries(held.near || {}).filter(([, figures]) => figures && typeof figures === "object");
-  const list = make("dl", { class: "evidence" });
-  append(list, told.map(([name, value]) => make("div", {}, make("dt", {}, name.replaceAll("_", " ")), make("dd", {}, textOf(value)))));
-  append(list, near.map(([site, figures]) => make("div", {}, make("dt", {}, site), make("dd", {}, rangeOf(figures)))));
-  return list;
+  return make("ul", { class: "evidence" }, words.map((text) => make("li", {}, text)), near.map(([site, figures]) => make("li", {}, make("span", { class: "faint" }, `${site}: `), rangeOf(figures))));
 }
 
-const isSmallList = (value) => Array.isArray(value) && value.length > 0 && value.length <= LISTED && value.every((one) => typeof one !== "object");
+// Text with its names and commands, which stand in backticks, as such.
+export function marked(text) {
+  return text.split("`").map((part, place, all) => (place % 2 && place < all.length - 1 ? make("code", {}, part) : place % 2 ? `\`${part}` : part));
+}
 
 function textOf(value) {
   if (Array.isArray(value)) return value.map(textOf).join(", ");
@@ -126,8 +124,10 @@ function textOf(value) {
   return String(value);
 }
 
+const FIGURE_NAMES = { absmax: "largest |x|", nonfinite: "not finite:", zero: "share of zeros" };
+
 function rangeOf(figures) {
-  return Object.entries(figures).map(([name, value]) => `${name} ${textOf(value)}`).join(", ");
+  return Object.entries(figures).map(([name, value]) => `${FIGURE_NAMES[name] || name} ${textOf(value)}`).join(", ");
 }
 
 function drawFigure(host, finding) {
@@ -160,14 +160,14 @@ function drawSeries(host, title, figure) {
 function drawProfile(host, title, figure) {
   const values = figure.values.map((value) => (typeof value === "number" ? value : null));
   const log = wantsLog(values.filter((value) => value !== null));
-  fill(title, `${figure.name.replaceAll("_", " ")}, from ${tail(figure.labels[0], 24)} to ${tail(figure.labels.at(-1), 24)}`);
+  fill(title, `${figure.name.replaceAll("_", " ")}, from ${cut(figure.labels[0], 24)} to ${cut(figure.labels.at(-1), 24)}`);
   chart(host, {
     x: values.map((_, at) => at),
     series: [{ label: figure.name.replaceAll("_", " "), values: plottable(values, log) }],
     log,
     height: 132,
     xLabel: "at",
-    xValue: (at) => tail(figure.labels[at] ?? "", 34),
+    xValue: (at) => cut(figure.labels[at] ?? "", 34),
     xAxis: { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) && figure.labels[tick] ? String(tick + 1) : "")) },
   });
 }

@@ -1,11 +1,12 @@
 // The head of the page: what ran, how it ended, and what the watching cost.
 
-import { badge, byId, fill, make } from "./elements.js";
+import { badge, byId, cut, fill, make } from "./elements.js";
 import { bytes, counted, percent, seconds, thousands, whole } from "./numbers.js";
 
 export function showHead(recording) {
   const { run } = recording;
-  fill(byId("name"), run.name || "recording");
+  fill(byId("name"), cut(run.name || "recording", 32));
+  byId("name").title = run.name || "";
   document.title = `${run.name || "recording"} · Kedge`;
   fill(byId("status"), make("span", { class: `pill ${statusOf(run)[0]}` }, statusOf(run)[1]), tally(recording.findings));
   fill(byId("command"), run.command ? [make("span", { class: "faint" }, "$ "), run.command] : "a program without a name");
@@ -14,6 +15,8 @@ export function showHead(recording) {
 }
 
 function statusOf(run) {
+  if (run.running && run.written === false) return ["error", "✗ killed: no end is recorded"];
+  if (run.running && run.written) return ["fine", document.documentElement.dataset.source === "live" ? "running" : "was running when this page was made"];
   if (run.running) return ["warning", "no end recorded: running or killed"];
   if (run.error || run.exit) return ["error", `✗ exit status ${run.exit}`];
   return ["fine", "✓ ended"];

@@ -1,6 +1,6 @@
 // The heat-map: depth downwards, steps to the right, one statistic as colour, findings pinned on it.
 
-import { colour, fill, make, MARKS, sized, tail } from "./elements.js";
+import { colour, fill, make, MARKS, sized, cut } from "./elements.js";
 import { compact, counted, power, stepsText, whole } from "./numbers.js";
 import { css, scaleTable, topLevel } from "./colours.js";
 import { BROKEN } from "./recording.js";
@@ -8,10 +8,13 @@ import { Cells } from "./cells.js";
 import { offered, telling } from "./quantities.js";
 import { change, listen, state } from "./state.js";
 
-const LEAST_ROW = 3;
+const LEAST_ROW = 1;
 const MOST_ROW = 18;
-const TALLEST = 500;
+const TALLEST = 600;
+// Rows lower than this are named by block.
+const LEAST_NAMED = 7;
 const WIDEST = 64;
+const LEAST_COLUMN = 2;
 const LABEL_HEIGHT = 11;
 const STRIPE = 5;
 
@@ -32,6 +35,18 @@ function striped(context) {
   const pattern = context.createPattern(tile, "repeat");
   pattern.setTransform(new DOMMatrix().scale(1 / dense));
   return pattern;
+}
+
+// Where columns begin and end: a column reaches from its first step to that of the next one, true to scale, but has a pixel.
+function edgesOf({ first, width }, plot) {
+  const gaps = Array.from({ length: width }, (_, column) => (column + 1 < width ? first[column + 1] - first[column] : 0));
+  if (width) gaps[width - 1] = width > 1 ? gaps[width - 2] : 1;
+  const least = Math.min(LEAST_COLUMN, plot / Math.max(width, 1));
+  const all = gaps.reduce((sum, gap) => sum + gap, 0);
+  const scale = (plot - least * width) / (all || 1);
+  const edges = [0];
+  for (const gap of gaps) edges.push(edges.at(-1) + least + gap * scale);
+  return edges;
 }
 
 export class HeatMap {
@@ -110,6 +125,7 @@ export class HeatMap {
     this.left = Math.min(Math.max(...cells.sites.map((site) => this.label(site).length), 6) * 6.2 + 26, shown * 0.3);
     // A column gets a pixel at least: a spike that shares one would be lost.
     this.plot = Math.max(Math.min(shown - this.left - 10, cells.width * WIDEST), cells.width);
+    this.edges = edgesOf(this.recording, this.plot);
     const [width, height] = [this.left + this.plot + 10, count * this.row + 12];
     const context = sized(this.canvas, width, height);
     context.clearRect(0, 0, width, height);
@@ -132,25 +148,43 @@ export class HeatMap {
     context.imageSmoothingEnabled = false;
     context.fillStyle = striped(context);
     context.fillRect(this.left, this.top, this.plot, cells.sites.length * this.row);
-    context.drawImage(this.picture, this.left, this.top, this.plot, cells.sites.length * this.row);
-    const wide = this.plot / cells.width;
-    if (this.row >= 7 && wide >= 4) this.drawCrosses(context, wide);
+    const height = cells.sites.length * this.row;
+    for (const [start, end] of this.alikeColumns()) {
+      context.drawImage(this.picture, start, 0, end - start, cells.sites.length, this.left + this.edges[start], this.top, this.edges[end] - this.edges[start], height);
+    }
+    if (this.row >= 7) this.drawCrosses(context);
     if (this.row >= 7) {
       context.fillStyle = colour("panel");
       for (let row = 1; row < cells.sites.length; row++) context.fillRect(this.left, this.top + row * this.row - 0.5, this.plot, 1);
     }
   }
 
+  // Runs of columns of one width, which are drawn at once.
+  alikeColumns() {
+    const wide = (column) => this.edges[column + 1] - this.edges[column];
+    const runs = [];
+    for (let column = 0; column < this.cells.width; column++) {
+      if (runs.length && Math.abs(wide(column) - wide(column - 1)) < 1e-6) runs.at(-1)[1] = column + 1;
+      else runs.push([column, column + 1]);
+    }
+    return runs;
+  }
+
+  middle(column) {
+    return this.left + (this.edges[column] + this.edges[column + 1]) / 2;
+  }
+
   // Colour alone must not tell a broken cell.
-  drawCrosses(context, wide) {
+  drawCrosses(context) {
     context.strokeStyle = "#fff";
     context.lineWidth = 1.2;
     context.beginPath();
-    const reach = Math.min(this.row, wide, 12) / 4;
     this.cells.sites.forEach((site, row) => {
       this.recording.states(site.id).forEach((held, column) => {
-        if (held !== BROKEN) return;
-        const [x, y] = [this.left + (column + 0.5) * wide, this.top + (row + 0.5) * this.row];
+        const wide = this.edges[column + 1] - this.edges[column];
+        if (held !== BROKEN || wide < 4) return;
+        const reach = Math.min(this.row, wide, 12) / 4;
+        const [x, y] = [this.middle(column), this.top + (row + 0.5) * this.row];
         context.moveTo(x - reach, y - reach);
         context.lineTo(x + reach, y + reach);
         context.moveTo(x + reach, y - reach);
@@ -164,18 +198,35 @@ export class HeatMap {
     context.font = `11px ${colour("sans")}`;
     context.textBaseline = "middle";
     context.textAlign = "right";
-    const every = Math.ceil(LABEL_HEIGHT / this.row);
     const most = Math.floor((this.left - 18) / 5.6);
-    this.cells.sites.forEach((site, row) => {
-      const chosen = site.site === state.site;
-      if (row % every && !chosen) return;
+    for (const [row, label] of this.labels()) {
+      const chosen = this.cells.sites[row].site === state.site;
       context.fillStyle = colour(chosen ? "accent" : "faint");
-      context.fillText(tail(this.label(site), most), this.left - 8, this.top + (row + 0.5) * this.row, this.left - 14);
-    });
+      context.fillText(cut(label, most), this.left - 8, this.top + (row + 0.5) * this.row, this.left - 14);
+    }
     const row = this.cells.rows.get(this.recording.site(state.site)?.id);
     if (row === undefined) return;
     context.fillStyle = colour("accent");
     context.fillRect(this.left - 4, this.top + row * this.row, 3, this.row);
+  }
+
+  // The rows that have a name: of low rows the first of each block, as far as there is room.
+  labels() {
+    const { sites } = this.cells;
+    const low = this.row < LEAST_NAMED;
+    const every = low ? 1 : Math.ceil(LABEL_HEIGHT / this.row);
+    const chosen = sites.findIndex((site) => site.site === state.site);
+    const found = chosen < 0 ? [] : [[chosen, this.label(sites[chosen])]];
+    let [free, before] = [-Infinity, null];
+    sites.forEach((site, row) => {
+      const name = low ? site.block || this.label(site) : this.label(site);
+      if (row % every || (low && name === before)) return;
+      before = name;
+      if (row * this.row < free || (chosen >= 0 && Math.abs(row - chosen) * this.row < LABEL_HEIGHT && low)) return;
+      if (row !== chosen) found.push([row, name]);
+      free = low ? row * this.row + LABEL_HEIGHT : free;
+    });
+    return found;
   }
 
   // A finding at a site that is not shown is pinned on the row of the same module, with an open mark.
@@ -191,11 +242,10 @@ export class HeatMap {
   }
 
   drawPins(context) {
-    const wide = this.plot / this.cells.width;
     context.textAlign = "center";
     context.font = `bold 10px ${colour("sans")}`;
     for (const { finding, row, column, open } of this.pins()) {
-      const [x, y] = [this.left + (column + 0.5) * wide, this.top + (row + 0.5) * this.row];
+      const [x, y] = [this.middle(column), this.top + (row + 0.5) * this.row];
       const focus = finding.number === state.finding;
       context.beginPath();
       context.arc(x, y, focus ? 9 : 7, 0, 2 * Math.PI);
@@ -211,10 +261,11 @@ export class HeatMap {
 
   drawCursor(context) {
     if (!this.cursor) return;
-    const wide = this.plot / this.cells.width;
+    const [start, end] = [this.edges[this.cursor.column], this.edges[this.cursor.column + 1]];
+    const wide = end - start;
     context.lineWidth = 1.5;
     context.strokeStyle = colour("text");
-    const [x, y] = [this.left + this.cursor.column * wide, this.top + this.cursor.row * this.row];
+    const [x, y] = [this.left + start, this.top + this.cursor.row * this.row];
     context.strokeRect(x - 0.5, y - 0.5, Math.max(wide, 2) + 1, this.row + 1);
   }
 
@@ -224,10 +275,11 @@ export class HeatMap {
     context.textBaseline = "top";
     context.textAlign = "center";
     const { first, width: columns } = this.recording;
-    const wide = this.plot / columns;
-    const apart = Math.max(1, Math.ceil(70 / wide));
-    for (let column = 0; column < columns; column += apart) {
-      const x = this.left + (column + 0.5) * wide;
+    let free = -Infinity;
+    for (let column = 0; column < columns; column++) {
+      const x = this.middle(column);
+      if (x < free) continue;
+      free = x + 70;
       context.fillStyle = colour("line");
       context.fillRect(x, 0, 1, 4);
       context.fillStyle = colour("faint");
@@ -262,7 +314,8 @@ export class HeatMap {
 
   cellAt(event) {
     const box = this.canvas.getBoundingClientRect();
-    const column = Math.floor(((event.clientX - box.left - this.left) / this.plot) * this.cells.width);
+    const x = event.clientX - box.left - this.left;
+    const column = x < 0 ? -1 : x >= this.plot ? this.cells.width : this.edges.findIndex((edge) => x < edge) - 1;
     const row = Math.floor((event.clientY - box.top - this.top) / this.row);
     if (row < 0 || row >= this.cells.sites.length || column >= this.cells.width) return null;
     return column < 0 ? { row, column: 0, label: true } : { row, column };
@@ -280,8 +333,8 @@ export class HeatMap {
     this.tip.classList.toggle("shown", Boolean(cell));
     if (!cell) return;
     fill(this.tip, this.words(cell));
-    const wide = this.plot / this.cells.width;
-    const x = this.left + (cell.column + 1) * wide - this.scroll.scrollLeft;
+    const wide = this.edges[cell.column + 1] - this.edges[cell.column];
+    const x = this.left + this.edges[cell.column + 1] - this.scroll.scrollLeft;
     const y = this.top + (cell.row + 1) * this.row - this.scroll.scrollTop;
     const over = x + this.tip.offsetWidth + 12 > this.scroll.clientWidth;
     this.tip.style.left = `${Math.max(over ? x - wide - this.tip.offsetWidth - 8 : x + 8, 0)}px`;

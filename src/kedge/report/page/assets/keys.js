@@ -6,6 +6,7 @@ import { change, state } from "./state.js";
 const typing = (target) => target instanceof HTMLInputElement ? target.type !== "checkbox" && target.type !== "range" : target instanceof HTMLSelectElement;
 
 export function listenToKeys({ recording, panel }) {
+  printLight();
   const actions = {
     j: () => step(recording(), 1),
     k: () => step(recording(), -1),
@@ -27,6 +28,16 @@ export function listenToKeys({ recording, panel }) {
     event.preventDefault();
     actions[event.key]();
   });
+}
+
+// Paper is light, and what is drawn on canvases has to be drawn again for it.
+function printLight() {
+  let before = null;
+  addEventListener("beforeprint", () => {
+    before = state.theme;
+    if (before === "dark") toggleTheme();
+  });
+  addEventListener("afterprint", () => before === "dark" && toggleTheme());
 }
 
 function step(recording, by) {

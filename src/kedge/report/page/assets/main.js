@@ -1,7 +1,7 @@
 // Reads what the page carries, draws its parts, and follows a run that goes on.
 
 import { byId, fill } from "./elements.js";
-import { filterOf } from "./globs.js";
+import { filterOf } from "./filters.js";
 import { change, listen, recall, state } from "./state.js";
 import { listenToRank, offerRanks, ranked } from "./ranks.js";
 import { showHead } from "./head.js";
@@ -26,7 +26,7 @@ function start() {
   document.documentElement.dataset.theme = state.theme;
   let choose = carried();
   let recording = choose();
-  const filter = () => filterOf(state.filter, recording.paths);
+  const filter = () => filterOf(state.filter, recording);
   const parts = {
     findings: new Findings(byId("findings-list")),
     heatMap: new HeatMap(byId("heat-map"), filter),
@@ -70,9 +70,10 @@ function connectFilter(filter) {
   listen((changed) => changed.has("filter") && tellFilter(filter()));
 }
 
-function tellFilter({ all, inside }) {
+function tellFilter({ all, problem }) {
   byId("filter").classList.toggle("on", !all);
-  byId("filter").title = inside ? "no path is this pattern: shown is what has it inside" : "";
+  byId("filter-problem").textContent = problem;
+  byId("filter-problem").hidden = !problem;
 }
 
 // A redraw changes heights for a moment; the reader must not notice.

@@ -13,6 +13,13 @@ export function compact(value) {
   return `${mantissa}e${Number(power)}`;
 }
 
+// Two digits, for the ends of a range.
+export function brief(value) {
+  const size = Math.abs(value);
+  if (size >= 0.00995 && size < 99.5) return value.toFixed(Math.max(1 - Number(size.toExponential(1).split("e")[1]), 0));
+  return size >= 99.5 && size < 9999.5 ? value.toFixed(0) : compact(value);
+}
+
 // For axes: no zeros at the end.
 export function round(value) {
   const size = Math.abs(value);

@@ -4,7 +4,7 @@ import { badge, byId, fill, make } from "./elements.js";
 import { compact, thousands, whole } from "./numbers.js";
 import { chart, dropGone, plottable, wantsLog, zerosOf } from "./charts.js";
 import { BROKEN } from "./recording.js";
-import { sourceLine } from "./findings.js";
+import { marked, sourceLine } from "./findings.js";
 import { formatName } from "./depth.js";
 import { change, listen, state } from "./state.js";
 
@@ -68,7 +68,7 @@ export class Panel {
       make("p", { class: "faint" }, facts.filter(Boolean).join(" · ")),
       site.source && sourceLine(site.source),
       bad > 0 && make("p", { class: "bad" }, `✗ not finite in ${whole(bad)} of ${whole(recording.width)} columns, first at step ${whole(this.firstBad(site))}`),
-      recording.findingsOf(site).map((finding) => make("p", { class: "panel-finding" }, badge(finding.severity), " ", make("b", {}, finding.code), " ", finding.message)),
+      recording.findingsOf(site).map((finding) => make("p", { class: "panel-finding" }, badge(finding.severity), " ", make("b", {}, finding.code), " ", marked(finding.message))),
     ];
   }
 
@@ -120,7 +120,7 @@ export class Panel {
     };
     return [
       make("h3", {}, "Room in other formats, in powers of two"),
-      make("table", { class: "room" }, make("thead", {}, make("tr", {}, ["", "to overflow", "to subnormal"].map((text) => make("th", {}, text)))), make("tbody", {}, recording.formats.map(row))),
+      make("table", { class: "room" }, make("thead", {}, make("tr", {}, ["format", "to overflow", "to subnormal"].map((text) => make("th", { scope: "col" }, text)))), make("tbody", {}, recording.formats.map(row))),
     ];
   }
 

@@ -41,7 +41,6 @@ export class Recording {
     this.width = this.columns.count;
     this.sites.forEach((site, id) => (site.id = id));
     this.byText = new Map(this.sites.map((site) => [site.site, site]));
-    this.paths = [...new Set(this.sites.map((site) => site.path))];
     this.members = new Map(Object.entries(this.sheets).map(([name, sheet]) => [name, new Set(sheet.rows)]));
     this.followers = this.foundFollowers();
     this.findings.forEach((finding, number) => (finding.number = number));

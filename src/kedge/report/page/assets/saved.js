@@ -1,6 +1,6 @@
 // Who holds the memory that autograd saves for backward: over the step, by module and by line, and what would free it.
 
-import { byId, fill, make, tail } from "./elements.js";
+import { byId, fill, make, cut } from "./elements.js";
 import { bytes, whole } from "./numbers.js";
 import { chart } from "./charts.js";
 import { change, listen } from "./state.js";
@@ -32,7 +32,7 @@ export class Saved {
     const { account } = recording;
     byId("saved").hidden = byId("saved-link").hidden = !account;
     if (!account) return;
-    const lets = this.filter().all ? () => true : (path) => path !== null && path !== undefined && this.filter().lets(path);
+    const lets = this.filter().letsModule;
     fill(byId("saved-step"), `step ${whole(account.step)}, ${bytes(account.held)}`);
     fill(this.totals, account.totals.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
     this.drawCourse(account.course);
@@ -67,8 +67,8 @@ export class Saved {
 
   label(name, path, most) {
     const site = path !== null && path !== undefined && this.recording.sites.find((one) => one.owner === path && one.kind === "out");
-    if (!site) return make("span", { class: "mono", title: name }, tail(name, most));
-    return make("button", { class: "link mono", title: name, onclick: () => change({ site: site.site }) }, tail(name, most));
+    if (!site) return make("span", { class: "mono", title: name }, cut(name, most));
+    return make("button", { class: "link mono", title: name, onclick: () => change({ site: site.site }) }, cut(name, most));
   }
 
   table({ columns, note }, rows) {
@@ -76,7 +76,7 @@ export class Saved {
     const cell = (text, place) => make("td", { class: place === words ? "words mono" : null, title: place === words ? text : null }, text);
     return make(
       "div",
-      { class: "ledger" },
+      { class: "ledger", tabindex: 0, role: "region", "aria-label": `saved for backward by ${columns[0]}` },
       make("table", {}, make("thead", {}, make("tr", {}, columns.map((title, place) => make("th", { class: place === words ? "words" : null }, title)))), make("tbody", {}, rows.map(({ cells, path }) => make("tr", {}, make("td", { class: "mono" }, this.label(cells[0], path, 60)), cells.slice(1).map((text, place) => cell(text, place + 1)))))),
       note.trim() && make("p", { class: "faint" }, note),
     );

@@ -1,8 +1,12 @@
-// The modules as a tree that folds, with shapes, parameters and what autograd saved in them.
+// The modules as a tree that folds, with shapes, parameters, scales and what autograd saved in them. Blocks that are
+// alike are one node, with the least and the largest of their figures; it unfolds into what is in each of them, and into
+// the blocks one by one.
 
 import { badge, byId, fill, make } from "./elements.js";
-import { bytes, thousands } from "./numbers.js";
+import { brief, bytes, compact, thousands } from "./numbers.js";
 import { change, listen, state } from "./state.js";
+import { baseKind } from "./quantities.js";
+import { BROKEN } from "./recording.js";
 
 const SEVERITIES = ["error", "warning", "info"];
 const OPEN_DEPTH = 2;
@@ -32,8 +36,8 @@ export class Tree {
       return;
     }
     this.wanted = this.chosenPaths();
-    const titles = ["module", "class", "output", "parameters", this.saved && "saved for backward"].filter(Boolean);
-    fill(this.host, make("div", { class: `tree${this.saved ? " with-saved" : ""}`, role: "tree" }, make("div", { class: "row titles" }, titles.map((text) => make("span", {}, text))), roots.map((root) => this.node(root, 0))));
+    const titles = ["module", "class", "output", "parameters", "rms", "gradient", this.saved && "saved for backward"].filter(Boolean);
+    fill(this.host, make("div", { class: `tree${this.saved ? " with-saved" : ""}` }, make("div", { class: "row titles" }, titles.map((text) => make("span", {}, text))), roots.map((root) => this.node(root, 0))));
     this.markChosen();
   }
 
@@ -43,54 +47,100 @@ export class Tree {
     if (filter.all) return null;
     const wanted = new Set();
     for (let node of this.nodes.values()) {
-      if (!filter.lets(node.module.path)) continue;
+      if (!filter.letsModule(node.module.path)) continue;
       for (; node; node = node.holder) wanted.add(node.module.path);
     }
     return wanted;
   }
 
+  lets(node) {
+    return !this.wanted || node.members.some((one) => this.wanted.has(one.module.path));
+  }
+
   node(node, depth) {
-    const { path } = node.module;
-    if (this.wanted && !this.wanted.has(path)) return null;
+    if (!this.lets(node)) return null;
     const row = this.row(node, depth);
-    if (!node.held.length) return make("div", { class: "leaf", role: "treeitem" }, row);
-    const open = this.folded.get(path) ?? (this.wanted !== null || depth < OPEN_DEPTH || this.nodes.size <= FEW);
-    const inside = make("div", { class: "inside", role: "group" });
-    // What is folded away is made when it is opened.
-    const unfold = () => inside.childElementCount || fill(inside, node.held.map((one) => this.node(one, depth + 1)));
-    if (open) unfold();
-    const element = make("details", { open, role: "treeitem" }, make("summary", {}, row), inside);
-    element.addEventListener("toggle", () => {
-      this.folded.set(path, element.open);
-      if (element.open) unfold();
-    });
-    return element;
+    const many = node.members.length > 1;
+    if (!node.held.length && !node.blocks) return make("div", { class: "leaf" }, row);
+    const folds = !many && foldedNodes(this.recording.folds, node.held).length < node.held.length;
+    const open = !many && (this.wanted !== null || depth < OPEN_DEPTH || this.nodes.size <= FEW || folds);
+    return this.branch(node.key, row, open, () => this.inside(node, depth + 1));
+  }
+
+  // In a node of several blocks stand the parts of all of them, and then each by itself.
+  inside(node, depth) {
+    const parts = foldedNodes(this.recording.folds, node.held).map((one) => this.node(one, depth));
+    if (!node.blocks) return parts;
+    const row = make("span", { class: "row" }, make("span", { class: "name" }, indent(depth), `each of the ${node.members.length}`));
+    return [...parts, this.branch(`${node.key} each`, row, false, () => node.members.map((one) => this.node(one, depth + 1)))];
+  }
+
+  // A row that unfolds by a click on it, or by its button.
+  branch(key, row, usual, inside) {
+    const body = make("div", { class: "inside" });
+    const button = make("button", { class: "toggle", "aria-label": `what is in ${key || "the model"}` });
+    const put = (open) => {
+      // What is folded away is made when it is opened.
+      if (open && !body.childElementCount) fill(body, inside());
+      body.hidden = !open;
+      button.setAttribute("aria-expanded", open);
+      button.textContent = open ? "▾" : "▸";
+    };
+    const turn = (event) => {
+      if (event.target !== button && event.target.closest("button")) return;
+      this.folded.set(key, body.hidden);
+      put(body.hidden);
+    };
+    put(this.folded.get(key) ?? usual);
+    return make("div", { class: "branch" }, make("div", { class: "head", onclick: turn }, button, row), body);
   }
 
   row(node, depth) {
-    const { module } = node;
-    const label = module.path.split(".").pop() || `(${this.recording.roots[module.root]?.name ?? "root"})`;
+    const [{ module }] = node.members;
+    const many = node.members.length > 1;
+    const label = node.label ?? (module.path.split(".").pop() || `(${this.recording.roots[module.root]?.name ?? "root"})`);
     const site = module.sites.map((id) => this.recording.sites[id]).find((one) => one.kind === "out") || this.recording.sites[module.sites[0]];
-    const open = (event) => {
-      event.preventDefault();
-      change({ site: site.site });
-    };
-    const name = site ? make("button", { class: "link mono", "data-path": module.path, onclick: open }, label) : make("span", { class: "mono faint", title: "not watched, or never called" }, label);
-    const mark = this.worst(module);
-    const share = this.saved && make("span", { class: "saved" }, node.saved > 0 && [bar((module.saved || 0) / this.most), bytes(node.saved)]);
+    const open = () => change({ site: site.site });
+    const title = many ? `${node.key}: ${node.members.length} modules` : module.path;
+    const name =
+      site && !many
+        ? make("button", { class: "link mono", "data-path": module.path, onclick: open }, label)
+        : make("span", { class: `mono${many ? " many" : " faint"}`, title: many ? title : "not watched, or never called" }, label);
+    const sum = (of) => node.members.reduce((all, one) => all + (of(one) || 0), 0);
+    const [parameters, saved] = [sum((one) => one.parameters), sum((one) => one.saved)];
+    const share = this.saved && make("span", { class: "saved" }, saved > 0 && [bar(Math.min(sum((one) => one.module.saved) / this.most, 1)), bytes(saved)]);
     return make(
       "span",
       { class: "row" },
-      make("span", { class: "name", "data-depth": depth, title: module.path }, make("i", { class: `indent d${Math.min(depth, 12)}` }), name, mark),
+      make("span", { class: "name", "data-depth": depth, title }, indent(depth), name, many && node.blocks && make("span", { class: "faint" }, ` ×${node.members.length}`), this.worst(node)),
       make("span", { class: "faint", title: module.file ? `${module.file}:${module.line}` : null }, module.type),
       make("span", { class: "number" }, module.shape ? module.shape.join("×") || "scalar" : ""),
-      make("span", { class: "number" }, node.parameters ? [thousands(node.parameters), module.own > 0 && !(module.trainable ?? true) ? " frozen" : ""] : ""),
+      make("span", { class: "number" }, parameters ? [thousands(parameters), module.own > 0 && !(module.trainable ?? true) ? " frozen" : ""] : ""),
+      make("span", { class: "number" }, this.spread(node, "out")),
+      make("span", { class: "number" }, this.spread(node, "out.grad")),
       share,
     );
   }
 
-  worst(module) {
-    const texts = new Set(module.sites.map((id) => this.recording.sites[id].site));
+  // The newest scale of a kind of sites: of one module, or the least and the largest of several.
+  spread(node, kind) {
+    const { recording } = this;
+    const found = node.members.flatMap(({ module }) => {
+      const site = module.sites.map((id) => recording.sites[id]).find((one) => baseKind(one) === kind);
+      const states = site && recording.states(site.id);
+      const column = states ? states.findLastIndex((held) => held > 0) : -1;
+      if (column < 0) return [];
+      return [states[column] === BROKEN ? NaN : (recording.series(site.id, recording.has(site.id, "rms.last") ? "rms.last" : "rms")?.[column] ?? NaN)];
+    });
+    const known = found.filter(Number.isFinite);
+    if (!found.length) return "";
+    if (known.length < found.length) return make("span", { class: "bad" }, known.length ? `${brief(Math.min(...known))}..✗` : "✗");
+    const [low, high] = [Math.min(...known), Math.max(...known)];
+    return brief(low) === brief(high) ? compact(low) : `${brief(low)}..${brief(high)}`;
+  }
+
+  worst(node) {
+    const texts = new Set(node.members.flatMap(({ module }) => module.sites.map((id) => this.recording.sites[id].site)));
     const found = this.recording.findings.filter((finding) => texts.has(finding.site)).map((finding) => finding.severity);
     const severity = SEVERITIES.find((one) => found.includes(one));
     return severity && badge(severity);
@@ -102,16 +152,41 @@ export class Tree {
   }
 }
 
+const indent = (depth) => make("i", { class: `indent d${Math.min(depth, 12)}` });
+
 function bar(share) {
   const meter = make("i", { class: "meter" });
   meter.style.width = `${Math.round(share * 44)}px`;
   return meter;
 }
 
+// Nodes with those that a fold holds as one. A node has the parts of its first member; each part stands for those of all.
+function foldedNodes(folds, nodes) {
+  const foldAt = new Map(folds.flatMap((one) => one.paths.map((path) => [path, one])));
+  const taken = new Set();
+  return nodes.flatMap((node) => {
+    const one = node.members.length === 1 && foldAt.get(node.module.path);
+    if (!one) return [node];
+    if (taken.has(one)) return [];
+    taken.add(one);
+    const paths = new Set(one.paths);
+    return [merged(one.name, one.name.split(".").pop(), nodes.filter((other) => paths.has(other.module?.path)), true)];
+  });
+}
+
+function merged(key, label, members, blocks = false) {
+  const held = members[0].held.map((first, place) => {
+    const name = first.module.path.split(".").pop();
+    return merged(`${key}.${name}`, name, members.map((member) => member.held[place]));
+  });
+  return { key, label, members, held, blocks };
+}
+
 function nodesOf(recording) {
-  const nodes = new Map(recording.modules.map((module) => [module.path, { module, held: [], holder: null }]));
+  const nodes = new Map(recording.modules.map((module) => [module.path, { module, key: module.path, held: [], holder: null }]));
   const rooted = new Set(recording.roots.map((root) => root.prefix));
   for (const node of nodes.values()) {
+    node.members = [node];
     const { path } = node.module;
     if (path === "" || (rooted.has(path) && path)) continue;
     const holder = nodes.get(path.includes(".") ? path.slice(0, path.lastIndexOf(".")) : "");

@@ -1,0 +1,200 @@
+// Filters in the site language, as kedge.sites.language and kedge.sites.filters have them: the same texts are read, and
+// the same sites are chosen.
+
+const FILTER_KINDS = ["out", "in", "out.grad", "in.grad", "in.share", "saved", "param", "param.grad", "param.acc", "grad", "acc", "pre", "post"];
+const OF_PARAMETER = ["param", "param.grad", "param.acc"];
+const NEAR = 0.5;
+
+class Unreadable extends Error {}
+
+class FilterReader {
+  constructor(text) {
+    this.text = [...text];
+    this.at = 0;
+  }
+
+  peek() {
+    return this.text[this.at] ?? "";
+  }
+
+  accept(letter) {
+    const found = this.peek() === letter;
+    this.at += found ? 1 : 0;
+    return found;
+  }
+
+  spaces() {
+    while (/^\s$/u.test(this.peek())) this.at++;
+  }
+
+  fail(problem) {
+    throw new Unreadable(`column ${this.at + 1}: ${problem}`);
+  }
+
+  until(stops) {
+    const start = this.at;
+    while (this.peek() && !stops.includes(this.peek())) {
+      if (this.peek() === "[") this.letters();
+      else this.at += this.peek() === "\\" ? 2 : 1;
+    }
+    if (this.at > this.text.length) this.fail("nothing follows the backslash");
+    return this.text.slice(start, this.at).join("");
+  }
+
+  // Several letters in brackets, one of which is meant.
+  letters() {
+    const end = this.text.indexOf("]", this.at);
+    if (end < 0) this.fail("this bracket is never closed");
+    const inside = this.text.slice(this.at + 1, end).join("");
+    if (inside === "" || inside === "!") this.fail("empty brackets match nothing");
+    if ([...inside.matchAll(/(.)-(.)/gsu)].some(([, low, high]) => low.codePointAt(0) > high.codePointAt(0))) this.fail("this range runs backwards");
+    this.at = end + 1;
+  }
+
+  enclosed(close) {
+    const end = this.text.indexOf(close, this.at);
+    const inside = end < 0 ? "" : this.text.slice(this.at, end).join("").trim();
+    if (!inside) this.fail(end < 0 ? `no "${close}" closes this` : "nothing stands between these");
+    this.at = end + 1;
+    return inside;
+  }
+
+  index() {
+    const start = this.at;
+    while (/^\p{Nd}$/u.test(this.peek())) this.at++;
+    if (start === this.at) this.fail('a number must follow "#"');
+    return Number(this.text.slice(start, this.at).join(""));
+  }
+
+  term() {
+    this.spaces();
+    const term = { excluded: this.accept("!"), path: this.path(), types: [], call: null, op: null, kind: null, leaf: null };
+    if (this.accept("{")) {
+      term.types = this.enclosed("}").split(",").map((name) => name.trim());
+      if (term.types.includes("")) this.fail("a name is missing between these");
+    }
+    if (this.accept("#")) term.call = this.index();
+    if (this.accept("/")) {
+      term.op = this.until("#:,! \t\n");
+      if (!term.op) this.fail('the name of an operation must follow "/"');
+      if (this.accept("#")) this.index();
+    }
+    if (this.accept(":")) {
+      term.kind = this.until("[,! \t\n");
+      if (!FILTER_KINDS.includes(term.kind)) this.fail(`unknown kind "${term.kind}"`);
+      if (this.accept("[")) term.leaf = this.enclosed("]");
+    }
+    this.spaces();
+    return term;
+  }
+
+  path() {
+    const text = this.until("{#/:,! \t\n}]");
+    if (!text && ![":", "#", "{", "/"].includes(this.peek())) this.fail("a path is missing here");
+    const segments = text ? segmentsOf(text) : [];
+    if (segments.includes("")) this.fail("an empty segment between dots");
+    if (segments.some((one) => one !== "**" && one.replace(/\\.|\[[^\]]*\]/gsu, "").includes("**"))) this.fail('"**" must stand alone between dots');
+    return segments;
+  }
+}
+
+const PIECE = /\\.|\[[^\]]*\]|./gsu;
+
+function segmentsOf(text) {
+  const segments = [""];
+  for (const piece of text.match(PIECE) || []) {
+    if (piece === ".") segments.push("");
+    else segments[segments.length - 1] += piece;
+  }
+  return segments;
+}
+
+function termsOf(text) {
+  const reader = new FilterReader(text);
+  const terms = [reader.term()];
+  while (reader.accept(",")) terms.push(reader.term());
+  if (reader.peek()) reader.fail(`unexpected "${reader.peek()}"`);
+  if (terms.every((term) => term.excluded)) reader.fail('every part is excluded with "!"');
+  return terms;
+}
+
+const quoted = (text) => text.replace(/[.*+?^${}()|[\]\\/-]/gu, "\\$&");
+
+function pieceOf(piece) {
+  if (piece === "*") return "[^.]*";
+  if (piece === "?") return "[^.]";
+  if (!piece.startsWith("[") || piece.length === 1) return quoted(piece.startsWith("\\") ? piece.slice(1) : piece);
+  const inside = piece.slice(1, -1);
+  const negated = inside.startsWith("!");
+  const letters = [...(negated ? inside.slice(1) : inside).matchAll(/(.)-(.)|(.)/gsu)];
+  return `(?!\\.)[${negated ? "^" : ""}${letters.map(([, low, high, one]) => (one ? quoted(one) : `${quoted(low)}-${quoted(high)}`)).join("")}]`;
+}
+
+function patternOf(path) {
+  const parts = path.map((segment) => (segment === "**" ? "(?:\\.[^.]+)*" : `\\.${(segment.match(PIECE) || []).map(pieceOf).join("")}`));
+  return new RegExp(`^(?:${parts.join("")})$`, "su");
+}
+
+const isLiteral = (term) => !term.types.length && !/(?<!\\)(\\\\)*[*?[]/u.test(term.path.join("."));
+const unescaped = (term) => term.path.join(".").replace(/\\(.)/gsu, "$1");
+
+// A path that is no name stands for all names that begin so, at any depth.
+function widenedTerm(term, paths) {
+  const literal = isLiteral(term) ? unescaped(term) : null;
+  const path = literal && !paths.has(literal) ? ["**", ...term.path.slice(0, -1), `${term.path.at(-1)}*`] : term.path;
+  return { ...term, literal: path === term.path ? literal : null, pattern: patternOf(path) };
+}
+
+function means(term, site) {
+  const at = (path) => term.pattern.test(path ? `.${path}` : "") && (!term.types.length || term.types.includes(site.type));
+  const kind = site.kind.split("[")[0];
+  const named =
+    term.kind === null
+      ? at(site.owner) || (term.literal !== null && term.literal === site.path)
+      : kind === term.kind && ((OF_PARAMETER.includes(kind) && at(site.owner)) || at(site.path));
+  return named && (term.leaf === null || site.site.endsWith(`[${term.leaf}]`)) && (term.call ?? callOf(site)) === callOf(site) && (term.op === null || site.site.includes(`/${term.op}`));
+}
+
+// Of a module without sites only the path is known.
+const names = (term, path) => !term.kind && !term.types.length && term.pattern.test(path ? `.${path}` : "");
+
+const callOf = (site) => Number(/#(\d+)(?=[:/])/u.exec(site.site)?.[1] ?? 0);
+
+const pairs = (text) => new Set([...text].slice(1).map((letter, at) => [...text][at] + letter));
+
+// Names that share many pairs of letters with a wrong one.
+function nearTo(term, paths) {
+  const wanted = pairs(term.path.join(".").replace(/[*?\\]/gu, ""));
+  const names = new Set(paths.flatMap((path) => path.split(".")).filter((name) => !/^\d+$/u.test(name)));
+  const share = (name) => (2 * [...pairs(name)].filter((pair) => wanted.has(pair)).length) / (pairs(name).size + wanted.size || 1);
+  return [...names].map((name) => [share(name), name]).filter(([close]) => close >= NEAR).sort((a, b) => b[0] - a[0]).slice(0, 3).map(([, name]) => `"${name}"`);
+}
+
+function made(text, { sites }) {
+  const everything = { all: true, problem: "", lets: () => true, letsModule: () => true };
+  if (!text.trim()) return everything;
+  const paths = sites.flatMap((site) => [site.path, site.owner]);
+  let terms;
+  try {
+    terms = termsOf(text).map((term) => widenedTerm(term, new Set(paths)));
+  } catch (error) {
+    if (!(error instanceof Unreadable)) throw error;
+    return { ...everything, problem: `cannot read the filter, ${error.message}` };
+  }
+  const chosen = new Set(sites.filter((site) => terms.reduce((found, term) => (found === term.excluded && means(term, site) ? !term.excluded : found), false)));
+  const owners = new Set([...chosen].map((site) => site.owner));
+  const idle = terms.find((term) => !term.excluded && !sites.some((site) => means(term, site)));
+  const near = idle ? nearTo(idle, paths) : [];
+  const problem = idle ? `"${text.trim()}" selects nothing${near.length ? `; the nearest are ${near.join(", ")}` : ""}` : "";
+  const recorded = new Set(sites.map((site) => site.owner));
+  const holds = (path) => terms.reduce((found, term) => (found === term.excluded && names(term, path) ? !term.excluded : found), false);
+  return { all: false, problem, lets: (site) => chosen.has(site), letsModule: (path) => owners.has(path) || (!recorded.has(path) && holds(path)) };
+}
+
+let latest = {};
+
+// What a filter lets through: sites, and modules by their paths. One that cannot be read lets everything through.
+export function filterOf(text, recording) {
+  if (latest.text !== text || latest.recording !== recording) latest = { text, recording, filter: made(text, recording) };
+  return latest.filter;
+}

@@ -1,0 +1,142 @@
+"""Filters: the site language on names alone, for recordings, pages and command lines. Nothing here needs PyTorch.
+
+# Note [Words]
+In a filter a path that is the name of nothing stands for all modules whose names begin so, at any depth: ``attn`` is
+``**.attn*``, and ``mlp.c`` is ``**.mlp.c*``. In code, where a hook may change values, only the path itself counts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from kedge.sites.folding import pattern
+from kedge.sites.language import Term, parse, single
+from kedge.sites.site import PARAM_KINDS
+
+_RANGE = re.compile(r"(?<![^.])\d+-\d+(?![^.])")
+
+
+class Named(Protocol):
+    """A recorded site, as far as a filter asks: its text, path and kind, and the path and class of its module."""
+
+    @property
+    def site(self) -> str: ...  # noqa: D102
+
+    @property
+    def path(self) -> str: ...  # noqa: D102
+
+    @property
+    def kind(self) -> str: ...  # noqa: D102
+
+    @property
+    def type(self) -> str: ...  # noqa: D102
+
+    @property
+    def owner(self) -> str: ...  # noqa: D102
+
+
+class SiteFilter:
+    """The sites of a recording that a text selects.
+
+    Args:
+        text: A text of the site language; see Note [Words].
+        paths: The paths of all modules and parameters.
+
+    Attributes:
+        terms: The terms of the text, with words widened.
+
+    Raises:
+        SelectorError: The text cannot be read.
+    """
+
+    def __init__(self, text: str, paths: Collection[str]) -> None:
+        self.terms = widened(parse(text), paths)
+
+    def chooses(self, site: Named) -> bool:
+        """Whether it selects a site."""
+        chosen = False
+        for term in self.terms:
+            if chosen == term.excluded and means(term, site):
+                chosen = not term.excluded
+        return chosen
+
+    def idle(self, sites: Sequence[Named]) -> Term | None:
+        """Return the first term that would select some sites and selects none."""
+        positive = (term for term in self.terms if not term.excluded)
+        return next((term for term in positive if not any(means(term, site) for site in sites)), None)
+
+
+def widened(terms: Iterable[Term], paths: Collection[str]) -> tuple[Term, ...]:
+    """Return terms with words in place of paths; see Note [Words].
+
+    Args:
+        terms: The terms.
+        paths: The paths that there are.
+    """
+    return tuple(_widened(term) if term.literal and term.literal not in paths else term for term in terms)
+
+
+def _widened(term: Term) -> Term:
+    *before, last = term.path
+    return replace(term, path=("**", *before, f"{last}*"))
+
+
+def means(term: Term, site: Named) -> bool:
+    """Whether a term selects a site; without a kind, it selects every site of a module, and of its parameters."""
+    kind, types = site.kind.partition("[")[0], (site.type,)
+    if term.kind is None:
+        named = term.matches(site.owner, types) or (term.literal is not None and term.literal == site.path)
+    else:
+        inside = kind in PARAM_KINDS and term.matches(site.owner, types)
+        named = kind == term.kind and (inside or term.matches(site.path, types))
+    if not named or (term.call is None and term.leaf is None and term.op is None):
+        return named
+    own = single(site.site)
+    leaf = term.leaf in (None, own.leaf)
+    return leaf and term.call in (None, own.call or 0) and (term.op is None or term.op[0] == (own.op or ("",))[0])
+
+
+def nearest(term: Term, paths: Iterable[str], types: Iterable[str] = ()) -> str:
+    """Return what a term may have meant, as text: empty if nothing is near.
+
+    Args:
+        term: A term that selects nothing.
+        paths: The paths that there are.
+        types: The names of the classes that there are.
+    """
+    known = [path for path in dict.fromkeys(paths) if path]
+    classes = sorted(set(types))
+    wrong = [name for name in term.types if name not in classes]
+    if wrong:
+        near = difflib.get_close_matches(wrong[0], classes, 3, 0.5) or classes[:3]
+        return ", ".join(f'"**{{{name}}}"' for name in near)
+    for other in _variants(term):
+        if any(other.matches(path, ()) for path in known):
+            return f'"{other}"'
+    return ", ".join(f'"{name}"' for name in _near_names(term, known))
+
+
+def _variants(term: Term) -> Iterator[Term]:
+    """Yield a term with ``*`` in place of the numbers of folded blocks, as a report names them, and one at any depth."""
+    typed = term.path[1:] if term.path[:1] == ("**",) else term.path
+    starred = tuple(_RANGE.sub("*", segment.removesuffix("*") or "*") for segment in typed)
+    if any(_RANGE.search(segment) for segment in typed):
+        yield Term(starred)
+    if typed[:1] == ("*",):
+        yield Term(("**", *typed[1:]))
+    yield Term(("**", *typed))
+
+
+def _near_names(term: Term, known: Sequence[str]) -> list[str]:
+    """Return the nearest segments for a term of one segment, else the nearest paths, one of several alike blocks."""
+    plain = re.sub(r"[*?\\]", "", ".".join(segment for segment in term.path if segment != "**"))
+    if "." in plain:
+        near = difflib.get_close_matches(plain, known, 12, 0.4)
+        return list({pattern(path): path for path in reversed(near)}.values())[::-1][:3]
+    segments = dict.fromkeys(segment for path in known for segment in path.split(".") if not segment.isdecimal())
+    near = difflib.get_close_matches(plain, segments, 3, 0.5)
+    return near or [name for name in segments if plain and plain in name][:3]

@@ -1,0 +1,216 @@
+"""Folding: names that differ only in the numbers of blocks stand as one, such as ``h.0-47.attn.c_attn``.
+
+# Note [What folds]
+Two things fold if their names are equal but for whole segments that are numbers, and they are alike: of one type and
+shape, say. Numbers in several places fold together where every combination is there, as in
+``layers.0-31.experts.0-7.w1``. A member that differs, because it has a finding or is an outlier, stands alone right
+after the others: ``h.0-16,18-47.mlp`` and ``h.17.mlp``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Generic, TypeVar
+
+#: Lists of at most this many lines are shown whole.
+WHOLE = 40
+#: The most numbers, or runs of numbers, that a name lists.
+MOST_RUNS = 4
+#: An outlier is so many times as far from the median as the median distance, and farther than the least distance.
+OUTLYING = 5.0
+#: The least distance of an outlier on a logarithmic scale: four times as much, or a quarter.
+LEAST_FACTOR = 4.0
+#: The least distance of an outlier among shares.
+LEAST_SHARE = 0.25
+#: More than so many, and than this share of a group, are no outliers.
+FEW_OUTLIERS, MOST_OUTLIERS = 3, 1 / 8
+
+_NUMBER = re.compile(r"(?<![^.])(?:0|[1-9]\d*)(?![^.])")
+
+T = TypeVar("T")
+Numbers = tuple[int, ...]
+Pattern = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fold(Generic[T]):
+    """Things whose names differ only in numbers, or one thing by itself.
+
+    Attributes:
+        name: The name of all: that of the only one, or one with the ranges of their numbers.
+        members: The things, in their order.
+    """
+
+    name: str
+    members: tuple[T, ...]
+
+    @property
+    def folded(self) -> bool:
+        """Whether it stands for several."""
+        return len(self.members) > 1
+
+
+@dataclass(frozen=True)
+class Folding(Generic[T]):
+    """What folds; see Note [What folds].
+
+    Attributes:
+        name: Returns a thing's name.
+        like: Returns what must be equal in things that fold, such as the type and the shape.
+        state: Returns what must be equal too; things that differ in it alone stand next to each other.
+        differing: Returns the places of those of a group that must stand alone.
+    """
+
+    name: Callable[[T], str]
+    like: Callable[[T], Hashable]
+    state: Callable[[T], Hashable] = lambda _: None
+    differing: Callable[[Sequence[T]], Collection[int]] = lambda _: ()
+
+    def fold(self, items: Iterable[T]) -> list[Fold[T]]:
+        """Return things as folds, in the order of their first members; one that stands alone comes after its group."""
+        groups: dict[tuple[Pattern, Hashable], dict[Hashable, list[T]]] = {}
+        places: dict[int, int] = {}
+        for place, item in enumerate(items):
+            group = groups.setdefault((pattern(self.name(item)), self.like(item)), {})
+            group.setdefault(self.state(item), []).append(item)
+            places[id(item)] = place
+        made: list[tuple[int, bool, int, Fold[T]]] = []
+        for (around, _), group in groups.items():
+            first = min(places[id(members[0])] for members in group.values())
+            folds = [one for members in group.values() for one in self._folds(around, members)]
+            made += [(first, not one.folded, places[id(one.members[0])], one) for one in folds]
+        made.sort(key=lambda entry: entry[:3])
+        return [one for *_, one in made]
+
+    def shown(self, items: Sequence[T]) -> list[Fold[T]]:
+        """Return a list as folds if it is long, and otherwise each thing by itself."""
+        return self.fold(items) if len(items) > WHOLE else self.each(items)
+
+    def each(self, items: Iterable[T]) -> list[Fold[T]]:
+        """Return each thing by itself."""
+        return [Fold(self.name(item), (item,)) for item in items]
+
+    def _folds(self, around: Pattern, items: Sequence[T]) -> list[Fold[T]]:
+        """Return the folds of things that are alike and have one pattern."""
+        alone = set(self.differing(items)) if len(items) > 1 else set()
+        found: dict[Numbers, T] = {}
+        single = []
+        for place, item in enumerate(items):
+            _, numbers = _split(self.name(item))
+            if place in alone or numbers in found:
+                single.append(item)
+            else:
+                found[numbers] = item
+        folds = []
+        for box in _boxes(found):
+            members = tuple(item for numbers, item in found.items() if _within(numbers, box))
+            folds.append(Fold(self.name(members[0]) if len(members) == 1 else _named(around, box), members))
+        return folds + self.each(single)
+
+
+def folded_names(texts: Iterable[str]) -> list[str]:
+    """Return names with those folded that differ only in numbers."""
+    return [one.name for one in Folding(_Name.__str__, _Name.kind).fold(map(_Name, texts))]
+
+
+def pattern(name: str) -> Pattern:
+    """Return the parts of a name around the numbers of blocks."""
+    return _split(name)[0]
+
+
+def block(path: str) -> str:
+    """Return the innermost numbered block that a path is in, such as ``h.0`` for ``h.0.attn``; the path if in none."""
+    found = list(_NUMBER.finditer(_head(path)))
+    return path[: found[-1].end()] if found else path
+
+
+def outliers(values: Sequence[float | None], *, share: bool = False) -> list[int]:
+    """Return the places of values that are far from the others of a group, the farthest first.
+
+    Args:
+        values: Sizes; None, zeros and non-finite ones are left out.
+        share: Whether they are shares between 0 and 1; otherwise they are compared on a logarithmic scale.
+    """
+    known = {
+        place: value if share else math.log(value)
+        for place, value in enumerate(values)
+        if value is not None and math.isfinite(value) and (share or value > 0)
+    }
+    if len(known) < 3:
+        return []
+    middle = median(known.values())
+    apart = {place: abs(value - middle) for place, value in known.items()}
+    least = max(OUTLYING * median(apart.values()), LEAST_SHARE if share else math.log(LEAST_FACTOR))
+    far = [place for place, distance in apart.items() if distance > least]
+    if len(far) > max(FEW_OUTLIERS, len(known) * MOST_OUTLIERS):
+        return []  # the group has two halves
+    return sorted(far, key=lambda place: -apart[place])
+
+
+@dataclass(frozen=True, eq=False)
+class _Name:
+    """A name as a thing of its own."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+    def kind(self) -> None:
+        """All names are alike."""
+
+
+def _head(name: str) -> str:
+    """Return the path of a name, without what follows its module."""
+    return re.split(r"[\[#:/]", name, maxsplit=1)[0]
+
+
+def _split(name: str) -> tuple[Pattern, Numbers]:
+    """Return the parts of a name around the numbers of blocks, and the numbers."""
+    head = _head(name)
+    *parts, last = _NUMBER.split(head)
+    return (*parts, last + name[len(head) :]), tuple(map(int, _NUMBER.findall(head)))
+
+
+Box = tuple[Numbers, ...]
+
+
+def _boxes(found: Collection[Numbers]) -> list[Box]:
+    """Return the numbers as products of sets, one set for each place of a number."""
+    tails: dict[int, dict[Numbers, None]] = {}
+    for numbers in found:
+        if not numbers:
+            return [()]
+        tails.setdefault(numbers[0], {})[numbers[1:]] = None
+    merged: dict[tuple[Box, ...], list[int]] = {}
+    for number, rest in tails.items():
+        merged.setdefault(tuple(_boxes(rest)), []).append(number)
+    return [(tuple(sorted(numbers)), *rest) for boxes, numbers in merged.items() for rest in boxes]
+
+
+def _within(numbers: Numbers, box: Box) -> bool:
+    return all(number in allowed for number, allowed in zip(numbers, box, strict=True))
+
+
+def _named(around: Pattern, box: Box) -> str:
+    return around[0] + "".join(ranges(numbers) + part for numbers, part in zip(box, around[1:], strict=True))
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Return rising numbers as ranges: ``0-16,18-47``, ``0,2,…,98``."""
+    steps = {later - number for number, later in pairwise(numbers)}
+    if len(numbers) > MOST_RUNS and len(steps) == 1 and steps != {1}:
+        return f"{numbers[0]},{numbers[1]},…,{numbers[-1]}"
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return ",".join(texts if len(texts) <= MOST_RUNS else [*texts[: MOST_RUNS - 2], "…", texts[-1]])

@@ -1,0 +1,133 @@
+"""Both pages for readers with a keyboard, a screen reader, a small or a huge screen, or paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kedge.compare.comparison import compare
+from kedge.compare.verdict import judge
+from kedge.report.compare.head import Names
+from kedge.report.compare.page import render_difference
+from kedge.rules.rule import Finding
+from kedge.store.recording import Recording
+from tests.compare.stories import from_step, story
+from tests.report.page.test_blocks import found, tower
+
+FITS = "() => document.documentElement.scrollWidth <= innerWidth"
+
+
+@pytest.fixture(scope="module")
+def axe() -> Any:
+    """The checks of axe-core."""
+    return pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    ).Axe()
+
+
+def violations(axe: Any, page: Any) -> list[str]:
+    """Return what axe-core finds wrong with a page as it stands."""
+    return [
+        f"{one['id']}: {node['target']} {node['failureSummary']}"
+        for one in axe.run(page).response["violations"]
+        for node in one["nodes"]
+    ]
+
+
+def difference(tmp_path: Any) -> str:
+    """Write the page of two runs that part."""
+    file = tmp_path / "difference.html"
+    comparison = compare(story(), story(factor=from_step(1, 1.5, "*:out")))
+    file.write_text(render_difference(comparison, judge(comparison), Names("a.kedge", "b.kedge")), encoding="utf-8")
+    return file.as_uri()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_on_the_page(
+    theme: str, axe: Any, broken: Recording, saved: Callable[..., str], tab: Any
+) -> None:
+    """Labels, headings, contrast, keyboard: with a large model, a filter that selects nothing, a site, and the help."""
+    page = tab.open(saved(tower(), findings=found()))
+    if theme == "dark":
+        page.keyboard.press("t")
+    assert violations(axe, page) == []
+    page.locator(".tree .toggle[aria-expanded=false]").first.click()
+    page.fill("#filter", "zzz")
+    page.wait_for_selector("#filter-problem")
+    assert violations(axe, page) == []
+
+    page = tab.open(saved(broken))
+    page.locator(".rule summary").first.click()
+    page.locator("#findings h2").click()
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#panel-site")
+    assert violations(axe, page) == []
+    page.keyboard.press("?")
+    assert violations(axe, page) == []
+
+
+def test_axe_finds_nothing_on_the_page_of_a_comparison(axe: Any, tmp_path: Any, tab: Any) -> None:
+    """The same of two runs."""
+    page = tab.open(difference(tmp_path))
+    assert violations(axe, page) == []
+    page.locator("#parted .link").first.click()
+    page.wait_for_selector("#panel-site")
+    assert violations(axe, page) == []
+
+
+@pytest.mark.parametrize("width", [360, 3840])
+def test_the_pages_fit_a_phone_and_a_wall(
+    width: int, broken: Recording, saved: Callable[..., str], tab: Any, tmp_path: Any
+) -> None:
+    """Nothing is wider than the screen, and a huge one is used."""
+    for address in (saved(tower(), findings=found()), saved(broken), difference(tmp_path)):
+        page = tab.open(address)
+        page.set_viewport_size({"width": width, "height": 2160 if width > 1000 else 740})
+        page.wait_for_function(FITS)
+        page.keyboard.press("h")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#panel-site")
+        page.wait_for_function(FITS)
+        if width > 1000:
+            assert page.locator("main").bounding_box()["width"] > 2000
+
+
+def test_paper_has_the_whole_page_in_dark_on_light(saved: Callable[..., str], tab: Any) -> None:
+    """Printed, there is no bar, no control and no scrolling box, and the colours are those of paper."""
+    page = tab.open(saved(tower(), findings=found()))
+    page.keyboard.press("t")
+    page.emulate_media(media="print")
+
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.locator(".bar nav, .bar input, .toolbar input").locator("visible=true").count() == 0
+    assert page.evaluate("getComputedStyle(document.querySelector('.heat-scroll')).maxHeight") == "none"
+    assert page.locator("h1").is_visible()
+
+
+def test_evidence_is_in_words(saved: Callable[..., str], tab: Any) -> None:
+    """No raw key of it, no mark of code in the text, and the commands stand as code."""
+    evidence = {
+        "how": "produced",
+        "module": None,
+        "births": 1,
+        "recovered": False,
+        "share": 0.25,
+        "of": 4,
+        "odd_one": 2,
+    }
+    recording = tower()
+    message = "it is odd: see `kedge run x`."
+    page = tab.open(saved(recording, findings=[Finding("ODD", "error", "h.3:out", 1, message, evidence, 0.9)]))
+
+    assert page.locator(".finding .evidence li").all_inner_texts() == [
+        "not finite again until the end",
+        "a share of 25.0 %",
+        "of 4 in all",
+        "odd one: 2",
+    ]
+    assert page.locator(".finding .message").inner_text() == "it is odd: see kedge run x."
+    assert page.locator(".finding .message code").inner_text() == "kedge run x"

@@ -1,0 +1,80 @@
+"""Filters: the site language on recorded names."""
+
+from __future__ import annotations
+
+import pytest
+
+from kedge.errors import SelectorError
+from kedge.sites.filters import SiteFilter, nearest, widened
+from kedge.sites.language import parse
+from kedge.store.recording import Recording
+
+SITES = Recording.build(
+    [
+        {"site": "h.0.attn:out", "type": "Attention"},
+        {"site": "h.0.attn:out.grad", "type": "Attention"},
+        {"site": "h.0.attn.weight:param", "owner": "h.0.attn", "type": "Attention"},
+        {"site": "h.0.attn.weight:update", "owner": "h.0.attn", "type": "Attention"},
+        {"site": "h.0.mlp#0:out[x]", "path": "h.0.mlp", "kind": "out[x]", "type": "Mlp"},
+        {"site": "h.0.mlp#1:out[x]", "path": "h.0.mlp", "kind": "out[x]", "type": "Mlp"},
+        {"site": ":out", "type": "Net"},
+    ]
+).sites
+PATHS = {path for site in SITES for path in (site.path, site.owner)}
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("h.0.attn", SITES[:4]),
+        ("attn", SITES[:4]),
+        ("attn:out.grad", SITES[1:2]),
+        ("attn:param", SITES[2:3]),
+        ("**.weight:param", SITES[2:3]),
+        ("h.0.attn.weight", SITES[2:4]),
+        ("**{Mlp}", SITES[4:6]),
+        ("mlp#1", SITES[5:6]),
+        ("mlp:out[x]", SITES[4:6]),
+        ("mlp:out[y]", ()),
+        (":out", SITES[6:]),
+        ("**, !attn", SITES[4:]),
+        ("**, !**:out", [*SITES[1:4]]),
+        ("ttn", ()),
+    ],
+)
+def test_a_filter_selects_recorded_sites(text: str, chosen: list[object]) -> None:
+    """Without a kind all sites of a module; a word stands for the names that begin with it."""
+    found = SiteFilter(text, PATHS)
+
+    assert [site for site in SITES if found.chooses(site)] == list(chosen)
+
+
+def test_a_filter_that_cannot_be_read_says_where() -> None:
+    """It is the language of selectors, with its errors."""
+    with pytest.raises(SelectorError, match="column 3"):
+        SiteFilter("h.**x", PATHS)
+
+
+def test_only_what_is_no_name_is_widened() -> None:
+    """A path that there is stays itself, as does a pattern."""
+    terms = widened(parse("attn, h.0.attn, *.attn, !drop:in, **{Mlp}"), PATHS)
+
+    assert ", ".join(map(str, terms)) == "**.attn*, h.0.attn, *.attn, !**.drop*:in, **{Mlp}"
+
+
+@pytest.mark.parametrize(
+    ("text", "near"),
+    [
+        ("atn", '"attn"'),
+        ("*.attn", '"**.attn"'),
+        ("h.0-47.attn", '"h.*.attn"'),
+        ("h.0.atn", '"h.0.attn"'),
+        ("**{Mpl}", '"**{Mlp}"'),
+        ("zzz", ""),
+    ],
+)
+def test_the_nearest_names(text: str, near: str) -> None:
+    """Of a mistyped word its spelling, of a pattern its depth, of folded blocks a pattern for them."""
+    (term,) = widened(parse(text), PATHS)
+
+    assert nearest(term, PATHS, {"Mlp", "Net"}).split(", ")[0] == near

@@ -95,7 +95,7 @@ contract: setup  ## check which folder may import which
 	@$(BIN)/lint-imports --no-logo
 
 docs: setup  ## write what the docs take from the source: the list of rules, the import order and its picture
-	@echo "docs: docs/rules.md with the rules' golden files, the import order and the lists in docs/how-it-works.md, docs/pictures/house.svg"
+	@echo "docs: docs/reference/rules.md with the rules' golden files, the import order and the lists in docs/explanation/how-it-works.md, docs/pictures/house.svg"
 	@$(BIN)/python -m tests.rules.goldens
 	@$(BIN)/python docs/pictures/house.py
 

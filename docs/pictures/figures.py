@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/figures.md from a network that is trained on digits.
+"""Draw the pictures of docs/how-to/figures.md from a network that is trained on digits.
 
 python docs/pictures/figures.py
 """

@@ -1,4 +1,4 @@
-"""Draw `graph.svg`, the picture of docs/graph.md: the graph of a ResNet-50's training step.
+"""Draw `graph.svg`, the picture of docs/how-to/graph.md: the graph of a ResNet-50's training step.
 
 python docs/pictures/graph.py
 """

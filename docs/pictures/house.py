@@ -1,4 +1,4 @@
-"""The picture of the source tree and the import order in docs/how-it-works.md, from the import contract; and its lists of stays.
+"""The picture of the source tree and the import order in docs/explanation/how-it-works.md, from the import contract; and its lists of stays.
 
     python docs/pictures/house.py
 
@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/how-it-works.md"
+PAGE = ROOT / "docs/explanation/how-it-works.md"
 PICTURE = ROOT / "docs/pictures/house.svg"
 BLOCK = re.compile(r"(<!-- import order, from pyproject.toml -->\n\n```\n).*?(```\n)", re.DOTALL)
 
@@ -86,7 +86,7 @@ def picture() -> str:
 
 
 def page() -> str:
-    """Return docs/how-it-works.md with the import order of today."""
+    """Return docs/explanation/how-it-works.md with the import order of today."""
     return BLOCK.sub(lambda found: found[1] + order() + found[2], PAGE.read_text(encoding="utf-8"))
 
 

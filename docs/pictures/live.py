@@ -1,4 +1,4 @@
-"""Draw `live.svg`, the picture of live.md, from a recording.
+"""Draw `live.svg`, the picture of docs/how-to/live.md, from a recording.
 
 kedge run -o demo.kedge examples/digits.py --model log-of-zero --steps 160
 python docs/pictures/live.py demo.kedge

@@ -1,4 +1,4 @@
-"""Draw `memory.svg`, the picture of spare.md, from what the example measured.
+"""Draw `memory.svg`, the picture of docs/how-to/offloading.md, from what the example measured.
 
 python examples/bigger_than_memory.py --save memory.json
 python docs/pictures/memory.py memory.json

@@ -1,4 +1,4 @@
-"""Draw `page-light.png` and `page-dark.png`, the pictures of docs/page.md, from a recording.
+"""Draw `page-light.png` and `page-dark.png`, the pictures of docs/how-to/page.md, from a recording.
 
 kedge run -o demo.kedge examples/digits.py --model deep-sigmoid --steps 300
 python docs/pictures/page.py demo.kedge

@@ -1,4 +1,4 @@
-"""Draw `report.svg`, the picture of nan.md, from a recording.
+"""Draw `report.svg`, the picture of docs/how-to/nan.md, from a recording.
 
 kedge run -o demo.kedge examples/digits.py --model log-of-zero --steps 160
 python docs/pictures/report.py demo.kedge

@@ -1,4 +1,4 @@
-"""Draw `saved.png`, the picture of docs/saved.md, from a recording of a small GPT.
+"""Draw `saved.png`, the picture of docs/how-to/saved.md, from a recording of a small GPT.
 
 kedge run --saved -o gpt.kedge gpt.py
 python docs/pictures/saved.py gpt.kedge

@@ -1,4 +1,4 @@
-"""The lists under "The way of a value" in docs/how-it-works.md, measured; docs/pictures/house.py writes them."""
+"""The lists under "The way of a value" in docs/explanation/how-it-works.md, measured; docs/pictures/house.py writes them."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def ways(folder: str) -> dict[str, str]:
 
 
 def filled(page: str) -> str:
-    """Return the text of docs/how-it-works.md with the lists of today."""
+    """Return the text of docs/explanation/how-it-works.md with the lists of today."""
     with tempfile.TemporaryDirectory() as folder:
         found = ways(folder)
     return BLOCK.sub(lambda block: block[1] + found[block[2]] + block[3], page)

@@ -1,7 +1,7 @@
 """All errors and warnings, as one tree.
 
 Every message names the request, the cause and the remedy. The ``slug``, the name in small
-letters, is the heading of the paragraph in ``docs/messages.md``::
+letters, is the heading of the paragraph in ``docs/reference/messages.md``::
 
     KedgeError
     ├── SelectorError           the text of a selector cannot be read

@@ -1,4 +1,4 @@
-"""What docs/how-it-works.md shows of the source tree is what the import contract says."""
+"""What docs/explanation/how-it-works.md shows of the source tree is what the import contract says."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def test_every_folder_of_the_source_is_in_the_picture(house, sources):
 
 
 def test_a_word_of_our_own_on_a_page_is_in_the_glossary(house, root):
-    """Whoever reads of a birth or a root finds both in docs/how-it-works.md."""
+    """Whoever reads of a birth or a root finds both in docs/explanation/how-it-works.md."""
     glossary = set(re.findall(r"^\| ([a-z, ]+) \|", house.PAGE.read_text(encoding="utf-8"), re.MULTILINE))
-    pages = "".join(page.read_text(encoding="utf-8") for page in (root / "README.md", *root.glob("docs/*.md")))
+    pages = "".join(page.read_text(encoding="utf-8") for page in (root / "README.md", *root.glob("docs/**/*.md")))
     text = re.sub(r"^```.*?^```$|`[^`\n]+`|\]\([^)]*\)|root mean square", "", pages, flags=re.MULTILINE | re.DOTALL)
     used = {word for word in OWN if re.search(rf"\b{word}s?\b", text, re.IGNORECASE)}
 

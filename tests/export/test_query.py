@@ -18,7 +18,7 @@ from kedge.store.export.wide_table import WIDE
 from kedge.store.recording import Recording
 from kedge.store.writing.folder import create
 
-PAGE = Path(__file__).parents[2] / "docs" / "query.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "query.md"
 
 
 @pytest.fixture
@@ -197,7 +197,7 @@ def test_bad_sql_is_one_message(kedge, path: Path) -> None:
 
 
 def test_the_page_lists_every_column() -> None:
-    """docs/query.md has each column of stats with its meaning, in order."""
+    """docs/how-to/query.md has each column of stats with its meaning, in order."""
     text = PAGE.read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(\w+)` \| (.+) \|$", text, re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""The tables of docs/features.md for those who come from torchvision and timm; where neither is installed, nothing is run."""
+"""The tables of docs/how-to/features.md for those who come from torchvision and timm; where neither is installed, nothing is run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Hook examples of PyTorch's documentation and tutorials, and of common idioms, beside the same with Kedge.
 
 Each pair is two functions of one case, re-stated briefly, that return equal numbers. Their lines are counted here, for the
-table in docs/from-torch-hooks.md.
+table in docs/how-to/from-torch-hooks.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn.modules import module as modules
 import kedge
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/from-torch-hooks.md"
+PAGE = ROOT / "docs/how-to/from-torch-hooks.md"
 TABLE = "<!-- counted by tests/gallery/test_torch_examples.py -->\n\n"
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/from-torch-hooks.md: it has every way of PyTorch to register a hook, and each of its lines runs."""
+"""The table of docs/how-to/from-torch-hooks.md: it has every way of PyTorch to register a hook, and each of its lines runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import kedge
 from tests.architecture.test_upstream import DECLINED, every_way
 
-PAGE = Path(__file__).parents[2] / "docs/from-torch-hooks.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/from-torch-hooks.md"
 MARK = "<!-- every name and every line is tested -->\n\n"
 MORE = {"Tensor.retain_grad", "torch.autograd.graph.saved_tensors_hooks", "torch.autograd.graph.save_on_cpu"}
 

@@ -602,7 +602,7 @@ def test_what_does_no_harm_has_no_mark() -> None:
 
 def test_the_documentation_shows_what_is_printed(tmp_path: Path) -> None:
     """The output on the page is that of the example above it."""
-    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "audit.md").read_text(encoding="utf-8")
     example, shown = (re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)[1] for language in ("python", "text"))
     (tmp_path / "train.py").write_text(example, encoding="utf-8")
     command = [sys.executable, "train.py"]

@@ -1,4 +1,4 @@
-"""The programs of docs/integrations.md, each run as it stands where its host is installed."""
+"""The programs of docs/how-to/integrations.md, each run as it stands where its host is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import forked
 
 pytestmark = pytest.mark.timing
 
-PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "integrations.md"
 SECTION = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = dict(SECTION.findall(PAGE.read_text(encoding="utf-8")))
 HOSTS = {

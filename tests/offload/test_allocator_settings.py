@@ -1,4 +1,4 @@
-"""The environment variables that docs/spare.md names make glibc give large blocks back as soon as they are freed."""
+"""The environment variables that docs/how-to/offloading.md names make glibc give large blocks back as soon as they are freed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "spare.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "offloading.md"
 HEAP = """
 import ctypes
 

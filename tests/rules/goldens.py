@@ -1,4 +1,4 @@
-"""Write what is made of the rules: their golden pairs and their pages in ``docs/rules.md``.
+"""Write what is made of the rules: their golden pairs and their pages in ``docs/reference/rules.md``.
 
     python -m tests.rules.goldens
 
@@ -21,7 +21,7 @@ from tests.rules.page import markdown
 from tests.rules.scenes import ALL_GRADIENTS, INF, NAN, Course, chain, histogram, size, steady
 
 FOLDER = Path(__file__).parents[1] / "golden"
-DOCS = Path(__file__).parents[2] / "docs" / "rules.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "rules.md"
 SAMPLES = range(0, 300, 10)
 
 Golden = dict[str, list[Any]]

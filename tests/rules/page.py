@@ -1,4 +1,4 @@
-"""The pages of all rules as one document, ``docs/rules.md``."""
+"""The pages of all rules as one document, ``docs/reference/rules.md``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _SETTINGS = (
 
 
 def markdown() -> str:
-    """Return the pages of all rules as one Markdown document, the text of ``docs/rules.md``."""
+    """Return the pages of all rules as one Markdown document, the text of ``docs/reference/rules.md``."""
     lines = [f"| [{rule.code}](#{rule.code.lower()}) | {rule.severity} | {rule.name} |" for rule in ALL]
     table = "\n".join(["| code | worst severity | meaning |", "|---|---|---|", *lines])
     settings = f"\n## All thresholds\n\n{_SETTINGS}\n\n```toml\n{toml(ALL, ALL)}```\n"

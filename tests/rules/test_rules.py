@@ -239,7 +239,7 @@ def test_a_code_like_no_other_lists_all():
 
 
 def test_the_page_of_rules_is_up_to_date():
-    """``docs/rules.md`` is made of the docstrings; to write it: ``python -m tests.rules.goldens``."""
+    """``docs/reference/rules.md`` is made of the docstrings; to write it: ``python -m tests.rules.goldens``."""
     assert DOCS.read_text() == markdown(), "run `make docs`"
 
 

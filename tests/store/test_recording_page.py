@@ -14,7 +14,7 @@ import pytest
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.recording import STATISTICS, SiteInfo
 
-PAGE = Path(__file__).parents[2] / "docs" / "recording.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "recording.md"
 
 
 def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ class SavedAccount:
     course: BytesOverStep
 
     def entry(self) -> dict[str, Any]:
-        """Return the account as an event of a recording; see docs/recording.md."""
+        """Return the account as an event of a recording; see docs/reference/recording.md."""
         return {
             "bytes": self.total.bytes,
             "modules": [_brief(sums) for sums in self.modules],

@@ -103,7 +103,7 @@ class MeterSink:
 def _entry_of(
     seat: Any, roots: Sequence[RootModule], lines: Mapping[str, Any], losses: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the entry of a site in the recording; see docs/recording.md."""
+    """Return the entry of a site in the recording; see docs/reference/recording.md."""
     path, kind = seat.site.path, seat.site.kind
     entry = {
         "id": seat.id, "site": str(seat.site), "path": path, "kind": kind, "type": "", "root": -1,

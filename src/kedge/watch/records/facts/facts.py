@@ -17,7 +17,7 @@ from kedge.watch.records.facts.unstepped import Unstepped
 
 
 class Facts:
-    """Collects notes for the recording; see docs/recording.md for each kind.
+    """Collects notes for the recording; see docs/reference/recording.md for each kind.
 
     Attributes:
         modes: The modes of trained models.

@@ -1,4 +1,4 @@
-"""The picture of the source tree and the import order in docs/explanation/how-it-works.md, from the import contract; and its lists of stays.
+"""The picture of the source tree, the import order and the lists of stays in docs/explanation/how-it-works.md.
 
     python docs/pictures/house.py
 

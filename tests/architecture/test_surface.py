@@ -115,7 +115,9 @@ def test_every_error_is_in_the_tree_of_the_module():
 
 def test_every_error_has_a_paragraph(root):
     """docs/reference/messages.md explains every error and warning under its slug, and no other."""
-    headings = re.findall(r"^## (\S+)$", (root / "docs/reference/messages.md").read_text(encoding="utf-8"), re.MULTILINE)
+    headings = re.findall(
+        r"^## (\S+)$", (root / "docs/reference/messages.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
 
     assert sorted(headings) == sorted(c.slug for c in _errors())
 

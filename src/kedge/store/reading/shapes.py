@@ -1,4 +1,4 @@
-"""The shapes of a recording's documents: what readers rely on, checked once when a file is read; see docs/reference/recording.md."""
+"""The shapes of a recording's documents: what readers rely on, checked when a file is read; see docs/reference/recording.md."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ its other dimensions they hold the same.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from torch import Tensor, distributed, nn
-from torch.nn import Parameter
 
 from kedge.sites.leaves import own_part
 from kedge.torch_internals import dynamo
@@ -85,10 +85,10 @@ def averaged_over(model: nn.Module) -> Spread | None:
 
 def _placed(value: Tensor) -> tuple[Any, tuple[Any, ...]]:
     """Return the mesh of a distributed tensor, and its placement along each dimension; without them no mesh."""
-    if type(value) is Tensor or type(value) is Parameter:
+    loaded = sys.modules.get("torch.distributed.tensor")  # no DTensor is made before it is imported
+    if loaded is None or not isinstance(value, loaded.DTensor):
         return None, ()
-    mesh, placements = getattr(value, "device_mesh", None), getattr(value, "placements", None)
-    return (None, ()) if mesh is None or placements is None else (mesh, tuple(placements))
+    return value.device_mesh, tuple(value.placements)
 
 
 @lru_cache(maxsize=256)

@@ -360,6 +360,8 @@ def test_weights_in_any_memory_have_a_digest():
     assert len({identity(scaled(one)) for one in odd}) == len(odd)
     assert identity(scaled(torch.device("cuda:0"))) == identity(scaled(torch.device("cuda", 1)))
     assert identity(scaled("cuda:0")) == identity(scaled("cuda:1")) != identity(scaled("cpu"))
+    assert identity(scaled("mtia:0")) == identity(scaled("mtia:1"))  # any kind that PyTorch knows
+    assert identity(scaled("layer:0")) != identity(scaled("layer:1"))
 
 
 def around(inner):

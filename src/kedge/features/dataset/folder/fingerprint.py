@@ -41,7 +41,7 @@ from kedge.torch_internals import dynamo
 #: The version of the digest algorithm, and the version of Python.
 _MADE_BY = f"2/{sys.version_info.major}.{sys.version_info.minor}"
 _DIGESTED = re.compile(r"(.*) code ([\d./]+):(\w+)", re.DOTALL)
-_PLACE = re.compile(r"(cuda|xpu|hpu|npu|mps):\d+")
+_PLACE = re.compile(r"(\w+):\d+")
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]")
 #: Types without identity: whether two equal values are one object differs from process to process.
 _CONSTANTS = (str, bytes, int, float, complex, bool, NoneType, tuple, frozenset, slice, CodeType)
@@ -212,7 +212,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         kind = type(value)
         if kind is str:
             place = _PLACE.fullmatch(value)  # ranks have different devices of one type, which does not change values
-            return f"device {place[1]}" if place else None
+            return f"device {place[1]}" if place and _is_device(value) else None
         if kind not in _CONSTANTS:
             if id(value) in self._seen:
                 return "again", self._seen[id(value)][0]
@@ -333,6 +333,15 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 def _array(array: np.ndarray[Any, Any]) -> Any:
     some = array.reshape(-1)[:: max(1, -(-array.size // _LOOKED_AT))]
     return f"{array.dtype} {array.shape}", some.tolist() if array.dtype.hasobject else some.tobytes()
+
+
+def _is_device(name: str) -> bool:
+    """Return whether a text names a device, of a kind that this PyTorch knows."""
+    try:
+        torch.device(name)
+    except RuntimeError:
+        return False
+    return True
 
 
 #: Objects that hold settings by name, such as the options of a command line.

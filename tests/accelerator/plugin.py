@@ -121,17 +121,18 @@ class Plugin:
             self.server = Server(session)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
-        """Have a test with the fixture run in a fork."""
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+        """Run a test with the fixture in a fork, and leave what the test before it shared with it, but not with the next one."""
         if FIXTURE not in getattr(item, "fixturenames", ()):
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         if self.server is None:
             item.add_marker(pytest.mark.skip(reason="no C++ compiler, or no headers of Python"))
-            runtestprotocol(item)
+            runtestprotocol(item, nextitem=nextitem)
         else:
             for report in self.server.reports(item):
                 item.ihook.pytest_runtest_logreport(report=report)
+            item.session._setupstate.teardown_exact(nextitem)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 

@@ -229,10 +229,10 @@ def test_memory_is_bounded_however_slow_the_disk(tmp_path, monkeypatch):
 
     def counted(name, value, size):
         nonlocal most
-        kept = own(name, value, size)
+        kept, arrival = own(name, value, size)
         alive.append(weakref.ref(kept))
         most = max(most, sum(tensor.nbytes for ref in alive if (tensor := ref()) is not None))
-        return kept
+        return kept, arrival
 
     monkeypatch.setattr(compute, "_own", counted)
     monkeypatch.setattr(Safetensors, "write", lambda *args: (time.sleep(0.005), write(*args)))
@@ -270,7 +270,7 @@ def test_a_slice_does_not_keep_what_it_is_cut_from(tmp_path, monkeypatch):
     monkeypatch.setattr(compute, "_own", lambda *args, own=compute._own: sizes.append(own(*args)) or sizes[-1])
     extract_dataset(lambda x: {"part": x[:, :1, :1, :1]}, batches_of(Images()), tmp_path / "out")
 
-    assert {value.untyped_storage().nbytes() // len(value) for value in sizes} == {4}
+    assert {value.untyped_storage().nbytes() // len(value) for value, _ in sizes} == {4}
 
 
 def test_an_empty_data_set_has_no_features(tmp_path):

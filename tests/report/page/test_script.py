@@ -105,7 +105,7 @@ TEXTS = st.one_of(
         ["a", "b.a", "**", "**.a", "*.b", "a.**", "**{A}", "**{B}, !a", "a:out", "b:param", "[ab]", "[!a].*"]
     ),
 )
-PATHS = st.text(alphabet="ab.é[+", max_size=5)
+PATHS = st.lists(st.text(alphabet="abé[+", min_size=1, max_size=2), max_size=3).map(".".join)
 PLACES = st.builds(
     lambda path, kind, type_: {
         "site": f"{escape(path)}:{kind}",

@@ -63,6 +63,7 @@ class Server:
 
 def serve(session: pytest.Session, asked: BinaryIO, answering: BinaryIO) -> None:
     """Run each test that is asked for in a fork, and answer with its reports."""
+    import torch
     import torch._dynamo  # noqa: F401 - optimizers import it, which would take each test a second
 
     from tests.accelerator import sim
@@ -76,6 +77,9 @@ def serve(session: pytest.Session, asked: BinaryIO, answering: BinaryIO) -> None
         if child == 0:
             os.close(read)
             signal.alarm(TIMEOUT)
+            torch.set_num_threads(
+                torch.get_num_threads()
+            )  # mends PyTorch's pool: autograd's threads, two at once, would race
             with catch_warnings_for_item(config=item.config, ihook=item.ihook, when="runtest", item=item):
                 reports = runtestprotocol(item, log=False)
             data = [item.config.hook.pytest_report_to_serializable(config=item.config, report=r) for r in reports]

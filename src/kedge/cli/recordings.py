@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kedge.cli.parser import nearest
@@ -54,6 +55,26 @@ def recording_named(name: str | None, *, may_come: bool = False) -> str:
             _must_be_near(name)
         return name
     return full
+
+
+def expanded(names: Sequence[str]) -> list[str]:
+    """Return what was typed, with the recordings in a folder instead of that folder, and each of them once."""
+    found = [path for name in names for path in _inside(name) or [name]]
+    return list({os.path.realpath(path): path for path in reversed(found)}.values())[::-1]
+
+
+def _inside(folder: str) -> list[str]:
+    """Return the paths of all recordings in a folder that is not one itself, in the order in which they began."""
+    if is_recording(folder) or is_recording(folder.rstrip(os.sep) + SUFFIX) or not os.path.isdir(folder):
+        return []
+    found = []
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if is_recording(path):
+            found.append((os.stat(os.path.join(path, _MANIFEST)).st_mtime_ns, path))
+        elif name.endswith(SUFFIX) and os.path.isdir(path):  # a damaged one
+            found.append((os.stat(path).st_mtime_ns, path))
+    return [path for _, path in sorted(found)]
 
 
 def open_recording(name: str) -> Recording:

@@ -22,6 +22,11 @@ export const state = new Proxy(chosen, {
   },
 });
 
+// Further choices of a page that its address keeps.
+export function keep(...names) {
+  KEPT.push(...names);
+}
+
 export function listen(listener) {
   listeners.push(listener);
 }

@@ -49,23 +49,30 @@ def recording_named(name: str | None, *, may_come: bool = False) -> str:
         newest = _newest()
         say(f"RUN is {newest}, the newest recording here")
         return newest
-    full = name.rstrip(os.sep) + SUFFIX
-    if is_recording(name) or not is_recording(full):
-        if not may_come:
-            _must_be_near(name)
-        return name
+    full = _with_suffix(name)
+    if full == name and not is_recording(name) and not may_come:
+        _must_be_near(name)
     return full
 
 
 def expanded(names: Sequence[str]) -> list[str]:
     """Return what was typed, with the recordings in a folder instead of that folder, and each of them once."""
-    found = [path for name in names for path in _inside(name) or [name]]
-    return list({os.path.realpath(path): path for path in reversed(found)}.values())[::-1]
+    found: dict[str, str] = {}
+    for name in names:
+        for path in _inside(name) or [name]:
+            found.setdefault(os.path.realpath(_with_suffix(path)), path)
+    return list(found.values())
+
+
+def _with_suffix(name: str) -> str:
+    """Return the path of the recording that a name stands for."""
+    full = name.rstrip(os.sep) + SUFFIX
+    return full if is_recording(full) and not is_recording(name) else name
 
 
 def _inside(folder: str) -> list[str]:
     """Return the paths of all recordings in a folder that is not one itself, in the order in which they began."""
-    if is_recording(folder) or is_recording(folder.rstrip(os.sep) + SUFFIX) or not os.path.isdir(folder):
+    if is_recording(_with_suffix(folder)) or not os.path.isdir(folder):
         return []
     found = []
     for name in os.listdir(folder):

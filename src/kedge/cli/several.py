@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,7 +77,7 @@ def _summary(path: str, name: str, args: argparse.Namespace, rules: Sequence[Rul
     recording = open_recording(path)
     written, wrote = is_written(recording), None
     if written:
-        wrote = max(os.stat(file).st_mtime for file in (path, *Path(path).glob("stats-*.arrows")))
+        wrote = max(file.stat().st_mtime for file in (Path(path), *Path(path).glob("stats-*.arrows")))
     if args.html:
         recording = shareable(recording, source=not args.no_source)
     with progress(f"judging {name}"):

@@ -25,7 +25,7 @@ def options_of(command: Sequence[Any]) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for name, value in _pairs([visible(str(word), lines=True) for word in command[1:]]):
         found.setdefault(name, []).extend(value)
-    return {name: " ".join(values) or "yes" for name, values in found.items()}
+    return {name: " ".join(values) if values else "yes" for name, values in found.items()}
 
 
 def _pairs(words: Sequence[str]) -> Iterator[tuple[str, list[str]]]:

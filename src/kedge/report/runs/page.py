@@ -11,7 +11,7 @@ from kedge.report.head import command_of
 from kedge.report.page.curves import MOST_POINTS, curves
 from kedge.report.page.document import Document
 from kedge.report.page.render import assembled, asset, bundled
-from kedge.report.runs.shared_sites import described, folds_of, shared_sites, sheets_for
+from kedge.report.runs.shared_sites import described, folds_of, shared_sites, sheets_for, single_sites
 from kedge.report.runs.smoothing import KEPT
 from kedge.report.runs.summary import RunSummary
 from kedge.report.runs.table import RunColumn, RunTable
@@ -67,7 +67,6 @@ def condense_runs(table: RunTable, pages: Sequence[str | None] = ()) -> Document
         runs.append(_run(run, columns, page, points) | sheets)
         tables |= {f"run{place}-{name}": text for name, text in own.items()}
     equal = {name: value for name, value in table.differing.equal.items() if (name, value) != ("ranks", "1")}
-    owned = sum(len(run.recording.sites) for run in table.runs) - sum(len(one.ids) for one in shared)
     content = {
         "run": {"name": counted(len(runs), "run")},
         "smoothing": KEPT,
@@ -76,7 +75,7 @@ def condense_runs(table: RunTable, pages: Sequence[str | None] = ()) -> Document
         "runs": runs,
         "left_out": [{"recording": one.recording, "reason": one.reason} for one in table.left_out],
         "sites": described(shared),
-        "single": owned,
+        "single": single_sites(table.runs, shared),
         "folds": list(folds_of(shared)),
     }
     return Document(content, tables)

@@ -50,6 +50,12 @@ def shared_sites(recordings: Sequence[Recording]) -> list[SharedSite]:
     return [SharedSite(site, ids) for site, ids in found.values() if len(ids) >= least]
 
 
+def single_sites(runs: Sequence[RunSummary], shared: Sequence[SharedSite]) -> int:
+    """Return the number of sites that are not shared."""
+    known = sum(site.kind not in KINDS for run in runs for site in run.recording.sites)
+    return known - sum(len(one.ids) for one in shared)
+
+
 def described(shared: Sequence[SharedSite]) -> list[Described]:
     """Return the sites for the page, each with the places of the runs that have it."""
     return [
@@ -77,9 +83,7 @@ def folds_of(shared: Sequence[SharedSite]) -> Iterator[Described]:
             yield {"name": fold.name, "members": [places[one.site.site] for one in fold.members]}
 
 
-def sheets_for(
-    runs: Sequence[RunSummary], shared: Sequence[SharedSite]
-) -> Iterator[tuple[Described, dict[str, str]]]:
+def sheets_for(runs: Sequence[RunSummary], shared: Sequence[SharedSite]) -> Iterator[tuple[Described, dict[str, str]]]:
     """Yield the sheets of each run, whose rows are the shared sites, and their tables by name."""
     rows = sum(len(one.ids) for one in shared) * len(COMPARED)
     most = min(max(MOST_NUMBERS // max(rows, 1), FEWEST), MOST)

@@ -16,6 +16,7 @@ from kedge.report.curves import Curve, losses_of, norms_of
 from kedge.report.head import UNNAMED
 from kedge.report.runs.options import options_of
 from kedge.report.runs.smoothing import smoothed
+from kedge.rules.recorded.optimizers import optimizers, rates_of
 from kedge.rules.rule import SEVERITIES, Finding
 from kedge.store.recording import Recording
 from kedge.store.saved_account import newest
@@ -98,6 +99,7 @@ class RunSummary:
         manifest = self.recording.manifest
         program = visible(str(manifest.get("script") or (manifest.get("command") or [UNNAMED])[0]))
         found = {"program": program} | dict(self._models()) | options_of(manifest.get("command") or ())
+        found |= dict(self._training())
         found |= {said: str(manifest[key]) for key, said in CIRCUMSTANCES.items() if manifest.get(key)}
         return found | {"ranks": str(max(int(manifest.get("world") or 1), len(self.recording.ranks)))}
 
@@ -106,6 +108,14 @@ class RunSummary:
         if roots:
             named = (f"{root.name} {thousands(root.parameters)}" if root.parameters else root.name for root in roots)
             yield "model", visible(", ".join(named))
+
+    def _training(self) -> Iterator[tuple[str, str]]:
+        types = [str(one.get("type", "an optimizer")) for one in optimizers(self.recording) or ()]
+        rates = [rate for root in range(len(self.recording.roots)) for rate in rates_of(self.recording, root)]
+        if types:
+            yield "optimizer", visible(", ".join(dict.fromkeys(types)))
+        if rates:
+            yield "learning rate", ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates))
 
     @property
     def started(self) -> datetime | None:

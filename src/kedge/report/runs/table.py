@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from kedge.numbers import for_json
@@ -74,7 +74,7 @@ class RunTable:
     @cached_property
     def options(self) -> list[RunColumn]:
         """A column for each option in which the runs differ."""
-        return [RunColumn(name, name, "option", lambda run, name=name: run.options.get(name)) for name in self._names()]
+        return [RunColumn(name, name, "option", partial(_option, name)) for name in self._names()]
 
     def _names(self) -> Sequence[str]:
         """Return the names of the options in which the runs differ, typed ones first."""
@@ -95,6 +95,10 @@ class RunTable:
             "left_out": [{"recording": one.recording, "reason": one.reason} for one in self.left_out],
             "smoothing": KEPT,
         }
+
+
+def _option(name: str, run: RunSummary) -> str | None:
+    return run.options.get(name)
 
 
 def _described(run: RunSummary) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -21,11 +22,35 @@ from kedge.report.runs.table import RunColumn, RunTable
 from kedge.report.sparkline import NOT_FINITE, ScaleSeries, sparkline
 
 MOST_NAME, MOST_OPTION = 26, 18
-LEAST_COURSE, MOST_COURSE = 12, 40
-#: The columns of figures that a terminal shows as far as they fit; the first two always.
+LEAST_COURSE, MOST_COURSE = 20, 40
+#: The titles of the losses over the steps, the first that fits.
+COURSE = ("loss over the steps", "loss course", "loss", "")
+#: The columns of figures, the most important first: two before the options that differ, the others if they fit.
 SHOWN = ("loss", "best", "steps", "norm", "seconds_per_step", "saved", "best_step", "seconds", "started")
 
-Cells = list[tuple[str, list[Text], bool]]
+LEGEND = (
+    f"loss, best loss, grad norm: an exponential moving average that keeps {KEPT:.0%} at each value. "
+    "findings: the worst, and how many kinds more. Losses are drawn on one scale, over the same steps; ✗ not finite. "
+    "kedge report RUN describes one run, kedge diff A B finds where two part."
+)
+
+
+@dataclass(frozen=True)
+class TextColumn:
+    """A column as text: its title, a cell for each run, and whether they are aligned to the right."""
+
+    title: str
+    cells: Sequence[Text]
+    right: bool = False
+
+    @property
+    def width(self) -> int:
+        """The width of its widest cell."""
+        return max([len(self.title), *(cell.cell_len for cell in self.cells)])
+
+    def at(self, place: int) -> Text:
+        """Return the cell of one run in the width of the column."""
+        return fit(self.cells[place], self.width, right=self.right)
 
 
 def render_runs(table: RunTable, console: Console) -> None:
@@ -33,23 +58,24 @@ def render_runs(table: RunTable, console: Console) -> None:
     for line in heading(table):
         print_paragraph(line, console)
     console.print()
-    cells, left = _fitting(table, console.width)
-    widths = [max(len(title), *(cell.cell_len for cell in own)) for title, own, _ in cells]
-    course = min(console.width - sum(widths) - len(widths), MOST_COURSE)
-    curves = drawn_together([_loss(run) for run in table.runs], course) if course >= LEAST_COURSE else None
-    titles = [fit(title, width, right=right) for (title, _, right), width in zip(cells, widths, strict=True)]
-    head = joined([*titles, "loss over the steps" if curves and course >= 19 else "loss" if curves else ""])
+    shown, left = _fitting(table, console.width)
+    room = min(console.width - sum(column.width + 1 for column in shown), MOST_COURSE)
+    courses = drawn_together([_loss(run) for run in table.runs], room)
+    head = joined([*(fit(column.title, column.width, right=column.right) for column in shown), _course_title(room)])
     head.stylize("bold")
     console.print(head)
-    for place in range(len(table.runs)):
-        line = [fit(own[place], width, right=right) for (_, own, right), width in zip(cells, widths, strict=True)]
-        console.print(joined([*line, curves[place] if curves else ""]))
+    for place, course in enumerate(courses):
+        console.print(joined([*(column.at(place) for column in shown), course]))
     console.print()
     for one in table.left_out:
         print_paragraph(Text(f"left out: {one.recording}: {one.reason}", "yellow"), console)
     if left:
         print_paragraph(Text(f"{counted(len(left), 'column')} more with --html or --json: {', '.join(left)}"), console)
-    print_paragraph(_legend(drawn=curves is not None), console)
+    print_paragraph(Text(LEGEND, "dim"), console)
+
+
+def _course_title(width: int) -> str:
+    return next(title for title in COURSE if len(title) <= width)
 
 
 def heading(table: RunTable) -> Iterator[Text]:
@@ -67,34 +93,30 @@ def told_option(name: str, value: str) -> str:
     return name if value == "yes" and name.startswith("-") else f"{name} {value}"
 
 
-def _fitting(table: RunTable, width: int) -> tuple[Cells, list[str]]:
-    """Return the columns that fit beside a course, with their cells, and the titles of those that do not."""
-    figures = {column.key: column for column in table.figures}
-    first, *others = [figures[key] for key in SHOWN if key in figures] or [None]
-    names = [Text(cut(run.name, MOST_NAME), "bold") for run in table.runs]
-    chosen: Cells = [("run", names, False), ("findings", [told_findings(run) for run in table.runs], False)]
-    chosen += [_cells(first, table.runs)] if first else []
-    room = width - LEAST_COURSE - sum(_width(cells) + 1 for cells in chosen)
-    left: list[str] = []
-    options = [_cells(column, table.runs) for column in table.options]
-    kept: list[str] = []
-    for cells in (*options, *(_cells(column, table.runs) for column in others)):
-        if _width(cells) + 1 > room:
-            left.append(cells[0])
-            continue
-        room -= _width(cells) + 1
-        kept.append(cells[0])
-        chosen.append(cells)
-    place = {title: at for at, title in enumerate(["run", "findings", *(cells[0] for cells in options)])}
-    return sorted(chosen, key=lambda cells: place.get(cells[0], len(place))), left
+def _fitting(table: RunTable, width: int) -> tuple[list[TextColumn], list[str]]:
+    """Return the columns that fit beside a course, and the titles of those that do not."""
+    runs = table.runs
+    own = [
+        TextColumn("run", [Text(cut(run.name, MOST_NAME), "bold") for run in runs]),
+        TextColumn("findings", [told_findings(run) for run in runs]),
+    ]
+    options = [_column(column, runs) for column in table.options]
+    known = {column.key: _column(column, runs) for column in table.figures}
+    figures = [known[key] for key in SHOWN if key in known]
+    typed = [column for column in options if column.title.startswith("-")]
+    room = width - LEAST_COURSE
+    fitting: list[TextColumn] = []
+    for column in [*own, *figures[:2], *typed, *(one for one in options if one not in typed), *figures[2:]]:
+        if column in own or column.width + 1 <= room:
+            fitting.append(column)
+            room -= column.width + 1
+    ordered = [*own, *options, *figures]
+    return [one for one in ordered if one in fitting], [one.title for one in ordered if one not in fitting]
 
 
-def _width(cells: tuple[str, list[Text], bool]) -> int:
-    return max(len(cells[0]), *(cell.cell_len for cell in cells[1]))
-
-
-def _cells(column: RunColumn, runs: Sequence[RunSummary]) -> tuple[str, list[Text], bool]:
-    return cut(column.title, MOST_OPTION), [told(column, column.value(run)) for run in runs], column.kind != "option"
+def _column(column: RunColumn, runs: Sequence[RunSummary]) -> TextColumn:
+    title = cut(column.title, MOST_OPTION)
+    return TextColumn(title, [told(column, column.value(run)) for run in runs], column.kind != "option")
 
 
 def told(column: RunColumn, value: Any) -> Text:
@@ -152,12 +174,3 @@ def drawn_together(curves: Sequence[Curve | None], width: int) -> list[Text]:
     positive = finite[finite > 0]
     ends = (1.0, 10.0) if low < 0 else (positive.min(), positive.max()) if len(positive) else None
     return [drawn(curve) for curve in curves]
-
-
-def _legend(*, drawn: bool) -> Text:
-    figures = (
-        f"loss, best loss, grad norm: an exponential moving average that keeps {KEPT:.0%} at each value; "
-        "findings: the worst, and how many kinds more. "
-    )
-    scale = "Losses are drawn on one scale, over the same steps; ✗ not finite. " if drawn else ""
-    return Text(f"{figures}{scale}kedge report RUN describes one run, kedge diff A B finds where two part.", "dim")

@@ -9,6 +9,7 @@ import { listen, state } from "./state.js";
 const FAINT = "50";
 const BAND = "1c";
 const MOST_ROWS = 6;
+const WIDE = 2200;
 
 export const smoothing = () => Math.min(Math.max(Number(state.smoothing) || 0, 0), 0.99);
 
@@ -23,10 +24,10 @@ export function smoothed(values, kept) {
   });
 }
 
-// One figure: its title, its chart, a switch for the axis, and in words what is not finite.
+// One figure: its title, its chart, a switch for the axis, and in words what is not finite. Lines are smoothed if `evened`.
 export class RunChart {
-  constructor(title, runs, { height = 240, range = null } = {}) {
-    Object.assign(this, { runs, height, range, lines: [], log: null, plot: null });
+  constructor(title, runs, { height = 240, evened = false } = {}) {
+    Object.assign(this, { runs, height, evened, range: null, lines: [], drawn: [], log: null, plot: null });
     this.host = make("div", { class: "chart" });
     this.tip = make("div", { class: "tip run-tip", "aria-hidden": "true" });
     this.box = make("input", { type: "checkbox", onchange: () => this.draw({ log: this.box.checked }) });
@@ -35,6 +36,16 @@ export class RunChart {
     this.frame = make("figure", { class: "run-frame" }, make("figcaption", {}, this.title, make("label", {}, this.box, "logarithmic")), this.host, this.tip, this.broken);
     this.host.addEventListener("pointerleave", () => this.tip.classList.remove("shown"));
     listen((changed) => (changed.has("pointed") || changed.has("front")) && this.plot?.redraw(false));
+  }
+
+  get kept() {
+    return this.evened ? smoothing() : 0;
+  }
+
+  // The run in front, if it has a line here.
+  get front() {
+    const front = inFront();
+    return this.drawn.some(({ place }) => place === front) ? front : null;
   }
 
   // lines: [{place, step, values, most, least, broken}]; most and least where several steps share a value.
@@ -49,9 +60,9 @@ export class RunChart {
     const lines = this.lines.filter(({ place }) => isShown(place) && (!timed || this.runs[place].pace));
     const logged = this.log ?? (!this.range && wantsLog(...lines.flatMap(({ values, least }) => (least ? [values, least] : [values]))));
     this.box.checked = logged;
-    this.drawn = lines.map((line) => ({ ...line, x: timed ? Array.from(line.step, (step) => step * this.runs[line.place].pace) : Array.from(line.step), even: smoothed(line.values, smoothing()) }));
+    this.drawn = lines.map((line) => ({ ...line, x: timed ? Array.from(line.step, (step) => step * this.runs[line.place].pace) : Array.from(line.step), even: smoothed(line.values, this.kept) }));
     const x = [...new Set(this.drawn.flatMap((line) => line.x))].sort((a, b) => a - b);
-    const spec = { x, series: [], bands: [], log: logged, height: this.height, legend: false, yRange: this.range, empty: "no run that is shown has values here", hooks: { draw: [(plot) => this.drawBroken(plot)], setCursor: [(plot) => this.tell(plot)] } };
+    const spec = { x, series: [], bands: [], log: logged, height: innerWidth < WIDE ? this.height : this.height * 1.6, legend: false, yRange: this.range, empty: "no run that is shown has values here", hooks: { draw: [(plot) => this.drawBroken(plot)], setCursor: [(plot) => this.tell(plot)] } };
     if (timed) Object.assign(spec, { xLabel: "time", xAxis: { values: (_, ticks) => ticks.map((tick) => (tick ? seconds(tick) : "0")) } });
     const places = new Map(x.map((value, at) => [value, at]));
     for (const line of this.drawn) line.at = line.x.map((value) => places.get(value));
@@ -64,10 +75,10 @@ export class RunChart {
   addRaw(spec, line) {
     if (line.most) {
       const pair = [spec.series.length + 1, spec.series.length + 2];
-      pair.fill = () => inkOf(line.place, BAND);
+      pair.fill = () => inkOf(line.place, this.front, BAND);
       spec.series.push(this.lineOf(spec, line, line.most, 0.5, FAINT), this.lineOf(spec, line, line.least, 0.5, FAINT));
       spec.bands.push(pair);
-    } else if (smoothing() > 0) spec.series.push(this.lineOf(spec, line, line.values, 1, FAINT));
+    } else if (this.kept > 0) spec.series.push(this.lineOf(spec, line, line.values, 1, FAINT));
   }
 
   // A step that this run does not have is undefined, and its line goes on over it.
@@ -75,7 +86,7 @@ export class RunChart {
     const own = plottable(values, spec.log);
     const aligned = new Array(spec.x.length);
     at.forEach((where, number) => (aligned[where] = own[number]));
-    return { label: this.runs[place].name, values: aligned, width, dash: width > 1 ? dashOfRun(place) : [], stroke: () => inkOf(place, strength), points: width > 1 && at.length < 3 };
+    return { label: this.runs[place].name, values: aligned, width, dash: width > 1 ? dashOfRun(place) : [], stroke: () => inkOf(place, this.front, strength), points: width > 1 && at.length < 3 };
   }
 
   // A cross at the top for each step in which a run was not finite, a row for each such run.
@@ -85,10 +96,11 @@ export class RunChart {
     const reach = 3 * dense;
     ctx.save();
     ctx.lineWidth = 1.5 * dense;
+    ctx.setLineDash([]);
     this.drawn.filter(({ broken }) => broken.length).forEach(({ place, x, broken }, row) => {
       const y = bbox.top + (2 + (row % MOST_ROWS) * 9) * dense + reach;
       let before = -Infinity;
-      ctx.strokeStyle = inkOf(place);
+      ctx.strokeStyle = inkOf(place, this.front);
       ctx.beginPath();
       for (const number of broken) {
         const across = plot.valToPos(x[number], "x", true);
@@ -134,7 +146,7 @@ export class RunChart {
       const number = at.findLastIndex((where) => where <= idx);
       if (number < 0 || (number === at.length - 1 && at[number] < idx)) continue;
       const bad = broken.includes(number);
-      const raw = smoothing() > 0 && !bad ? `  (${compact(values[number])})` : "";
+      const raw = this.kept > 0 && !bad ? `  (${compact(values[number])})` : "";
       found.push({ place, value: bad ? Infinity : even[number], y: bad ? 0 : plot.valToPos(even[number], "y"), text: bad ? "not finite" : compact(even[number]) + raw });
     }
     return found.sort((a, b) => b.value - a.value);

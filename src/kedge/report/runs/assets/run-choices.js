@@ -5,16 +5,17 @@ import { change, state } from "./state.js";
 
 const HUES = 8;
 const DASHES = [[], [7, 4], [2, 3]];
-const FADED = "26";
+const FADED = "38";
+const FAINTEST = "14";
 
 const dashAt = (place) => Math.floor(place / HUES) % DASHES.length;
 
 export const dashOfRun = (place) => DASHES[dashAt(place)];
 
 // The colour of a run's lines when they are drawn; those behind the one in front are faint.
-export function inkOf(place, strength = "") {
-  const front = inFront();
-  return colour(`run-${(place % HUES) + 1}`) + (front === null || front === place ? strength : FADED);
+export function inkOf(place, front, strength = "") {
+  const behind = front !== null && front !== place;
+  return colour(`run-${(place % HUES) + 1}`) + (behind ? (strength ? FAINTEST : FADED) : strength);
 }
 
 export const sample = (place) => make("span", { class: `run-line hue-${(place % HUES) + 1} dash-${dashAt(place)}`, "aria-hidden": "true" });

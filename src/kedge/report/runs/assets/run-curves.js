@@ -24,7 +24,7 @@ export class RunCurves {
         const { step, last, most, least } = recording.curve(entry);
         return { place, step, values: last, most, least, broken: entry.broken };
       });
-      return { chart: new RunChart(title, runs), lines, kind };
+      return { chart: new RunChart(title, runs, { evened: true }), lines, kind };
     });
     this.charts.sort((a, b) => (a.kind === "norm") - (b.kind === "norm"));
     fill(host, this.charts.map(({ chart }) => chart.frame), !this.charts.length && make("p", { class: "empty" }, "No loss is recorded in any run: no backward pass was seen."));

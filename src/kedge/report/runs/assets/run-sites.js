@@ -20,7 +20,7 @@ export class RunSites {
     this.title = make("span", { id: "site-title" });
     this.about = make("p", { class: "faint" });
     this.chart = new RunChart(this.title, runs, { height: 260 });
-    const bar = make("div", { class: "toolbar" }, make("label", { for: "quantity" }, "show"), this.select, make("label", { for: "site-order" }, "list"), this.sorting);
+    const bar = make("div", { class: "toolbar" }, make("span", { class: "pair" }, make("label", { for: "quantity" }, "show"), this.select), make("span", { class: "pair" }, make("label", { for: "site-order" }, "list"), this.sorting));
     fill(host, bar, make("div", { class: "site-columns" }, this.list, make("div", {}, this.chart.frame, this.about)));
     listen((changed) => {
       if (changed.has("quantity")) this.show();

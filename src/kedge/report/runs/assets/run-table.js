@@ -13,7 +13,7 @@ const TOLD = {
   seconds,
   bytes,
   number: (value) => (typeof value === "string" ? value : compact(value)),
-  moment: (value) => value.replace("T", " ").slice(0, 16),
+  moment: (value) => value.replace("T", " ").slice(5, 16),
   option: (value) => value,
 };
 
@@ -86,7 +86,7 @@ export class RunTable {
     const best = LOWEST_IS_BEST.has(key) && typeof value === "number" && value === Math.min(...this.runs.map((run) => run.values[at]).filter((other) => typeof other === "number"));
     const bad = kind === "number" && typeof value === "string";
     const text = value === null ? "–" : TOLD[kind](value);
-    return make("td", { class: [kind !== "option" && "number", best && "least", bad && "error"].filter(Boolean).join(" ") || null, title: text.length > LONGEST ? text : null }, cut(text, LONGEST));
+    return make("td", { class: [kind !== "option" && "number", best && "least", bad && "error"].filter(Boolean).join(" ") || null, title: kind === "moment" ? value : text.length > LONGEST ? text : null }, cut(text, LONGEST));
   }
 
   mark() {

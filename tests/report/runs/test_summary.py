@@ -9,8 +9,9 @@ import pytest
 
 from kedge.report.runs.options import Differing, options_of
 from kedge.report.runs.smoothing import smoothed
-from kedge.report.runs.summary import numbered, told_apart
+from kedge.report.runs.summary import RunSummary, numbered, told_apart
 from kedge.report.runs.table import RunTable
+from kedge.store.recording import Recording
 from tests.report.runs.conftest import Written, summary_of, table_of
 
 
@@ -75,6 +76,23 @@ def test_a_run_that_goes_on_has_a_duration_so_far(written: Written) -> None:
     """It is the time until it was last written."""
     going = summary_of(written("going", ended=False), written=True, wrote=1_795_244_400.0 + 90)
     assert (going.ending, going.seconds) == ("running", 90.0)
+
+
+def test_the_ranks_of_a_run_count_together() -> None:
+    """Their losses are one curve; their number is an option like any other."""
+    rows = [
+        {"step": step, "site": "loss", "rank": rank, "calls": 1, "count": 1, "sum": 2.0 * rank, "sumsq": 4.0 * rank}
+        for step in range(3)
+        for rank in range(2)
+    ]
+    sites = [{"site": "loss", "path": "loss", "kind": "loss", "shape": []}]
+    optimizers = {"kind": "optimizers", "optimizers": [{"type": "SGD", "steps": 3, "roots": [0], "rates": [0.1]}]}
+    roots = [{"name": "Net", "prefix": "", "parameters": 12}]
+    run = RunSummary("ranks", Recording.build(sites, rows, {"world": 2}, [optimizers], roots), ())
+    assert run.options["ranks"] == "2"
+    assert (run.options["model"], run.options["optimizer"], run.options["learning rate"]) == ("Net 12", "SGD", "0.1")
+    assert run.loss is not None
+    assert run.loss.last == 1.0
 
 
 def test_the_table_of_runs_without_a_loss_has_no_such_column(written: Written) -> None:

@@ -61,7 +61,8 @@ def render_runs(table: RunTable, console: Console) -> None:
     shown, left = _fitting(table, console.width)
     room = min(console.width - sum(column.width + 1 for column in shown), MOST_COURSE)
     courses = drawn_together([_loss(run) for run in table.runs], room)
-    head = joined([*(fit(column.title, column.width, right=column.right) for column in shown), _course_title(room)])
+    titles = [fit(column.title, column.width, right=column.right) for column in shown]
+    head = joined([*titles, _course_title(room) if any(courses) else ""])
     head.stylize("bold")
     console.print(head)
     for place, course in enumerate(courses):

@@ -12,6 +12,7 @@ import pytest
 
 from kedge.report.page.render import asset, stylesheet
 from kedge.report.runs.page import STYLE, condense_runs
+from kedge.report.runs.smoothing import smoothed
 from kedge.report.runs.table import RunTable
 from tests.report.page.test_accessible import FITS, axe, violations
 from tests.report.runs.conftest import Written, table_of
@@ -202,3 +203,13 @@ def test_only_sites_of_several_runs_are_kept(three: RunTable) -> None:
     assert {site["owner"] for site in content["sites"]} == {"conv1", "relu1", "fc.a", "loss"}
     assert content["single"] == 6
     assert [site["runs"] for site in content["sites"] if site["site"] == "conv1:out"] == [[0, 1, 2]]
+
+
+def test_the_page_smooths_as_the_table_does(tab: Any) -> None:
+    """One average, in two languages; what is not finite is left out of it."""
+    found = re.search(r"^function smoothed.*?^}", asset("run_charts.js", PACKAGE), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    values = [3.0, 1.0, float("nan"), 2.5, -4.0]
+    tab.page.goto("about:blank")
+    drawn = tab.page.evaluate(f"(values) => {{ {found[0]}; return smoothed(values, 0.9); }}", values)
+    np.testing.assert_allclose(drawn, smoothed(np.array(values), 0.9), rtol=1e-12)

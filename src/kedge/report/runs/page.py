@@ -29,7 +29,7 @@ SCRIPTS = (
     "quantities.js",
     "keys.js",
 )
-OWN = ("run-choices.js", "run-table.js", "run-charts.js", "run-curves.js", "run-sites.js", "runs.js")
+OWN = ("run_choices.js", "run_table.js", "run_charts.js", "run_curves.js", "run_sites.js", "runs.js")
 FRAME, STYLE = "runs.html", "runs.css"
 #: The most points of all curves of one kind together.
 MOST_TOGETHER = 12_000

@@ -3,13 +3,13 @@
 import { byId, fill, make } from "./elements.js";
 import { filterOf } from "./filters.js";
 import { Recording } from "./recording.js";
-import { change, keep, listen, recall, state } from "./state.js";
+import { change, listen, recall, state } from "./state.js";
 import { listenToKeys, toggleTheme } from "./keys.js";
-import { pointAt } from "./run-choices.js";
-import { RunTable } from "./run-table.js";
-import { showChips, smoothing } from "./run-charts.js";
-import { RunCurves } from "./run-curves.js";
-import { RunSites } from "./run-sites.js";
+import { pointAt } from "./run_choices.js";
+import { RunTable } from "./run_table.js";
+import { showChips, smoothing } from "./run_charts.js";
+import { RunCurves } from "./run_curves.js";
+import { RunSites } from "./run_sites.js";
 
 const PAUSE = 120;
 
@@ -62,8 +62,7 @@ function connectFilter(filter) {
 }
 
 function begin() {
-  keep("smoothing", "by", "hidden", "front");
-  recall();
+  recall("smoothing", "by", "hidden", "front");
   document.documentElement.dataset.theme = state.theme;
   const carried = JSON.parse(byId("document").textContent);
   if (state.smoothing === undefined) change({ smoothing: String(carried.smoothing) });

@@ -3,7 +3,7 @@
 import { fill, make } from "./elements.js";
 import { brief, compact, counted, percent } from "./numbers.js";
 import { BROKEN } from "./recording.js";
-import { RunChart } from "./run-charts.js";
+import { RunChart } from "./run_charts.js";
 import { offered, sitesOf, telling } from "./quantities.js";
 import { change, listen, state } from "./state.js";
 

@@ -1,7 +1,7 @@
 // The losses and gradient norms of all runs.
 
 import { fill, make } from "./elements.js";
-import { RunChart } from "./run-charts.js";
+import { RunChart } from "./run_charts.js";
 
 const TITLES = { loss: "loss", norm: "gradient norm" };
 

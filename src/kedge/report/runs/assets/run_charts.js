@@ -3,7 +3,7 @@
 import { byId, fill, make } from "./elements.js";
 import { chart, plottable, wantsLog } from "./charts.js";
 import { compact, counted, seconds, whole } from "./numbers.js";
-import { dashOfRun, inFront, inkOf, isShown, sample } from "./run-choices.js";
+import { dashOfRun, inFront, inkOf, isShown, sample } from "./run_choices.js";
 import { listen, state } from "./state.js";
 
 const FAINT = "50";
@@ -14,7 +14,7 @@ const WIDE = 2200;
 export const smoothing = () => Math.min(Math.max(Number(state.smoothing) || 0, 0), 0.99);
 
 // As kedge.report.runs.smoothing: an average of each value and those before, whose weights add up to 1 from the first on.
-export function smoothed(values, kept) {
+function smoothed(values, kept) {
   let [total, weight] = [0, 0];
   return Array.from(values, (value) => {
     if (!Number.isFinite(value)) return value;

@@ -2,7 +2,7 @@
 
 import { badge, cut, fill, make } from "./elements.js";
 import { bytes, compact, seconds, whole } from "./numbers.js";
-import { isShown, inFront, pointAt, sample, showRun } from "./run-choices.js";
+import { isShown, inFront, pointAt, sample, showRun } from "./run_choices.js";
 import { listen } from "./state.js";
 
 const LONGEST = 40;

@@ -7,6 +7,8 @@ import { dashOfRun, inFront, inkOf, isShown, sample } from "./run_choices.js";
 import { listen, state } from "./state.js";
 
 const FAINT = "50";
+const FAINTER = "22";
+const FEW_RUNS = 8;
 const BAND = "1c";
 const MOST_ROWS = 6;
 const WIDE = 2200;
@@ -73,12 +75,13 @@ export class RunChart {
   }
 
   addRaw(spec, line) {
+    const faint = this.drawn.length > FEW_RUNS ? FAINTER : FAINT;
     if (line.most) {
       const pair = [spec.series.length + 1, spec.series.length + 2];
       pair.fill = () => inkOf(line.place, this.front, BAND);
-      spec.series.push(this.lineOf(spec, line, line.most, 0.5, FAINT), this.lineOf(spec, line, line.least, 0.5, FAINT));
+      spec.series.push(this.lineOf(spec, line, line.most, 0.5, faint), this.lineOf(spec, line, line.least, 0.5, faint));
       spec.bands.push(pair);
-    } else if (this.kept > 0) spec.series.push(this.lineOf(spec, line, line.values, 1, FAINT));
+    } else if (this.kept > 0) spec.series.push(this.lineOf(spec, line, line.values, 1, faint));
   }
 
   // A step that this run does not have is undefined, and its line goes on over it.
@@ -137,7 +140,8 @@ export class RunChart {
     const room = frame.width - this.tip.offsetWidth - 4;
     const beside = over.left - frame.left + left + 14;
     this.tip.style.left = `${Math.max(beside > room ? Math.min(beside - this.tip.offsetWidth - 28, room) : beside, 0)}px`;
-    this.tip.style.top = `${over.bottom - frame.top + 6}px`;
+    const lowest = innerHeight - frame.top - this.tip.offsetHeight - 6;
+    this.tip.style.top = `${Math.min(over.bottom - frame.top + 6, Math.max(lowest, 0))}px`;
   }
 
   valuesAt(plot, idx) {

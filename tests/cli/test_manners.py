@@ -35,7 +35,7 @@ MISTYPED = [
     ("report train.py", "train.py is not a recording: it is a file; its newest recording is train.py.7.kedge"),
     ("report bad.py", "bad.py is not a recording: it is a file; name a folder that kedge run wrote"),
     ("report folder", "folder is not a recording: the folder is empty and has no manifest.json; name a folder"),
-    ("report healthy broken", "'broken' is one argument too many; see kedge report --help"),
+    ("report healthy broken --saved", "--headroom, --saved, --sites and --all are for a single recording: name one"),
     ("report healthy --htlm", "there is no option --htlm; did you mean --html?"),
     ("report healthy -x", "there is no option -x; see kedge report --help"),
     ("report healthy -o x.html", "-o and --no-source are for pages: add --html"),

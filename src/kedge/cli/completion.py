@@ -15,6 +15,7 @@ from kedge.cli.parser import CommandParser
 #: What completes an argument, by its name.
 KINDS = {
     "recording": "recording",
+    "recordings": "recording",
     "a": "recording",
     "b": "recording",
     "script": "script",

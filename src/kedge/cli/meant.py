@@ -11,7 +11,7 @@ from kedge.cli.recordings import is_recording
 
 #: The commands under the names that other tools have for them.
 OTHER_NAMES = {
-    "compare": "diff",
+    "compare": "report",
     "dashboard": "serve",
     "follow": "live",
     "list": "sites",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kedge.cli.parser import nearest
@@ -48,12 +49,39 @@ def recording_named(name: str | None, *, may_come: bool = False) -> str:
         newest = _newest()
         say(f"RUN is {newest}, the newest recording here")
         return newest
-    full = name.rstrip(os.sep) + SUFFIX
-    if is_recording(name) or not is_recording(full):
-        if not may_come:
-            _must_be_near(name)
-        return name
+    full = _with_suffix(name)
+    if full == name and not is_recording(name) and not may_come:
+        _must_be_near(name)
     return full
+
+
+def expanded(names: Sequence[str]) -> list[str]:
+    """Return what was typed, with the recordings in a folder instead of that folder, and each of them once."""
+    found: dict[str, str] = {}
+    for name in names:
+        for path in _inside(name) or [name]:
+            found.setdefault(os.path.realpath(_with_suffix(path)), path)
+    return list(found.values())
+
+
+def _with_suffix(name: str) -> str:
+    """Return the path of the recording that a name stands for."""
+    full = name.rstrip(os.sep) + SUFFIX
+    return full if is_recording(full) and not is_recording(name) else name
+
+
+def _inside(folder: str) -> list[str]:
+    """Return the paths of all recordings in a folder that is not one itself, in the order in which they began."""
+    if is_recording(_with_suffix(folder)) or not os.path.isdir(folder):
+        return []
+    found = []
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if is_recording(path):
+            found.append((os.stat(os.path.join(path, _MANIFEST)).st_mtime_ns, path))
+        elif name.endswith(SUFFIX) and os.path.isdir(path):  # a damaged one
+            found.append((os.stat(path).st_mtime_ns, path))
+    return [path for _, path in sorted(found)]
 
 
 def open_recording(name: str) -> Recording:

@@ -10,7 +10,8 @@ from kedge.cli.config import add_config
 from kedge.cli.output import print_json
 from kedge.cli.page_file import write_page
 from kedge.cli.progress import progress
-from kedge.cli.recordings import add_recording, open_recording, recording_named
+from kedge.cli.recordings import SUFFIX, expanded, open_recording, recording_named
+from kedge.cli.several import page_beside, report_several
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,16 +32,29 @@ class ReportCommand:
 
     --html writes one file that opens in any browser and needs no network.
 
+    Several recordings, or a folder of them, are compared: a table of their options, findings and
+    losses, and with --html their curves over each other, and any site in all of them.
+
     --json prints the object of kedge check --json, and three more keys:
       {..., "run": {"command", "device", "torch", "python", "started", "exit", "error", "steps", "seconds",
                     "watching", "ended", "sampled"},
        "models": [{"model", "parameters"}, ...],
        "modules": [{"module", "type", "shape", "parameters", "out", "grad", "update", "zero", "broken"}, ...]}
+    and of several recordings:
+      {"runs": [{"run", "recording", "command", "options", "findings", "judged", "ending", "steps", "loss", "best",
+                 "best_step", "norm", "seconds", "seconds_per_step", "saved", "started", "not_finite"}, ...],
+       "differ": ["--lr", ...], "equal": {"--steps": "300", ...}, "left_out": [{"recording", "reason"}, ...],
+       "smoothing"}
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        add_recording(parser)
+        parser.add_argument(
+            "recordings",
+            metavar="RUN",
+            nargs="*",
+            help=f"the recording, with or without {SUFFIX} (default: the newest one in this folder); or several to compare",
+        )
         parser.add_argument(
             "--sites",
             metavar="SELECTOR",
@@ -79,7 +93,12 @@ class ReportCommand:
 
         _check(args)
         rules = configured_rules(config=args.config)
-        args.recording = recording_named(args.recording)
+        names = expanded(args.recordings)
+        if len(args.recordings) > 1 or names != args.recordings:
+            _check_several(args)
+            report_several(names, args, rules)
+            return 0
+        args.recording = recording_named(names[0] if names else None)
         recording = open_recording(args.recording)
         if args.headroom:
             _draw_headroom(recording, args.sites)
@@ -118,6 +137,11 @@ def _check(args: argparse.Namespace) -> None:
         args.parser.refuse("a page has all sites and filters them itself: leave --sites and --all out")
 
 
+def _check_several(args: argparse.Namespace) -> None:
+    if args.headroom or args.saved or args.sites or args.all:
+        args.parser.refuse("--headroom, --saved, --sites and --all are for a single recording: name one")
+
+
 def _draw_headroom(recording: Recording, sites: str | None) -> None:
     from kedge.report.headroom import render_headroom
     from kedge.report.terminal import console_for
@@ -153,11 +177,4 @@ def _print_json(
 
 
 def _write(args: argparse.Namespace, page: str) -> None:
-    file = Path(args.output) if args.output else _beside(Path(args.recording))
-    write_page(file, page)
-
-
-def _beside(folder: Path) -> Path:
-    """Return the file of the page: beside the recording, with another ending."""
-    folder = folder if folder.name else folder.resolve()
-    return folder.with_name(f"{folder.name.removesuffix('.kedge')}.html")
+    write_page(Path(args.output) if args.output else page_beside(Path(args.recording)), page)

@@ -72,8 +72,8 @@ def median_series(several: Sequence[ScaleSeries]) -> ScaleSeries | None:
     return ScaleSeries(rms, broken, last, most, any(series.since for series in several))
 
 
-def sparkline(series: ScaleSeries, width: int) -> str:
-    """Return a series as one line of blocks, on a logarithmic scale of its own.
+def sparkline(series: ScaleSeries, width: int, ends: tuple[float, float] | None = None) -> str:
+    """Return a series as one line of blocks, on a logarithmic scale: from one value to another, or its own if None.
 
     Each character is the largest of its steps; steps with non-finite values are crosses, steps
     with only zeros are ``0``, and steps without a value are gaps.
@@ -83,15 +83,16 @@ def sparkline(series: ScaleSeries, width: int) -> str:
         logs = np.log10(values)
     drawn = np.isfinite(logs) & ~broken
     cells = np.where(values == 0, ZERO, GAP).astype(object)
-    cells[drawn] = [BLOCKS[level] for level in _levels(logs[drawn])]
+    cells[drawn] = [BLOCKS[level] for level in _levels(logs[drawn], ends)]
     cells[broken] = NOT_FINITE
     return "".join(cells)
 
 
-def _levels(logs: NDArray[np.float64]) -> list[int]:
+def _levels(logs: NDArray[np.float64], ends: tuple[float, float] | None) -> list[int]:
     if not len(logs):
         return []
-    low, high, top = logs.min(), logs.max(), len(BLOCKS) - 1
+    low, high = (logs.min(), logs.max()) if ends is None else np.log10(ends)
+    top = len(BLOCKS) - 1
     if high - low >= LEAST_DECADES:
         heights = (logs - low) / (high - low) * top
     else:

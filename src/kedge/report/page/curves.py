@@ -15,13 +15,13 @@ from kedge.store.recording import Recording
 MOST_POINTS = 1500
 
 
-def curves(recording: Recording) -> Iterator[dict[str, Any]]:
-    """Return the curves of a recording for the page."""
-    return map(_entry, curves_of(recording))
+def curves(recording: Recording, most: int = MOST_POINTS) -> Iterator[dict[str, Any]]:
+    """Return the curves of a recording for the page, each of so many points at most."""
+    return (_entry(curve, most) for curve in curves_of(recording))
 
 
-def _entry(curve: Curve) -> dict[str, Any]:
-    bins = Bins.of(curve.steps, most=MOST_POINTS)
+def _entry(curve: Curve, most: int) -> dict[str, Any]:
+    bins = Bins.of(curve.steps, most=most)
     groups = Grouping.of(bins, curve.steps)
     made: dict[str, Any] = {"kind": curve.kind, "label": curve.label, "site": curve.site, "points": len(bins)}
     made["step"] = packed(bins.last.astype(np.float64), "f8")

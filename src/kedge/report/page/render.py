@@ -77,7 +77,7 @@ def page_of(document: Document, *, live: bool = False) -> str:
     return assembled(asset("page.html"), script(), document, live=live)
 
 
-def assembled(template: str, code: str, document: Document, *, live: bool = False) -> str:
+def assembled(template: str, code: str, document: Document, *, live: bool = False, more_style: str = "") -> str:
     """Return the frame of a page with its content and script.
 
     Args:
@@ -85,8 +85,9 @@ def assembled(template: str, code: str, document: Document, *, live: bool = Fals
         code: The page's script.
         document: The content.
         live: Whether the page asks its server for news.
+        more_style: Styles of this frame's own parts.
     """
-    style, scripts = stylesheet(), (asset(LIBRARY), code)
+    style, scripts = stylesheet() + more_style, (asset(LIBRARY), code)
     policy = (
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; "
         f"img-src data:; connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"

@@ -81,7 +81,7 @@ function options(spec, width) {
     width,
     height: spec.height || 150,
     padding: [8, 10, 0, 0],
-    legend: { show: true, markers: { width: 2, dash: (_, place) => dashOf(spec.series[place - 1], place - 1) } },
+    legend: { show: spec.legend !== false, markers: { width: 2, dash: (_, place) => dashOf(spec.series[place - 1], place - 1) } },
     cursor: { points: { size: 6 }, drag: { x: true, y: false }, ...spec.cursor },
     scales: { x: { time: false, range: spec.xRange || ((_, low, high) => (low === high ? [low - 1, high + 1] : [low, high])) }, y: scaleOf(spec) },
     axes: [
@@ -92,8 +92,8 @@ function options(spec, width) {
       { label: spec.xLabel || "step", value: (_, at) => (spec.xValue || whole)(at ?? spec.x[spec.x.length - 1]) },
       ...spec.series.map((one, place) => lineOf(one, place, spec)),
     ],
-    bands: (spec.bands || []).map((pair) => ({ series: pair, fill: colour("band") })),
-    hooks: { drawClear: [(plot) => drawUnder(plot, spec)], draw: [(plot) => drawOver(plot, spec)] },
+    bands: (spec.bands || []).map((pair) => ({ series: pair, fill: pair.fill || colour("band") })),
+    hooks: { ...spec.hooks, drawClear: [(plot) => drawUnder(plot, spec)], draw: [(plot) => drawOver(plot, spec), ...(spec.hooks?.draw || [])] },
   };
 }
 
@@ -135,11 +135,11 @@ function lineOf(one, place, spec) {
   const line = LINES[(one.line ?? place) % LINES.length];
   return {
     label: cut(one.label, 44),
-    stroke: colour(one.colour || line.name),
+    stroke: one.stroke || colour(one.colour || line.name),
     width: one.width || 1.5,
     dash: one.dash || line.dash,
     spanGaps: Boolean(one.spanGaps),
-    points: { show: spec.x.length <= FEW_POINTS, size: 4 },
+    points: { show: one.points ?? spec.x.length <= FEW_POINTS, size: 4 },
     // While nobody points at the chart, its legend gives the newest values.
     value: (_, __, ___, at) => told(one, at ?? newest(one.values), spec),
   };

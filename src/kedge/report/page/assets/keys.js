@@ -14,7 +14,7 @@ export function listenToKeys({ recording, panel }) {
     "/": () => byId("filter").focus(),
     t: toggleTheme,
     "?": () => byId("help").showModal(),
-    h: () => byId("cells").focus(),
+    h: () => byId("cells")?.focus(),
     n: () => panel.go(1),
     p: () => panel.go(-1),
   };

@@ -60,7 +60,9 @@ function stored(key) {
   }
 }
 
-export function recall() {
+// Takes up what the address kept: also the further choices of a page that has any.
+export function recall(...more) {
+  KEPT.push(...more);
   const address = new URLSearchParams(location.hash.slice(1));
   for (const key of KEPT) if (address.get(key)) chosen[key] = address.get(key);
   const theme = stored("kedge.theme");

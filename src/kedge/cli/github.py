@@ -32,10 +32,10 @@ def annotation(recording: Recording, finding: Finding, workspace: str) -> str:
 def _source(recording: Recording, text: str) -> Mapping[str, Any] | None:
     """Return the program's line of a site: its own, or that of its module."""
     found = next((site for site in recording.sites if site.site == text), None)
-    if found is None or found.source:
-        return found and found.source
+    if found is None:
+        return None
     own = (site.source for site in recording.sites if site.owner == found.owner and site.root == found.root)
-    return next(filter(None, own), None)
+    return found.source or next(filter(None, own), None)
 
 
 def _inside(file: str, workspace: str) -> str | None:

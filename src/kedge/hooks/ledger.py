@@ -15,6 +15,7 @@ from kedge.hooks.attach import MOST_FIRINGS, Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.unfired import explain, explain_leaves
+from kedge.sites.folding import Fold, Folding
 from kedge.sites.language import parse
 from kedge.sites.site import Site
 
@@ -96,9 +97,8 @@ class Ledger:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The table for a notebook; sites that never fired have their cause and remedy."""
-        causes = [f"never: {e.cause.why}; {e.cause.remedy}" if e.cause else "" for e in self.entries]
-        rows = [(e.site, f"{e.fired:,}", why) for e, why in zip(self.entries, causes, strict=True)]
+        """The table for a notebook, with the causes and remedies of sites that never fired; alike blocks share a line."""
+        rows = [(one.name, f"{one.members[0].fired:,}", _causes(one)) for one in _FOLDING.shown(self.entries)]
         return notebook.table(("site", "fired", "cause"), rows, align="mrl") if rows else notebook.paragraph(str(self))
 
     def silent(self) -> str:
@@ -133,6 +133,20 @@ class Ledger:
         if causes:
             return "; ".join(causes)
         return f"the sites hooked here are {', '.join(str(e.site) for e in self.entries[:_SHOWN]) or 'none'}"
+
+
+_FOLDING = Folding[LedgerEntry](
+    lambda entry: str(entry.site), lambda entry: (entry.fired, entry.cause and entry.cause.why)
+)
+
+
+def _causes(fold: Fold[LedgerEntry]) -> str:
+    """Return the cause of sites that share it; remedies that name a site each are those of the first one and so on."""
+    causes = [entry.cause for entry in fold.members if entry.cause is not None]
+    if not causes:
+        return ""
+    same = all(cause.remedy == causes[0].remedy for cause in causes)
+    return f"never: {causes[0].why}; {causes[0].remedy}{'' if same else ', and so on'}"
 
 
 class Timeline:

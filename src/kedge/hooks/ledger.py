@@ -15,7 +15,7 @@ from kedge.hooks.attach import MOST_FIRINGS, Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.unfired import explain, explain_leaves
-from kedge.sites.folding import Fold, Folding
+from kedge.sites.folding import Fold, Folding, folded_names, pattern
 from kedge.sites.language import parse
 from kedge.sites.site import Site
 
@@ -115,9 +115,9 @@ class Ledger:
             return ""
         count = sum(map(len, groups.values()))
         lines = [f"{count} of {len(self.entries)} hooked sites never fired"]
-        for cause, sites in groups.items():
+        for told, sites in _together(groups):
             more = f" and {len(sites) - _SHOWN} more" if len(sites) > _SHOWN else ""
-            lines.append(f"  {', '.join(sites[:_SHOWN])}{more}: {cause.why}; {cause.remedy}")
+            lines.append(f"  {', '.join(sites[:_SHOWN])}{more}: {told}")
         return "\n".join(lines)
 
     def why(self, name: str) -> str:
@@ -138,6 +138,19 @@ class Ledger:
 _FOLDING = Folding[LedgerEntry](
     lambda entry: str(entry.site), lambda entry: (entry.fired, entry.cause and entry.cause.why)
 )
+
+
+def _together(groups: Mapping[Cause, list[str]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield causes as text with their sites; many whose remedies differ only in the numbers of blocks are one."""
+    alike: dict[tuple[object, ...], list[Cause]] = {}
+    for cause in groups:
+        alike.setdefault((cause.why, pattern(cause.remedy)), []).append(cause)
+    for causes in alike.values():
+        if len(causes) > _SHOWN:
+            sites = folded_names(site for cause in causes for site in groups[cause])
+            yield f"{causes[0].why}; {causes[0].remedy}, and so on", sites
+        else:
+            yield from ((f"{cause.why}; {cause.remedy}", groups[cause]) for cause in causes)
 
 
 def _causes(fold: Fold[LedgerEntry]) -> str:

@@ -11,8 +11,11 @@ from torch import nn
 
 import kedge
 from kedge.errors import NeverFiredWarning
+from kedge.hooks.firing.cause import Cause
+from kedge.hooks.ledger import Ledger, LedgerEntry
 from kedge.report.curves import Curve
 from kedge.rules.rule import Finding
+from kedge.sites.site import Site
 from kedge.store.recording import Recording
 from kedge.watch.run.shown import HEIGHT, Findings, _curve, run_html
 from tests.test_notebook import Reader
@@ -147,3 +150,14 @@ def test_the_ledger_and_the_audit_of_many_blocks_fold():
 
 def _nothing(module, args, output):
     return None
+
+
+def test_remedies_that_name_a_block_each_are_one_line():
+    """The warning of a session on many blocks has a line for all whose remedies are alike."""
+    site = [Site(f"h.{i}.attn.out_proj", "out") for i in range(20)]
+    entries = [LedgerEntry(one, 0, Cause("bypassed", f'hook "h.{i}.attn" instead')) for i, one in enumerate(site)]
+
+    assert Ledger(entries).silent().splitlines()[1:] == [
+        '  h.0-19.attn.out_proj:out: bypassed; hook "h.0.attn" instead, and so on'
+    ]
+    assert len(Ledger(entries[:2]).silent().splitlines()) == 3

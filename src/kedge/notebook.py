@@ -18,7 +18,11 @@ _CELL = (
 )
 _PATH = "font-family:ui-monospace,monospace;font-size:.95em;white-space:pre"
 _FIGURE = "text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap"
-_QUIET = "opacity:.75;margin:.3em 0;max-width:60em"
+_TEXT = "margin:.3em 0;max-width:60em"
+_PALE = "opacity:.75"
+_QUIET = f";{_PALE}"
+_ROW = "display:flex;flex-wrap:wrap;align-items:center;gap:.3em 1em;margin:.2em 0"
+_TITLE = "min-width:15em;font-variant-numeric:tabular-nums"
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,13 @@ class Table:
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "", note: str = "", align: str = ""
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str = "",
+    note: str = "",
+    align: str = "",
+    whole: bool = False,
 ) -> str:
     """Return rows as an HTML table.
 
@@ -69,20 +79,58 @@ def table(
         note: The note below it.
         align: A letter for each column: "l" for words, "r" for figures, "m" for names in monospaced type. By default
             the first column is "m" and the others are "l".
+        whole: Whether every row is shown, however many there are.
     """
     kinds = (align or "m").ljust(len(columns), "l")
     lines = ["".join(_cell("td", cell, kind) for cell, kind in zip(row, kinds, strict=True)) for row in rows]
     head = "".join(_cell("th", name, "r" if kind == "r" else "l") for name, kind in zip(columns, kinds, strict=True))
-    parts = [f"<p><strong>{escape(title)}</strong></p>" if title else "", _framed(head, lines[: _fold(len(lines))])]
-    if rest := lines[_fold(len(lines)) :]:
-        parts.append(f"<details><summary>{len(rest):,} more</summary>{_framed(head, rest)}</details>")
+    shown = len(lines) if whole else _fold(len(lines))
+    parts = [heading(title) if title else "", _framed(head, lines[:shown])]
+    if rest := lines[shown:]:
+        parts.append(folding(f"{len(rest):,} more", _framed(head, rest)))
     parts.append(paragraph(note) if note else "")
     return "".join(parts)
 
 
-def paragraph(text: str) -> str:
-    """Return a sentence as HTML, below a table or instead of one."""
-    return f'<p style="{_QUIET}">{escape(text)}</p>'
+def heading(text: str) -> str:
+    """Return a line in bold type."""
+    return f"<p><strong>{escape(text)}</strong></p>"
+
+
+def figure(title: str, label: str, picture: str) -> str:
+    """Return a picture, which is HTML, with a title before it and a label after it."""
+    parts = f"{escape(title)}</span>{picture}", f'<span style="{_PALE}">{escape(label)}</span>'
+    return f'<div style="{_ROW}"><span style="{_TITLE}">{"".join(parts)}</div>'
+
+
+def svg(width: int, height: int, path: str, label: str) -> str:
+    """Return a line as a picture in the colour of the text.
+
+    Args:
+        width: The width in pixels.
+        height: The height in pixels.
+        path: The line, as the attribute ``d`` of an SVG path.
+        label: The picture in words.
+    """
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    line = f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="1.3"/>'
+    return f'<svg role="img" aria-label="{escape(label)}" {size} style="max-width:100%">{line}</svg>'
+
+
+def folding(title: str, content: str, *, shown: bool = False) -> str:
+    """Return a line that unfolds what is below it.
+
+    Args:
+        title: The line.
+        content: What is below it, as HTML.
+        shown: Whether it is unfolded at first.
+    """
+    return f"<details{' open' * shown}><summary>{escape(title)}</summary>{content}</details>"
+
+
+def paragraph(text: str, *, quiet: bool = True) -> str:
+    """Return a sentence as HTML, below a table or instead of one; a quiet one is a little paler."""
+    return f'<p style="{_TEXT}{_QUIET * quiet}">{escape(text)}</p>'
 
 
 def _fold(count: int, most: int = SHOWN) -> int:

@@ -89,3 +89,44 @@ def test_training_again_has_a_recording_of_its_own(watch, tmp_path):
 
     assert Recording.open(tmp_path / "run.kedge").end["steps"] == 1
     assert Recording.open(tmp_path / "run-2.kedge").end["steps"] == EXAMPLES // 2
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # trl uses what transformers has deprecated
+def test_a_trainer_of_trl_is_one_of_transformers(watch, tmp_path):
+    """The trainers of TRL take the same callback; the model has its names, and the reference model is not measured."""
+    trl = pytest.importorskip("trl", reason="trl is not installed")
+    datasets = pytest.importorskip("datasets", reason="datasets, which trl needs, is not installed")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    words = ["<pad>", "<eos>", *(f"w{i}" for i in range(10))]
+    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>")
+    sizes = {"vocab_size": len(words), "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 32}
+    config = GPT2Config(**sizes, eos_token_id=1, bos_token_id=1, pad_token_id=0)
+    given = {"num_train_epochs": 1, "per_device_train_batch_size": 4, "report_to": [], "save_strategy": "no"}
+    given |= {"use_cpu": True, "bf16": False, "disable_tqdm": True}
+    texts = [{"text": "w1 w2 w3 w4"}] * 16
+    pairs = [{"prompt": "w1 w2 ", "chosen": "w3 w4", "rejected": "w5 w6"}] * 16
+    for name, rows in (("SFT", texts), ("DPO", pairs)):
+        callback = HuggingFaceCallback(watch(f"{name}.kedge", every=1))
+        reference = {"ref_model": GPT2LMHeadModel(config)} if name == "DPO" else {}
+        arguments = getattr(trl, f"{name}Config")(str(tmp_path), **given)
+        trainer = getattr(trl, f"{name}Trainer")(
+            GPT2LMHeadModel(config),
+            args=arguments,
+            train_dataset=datasets.Dataset.from_list(rows),
+            processing_class=tokenizer,
+            callbacks=[callback],
+            **reference,
+        )
+        trainer.train()
+        recording = Recording.open(callback.watched.recording)
+
+        assert recording.steps.tolist() == [0, 1, 2, 3]
+        assert {"transformer.h.0.attn:out", "transformer.wte.weight:param.grad", "loss"} <= {
+            s.site for s in recording.sites
+        }
+        assert not [site.site for site in recording.sites if site.site.startswith("GPT2LMHeadModel")]
+        assert recording.end["error"] is None

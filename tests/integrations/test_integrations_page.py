@@ -20,6 +20,8 @@ PROGRAMS = dict(SECTION.findall(PAGE.read_text(encoding="utf-8")))
 HOSTS = {
     "Lightning": ("lightning", "run.kedge"),
     "The Trainer of transformers": ("accelerate", "results/*.kedge"),
+    "Accelerate": ("accelerate", "run.kedge"),
+    "Ignite": ("ignite", "run.kedge"),
     "pytest": ("pytest", ""),
     "TensorBoard": ("tensorboard", "run.kedge"),
     "Weights & Biases": ("wandb", "run.kedge"),
@@ -27,8 +29,8 @@ HOSTS = {
 
 
 def test_the_page_has_a_program_for_each_host():
-    """No program of the page is left out here, but for the plain loop, which runs with the other pages' examples."""
-    assert set(PROGRAMS) - set(HOSTS) == {"A plain loop"}
+    """No program of the page is left out here, but for the plain loop, which runs with the other pages' examples, and a cell."""
+    assert set(PROGRAMS) - set(HOSTS) == {"A plain loop", "Notebooks"}
     assert set(HOSTS) <= set(PROGRAMS)
 
 

@@ -8,7 +8,9 @@ import pytest
 
 pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
 
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from kedge.integrations.tensorboard import TensorBoard, export
@@ -35,20 +37,51 @@ def test_curves_are_written_while_the_run_goes_and_are_those_of_the_recording(wa
 
     assert {0, 1, 5, 10, 15, 20} <= set(recording.steps.tolist())  # and where a note is awaited, some between
     for tag, site in (
-        ("kedge/rms/out/0", "0:out"),
-        ("kedge/rms/out", ":out"),
-        ("kedge/rms/out.grad/2", "2:out.grad"),
-        ("kedge/rms/param.grad/0.weight", "0.weight:param.grad"),
-        ("kedge/rms/update/2.bias", "2.bias:update"),
+        ("kedge_rms_out/0", "0:out"),
+        ("kedge_rms_out/Sequential", ":out"),
+        ("kedge_rms_out.grad/2", "2:out.grad"),
+        ("kedge_rms_param.grad/0.weight", "0.weight:param.grad"),
+        ("kedge_rms_update/2.bias", "2.bias:update"),
     ):
         steps, numbers = zip(*scalars[tag], strict=True)
         assert list(steps) == recording.steps.tolist()
         assert list(numbers) == pytest.approx(recording.series(site, "rms").tolist())
-    losses = dict(scalars["kedge/value/out/MSELoss"])
+    losses = dict(scalars["kedge/loss"])
+    assert list(losses) == recording.rows("loss").step.tolist()
     assert [losses[step] for step in recording.steps.tolist()] == pytest.approx(
         recording.series("MSELoss:out", "mean").tolist()
     )
-    assert not [tag for tag in scalars if "/in/" in tag]
+    assert sorted({tag.partition("/")[0] for tag in scalars}) == [
+        "kedge",
+        "kedge_rms_out",
+        "kedge_rms_out.grad",
+        "kedge_rms_param",
+        "kedge_rms_param.grad",
+        "kedge_rms_update",
+    ]
+    assert sorted(tag for tag in scalars if tag.startswith("kedge/")) == ["kedge/loss", "kedge/norm_of_gradients"]
+
+
+def test_a_negative_loss_is_negative(watch, tmp_path):
+    """The loss is its value and not its size, in every step."""
+    model = net()
+    with watch(every=5).send_to(TensorBoard(tmp_path / "logs")):
+        for _ in range(20):
+            (-model(torch.rand(4, 4)).sum() - 1.0).backward()
+    losses = [value for _, value in read(tmp_path / "logs")[0]["kedge/loss"]]
+
+    assert len(losses) == 20
+    assert all(value < -1.0 for value in losses)
+
+
+def test_without_a_backward_the_loss_is_what_a_model_returns(watch, tmp_path):
+    """A single number that a root returns, under the name of the root."""
+    model, loss = net(), nn.MSELoss()
+    with torch.no_grad(), watch().send_to(TensorBoard(tmp_path / "logs")):
+        for _ in range(3):
+            loss(model(torch.rand(4, 4)), torch.zeros(4, 4))
+
+    assert "kedge/loss/MSELoss" in read(tmp_path / "logs")[0]
 
 
 def test_a_recording_gives_the_same_afterwards(watch, tmp_path):
@@ -63,16 +96,37 @@ def test_a_recording_gives_the_same_afterwards(watch, tmp_path):
 
 
 def test_a_finding_is_written_as_text_and_nan_as_nan(watch, tmp_path):
-    """What a rule says is there under the step it is about; what was measured and is NaN is no gap."""
+    """What a rule says is there with the step it is about; what was measured and is NaN is no gap."""
     with watch().send_to(TensorBoard(tmp_path / "logs")):
         train(net(spoils=True))
     scalars, texts = read(tmp_path / "logs")
 
-    [(step, text)] = [(step, text) for step, text in texts if "NAN-BORN" in text]
-    assert step == 0
-    assert text.startswith("**NAN-BORN** (error): 3:out ")
-    assert math.isnan(scalars["kedge/rms/out/3"][0][1])
-    assert math.isfinite(scalars["kedge/rms/out/2"][0][1])
+    [(_, text)] = [(step, text) for step, text in texts if "NAN-BORN" in text]
+    head, message, remedy = text.split("\n\n")
+    assert head == "**NAN-BORN** (error) at 3:out, step 0"
+    assert message.startswith("3:out ")
+    assert remedy
+    assert math.isnan(scalars["kedge_rms_out/3"][0][1])
+    assert math.isfinite(scalars["kedge_rms_out/2"][0][1])
+
+
+def test_all_findings_are_one_text(tmp_path):
+    """Of many texts of one name, TensorBoard shows ten drawn at random, and one a step: all findings are in the last."""
+    sink = TensorBoard(tmp_path / "logs")
+    for i in range(30):
+        finding = {
+            "code": f"RULE-{i}",
+            "severity": "warning",
+            "site": "0:out",
+            "step": 3,
+            "message": "So.",
+            "remedy": "",
+        }
+        sink.event({"kind": "finding", **finding})
+    sink.close()
+    [(_, text)] = read(tmp_path / "logs")[1]
+
+    assert text.split("\n\n---\n\n") == [f"**RULE-{i}** (warning) at 0:out, step 3\n\nSo." for i in range(30)]
 
 
 def test_a_healthy_run_is_said_to_be_one(watch, tmp_path):
@@ -89,11 +143,11 @@ def test_other_statistics_can_be_asked_for(watch, tmp_path):
         train(net())
     scalars, _ = read(tmp_path / "logs")
 
-    assert [number for _, number in scalars["kedge/zero/out/1"]] == pytest.approx(
+    assert [number for _, number in scalars["kedge_zero_out/1"]] == pytest.approx(
         Recording.open(run.recording).series("1:out", "zero").tolist()
     )
-    assert {"kedge/zero/out/1", "kedge/absmax/out/1"} <= set(scalars)
-    assert not [tag for tag in scalars if tag.startswith("kedge/rms/")]
+    assert {"kedge_zero_out/1", "kedge_absmax_out/1"} <= set(scalars)
+    assert not [tag for tag in scalars if tag.startswith("kedge_rms_")]
     with pytest.raises(ValueError, match=r"'norm' is not a statistic of a recording; there are mean, rms, "):
         TensorBoard(tmp_path / "logs", ("norm",))
 
@@ -107,7 +161,7 @@ def test_the_programs_own_writer_is_left_open(watch, tmp_path):
     scalars, _ = read(tmp_path / "logs")
 
     assert scalars["accuracy"] == [(3, 0.5)]
-    assert "kedge/rms/out/0" in scalars
+    assert "kedge_rms_out/0" in scalars
 
 
 def test_a_recording_without_a_step_is_exported(watch, tmp_path):

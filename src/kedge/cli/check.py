@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 from kedge.cli.config import add_config
@@ -13,6 +14,7 @@ from kedge.cli.recordings import add_recording, open_recording, recording_named
 
 if TYPE_CHECKING:
     from kedge.rules.judgement import Judgement
+    from kedge.store.recording import Recording
 
 UNJUDGED = 3
 """The exit status of ``--strict`` if a rule had too few samples to judge."""
@@ -36,7 +38,15 @@ class CheckCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
         add_recording(parser)
-        parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+        parser.add_argument(
+            "--format",
+            choices=("text", "json", "github"),
+            default="text",
+            help="github: annotations, which GitHub Actions shows at the lines of the program (default: text)",
+        )
+        parser.add_argument(
+            "--json", dest="format", action="store_const", const="json", help="the same as --format json"
+        )
         parser.add_argument("--strict", action="store_true", help="exit with 3 if a rule had too few samples to judge")
         parser.add_argument("--select", metavar="CODES", help="only these rules, separated by commas")
         parser.add_argument("--ignore", metavar="CODES", help="all rules but these, separated by commas")
@@ -52,13 +62,26 @@ class CheckCommand:
         recording = open_recording(name)
         with progress("judging"):
             judgement = judge(recording, rules)
-        if args.json:
+        if args.format == "json":
             print_json(judged(name, judgement))
+        elif args.format == "github":
+            _annotate(recording, judgement)
         else:
             _print(judgement)
         if any(finding.severity == "error" for finding in judgement.findings):
             return 1
         return UNJUDGED if args.strict and not judgement.complete else 0
+
+
+def _annotate(recording: Recording, judgement: Judgement) -> None:
+    from kedge.cli.github import annotation
+    from kedge.report.verdict import advice, verdict
+
+    workspace = os.environ.get("GITHUB_WORKSPACE") or os.getcwd()
+    for finding in judgement.findings:
+        print(annotation(recording, finding, workspace))
+    for line in (verdict(judgement), *advice(judgement)):
+        print(line)
 
 
 def _print(judgement: Judgement) -> None:

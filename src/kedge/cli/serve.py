@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from kedge.cli.config import add_config
@@ -21,6 +23,9 @@ class ServeCommand:
 
     The page is that of kedge report --html, and follows the run. It is served on this machine
     alone, and only under an address with a token that is new each time.
+
+    ADDRESS/metrics has the loss, the gradient norm, the steps and the number of findings, for
+    Prometheus; with --token-file it also reads them at http://localhost:PORT/metrics.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -28,6 +33,9 @@ class ServeCommand:
         add_recording(parser)
         parser.add_argument("--port", type=_port, default=0, help="the port (default: a free one)")
         parser.add_argument("--open", action="store_true", help="open the page in the browser")
+        parser.add_argument(
+            "--token-file", metavar="FILE", help="write the token to this file, for Prometheus to read /metrics with"
+        )
         parser.add_argument("--no-source", action="store_true", help="leave out source lines and their files")
         add_config(parser)
 
@@ -39,14 +47,16 @@ class ServeCommand:
         from kedge.report.page.redact import shareable
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
-        from kedge.store.follow import Follower
+        from kedge.store.follow import Follower, Pace
         from kedge.store.recording import Recording
 
         rules = configured_rules(config=args.config)
+        pace = Pace()
 
         def condensed(recording: Recording) -> Document:
             shown = shareable(recording, source=not args.no_source)
-            return condense(shown, check(shown, rules), rules, written=is_written(recording))
+            reached = pace.at(recording, time.monotonic())
+            return condense(shown, check(shown, rules), rules, written=is_written(recording), pace=reached)
 
         name = recording_named(args.recording)
         follower = Follower(name)
@@ -54,6 +64,8 @@ class ServeCommand:
         news = News(follower, condensed, follower.poll() or Recording.open(name))
         server = _server(news, args.port)
         with running(server):
+            if args.token_file:
+                _write_secret(args.token_file, server.token)
             print(f"{name} is served at {server.address}\nCtrl-C ends it", flush=True)
             if args.open:
                 import webbrowser
@@ -76,6 +88,20 @@ def _server(news: News, port: int) -> PageServer:
         raise CannotServe(
             f"cannot serve on port {port}: {error.strerror or error}; name another with --port, or leave --port "
             "out for a free one"
+        ) from error
+
+
+def _write_secret(name: str, token: str) -> None:
+    """Write the token to a file that only its owner can read."""
+    try:
+        with suppress(FileNotFoundError):
+            os.unlink(name)
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="ascii") as file:
+            file.write(token)
+    except OSError as error:
+        raise CannotServe(
+            f"cannot write the token to {name}: {error.strerror or error}; name another file with --token-file"
         ) from error
 
 

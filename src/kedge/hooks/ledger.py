@@ -15,6 +15,7 @@ from kedge.hooks.attach import MOST_FIRINGS, Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.unfired import explain, explain_leaves
+from kedge.sites.folding import Fold, Folding, folded_names, pattern
 from kedge.sites.language import parse
 from kedge.sites.site import Site
 
@@ -96,9 +97,8 @@ class Ledger:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The table for a notebook; sites that never fired have their cause and remedy."""
-        causes = [f"never: {e.cause.why}; {e.cause.remedy}" if e.cause else "" for e in self.entries]
-        rows = [(e.site, f"{e.fired:,}", why) for e, why in zip(self.entries, causes, strict=True)]
+        """The table for a notebook, with the causes and remedies of sites that never fired; alike blocks share a line."""
+        rows = [(one.name, f"{one.members[0].fired:,}", _causes(one)) for one in _FOLDING.shown(self.entries)]
         return notebook.table(("site", "fired", "cause"), rows, align="mrl") if rows else notebook.paragraph(str(self))
 
     def silent(self) -> str:
@@ -115,9 +115,9 @@ class Ledger:
             return ""
         count = sum(map(len, groups.values()))
         lines = [f"{count} of {len(self.entries)} hooked sites never fired"]
-        for cause, sites in groups.items():
+        for told, sites in _together(groups):
             more = f" and {len(sites) - _SHOWN} more" if len(sites) > _SHOWN else ""
-            lines.append(f"  {', '.join(sites[:_SHOWN])}{more}: {cause.why}; {cause.remedy}")
+            lines.append(f"  {', '.join(sites[:_SHOWN])}{more}: {told}")
         return "\n".join(lines)
 
     def why(self, name: str) -> str:
@@ -133,6 +133,33 @@ class Ledger:
         if causes:
             return "; ".join(causes)
         return f"the sites hooked here are {', '.join(str(e.site) for e in self.entries[:_SHOWN]) or 'none'}"
+
+
+_FOLDING = Folding[LedgerEntry](
+    lambda entry: str(entry.site), lambda entry: (entry.fired, entry.cause and entry.cause.why)
+)
+
+
+def _together(groups: Mapping[Cause, list[str]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield causes as text with their sites; many whose remedies differ only in the numbers of blocks are one."""
+    alike: dict[tuple[object, ...], list[Cause]] = {}
+    for cause in groups:
+        alike.setdefault((cause.why, pattern(cause.remedy)), []).append(cause)
+    for causes in alike.values():
+        if len(causes) > _SHOWN:
+            sites = folded_names(site for cause in causes for site in groups[cause])
+            yield f"{causes[0].why}; {causes[0].remedy}, and so on", sites
+        else:
+            yield from ((f"{cause.why}; {cause.remedy}", groups[cause]) for cause in causes)
+
+
+def _causes(fold: Fold[LedgerEntry]) -> str:
+    """Return the cause of sites that share it; remedies that name a site each are those of the first one and so on."""
+    causes = [entry.cause for entry in fold.members if entry.cause is not None]
+    if not causes:
+        return ""
+    same = all(cause.remedy == causes[0].remedy for cause in causes)
+    return f"never: {causes[0].why}; {causes[0].remedy}{'' if same else ', and so on'}"
 
 
 class Timeline:

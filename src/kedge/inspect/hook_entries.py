@@ -11,6 +11,7 @@ from kedge import notebook
 from kedge.inspect.effects import BACKWARD, FORWARD, STATE, TENSOR, CopyTrial, Effect, FoundHook, effects, function_in
 from kedge.inspect.owners import library_of, name_of, serves, source_of
 from kedge.numbers import listed
+from kedge.sites.folding import Folding
 
 EVERY_OPTIMIZER = "every optimizer"
 NODE = ("node-pre", "node-post")
@@ -102,15 +103,22 @@ class Audit:
         return "\n".join([_headline(self), *facts, "", *_places(self.entries), *([""] if effects_ else []), *effects_])
 
     def _repr_html_(self) -> str:
-        """The hooks and their effects, for a notebook."""
+        """The hooks and their effects, for a notebook; alike blocks share a line."""
         facts = notebook.table(("about", self.what), self.facts, align="lm") if self.facts else ""
         if not self.entries:
             return notebook.paragraph(_headline(self)) + facts
-        hooks = [(e.path or "the model", e.type, e.order, e.kind, e.name, e.owner, ", ".join(e.notes)) for e in self]
+        hooks = [(one.name or "the model", *_cells(one.members[0])) for one in _FOLDING.shown(self.entries)]
         columns = ("place", "type", "order", "kind", "name", "owner", "notes")
         done = [(effect.on, _subject(on), effect.what) for effect, on in _by_effect(self.entries)]
         effects_ = notebook.table(("to", "hooks", "effects"), done, align="l") if done else ""
         return notebook.table(columns, hooks, title=_headline(self), align="mmrlm") + effects_ + facts
+
+
+def _cells(entry: HookEntry) -> tuple[object, ...]:
+    return entry.type, entry.order, entry.kind, entry.name, entry.owner, ", ".join(entry.notes)
+
+
+_FOLDING = Folding[HookEntry](lambda entry: entry.path, _cells)
 
 
 def entry_of(found: FoundHook, trial: CopyTrial) -> HookEntry:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from kedge.integrations.callback import WatchCallback
-from kedge.watch.run.block import WatchBlock
 
 
-class LightningCallback(Callback):
+class LightningCallback(WatchCallback, Callback):
     """A callback that watches `Trainer.fit`, from its first batch to its end or its exception.
 
     Args:
@@ -19,23 +16,14 @@ class LightningCallback(Callback):
             or the trainer's `default_root_dir` if there is no logger.
     """
 
-    def __init__(self, what: WatchBlock | str | os.PathLike[str] | None = None) -> None:
-        super().__init__()
-        self.watching = WatchCallback(what)
-
-    @property
-    def watched(self) -> WatchBlock | None:
-        """The result of `kedge.watch`: the place of the recording, and its findings."""
-        return self.watching.watched
-
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to watch."""
-        self.watching.begin(trainer.log_dir or trainer.default_root_dir, pl_module)
+        self.begin(trainer.log_dir or trainer.default_root_dir, pl_module)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002 - Lightning's signature
         """End the watch."""
-        self.watching.end()
+        self.end()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002 - as above
         """End the watch, and record the exception."""
-        self.watching.end(exception)
+        self.end(exception)

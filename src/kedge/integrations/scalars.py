@@ -1,9 +1,15 @@
-"""The numbers of a run for tools that draw curves: a few named ones per step."""
+"""The numbers of a run for tools that draw curves: a few named ones per step.
+
+# Note [Names]
+TensorBoard and Weights & Biases make a section for each first part of a name, sort the sections by name, and the curves
+in a section too. So the few curves of the whole run are in the first section, the loss before the norm; each statistic
+of each kind of site has a section of its own.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isnan
 from typing import Any
 
@@ -17,11 +23,11 @@ FINDINGS = "kedge/findings"
 
 
 class Scalars:
-    """A sink that names the numbers of each step: ``kedge/rms/out/layer1``.
+    """A sink that names the numbers of each step: ``kedge_rms_out/layer1``; see Note [Names].
 
-    These are the given statistics of every site in every sampled step, ``kedge/norm/grad.norm``, and
-    ``kedge/value/out/...`` for a root that returns a single number, such as the loss. Measured NaNs
-    are sent as NaN.
+    These are the given statistics of every site in every measured step and, in guarded steps too, ``kedge/loss`` and
+    ``kedge/norm_of_gradients``. Without a backward pass, the loss is the single number that a root returns:
+    ``kedge/loss/CrossEntropyLoss``. Measured NaNs are sent as NaN.
 
     Args:
         statistics: The statistics of each site to send.
@@ -33,12 +39,14 @@ class Scalars:
             raise ValueError(f"{unknown[0]!r} is not a statistic of a recording; there are {', '.join(STATISTICS)}")
         self.statistics = tuple(statistics)
         self.step = 0
-        self.found = 0
         self._sites: Entries = ()
+        self._roots: Entries = ()
+        self._has_loss = False
 
-    def sites(self, sites: Entries, roots: Entries) -> None:  # noqa: ARG002 - the sites' names are enough
+    def sites(self, sites: Entries, roots: Entries) -> None:
         """Remember the sites."""
-        self._sites = list(sites)
+        self._sites, self._roots = list(sites), list(roots)
+        self._has_loss = any(site["kind"] == "loss" for site in sites)
 
     def stats(self, step: int, columns: Columns) -> None:
         """Send the numbers of one step."""
@@ -50,7 +58,6 @@ class Scalars:
     def event(self, event: Mapping[str, Any]) -> None:
         """Send a finding; other events stay in the recording."""
         if event["kind"] == "finding":
-            self.found += 1
             self.send_finding(event)
 
     @abstractmethod
@@ -67,23 +74,31 @@ class Scalars:
         values = {name: rows.statistic(name).tolist() for name in {*self.statistics, "mean"}}
         for i, number in enumerate(ids):
             site = self._sites[number]
-            if site["kind"] == "grad.norm":
-                yield tag("norm", site), float(np.sqrt(rows.sumsq[i]))
-            elif site["kind"] == "out" and rows.count[i] == rows.calls[i] and not site["shape"]:
-                yield tag("value", site), values["mean"][i]
-            elif site["kind"] != "in" and rows.level[i] == FULL:
-                each = ((name, values[name][i]) for name in self.statistics)
-                yield from ((tag(name, site), value) for name, value in each if not (isnan(value) and clean[i]))
+            kind, place = site["kind"], _place(site)
+            named: Iterable[tuple[str, float]] = ()
+            if kind == "grad.norm":
+                named = [(f"kedge/norm_of_gradients/{place}".rstrip("/"), float(np.sqrt(rows.sumsq[i])))]
+            elif kind == "loss":
+                named = [(f"kedge/{site['site']}", values["mean"][i])]
+            elif kind == "out" and rows.count[i] == rows.calls[i] and not site["shape"]:
+                named = [] if self._has_loss else [(f"kedge/loss/{place or self._root(site)}", values["mean"][i])]
+            elif kind != "in" and rows.level[i] == FULL:
+                title = place or self._root(site)
+                named = [(f"kedge_{name}_{kind}/{title}", values[name][i]) for name in self.statistics]
+            yield from ((name, value) for name, value in named if not (isnan(value) and clean[i]))
+
+    def _root(self, site: Mapping[str, Any]) -> str:
+        """Return the name of the model that a site without a path belongs to."""
+        root = site.get("root", 0)
+        return str(self._roots[root]["name"]) if 0 <= root < len(self._roots) else "model"
 
 
-def tag(statistic: str, site: Mapping[str, Any]) -> str:
-    """Return the name of a statistic of a site: ``kedge/rms/out/layer1``."""
+def _place(site: Mapping[str, Any]) -> str:
+    """Return the module or parameter of a site, with the index of its tensor: ``layer1``, ``lstm[0]``."""
     place, _, kind = site["site"].rpartition(":")
-    leaf = kind.removeprefix(site["kind"])
-    return f"kedge/{statistic}/{site['kind']}/{place.replace(chr(92), '')}{leaf}".rstrip("/")
+    return f"{place.replace(chr(92), '')}{kind.removeprefix(site['kind'])}"
 
 
 def text_of(finding: Mapping[str, Any]) -> str:
     """Return a finding as text."""
-    remedy = f" {finding['remedy']}" if finding["remedy"] else ""
-    return f"{finding['message']}{remedy}"
+    return f"{finding['message']} {finding['remedy']}".rstrip()

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
-from kedge.integrations.scalars import FINDINGS, Scalars, text_of
+from kedge.integrations.scalars import FINDINGS, Scalars
 from kedge.store.recording import Recording
 from kedge.watch.run.replay import replay
 
@@ -27,6 +27,9 @@ class TensorBoard(Scalars):
         super().__init__(statistics)
         self.given = logdir
         self._own: SummaryWriter | None = None
+        self._texts: list[str] = []
+        self._waits = False
+        self._found = 0  # the newest step of a finding
 
     @property
     def writer(self) -> SummaryWriter:
@@ -39,18 +42,27 @@ class TensorBoard(Scalars):
 
     def send(self, step: int, numbers: Mapping[str, float]) -> None:
         """Write the numbers of one step."""
+        self._write_findings()
         for name, number in numbers.items():
             self.writer.add_scalar(name, number, step)
 
     def send_finding(self, finding: Mapping[str, Any]) -> None:
-        """Write a finding as text."""
-        text = f"**{finding['code']}** ({finding['severity']}): {text_of(finding)}"
-        self.writer.add_text(FINDINGS, text, max(finding["step"], 0))
+        """Add a finding to the text, which is written as a whole: of many texts, TensorBoard shows ten drawn at random."""
+        step = f", step {finding['step']}" if finding["step"] >= 0 else ""
+        head = f"**{finding['code']}** ({finding['severity']}) at {finding['site']}{step}"
+        self._texts.append("\n\n".join([head, finding["message"], *filter(None, [finding["remedy"]])]))
+        self._found, self._waits = max(self._found, finding["step"]), True
+
+    def _write_findings(self) -> None:
+        if self._waits:
+            self.writer.add_text(FINDINGS, "\n\n---\n\n".join(self._texts), self._found)
+            self._waits = False
 
     def close(self) -> None:
         """Write everything that waits."""
-        if self.found == 0:
+        if not self._texts:
             self.writer.add_text(FINDINGS, "no findings; `kedge check` lists the rules that could judge", self.step)
+        self._write_findings()
         self.writer.flush()
         if self._own is not None:
             self._own.close()

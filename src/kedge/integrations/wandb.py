@@ -36,7 +36,7 @@ class Wandb(Scalars):
         self._counts = dict.fromkeys(_LEVELS, 0)
         self._named: set[str] = set()
         run.define_metric(_STEP, hidden=True)
-        run.define_metric("kedge/*", step_metric=_STEP)
+        run.define_metric("kedge*", step_metric=_STEP)
 
     def send(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log the numbers of one step."""

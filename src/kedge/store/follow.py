@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from pathlib import Path
 
 from kedge.errors import RecordingError
@@ -10,6 +11,9 @@ from kedge.files.atomic_write import told
 from kedge.store.reading.json_files import MANIFEST, Document, is_there, read_manifest, read_ranks
 from kedge.store.reading.rank_reader import RankReader, signature
 from kedge.store.recording import Recording, recording_of
+
+#: The seconds over which the pace is measured.
+PACED_OVER = 30.0
 
 
 class Follower:
@@ -68,6 +72,38 @@ class Follower:
             elsewhere = is_there(self.path) and not self.path.is_dir()
         if elsewhere:
             read_manifest(self.path)
+
+
+class Pace:
+    """The steps per second of a growing recording: in the last seconds or, after the end, in the whole run."""
+
+    def __init__(self) -> None:
+        self._reached: deque[tuple[float, int]] = deque()
+
+    def forget(self) -> None:
+        """Begin anew, for another run."""
+        self._reached.clear()
+
+    def at(self, recording: Recording, now: float) -> float | None:
+        """Return the pace of a recording that has just been read; None while it is not known.
+
+        Args:
+            recording: The recording so far.
+            now: The time in seconds.
+        """
+        if recording.end is not None:
+            steps, seconds = recording.end.get("steps"), recording.end.get("seconds")
+            return steps / seconds if steps and seconds else None
+        if not len(recording.steps):
+            return None
+        reached, step = self._reached, int(recording.steps[-1])
+        if reached and reached[-1][1] > step:  # another run replaced it
+            reached.clear()
+        reached.append((now, step))
+        while len(reached) > 2 and now - reached[1][0] > PACED_OVER:
+            reached.popleft()
+        (start, first), (end, last) = reached[0], reached[-1]
+        return (last - first) / (end - start) if end > start and last > first else None
 
 
 class _Run:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -14,14 +13,12 @@ from kedge.report.curves import Curve, losses_of
 from kedge.report.module_lines import ModuleLine, folded, lines
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
-from kedge.store.follow import Follower
+from kedge.store.follow import Follower, Pace
 from kedge.store.recording import Recording
 from kedge.store.writing.lock import check_written
 
 #: The seconds without a new step after which the lock of the writers is checked.
 QUIET = 5.0
-#: The seconds over which the pace is measured.
-PACED_OVER = 30.0
 #: The pause between two runs of the rules: a multiple of the time they took, and the least one in seconds.
 RULES_PAUSE, LEAST_PAUSE = 10.0, 2.0
 
@@ -75,7 +72,7 @@ class RunReader:
         self.snapshot: RunSnapshot | None = None
         self._clock = clock
         self._follower = Follower(path)
-        self._reached: deque[tuple[float, int]] = deque()
+        self._pace = Pace()
         self._last_news = -QUIET
         self._unchecked = False
         self._check_from = 0.0
@@ -101,12 +98,12 @@ class RunReader:
             self._last_news = now
         else:
             # An existing recording is not news, so that one left by a killed run is recognized at once.
-            self._reached.clear()
+            self._pace.forget()
             self._check_from, self._last_news = now, now - QUIET
         losses = tuple(curve for curve in losses_of(recording) if len(curve.steps))
         made = lines(recording)
         folds = tuple(folded(made, findings))
-        self.snapshot = RunSnapshot(recording, made, findings, self._pace(recording, now), losses, folds)
+        self.snapshot = RunSnapshot(recording, made, findings, self._pace.at(recording, now), losses, folds)
         self._unchecked = True
 
     def _check_when_due(self) -> bool:
@@ -122,20 +119,6 @@ class RunReader:
         self._check_from = start + took + max(LEAST_PAUSE, RULES_PAUSE * took)
         self._unchecked = False
         return True
-
-    def _pace(self, recording: Recording, now: float) -> float | None:
-        """Return the steps per second: in the last seconds or, after the end, in the whole run."""
-        if recording.end is not None:
-            steps, seconds = recording.end.get("steps"), recording.end.get("seconds")
-            return steps / seconds if steps and seconds else None
-        if not len(recording.steps):
-            return None
-        reached = self._reached
-        reached.append((now, int(recording.steps[-1])))
-        while len(reached) > 2 and now - reached[1][0] > PACED_OVER:
-            reached.popleft()
-        (start, first), (end, last) = reached[0], reached[-1]
-        return (last - first) / (end - start) if end > start and last > first else None
 
     def _judged(self) -> RunState:
         if self.snapshot is None:

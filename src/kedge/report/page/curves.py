@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kedge.numbers import for_json
 from kedge.report.curves import Curve, curves_of
 from kedge.report.page.columns import form_of, packed
 from kedge.report.page.step_bins import Bins, Grouping
@@ -25,6 +26,7 @@ def _entry(curve: Curve, most: int) -> dict[str, Any]:
     groups = Grouping.of(bins, curve.steps)
     made: dict[str, Any] = {"kind": curve.kind, "label": curve.label, "site": curve.site, "points": len(bins)}
     made["step"] = packed(bins.last.astype(np.float64), "f8")
+    made["newest"] = [int(curve.steps[-1]), for_json(float(curve.values[-1]))] if len(curve.steps) else None
     made["broken"] = np.flatnonzero(groups.fold(curve.bad.astype(np.float64), "most") > 0).tolist()
     finite = np.where(np.isfinite(curve.values), curve.values, np.nan)
     for how in ("last",) if bins.single else ("last", "most", "least"):

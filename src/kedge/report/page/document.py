@@ -51,7 +51,12 @@ class Document:
 
 
 def condense(
-    recording: Recording, findings: Sequence[Finding], rules: Sequence[Rule] = (), *, written: bool | None = None
+    recording: Recording,
+    findings: Sequence[Finding],
+    rules: Sequence[Rule] = (),
+    *,
+    written: bool | None = None,
+    pace: float | None = None,
 ) -> Document:
     """Return the content of a page.
 
@@ -60,6 +65,7 @@ def condense(
         findings: The findings of the rules, the worst first.
         rules: The rules that were run; the explanation of each rule with findings is included.
         written: Whether a process still writes the recording; None if that is not known.
+        pace: Recent steps per second; None if that is not known.
     """
     wanted = [finding.step for finding in findings if finding.step >= 0]
     shown = shown_steps(recording)
@@ -76,7 +82,7 @@ def condense(
     judgement = judgement_of(recording, findings, rules)
     modules = modules_of(recording)
     described = {
-        "run": _head(recording) | {"written": written},
+        "run": _head(recording) | {"written": written, "pace": pace},
         "rules": len(rules),
         "unjudged": [{"code": lack.code, "said": lack_of(lack)} for lack in judgement.unjudged],
         "unseen": list(judgement.unseen),

@@ -3,8 +3,9 @@
 # Note [Who may read a served page]
 Any web page can make a browser send requests to 127.0.0.1, so being on this machine is not enough. Each address
 begins with a token that is new for each server and in none of the pages' links. A request must also name this machine
-as its host, which a request through a foreign name does not. Only the page, its news and the announcement of news are
-served.
+as its host, which a request through a foreign name does not. Only the page, its news, the announcement of news and the
+metrics are served. The metrics are also at ``/metrics``, for a request with the token in its header ``Authorization``,
+which no web page of another server can make a browser send.
 
 # Note [Many and slow clients]
 Each connection has a thread, and there are at most `MOST_CONNECTIONS`; one more is told to come again. A request must be
@@ -28,6 +29,7 @@ from typing import Any
 
 from kedge.report.head import is_written
 from kedge.report.page.document import Document
+from kedge.report.page.metrics import CONTENT_TYPE, metrics_of
 from kedge.report.page.render import news_of, page_of
 from kedge.store.follow import Follower
 from kedge.store.recording import Recording
@@ -222,12 +224,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.FORBIDDEN, "This address is not for this machine's name.")
             return
         token, _, rest = self.path.partition("?")[0].removeprefix("/").partition("/")
+        if (token, rest) == ("metrics", ""):
+            token, rest = self.headers.get("Authorization", "").removeprefix("Bearer "), "metrics"
         if not hmac.compare_digest(token.encode(), self.server.token.encode()):
             self._refuse(HTTPStatus.FORBIDDEN, "The address is not complete: copy it from where kedge serve prints it.")
         elif rest == "":
             self._page()
         elif rest == "news":
             self._answer("application/json", self.server.news.rendered(news_of))
+        elif rest == "metrics":
+            self._answer(CONTENT_TYPE, self.server.news.rendered(metrics_of))
         elif rest == "events":
             self._events()
         else:

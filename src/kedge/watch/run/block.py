@@ -18,13 +18,15 @@ from kedge.errors import WatchingFailed
 from kedge.hooks.attach import refresh
 from kedge.hooks.firing.schedule import every as schedule_of
 from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
-from kedge.rules.rule import Finding, Rule
+from kedge.notebook import paragraph
+from kedge.rules.rule import Rule
 from kedge.sites.select import Selector, Selectors
 from kedge.stderr import Shield, messenger
 from kedge.watch.run.begin import make_watch
 from kedge.watch.run.block_recording import BlockRecording
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions, manifest_of
 from kedge.watch.run.ranks import LaunchedRank
+from kedge.watch.run.shown import Findings, run_html
 from kedge.watch.run.sinks import RunSink, Sinks
 from kedge.watch.totals import WatchSummary
 from kedge.watch.watcher import Watcher
@@ -153,13 +155,20 @@ class WatchBlock:
             for line in out.last_words(summary):
                 self.tell(line)
 
-    def findings(self, rules: Iterable[Rule] | None = None) -> tuple[Finding, ...]:
+    def findings(self, rules: Iterable[Rule] | None = None) -> Findings:
         """Run rules on the recording so far; all configured rules if none are given.
 
         A step is written when the next one begins: call `end` first to include the last step. Before the first step
         there are no findings.
         """
-        return () if self._out is None else self._out.findings(rules)
+        return Findings(() if self._out is None else self._out.findings(rules))
+
+    def _repr_html_(self) -> str:
+        """The run so far for a notebook: the verdict, the curves, the findings and the modules."""
+        recording = None if self._out is None else self._out.recorded
+        if recording is None:
+            return paragraph(f"{self.recording} is not written yet: call begin(), or use it as a with block")
+        return run_html(recording, self.findings())
 
     @property
     def summary(self) -> WatchSummary | None:

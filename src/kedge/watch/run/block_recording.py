@@ -59,10 +59,14 @@ class BlockRecording:
 
     def findings(self, rules: Iterable[Rule] | None = None) -> tuple[Finding, ...]:
         """Run rules on the recording so far; all configured rules if none are given."""
+        recording = self.recorded
+        return () if recording is None else check(recording, configured_rules() if rules is None else rules)
+
+    @property
+    def recorded(self) -> Recording | None:
+        """What is written so far; None before the first step."""
         recorder = self.sinks.recorder
-        if recorder.writer is None:
-            return ()
-        return check(Recording.open(recorder.place), configured_rules() if rules is None else rules)
+        return None if recorder.writer is None else Recording.open(recorder.place)
 
     def _find(self) -> tuple[Finding, ...]:
         if self.is_over:

@@ -7,8 +7,11 @@ from dataclasses import replace
 
 from kedge import notebook
 from kedge.offload.bill.bill_keeper import BillKeeper, Origins
+from kedge.offload.bill.held_spans import held_spans
 from kedge.offload.bill.saved_tensor import SavedTensor
 from kedge.offload.bill.timeline import course
+from kedge.report.memory.picture import StepMemory
+from kedge.store.held_tensors import TensorKind
 from kedge.store.saved_account import (
     WORDS,
     BytesOverStep,
@@ -119,6 +122,13 @@ class Bill:
             course=self.timeline,
         )
 
+    def flame(self) -> StepMemory:
+        """Return the memory over the call as a picture: a timeline, and a flame graph of modules, operations and tensors.
+
+        A notebook shows it; ``print`` draws it as text, and its ``save("memory.html")`` writes a page.
+        """
+        return StepMemory(self.timeline, self.parameters)
+
     def __str__(self) -> str:
         """The tables as text."""
         return "\n\n".join("\n".join(_aligned(section)) for section in self._sections()) or _NOTHING
@@ -200,7 +210,17 @@ def bill_of(
 
     there = resident | origins.inputs
     given = {path: frozenset(numbers) - there for path, numbers in given.items()}
-    followed = course(keeper.timeline.events[:], counted, holders)
+    events = keeper.timeline.events
+    followed = course(events, counted, holders)
+
+    def kind(number: int) -> TensorKind:
+        return keeper.drafts[number].kind(origins.of(keeper.drafts[number].storages))
+
+    followed = replace(
+        followed,
+        seconds=keeper.timeline.seconds(followed.at),
+        tensors=held_spans(events, counted, kind, followed.at),
+    )
     found = keeper.items(keeper.timeline.alive(followed.peak_at if moment is None else moment), origins)
     return Bill(found, given, list(sizes), followed, roots)
 

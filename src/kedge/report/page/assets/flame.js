@@ -6,7 +6,7 @@ import { bytes, percent } from "./numbers.js";
 import { joined, pathOf } from "./held.js";
 
 const ROW = 21;
-const LETTER = 6.7; // pixels, on average
+const ROOM = 7; // pixels of a box without its text
 const LEAST = 1.5; // pixels of a box that is drawn
 
 export class FlameGraph {
@@ -16,8 +16,10 @@ export class FlameGraph {
     this.zoom = zoom;
     this.look = look;
     this.boxes = new Map();
+    this.ruler = make("canvas").getContext("2d");
     this.place = make("div", { class: "flame", role: "tree", "aria-label": "tensors held at this moment" });
     fill(host, this.place);
+    this.place.addEventListener("mousedown", (event) => event.preventDefault()); // the focus stays where it is
     this.place.addEventListener("click", (event) => this.at(event, (one) => this.choose(one)));
     this.place.addEventListener("pointermove", (event) => this.at(event, (one) => this.look(one, event), () => this.look(null)));
     this.place.addEventListener("pointerleave", () => this.look(null));
@@ -36,6 +38,7 @@ export class FlameGraph {
     const wide = this.host.clientWidth;
     if (!wide) return;
     const focused = this.place.contains(document.activeElement) && document.activeElement.dataset.key;
+    this.ruler.font = getComputedStyle(this.place).font;
     this.boxes.clear();
     fill(this.place);
     let deepest = 0;
@@ -46,7 +49,7 @@ export class FlameGraph {
       const { box, label } = joined(outer);
       if (share * wide < LEAST) return;
       deepest = Math.max(deepest, depth);
-      const shown = this.element(box, label, depth, left, share, wide);
+      const shown = this.element(box, label, { depth, left, share, wide, around: box !== chosen && around.has(box) });
       const entry = { box, label, element: shown, parent, inside: [], depth };
       parent?.inside.push(entry);
       this.boxes.set(box.key, entry);
@@ -77,16 +80,14 @@ export class FlameGraph {
     }
   }
 
-  element(box, label, depth, left, share, wide) {
+  element(box, label, { depth, left, share, wide, around }) {
     const name = box.level === "root" ? this.title : label;
-    const text = [name, box.blocks.size > 0 && ` ×${box.blocks.size}`].filter(Boolean).join("");
-    const letters = Math.floor((share * wide - 8) / LETTER);
-    const size = ` ${bytes(box.size)}`;
-    const fits = letters >= text.length + size.length + 1;
+    const blocks = box.blocks.size > 0 ? ` ×${box.blocks.size}` : "";
+    const text = this.fitting(box, name + blocks, share * wide - ROOM);
     const element = make(
       "div",
       {
-        class: `box ${box.level}${depth % 2 ? " odd" : ""}${kindOfBox(box)}`,
+        class: `box ${box.level}${depth % 2 ? " odd" : ""}${kindOfBox(box)}${around ? " around" : ""}`,
         role: "treeitem",
         tabindex: -1,
         "data-key": box.key,
@@ -95,12 +96,23 @@ export class FlameGraph {
         "aria-selected": "false",
         "aria-label": `${name}: ${bytes(box.size)}, ${percent(box.size / (this.root.size || 1))}`,
       },
-      letters >= 3 && make("span", {}, cut(text, fits ? text.length : letters), fits && box.level !== "root" && make("i", {}, size)),
+      text && make("span", {}, text),
     );
     element.style.left = `${100 * left}%`;
     element.style.width = `${100 * share}%`;
     element.style.top = `${depth * ROW}px`;
     return element;
+  }
+
+  // The longest of a box's texts that has room in it: with its bytes, in full, in short, cut in the middle, or none.
+  fitting(box, name, room) {
+    const wide = (text) => this.ruler.measureText(text).width;
+    const short = box.level === "operation" ? name.replace(/Backward\d*$/, "") : box.level === "tensor" ? name.split(" ").at(-1) : name;
+    const whole = [box.level !== "root" && `${name}  ${bytes(box.size)}`, name, short].filter(Boolean);
+    const found = whole.find((text) => wide(text) <= room);
+    if (found) return found;
+    for (let letters = Math.min(short.length - 1, Math.ceil(room / 4)); letters >= 3; letters--) if (wide(cut(short, letters)) <= room) return cut(short, letters);
+    return "";
   }
 
   at(event, then, otherwise = () => {}) {

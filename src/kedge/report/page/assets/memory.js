@@ -1,7 +1,7 @@
 // The memory of a step: the bytes held over it, and a flame graph of the chosen moment.
 
 import { fill, make } from "./elements.js";
-import { bytes, counted, percent, whole } from "./numbers.js";
+import { bytes, counted, percent, seconds, whole } from "./numbers.js";
 import { HeldOverStep, keyOf, pathOf, boxesAround } from "./held.js";
 import { Timeline } from "./timeline.js";
 import { FlameGraph, nameOf } from "./flame.js";
@@ -32,7 +32,7 @@ export class MemoryPicture {
     this.rows = make("div", { class: "ledger", tabindex: 0, role: "region", "aria-label": "held at this moment, as a table" });
     this.table = make("details", { class: "held-table", ontoggle: () => this.listRows() }, make("summary", {}, "as a table"), this.rows);
     const [over, flame] = [make("div", {}), make("div", {})];
-    this.flamePart = make("div", {}, make("div", { class: "toolbar" }, this.told, this.peak, this.whole, this.unfold, this.site, this.foldLabel, this.legend), flame, this.table, this.note);
+    this.flamePart = make("div", {}, make("div", { class: "toolbar" }, this.told, this.peak, this.whole, this.unfold, this.site, this.foldLabel), flame, this.legend, this.note, this.table);
     this.place = make("div", { class: "memory" }, over, this.flamePart, this.tip);
     fill(host, this.place);
     this.timeline = new Timeline(over, (moment) => this.go({ moment }));
@@ -44,7 +44,8 @@ export class MemoryPicture {
     this.held = new HeldOverStep(described);
     if (this.moment === null || this.moment >= this.held.at.length) this.moment = this.held.peakAt;
     this.flamePart.hidden = !this.held.spans.length;
-    this.foldLabel.hidden = !this.held.folds;
+    this.foldLabel.hidden = this.unfold.hidden = !this.held.folds;
+    this.site.hidden = !this.held.kinds.some(({ path }) => this.siteOf(path));
     const origins = new Set(this.held.kinds.map((kind) => kind.origin));
     const keys = LEGEND.filter(([kind]) => !kind.includes(" ") || origins.has(kind.split(" ")[1]));
     fill(this.legend, keys.map(([kind, title]) => make("span", { class: "key" }, make("i", { class: `box ${kind}` }), title)));
@@ -74,12 +75,11 @@ export class MemoryPicture {
     const some = held.spans.length > 0 && !held.spans.every(({ kind }) => within(kind));
     this.timeline.show(held, this.moment, some ? held.heights(({ kind }) => within(kind)) : null);
     const atPeak = this.moment === held.peakAt;
-    const seconds = held.seconds?.[this.moment];
-    const time = seconds === undefined ? "" : `, ${(seconds * 1e3).toPrecision(3)} ms after the first`;
-    const when = atPeak ? "at the peak" : `after save or release ${whole(held.at[this.moment])}`;
+    const passed = held.seconds?.[this.moment];
+    const time = passed === undefined ? "" : `, ${passed < 1 ? `${(passed * 1e3).toFixed(1)} ms` : seconds(passed)} after the first`;
     this.peak.disabled = atPeak;
-    this.flame.show(root, this.zoomed, `${bytes(root.size)} held ${when}`);
-    fill(this.told, `${bytes(root.size)} held ${when}`, make("span", { class: "faint" }, ` ${whole(held.at[this.moment])} of ${whole(held.at.at(-1))} saves and releases${time}`));
+    this.flame.show(root, this.zoomed, `${bytes(root.size)} held ${atPeak ? "at the peak" : "here"}`);
+    fill(this.told, atPeak ? "At the peak" : "Here", make("span", { class: "faint" }, `, after save or release ${whole(held.at[this.moment])} of ${whole(held.at.at(-1))}${time}`));
     this.offer(this.flame.chosen());
     this.listRows();
   }
@@ -87,11 +87,11 @@ export class MemoryPicture {
   // The buttons for a box.
   offer(box) {
     this.looked = box;
-    this.whole.hidden = !this.zoomed;
     const fold = this.foldOf(box);
-    this.unfold.hidden = !fold || !this.folding;
-    if (fold) fill(this.unfold, this.opened.has(fold) ? "fold the blocks again" : `unfold ${counted(this.held.blocks.get(fold).size, "block")}`);
-    this.site.hidden = box.level === "root" || !this.siteOf(pathOf(box));
+    this.whole.disabled = !this.zoomed;
+    this.unfold.disabled = !fold || !this.folding;
+    fill(this.unfold, this.opened.has(fold) ? "fold blocks" : "unfold blocks");
+    this.site.disabled = box.level === "root" || !this.siteOf(pathOf(box));
   }
 
   // The key of the fold that a box is in: the innermost one that can be opened, or that was.

@@ -16,7 +16,7 @@ export class Saved {
     this.filter = filter;
     this.bars = make("div", { class: "bars" });
     this.tables = make("div", {});
-    this.totals = make("dl", { class: "evidence" });
+    this.totals = make("dl", { class: "totals" });
     const legend = PARTS.map(({ name, title }) => make("span", { class: "key" }, make("i", { class: `part ${name}` }), title));
     const by = make("figure", {}, make("figcaption", { class: "toolbar" }, make("b", {}, "held at the peak, by module"), make("span", { class: "legend" }, legend)), this.bars);
     const memory = make("div", {});

@@ -57,7 +57,8 @@ class Keeper(Protocol):
     """Decides over saved tensors. Called from any thread; `pack` in the forward, `unpack` in the backward.
 
     Optional: with ``watches = True`` and a method ``see(value, place)`` it also receives the tensors that another keeper or
-    a foreign pair has taken, and those that a checkpoint recomputes. The methods ``beside``, ``stays`` and ``passed`` are
+    a foreign pair has taken, and those that a checkpoint recomputes; with ``sees_recompute = True`` it receives the latter, and
+    may decide over all others. The methods ``beside``, ``stays`` and ``passed`` are
     optional, too; see `kedge.hooks.saved.checkpoint_inputs.PendingCheckpoints`.
     """
 
@@ -124,9 +125,10 @@ class KeeperCalls:
         self.stack: list[SavingPlace] = []
         self.calls: dict[ModuleUnderKeeper, int] = {}
         self.watches: bool = getattr(keeper, "watches", False)
+        self.sees_recompute: bool = self.watches or getattr(keeper, "sees_recompute", False)
         self.pack: Callable[[Tensor, SavingPlace], Any] = keeper.pack
         self.unpack: Callable[[Any], Tensor] = keeper.unpack
-        self.see: Callable[[Tensor, SavingPlace], None] = getattr(keeper, "see", _nothing) if self.watches else _nothing
+        self.see: Callable[[Tensor, SavingPlace], None] = getattr(keeper, "see", _nothing) if self.sees_recompute else _nothing
         self.waiting = PendingCheckpoints(self, keeper)
         self.ended = self.graded = False
 
@@ -150,7 +152,7 @@ class KeeperCalls:
         if disabled() is not None:
             self.step_aside("torch.func")
             return False
-        if top is not None and is_checkpoint(top) and not (self.watches and graph_task() != -1):
+        if top is not None and is_checkpoint(top) and not (self.sees_recompute and graph_task() != -1):
             if graph_task() == -1:
                 self._pass(frame_of(top[0]), place)
             return False  # see Note [Checkpoints keep nothing]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from kedge import notebook
 from kedge.offload.bill.bill_keeper import BillKeeper, Origins
@@ -11,7 +12,6 @@ from kedge.offload.bill.held_spans import held_spans
 from kedge.offload.bill.saved_tensor import SavedTensor
 from kedge.offload.bill.timeline import course
 from kedge.report.memory.picture import StepMemory
-from kedge.store.held_tensors import TensorKind
 from kedge.store.saved_account import (
     WORDS,
     BytesOverStep,
@@ -196,9 +196,11 @@ def bill_of(
         roots: The path of each model, with which the paths of its modules begin.
     """
     resident = origins.parameters | origins.buffers
-    sizes = keeper.storages.sizes
+    sizes, outlived = keeper.storages.sizes, keeper.outlived()
 
     def counted(number: int) -> list[tuple[int, int]]:
+        if number in outlived:
+            return []
         return [(s, sizes[s]) for s in keeper.drafts[number].storages if s not in resident]
 
     def at(after: int) -> Bill:
@@ -213,13 +215,10 @@ def bill_of(
     events = keeper.timeline.events
     followed = course(events, counted, holders)
 
-    def kind(number: int) -> TensorKind:
-        return keeper.drafts[number].kind(origins.of(keeper.drafts[number].storages))
-
     followed = replace(
         followed,
         seconds=keeper.timeline.seconds(followed.at),
-        tensors=held_spans(events, counted, kind, followed.at),
+        tensors=held_spans(events, counted, partial(keeper.kind, origins=origins), followed.at),
     )
     found = keeper.items(keeper.timeline.alive(followed.peak_at if moment is None else moment), origins)
     return Bill(found, given, list(sizes), followed, roots)

@@ -11,7 +11,7 @@ import torch
 from kedge.store.held_tensors import TensorKind
 from kedge.torch_internals.source_lines import SourceLine
 
-Origin = Literal["parameter", "buffer", "input", "made"]
+Origin = Literal["parameter", "buffer", "input", "made", "recomputed"]
 
 _BLOCK, _SCALE = 256, 4
 """The numbers that share a scale in 8 bits, and the scale's bytes."""
@@ -34,7 +34,8 @@ class SavedTensor:
         storages: The numbers of its storages in this bill: one, unless it consists of several tensors.
         held: The bytes of these storages, of which it may be a part.
         version: Its version when it was saved: the number of changes in place before.
-        origin: The origin of its storage: a parameter, a buffer, an input of the model, or made in the forward.
+        origin: The origin of its storage: a parameter, a buffer, an input of the model, made in the forward, or recomputed by
+            a checkpoint in backward.
         alias: Whether it is a view of another tensor, or of a part of its storage.
         output: Whether the node that needs it also made it.
         shared: The numbers of the other saves on its storage.
@@ -73,7 +74,7 @@ class SavedTensor:
     @property
     def counts(self) -> bool:
         """Whether its storage is held only for backward, unlike that of a parameter or a buffer."""
-        return self.origin in ("input", "made")
+        return self.origin in ("input", "made", "recomputed")
 
     @property
     def rebuild(self) -> int:

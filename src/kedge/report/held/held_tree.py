@@ -71,4 +71,4 @@ def held_tree(tensors: HeldTensors, moment: int) -> HeldNode:
 def described(kind: TensorKind) -> str:
     """Return the name of a tensor in its operation's box: ``self float32 8×128×768``."""
     shape = "×".join(map(str, kind.shape)) or "scalar"
-    return " ".join(part for part in (kind.field, kind.dtype, shape, kind.origin if kind.origin != "made" else "") if part)
+    return " ".join(part for part in (kind.field, kind.dtype, shape, "input" if kind.origin == "input" else "") if part)

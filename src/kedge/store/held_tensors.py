@@ -98,10 +98,13 @@ class HeldTensors:
         return {**texts, "kinds": kinds, "spans": [list(span) for span in self.spans], "rest": list(self.rest)}
 
 
+NO_TENSORS = HeldTensors()
+
+
 def held_tensors_of(entry: Mapping[str, Any] | None) -> HeldTensors:
     """Return the tensors of a recording's entry; none without one."""
     if not entry:
-        return HeldTensors()
+        return NO_TENSORS
     names = [field.name for field in fields(TensorKind)]
     columns = [[tuple(value) if name == "shape" else value for value in entry[name]] for name in names]
     kinds = (TensorKind(*(column[at] for column, at in zip(columns, row, strict=True))) for row in entry["kinds"])

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from kedge.numbers import sized
-from kedge.store.held_tensors import HeldTensors, held_tensors_of
+from kedge.store.held_tensors import NO_TENSORS, HeldTensors, held_tensors_of
 
 MOST_ROWS = 24
 _LONGEST = 44
@@ -118,7 +118,7 @@ class BytesOverStep:
     backward: int | None = None
     holders: tuple[tuple[str | None, int], ...] = ()
     seconds: tuple[float, ...] = ()
-    tensors: HeldTensors = HeldTensors()
+    tensors: HeldTensors = NO_TENSORS
 
     @property
     def peak_moment(self) -> int:

@@ -128,7 +128,9 @@ class KeeperCalls:
         self.sees_recompute: bool = self.watches or getattr(keeper, "sees_recompute", False)
         self.pack: Callable[[Tensor, SavingPlace], Any] = keeper.pack
         self.unpack: Callable[[Any], Tensor] = keeper.unpack
-        self.see: Callable[[Tensor, SavingPlace], None] = getattr(keeper, "see", _nothing) if self.sees_recompute else _nothing
+        self.see: Callable[[Tensor, SavingPlace], None] = (
+            getattr(keeper, "see", _nothing) if self.sees_recompute else _nothing
+        )
         self.waiting = PendingCheckpoints(self, keeper)
         self.ended = self.graded = False
 

@@ -62,13 +62,15 @@ def held_tree(tensors: HeldTensors, moment: int) -> HeldNode:
     for kind, span in tensors.at(moment):
         names = (named(None),) if kind.path is None else folded[kind.path]
         steps = [("module", name) for name in names]
-        root.add([*steps, ("operation", kind.node or "(unknown)"), ("tensor", described(kind))], span.bytes, span.storages)
+        root.add(
+            [*steps, ("operation", kind.node or "(unknown)"), ("tensor", described(kind))], span.bytes, span.storages
+        )
     if tensors.rest and tensors.rest[moment]:
         root.add([("tensor", LEFT_OUT)], tensors.rest[moment], 0)
     return root.joined()
 
 
 def described(kind: TensorKind) -> str:
-    """Return the name of a tensor in its operation's box: ``self float32 8×128×768``."""
-    shape = "×".join(map(str, kind.shape)) or "scalar"
+    """Return the name of a tensor in its operation's box: ``self float32 8x128x768``."""
+    shape = "x".join(map(str, kind.shape)) or "scalar"
     return " ".join(part for part in (kind.field, kind.dtype, shape, "input" if kind.origin == "input" else "") if part)

@@ -10,7 +10,7 @@ from kedge.report.held.held_tree import HeldNode
 
 #: The least share of a box that has a line.
 LEAST = 0.02
-MOST_LINES = 24
+MOST_LINES = 32
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
@@ -41,9 +41,10 @@ def icicle(root: HeldNode, width: int = 40, names: int = 44) -> Iterator[IcicleL
         names: The characters of the longest name.
     """
     boxes = [(node, depth, before) for node, depth, before in root.walk() if depth]
-    sizes = sorted((node.bytes for node, *_ in boxes), reverse=True)[:MOST_LINES]
-    least = max(sizes[-1] if sizes else 0, LEAST * root.bytes, 1)
-    for node, depth, before in [box for box in boxes if box[0].bytes >= least][:MOST_LINES]:
+    sizes = sorted((node.bytes for node, *_ in boxes), reverse=True)
+    above = sizes[MOST_LINES] if len(sizes) > MOST_LINES else 0  # of boxes of one size, all or none have a line
+    chosen = [box for box in boxes if box[0].bytes > above and box[0].bytes >= LEAST * root.bytes]
+    for node, depth, before in chosen or boxes[:MOST_LINES]:
         indent = "  " * (depth - 1)
         name = indent + shortened(node.label, max(names - len(indent), 12))
         bar = _bar(before / root.bytes * width, node.bytes / root.bytes * width)

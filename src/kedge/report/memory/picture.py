@@ -12,7 +12,7 @@ from kedge.report.held.content import memory_content
 from kedge.report.held.held_tree import HeldNode, held_tree
 from kedge.report.held.icicle import icicle_text
 from kedge.report.page.document import Document
-from kedge.report.page.render import asset, assembled, bundled
+from kedge.report.page.render import assembled, asset, bundled
 from kedge.store.saved_account import BytesOverStep
 
 _SCRIPTS = ("elements.js", "numbers.js", "filters.js", "held.js", "timeline.js", "flame.js", "memory.js")
@@ -54,16 +54,15 @@ class StepMemory:
         course = self._course
         if not course.at:
             return "autograd saved nothing"
-        return f"{sized(course.peak)} held at the peak, after save or release {course.peak_at:,} of {course.at[-1]:,}\n" + (
-            icicle_text(self._at_peak())
-        )
+        where = f"after save or release {course.peak_at:,} of {course.at[-1]:,}"
+        return f"{sized(course.peak)} held at the peak, {where}\n{icicle_text(self._at_peak())}"
 
     def _repr_html_(self) -> str:
         """The page in a frame, whose script and styles do not reach the notebook."""
         depth = max((depth for _, depth, _ in self._at_peak().walk()), default=0) if self._course.at else 0
         style = f"width:100%;height:{_ABOVE + depth * _ROW}px;border:0"
-        name = "memory held for backward"
-        return f'<iframe title="{name}" sandbox="allow-scripts" style="{style}" srcdoc="{escape(self.html())}"></iframe>'
+        page = escape(self.html())
+        return f'<iframe title="memory held for backward" sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
 
     def _at_peak(self) -> HeldNode:
         return held_tree(self._course.tensors, self._course.peak_moment)

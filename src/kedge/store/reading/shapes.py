@@ -138,9 +138,7 @@ _KIND: dict[str, Check] = {
     "origin": TEXTS,
     "line": _NULLABLE_TEXTS,
 }
-_HELD = fields(
-    {**_KIND, "kinds": list_of(list_of(count)), "spans": list_of(list_of(count, 5)), "rest": list_of(count)}
-)
+_HELD = fields({**_KIND, "kinds": list_of(list_of(count)), "spans": list_of(list_of(count, 5)), "rest": list_of(count)})
 
 
 _COURSE = fields(

@@ -26,7 +26,10 @@ export class FlameGraph {
     this.place.addEventListener("focusin", (event) => this.at(event, (one) => this.look(one)));
     this.place.addEventListener("focusout", () => this.look(null));
     this.place.addEventListener("keydown", (event) => this.key(event));
-    new ResizeObserver(() => this.root && this.draw()).observe(host);
+    new ResizeObserver(() => {
+      this.look(null);
+      if (this.root) this.draw();
+    }).observe(host);
   }
 
   show(root, zoomed, title) {
@@ -43,19 +46,19 @@ export class FlameGraph {
     fill(this.place);
     let deepest = 0;
     const chosen = this.chosen();
-    const around = new Set();
-    for (let one = chosen; one; one = one.parent) around.add(one);
+    const outside = new Set();
+    for (let one = chosen; one; one = one.parent) outside.add(one);
     const put = (outer, depth, left, share, parent) => {
       const { box, label } = joined(outer);
       if (share * wide < LEAST) return;
       deepest = Math.max(deepest, depth);
-      const shown = this.element(box, label, { depth, left, share, wide, around: box !== chosen && around.has(box) });
+      const shown = this.element(box, label, { depth, left, share, wide, around: box !== chosen && outside.has(box) });
       const entry = { box, label, element: shown, parent, inside: [], depth };
       parent?.inside.push(entry);
       this.boxes.set(box.key, entry);
       this.place.append(shown);
       const reached = [...box.inside.values()];
-      const onWay = box !== chosen && around.has(box) && reached.find((one) => around.has(one));
+      const onWay = box !== chosen && outside.has(box) && reached.find((one) => outside.has(one));
       let at = left;
       for (const inner of onWay ? [onWay] : reached) {
         const part = onWay ? share : (share * inner.size) / (box.size || 1);

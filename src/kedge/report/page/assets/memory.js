@@ -114,7 +114,10 @@ export class MemoryPicture {
 
   look(box, event) {
     this.tip.classList.toggle("shown", Boolean(box));
-    if (!box) return;
+    if (!box) {
+      this.tip.style.left = this.tip.style.top = "0"; // it must not make the page wider
+      return;
+    }
     const [path, ...parts] = nameOf(box);
     const total = this.held.bytes[this.moment] || 1;
     const blocks = this.held.blocks.get(box.key)?.size;

@@ -22,7 +22,7 @@ export class Saved {
     const memory = make("div", {});
     fill(host, memory, make("div", { class: "saved-parts" }, by, this.totals), this.tables);
     this.picture = new MemoryPicture(memory, {
-      lets: (path) => this.filter().letsModule(path),
+      lets: (path) => this.filter().letsIn(path),
       siteOf: (path) => this.siteOf(path)?.site,
       open: (site) => change({ site }),
     });

@@ -124,13 +124,10 @@ class KeeperCalls:
         self.outside = self.place = SavingPlace(kept.outside, 0, recompute=False)
         self.stack: list[SavingPlace] = []
         self.calls: dict[ModuleUnderKeeper, int] = {}
-        self.watches: bool = getattr(keeper, "watches", False)
-        self.sees_recompute: bool = self.watches or getattr(keeper, "sees_recompute", False)
+        self.watches: bool = getattr(keeper, "watches", False) or getattr(keeper, "sees_recompute", False)
         self.pack: Callable[[Tensor, SavingPlace], Any] = keeper.pack
         self.unpack: Callable[[Any], Tensor] = keeper.unpack
-        self.see: Callable[[Tensor, SavingPlace], None] = (
-            getattr(keeper, "see", _nothing) if self.sees_recompute else _nothing
-        )
+        self.see: Callable[[Tensor, SavingPlace], None] = getattr(keeper, "see", _nothing) if self.watches else _nothing
         self.waiting = PendingCheckpoints(self, keeper)
         self.ended = self.graded = False
 
@@ -154,7 +151,7 @@ class KeeperCalls:
         if disabled() is not None:
             self.step_aside("torch.func")
             return False
-        if top is not None and is_checkpoint(top) and not (self.sees_recompute and graph_task() != -1):
+        if top is not None and is_checkpoint(top) and not (self.watches and graph_task() != -1):
             if graph_task() == -1:
                 self._pass(frame_of(top[0]), place)
             return False  # see Note [Checkpoints keep nothing]

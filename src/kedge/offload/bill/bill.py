@@ -131,18 +131,11 @@ class Bill:
 
     def __str__(self) -> str:
         """The tables as text."""
-        return "\n\n".join("\n".join(_aligned(section)) for section in self._sections()) or _NOTHING
+        return "\n\n".join("\n".join(_aligned(section)) for section in _tables(self)) or _NOTHING
 
     def _repr_html_(self) -> str:
         """The tables for a notebook."""
-        return "".join(map(_table, self._sections())) or notebook.paragraph(_NOTHING)
-
-    def _sections(self) -> Iterator[TextTable]:
-        """The tables: by module, or by operation if no module was running; none if nothing was saved."""
-        totals, modules, lines = sections(self.account())
-        if self.items:
-            outside = all(item.path is None for item in self.items)
-            yield from (totals, operations_table(self.by_operation()) if outside else modules, lines)
+        return "".join(map(_table, _tables(self))) or notebook.paragraph(_NOTHING)
 
     def _sums(self, path: str | None, items: Sequence[SavedTensor]) -> Sums:
         own = [self._charged[item.number] for item in items if item.number in self._charged]
@@ -222,6 +215,14 @@ def bill_of(
     )
     found = keeper.items(keeper.timeline.alive(followed.peak_at if moment is None else moment), origins)
     return Bill(found, given, list(sizes), followed, roots)
+
+
+def _tables(bill: Bill) -> Iterator[TextTable]:
+    """The tables: by module, or by operation if no module was running; none if nothing was saved."""
+    totals, modules, lines = sections(bill.account())
+    if bill.items:
+        outside = all(item.path is None for item in bill.items)
+        yield from (totals, operations_table(bill.by_operation()) if outside else modules, lines)
 
 
 def _charged(items: Sequence[SavedTensor], sizes: Sequence[int]) -> dict[int, SavedTensor]:

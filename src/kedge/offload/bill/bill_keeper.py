@@ -18,7 +18,7 @@ from kedge.hooks.saved.keeper import SavingPlace
 from kedge.hooks.saved.pairs import packed_of
 from kedge.hooks.saved.reference import KeptByReference
 from kedge.offload.bill.program_lines import ProgramLines
-from kedge.offload.bill.saved_tensor import Origin, SavedTensor
+from kedge.offload.bill.saved_tensor import Origin, SavedTensor, line_of
 from kedge.offload.bill.storage_numbers import StorageNumbers, is_plain
 from kedge.offload.bill.timeline import SaveTimeline
 from kedge.offload.held.handle import HandleByReference
@@ -216,7 +216,10 @@ class BillKeeper:
 
     def kind(self, number: int, origins: Origins) -> TensorKind:
         """Return what a save shares with alike ones."""
-        return self.drafts[number].kind(origins.of_draft(self.drafts[number]))
+        draft = self.drafts[number]
+        dtype = str(draft.dtype).removeprefix("torch.")
+        origin = origins.of_draft(draft)
+        return TensorKind(draft.path, draft.node, draft.field, draft.shape, dtype, origin, line_of(draft))
 
     def _item(self, draft: SavedTensor, origins: Origins, sharers: dict[int, set[int]]) -> SavedTensor:
         origin = origins.of_draft(draft)

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 
-from kedge.store.held_tensors import TensorKind
 from kedge.torch_internals.source_lines import SourceLine
 
 Origin = Literal["parameter", "buffer", "input", "made", "recomputed"]
@@ -94,21 +93,16 @@ class SavedTensor:
         scales = math.ceil(numbers / _BLOCK) * _SCALE if bits == 8 else 0
         return max(self.held - numbers * (bits // 8) - scales, 0)
 
-    @property
-    def place(self) -> str | None:
-        """The file and line of the program that saved it; None if none was running."""
-        return None if self.source is None else f"{self.source.file}:{self.source.line}"
-
-    def kind(self, origin: str) -> TensorKind:
-        """Return what it shares with alike tensors, given the origin of its storage."""
-        dtype = str(self.dtype).removeprefix("torch.")
-        return TensorKind(self.path, self.node, self.field, self.shape, dtype, origin, self.place)
-
     def entry(self) -> dict[str, Any]:
         """Return the description as a recording stores it."""
         return {
             "path": self.path, "call": self.call, "node": self.node, "field": self.field, "shape": list(self.shape),
             "dtype": str(self.dtype).removeprefix("torch."), "device": str(self.device), "bytes": self.bytes,
             "storage": self.storage, "held": self.held, "origin": self.origin, "alias": self.alias, "output": self.output,
-            "shared": len(self.shared), "line": self.place, "rule": self.rule, "movable": self.movable,
+            "shared": len(self.shared), "line": line_of(self), "rule": self.rule, "movable": self.movable,
         }  # fmt: skip
+
+
+def line_of(tensor: SavedTensor) -> str | None:
+    """Return the file and line of the program that saved a tensor; None if none was running."""
+    return None if tensor.source is None else f"{tensor.source.file}:{tensor.source.line}"

@@ -93,7 +93,7 @@ def test_a_click_on_the_timeline_draws_that_moment(alone: Any) -> None:
     assert held[""] == pytest.approx(PEAK / 2, rel=0.1)
     assert alone.locator(".box[data-key='m:h/m:0-15']").inner_text().endswith("8  8 kB")
     alone.locator(".box[data-key='m:h/m:0-15']").hover()
-    tip = alone.locator(".tip").inner_text()
+    tip = alone.locator(".held-tip").inner_text()
     assert "8 of 16 alike blocks hold something here" in tip
     assert "/home/ada/net.py:9" in tip
 

@@ -159,7 +159,7 @@ function means(term, site) {
 const names = (term, path) => !term.kind && !term.types.length && term.pattern.test(path ? `.${path}` : "");
 
 // A module and all that hold it, by their paths.
-export const around = (path) => (path === null ? [] : path.split(".").map((_, place, parts) => parts.slice(0, place + 1).join(".")));
+const around = (path) => (path === null ? [] : path.split(".").map((_, place, parts) => parts.slice(0, place + 1).join(".")));
 
 const callOf = (site) => Number(/#(\d+)(?=[:/])/u.exec(site.site)?.[1] ?? 0);
 

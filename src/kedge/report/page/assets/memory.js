@@ -26,7 +26,7 @@ export class MemoryPicture {
     this.site = make("button", { onclick: () => open(siteOf(pathOf(this.looked))) }, "open its site");
     this.fold = make("input", { type: "checkbox", checked: true, onchange: () => this.go({ folding: this.fold.checked }) });
     this.foldLabel = make("label", { class: "check" }, this.fold, "fold alike blocks");
-    this.tip = make("div", { class: "tip" });
+    this.tip = make("div", { class: "held-tip" });
     this.legend = make("span", { class: "legend" });
     this.note = make("p", { class: "faint" });
     this.rows = make("div", { class: "ledger", tabindex: 0, role: "region", "aria-label": "held at this moment, as a table" });

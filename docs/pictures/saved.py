@@ -1,4 +1,4 @@
-"""Draw `saved.png`, the picture of docs/how-to/saved.md, from a recording of a small GPT.
+"""Draw `saved.png` and `flame.png`, the pictures of docs/how-to/saved.md, from a recording of a small GPT.
 
 kedge run --saved -o gpt.kedge gpt.py
 python docs/pictures/saved.py gpt.kedge
@@ -21,7 +21,7 @@ FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --d
 
 
 def main() -> None:
-    """Write the picture beside this file."""
+    """Write the pictures beside this file."""
     recording = Recording.open(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         file = Path(folder, "page.html")
@@ -32,6 +32,8 @@ def main() -> None:
         page.wait_for_selector("html[data-ready=yes]")
         page.evaluate("document.querySelector('.bar').style.position = 'static'")
         page.locator("#saved").screenshot(path=Path(__file__).with_name("saved.png"))
+        page.locator(".flame .box", has_text="BmmBackward0").first.hover()
+        page.locator("#saved .memory").screenshot(path=Path(__file__).with_name("flame.png"))
         browser.close()
 
 

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 #: The characters that Kedge draws with, for an encoding that lacks them; one for one, so that columns stay in line.
-PLAIN = dict(zip("▁▂▃▄▅▆▇█✗✓→↔…·─│├└▲▼●", "_.:-=+*#xv><~.-|++^v*", strict=True))
+PLAIN = dict(zip("▁▂▃▄▅▆▇█✗✓→↔…·─│├└▲▼●▏▎▍▌▋▊▉", "_.:-=+*#xv><~.-|++^v*|||####", strict=True))
 
 
 def make_writable() -> None:

@@ -128,8 +128,9 @@ class _Billing:
     def bill(self, call: Callable[[], Any], loss: Loss | None, *, backward: bool) -> Bill:
         """Return the bill of one call."""
         before, given = self._owned(), self._given()
-        with _as_before(self.model), torch.inference_mode(mode=False), torch.enable_grad():
-            made = self._forward(call, loss)
+        with ExitStack() as stack, _as_before(self.model), torch.inference_mode(mode=False), torch.enable_grad():
+            made = self._forward(call, loss, stack)
+            given_to = {path: set(numbers) for path, numbers in self.spans.given.items()}
             self.keeper.walk(made)
             moment: int | None = len(self.keeper.timeline)
             if self.function is not None and not self.keeper.timeline.alive(moment):
@@ -140,20 +141,20 @@ class _Billing:
             del made
         origins = Origins(parameters, buffers, given | frozenset(self.spans.entered))
         roots = ("",) if self.function is None else self.function.roots
-        return bill_of(self.keeper, self.spans.given, origins, moment, roots)
+        return bill_of(self.keeper, given_to, origins, moment, roots)
 
-    def _forward(self, call: Callable[[], Any], loss: Loss | None) -> list[Tensor]:
+    def _forward(self, call: Callable[[], Any], loss: Loss | None, stack: ExitStack) -> list[Tensor]:
+        """Call the target; returns its results. The stack ends the recording."""
         model = dynamo.unwrap(self.model)
         layout = ModelLayout(model)
         paths = [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)]
-        with ExitStack() as stack:
-            stack.callback(self.spans.close)
-            self.spans.add(model, paths, str)
-            compiled = self.function is not None and self.function.compiled
-            keep(stack, self.model, self.keeper, ambient=True, compiled=compiled)
-            output = call()
-            if loss is not None:
-                output = loss(output)
+        stack.callback(self.spans.close)
+        self.spans.add(model, paths, str)
+        compiled = self.function is not None and self.function.compiled
+        keep(stack, self.model, self.keeper, ambient=True, compiled=compiled)
+        output = call()
+        if loss is not None:
+            output = loss(output)
         return [tensor for _, tensor in leaves.find(output)]
 
     def _owned(self) -> tuple[frozenset[int], frozenset[int]]:

@@ -11,6 +11,8 @@ from rich.text import Text
 
 from kedge.numbers import counted, sized
 from kedge.report.fitted_text import print_paragraph
+from kedge.report.held.held_tree import held_tree
+from kedge.report.held.icicle import icicle
 from kedge.report.sparkline import BLOCKS
 from kedge.store.recording import Recording
 from kedge.store.saved_account import (
@@ -25,6 +27,9 @@ from kedge.store.saved_account import (
 )
 
 WIDE = 64
+#: The most characters of the name of a module, an operation or a tensor.
+NAMES = 44
+TONES = {"module": "blue", "operation": "yellow", "tensor": "green"}
 
 
 def render_saved(recording: Recording, console: Console, most: int | None) -> None:
@@ -49,6 +54,8 @@ def render_saved(recording: Recording, console: Console, most: int | None) -> No
     if account.course.bytes:
         console.print(_drawn(account))
         console.print()
+    if account.course.tensors:
+        _render_icicle(account.course, console)
 
 
 def _render(section: TextTable, console: Console) -> None:
@@ -73,6 +80,22 @@ def _drawn(account: SavedAccount) -> Text:
         text.append(BLOCKS[round(height * (len(BLOCKS) - 1))])
     where = f"  peak {sized(course.peak)}"
     return text.append(where, "dim")
+
+
+def _render_icicle(course: BytesOverStep, console: Console) -> None:
+    """Print a line for each large module, operation and tensor at the peak, its bar where it lies in the whole."""
+    names = min(NAMES, console.width * 2 // 5)
+    lines = list(icicle(held_tree(course.tensors, course.peak_moment), max(console.width - names - 22, 8), names))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("at the peak", no_wrap=True)
+    for title in ("held", "share"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="crop")
+    for line in lines:
+        bar = Text(line.bar, TONES[line.level])
+        table.add_row(Text(line.name), Text(line.size), Text(line.share), bar)
+    console.print(table)
+    console.print()
 
 
 def _heights(course: BytesOverStep) -> list[float]:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from kedge.numbers import sized
+from kedge.store.held_tensors import NO_TENSORS, HeldTensors, held_tensors_of
 
 MOST_ROWS = 24
 _LONGEST = 44
@@ -106,6 +107,8 @@ class BytesOverStep:
         peak_at: The number of the save or release after which it was reached.
         backward: The number of the first release, with which backward begins to free memory; None if there was none.
         holders: The modules that hold memory at the peak, with their bytes, the largest first.
+        seconds: The time of each since the first save; with what the recording itself takes. Empty if not recorded.
+        tensors: The tensors held at each; empty if not recorded.
     """
 
     bytes: tuple[int, ...] = ()
@@ -114,6 +117,18 @@ class BytesOverStep:
     peak_at: int = 0
     backward: int | None = None
     holders: tuple[tuple[str | None, int], ...] = ()
+    seconds: tuple[float, ...] = ()
+    tensors: HeldTensors = NO_TENSORS
+
+    @property
+    def peak_moment(self) -> int:
+        """The place of the peak in `bytes`."""
+        return self.at.index(self.peak_at)
+
+    def entry(self) -> dict[str, Any]:
+        """Return the bytes over the step as a recording stores them."""
+        shown = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**shown, "tensors": self.tensors.entry() if self.tensors else None}
 
 
 @dataclass(frozen=True)
@@ -149,7 +164,7 @@ class SavedAccount:
             "tree": [_brief(sums) for sums in self.tree],
             "lines": [asdict(sums) for sums in self.lines],
             "items": list(self.items),
-            "course": asdict(self.course),
+            "course": self.course.entry(),
         }
 
 
@@ -171,9 +186,10 @@ def account_of(event: Mapping[str, Any]) -> SavedAccount | None:
     if "total" not in event:
         return None
     total, course = event["total"], dict(event.get("course", {}))
-    for name in ("bytes", "at"):
+    for name in ("bytes", "at", "seconds"):
         course[name] = tuple(course.get(name, ()))
     course["holders"] = tuple((path, size) for path, size in course.get("holders", ()))
+    course["tensors"] = held_tensors_of(course.get("tensors"))
     return SavedAccount(
         total=_read(Sums, total),
         parameters=total.get("parameters", 0),

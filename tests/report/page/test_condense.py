@@ -269,10 +269,13 @@ def test_a_page_tells_the_recordings_name_and_not_its_place(recording: Recording
 
 
 def test_a_page_names_no_address_but_that_of_its_library(recording: Recording) -> None:
-    """There is nothing in the page that a browser would load."""
+    """There is nothing in the page that a browser would load; the name of SVG is an address that nobody asks."""
     page = render_page(recording, check(recording))
 
-    assert set(re.findall(r"https?://[^\s\"'<)]+", page)) == {"https://github.com/leeoniya/uPlot"}
+    assert set(re.findall(r"https?://[^\s\"'<)]+", page)) == {
+        "https://github.com/leeoniya/uPlot",
+        "http://www.w3.org/2000/svg",
+    }
     assert re.findall(r"<(?:link|script|img|iframe)[^>]*(?:src|href)=(\S+)", page) == ['"data:,">']
     assert "default-src &#x27;none&#x27;" in page
     assert "Permission is hereby granted" in page

@@ -57,7 +57,8 @@ class Keeper(Protocol):
     """Decides over saved tensors. Called from any thread; `pack` in the forward, `unpack` in the backward.
 
     Optional: with ``watches = True`` and a method ``see(value, place)`` it also receives the tensors that another keeper or
-    a foreign pair has taken, and those that a checkpoint recomputes. The methods ``beside``, ``stays`` and ``passed`` are
+    a foreign pair has taken, and those that a checkpoint recomputes; with ``sees_recompute = True`` it receives the latter, and
+    may decide over all others. The methods ``beside``, ``stays`` and ``passed`` are
     optional, too; see `kedge.hooks.saved.checkpoint_inputs.PendingCheckpoints`.
     """
 
@@ -123,7 +124,7 @@ class KeeperCalls:
         self.outside = self.place = SavingPlace(kept.outside, 0, recompute=False)
         self.stack: list[SavingPlace] = []
         self.calls: dict[ModuleUnderKeeper, int] = {}
-        self.watches: bool = getattr(keeper, "watches", False)
+        self.watches: bool = getattr(keeper, "watches", False) or getattr(keeper, "sees_recompute", False)
         self.pack: Callable[[Tensor, SavingPlace], Any] = keeper.pack
         self.unpack: Callable[[Any], Tensor] = keeper.unpack
         self.see: Callable[[Tensor, SavingPlace], None] = getattr(keeper, "see", _nothing) if self.watches else _nothing

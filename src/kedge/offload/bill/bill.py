@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from kedge import notebook
 from kedge.offload.bill.bill_keeper import BillKeeper, Origins
+from kedge.offload.bill.held_spans import held_spans
 from kedge.offload.bill.saved_tensor import SavedTensor
 from kedge.offload.bill.timeline import course
+from kedge.report.memory.picture import StepMemory
 from kedge.store.saved_account import (
     WORDS,
     BytesOverStep,
@@ -119,20 +122,20 @@ class Bill:
             course=self.timeline,
         )
 
+    def flame(self) -> StepMemory:
+        """Return the memory over the call as a picture: a timeline, and a flame graph of modules, operations and tensors.
+
+        A notebook shows it; ``print`` draws it as text, and its ``save("memory.html")`` writes a page.
+        """
+        return StepMemory(self.timeline, self.parameters)
+
     def __str__(self) -> str:
         """The tables as text."""
-        return "\n\n".join("\n".join(_aligned(section)) for section in self._sections()) or _NOTHING
+        return "\n\n".join("\n".join(_aligned(section)) for section in _tables(self)) or _NOTHING
 
     def _repr_html_(self) -> str:
         """The tables for a notebook."""
-        return "".join(map(_table, self._sections())) or notebook.paragraph(_NOTHING)
-
-    def _sections(self) -> Iterator[TextTable]:
-        """The tables: by module, or by operation if no module was running; none if nothing was saved."""
-        totals, modules, lines = sections(self.account())
-        if self.items:
-            outside = all(item.path is None for item in self.items)
-            yield from (totals, operations_table(self.by_operation()) if outside else modules, lines)
+        return "".join(map(_table, _tables(self))) or notebook.paragraph(_NOTHING)
 
     def _sums(self, path: str | None, items: Sequence[SavedTensor]) -> Sums:
         own = [self._charged[item.number] for item in items if item.number in self._charged]
@@ -186,9 +189,11 @@ def bill_of(
         roots: The path of each model, with which the paths of its modules begin.
     """
     resident = origins.parameters | origins.buffers
-    sizes = keeper.storages.sizes
+    sizes, outlived = keeper.storages.sizes, keeper.outlived()
 
     def counted(number: int) -> list[tuple[int, int]]:
+        if number in outlived:
+            return []
         return [(s, sizes[s]) for s in keeper.drafts[number].storages if s not in resident]
 
     def at(after: int) -> Bill:
@@ -200,9 +205,24 @@ def bill_of(
 
     there = resident | origins.inputs
     given = {path: frozenset(numbers) - there for path, numbers in given.items()}
-    followed = course(keeper.timeline.events[:], counted, holders)
+    events = keeper.timeline.events
+    followed = course(events, counted, holders)
+
+    followed = replace(
+        followed,
+        seconds=keeper.timeline.seconds(followed.at),
+        tensors=held_spans(events, counted, partial(keeper.kind, origins=origins), followed.at),
+    )
     found = keeper.items(keeper.timeline.alive(followed.peak_at if moment is None else moment), origins)
     return Bill(found, given, list(sizes), followed, roots)
+
+
+def _tables(bill: Bill) -> Iterator[TextTable]:
+    """The tables: by module, or by operation if no module was running; none if nothing was saved."""
+    totals, modules, lines = sections(bill.account())
+    if bill.items:
+        outside = all(item.path is None for item in bill.items)
+        yield from (totals, operations_table(bill.by_operation()) if outside else modules, lines)
 
 
 def _charged(items: Sequence[SavedTensor], sizes: Sequence[int]) -> dict[int, SavedTensor]:

@@ -14,16 +14,19 @@ from torch.autograd.graph import Node
 
 from kedge.hooks.placing.module_calls import Span
 from kedge.hooks.saved.checkpoint_inputs import owner_behind, saved_arguments, withheld
+from kedge.hooks.saved.keeper import SavingPlace
 from kedge.hooks.saved.pairs import packed_of
 from kedge.hooks.saved.reference import KeptByReference
 from kedge.offload.bill.program_lines import ProgramLines
-from kedge.offload.bill.saved_tensor import Origin, SavedTensor
+from kedge.offload.bill.saved_tensor import Origin, SavedTensor, line_of
 from kedge.offload.bill.storage_numbers import StorageNumbers, is_plain
 from kedge.offload.bill.timeline import SaveTimeline
 from kedge.offload.held.handle import HandleByReference
 from kedge.offload.rebuild.failure import RuleFailed
+from kedge.store.held_tensors import TensorKind
 from kedge.torch_internals.autograd_nodes import behind, saved_by, sequence_number
 from kedge.torch_internals.graph_task import current_node, in_backward
+from kedge.torch_internals.storages import parts
 from kedge.torch_internals.tensors import base_of, version_of
 
 LEAST = 65_536
@@ -72,6 +75,11 @@ class Origins:
         ]
         return next((origin for origin, numbers in known if not numbers.isdisjoint(storages)), "made")
 
+    def of_draft(self, draft: SavedTensor) -> Origin:
+        """Return the origin of a saved tensor's storages; that of a recomputed one is known when it is saved."""
+        found = self.of(draft.storages)
+        return draft.origin if found == "made" else found
+
 
 class BillKeeper:
     """The keeper that keeps everything by reference, as autograd does, and records a description of it.
@@ -87,6 +95,8 @@ class BillKeeper:
         timeline: The saves and releases in their order.
     """
 
+    sees_recompute = True
+
     def __init__(
         self,
         innermost: Callable[[], Span],
@@ -99,14 +109,34 @@ class BillKeeper:
         self.innermost, self.find, self.least = innermost, find, least
         self.storages, self.timeline = storages, SaveTimeline()
         self.drafts: list[SavedTensor] = []
+        self._known: set[int] = set()
         self._lines = ProgramLines()
         self._checkpoints: dict[int, weakref.ref[Any]] = {}
 
-    def pack(self, value: Tensor, place: object = None) -> BilledReference:  # noqa: ARG002 - the spans say where it is
+    def pack(self, value: Tensor, place: SavingPlace) -> BilledReference:
         """Record a tensor that autograd saves."""
         held = BilledReference(value, self._draft(value, self.innermost()), self)
+        if place.recompute:  # of a reentrant checkpoint
+            self._learn(held.number, origin="recomputed", movable=False)
         self.timeline.saved(held.number)
         return held
+
+    def see(self, value: Tensor, place: SavingPlace) -> None:
+        """Record a tensor that a checkpoint recomputes in backward, for as long as its storage exists.
+
+        What was held before the recompute, such as the inputs of the block, is on the bill already.
+        """
+        if not place.recompute or not self._known.isdisjoint(self.storages.of(value)):
+            return
+        number = self._draft(value, self.innermost(), rebuild=False)
+        self._learn(number, node="checkpoint", field="recomputed", origin="recomputed", movable=False)
+        self.timeline.saved(number)
+        for part in parts(value)[:1]:
+            weakref.finalize(part.untyped_storage(), self.timeline.released, number).atexit = False
+
+    def outlived(self) -> frozenset[int]:
+        """Return the recomputed tensors that are still there: the program holds them, and not autograd."""
+        return frozenset(n for n in self.timeline.alive() if self.drafts[n].origin == "recomputed")
 
     def beside(self, owner: Any, place: object = None) -> None:  # noqa: ARG002
         """Record the tensors that a checkpoint holds without saving them, given its frame or context; once for each."""
@@ -129,7 +159,7 @@ class BillKeeper:
 
         self._checkpoints[id(owner)] = weakref.ref(owner, gone)
 
-    def _draft(self, value: Tensor, span: Span) -> int:
+    def _draft(self, value: Tensor, span: Span, *, rebuild: bool = True) -> int:
         """Record the description of a tensor that is held from now on; returns its number."""
         storages, plain = self.storages.of(value), is_plain(value)
         held = self.storages.held(storages)
@@ -139,12 +169,13 @@ class BillKeeper:
             storages=storages, held=held, version=max(0, version_of(value)), movable=plain,
             alias=base_of(value) is not None or size < held, source=self._lines.here(),
         )  # fmt: skip
-        if self.find is not None and plain:
+        if self.find is not None and plain and rebuild:
             with suppress(RuleFailed):  # then offload moves or keeps it, as without a rule
                 recipe = self.find(value, _held_in)
                 if recipe is not None:
                     draft = replace(draft, rule=recipe.rule, extra=recipe.nbytes)
         self.drafts.append(draft)
+        self._known.update(storages)
         return draft.number
 
     def _learn(self, number: int, **known: Any) -> None:
@@ -183,8 +214,15 @@ class BillKeeper:
                 sharers.setdefault(storage, set()).add(draft.number)
         return tuple(self._item(draft, origins, sharers) for draft in chosen)
 
+    def kind(self, number: int, origins: Origins) -> TensorKind:
+        """Return what a save shares with alike ones."""
+        draft = self.drafts[number]
+        dtype = str(draft.dtype).removeprefix("torch.")
+        origin = origins.of_draft(draft)
+        return TensorKind(draft.path, draft.node, draft.field, draft.shape, dtype, origin, line_of(draft))
+
     def _item(self, draft: SavedTensor, origins: Origins, sharers: dict[int, set[int]]) -> SavedTensor:
-        origin = origins.of(draft.storages)
+        origin = origins.of_draft(draft)
         others = set().union(*(sharers[storage] for storage in draft.storages)) - {draft.number}
         movable = draft.movable and origin == "made" and draft.held >= self.least
         return replace(draft, origin=origin, shared=tuple(sorted(others)), movable=movable)

@@ -10,7 +10,7 @@ import torch
 
 from kedge.torch_internals.source_lines import SourceLine
 
-Origin = Literal["parameter", "buffer", "input", "made"]
+Origin = Literal["parameter", "buffer", "input", "made", "recomputed"]
 
 _BLOCK, _SCALE = 256, 4
 """The numbers that share a scale in 8 bits, and the scale's bytes."""
@@ -33,7 +33,8 @@ class SavedTensor:
         storages: The numbers of its storages in this bill: one, unless it consists of several tensors.
         held: The bytes of these storages, of which it may be a part.
         version: Its version when it was saved: the number of changes in place before.
-        origin: The origin of its storage: a parameter, a buffer, an input of the model, or made in the forward.
+        origin: The origin of its storage: a parameter, a buffer, an input of the model, made in the forward, or recomputed by
+            a checkpoint in backward.
         alias: Whether it is a view of another tensor, or of a part of its storage.
         output: Whether the node that needs it also made it.
         shared: The numbers of the other saves on its storage.
@@ -72,7 +73,7 @@ class SavedTensor:
     @property
     def counts(self) -> bool:
         """Whether its storage is held only for backward, unlike that of a parameter or a buffer."""
-        return self.origin in ("input", "made")
+        return self.origin in ("input", "made", "recomputed")
 
     @property
     def rebuild(self) -> int:
@@ -94,10 +95,14 @@ class SavedTensor:
 
     def entry(self) -> dict[str, Any]:
         """Return the description as a recording stores it."""
-        where = None if self.source is None else f"{self.source.file}:{self.source.line}"
         return {
             "path": self.path, "call": self.call, "node": self.node, "field": self.field, "shape": list(self.shape),
             "dtype": str(self.dtype).removeprefix("torch."), "device": str(self.device), "bytes": self.bytes,
             "storage": self.storage, "held": self.held, "origin": self.origin, "alias": self.alias, "output": self.output,
-            "shared": len(self.shared), "line": where, "rule": self.rule, "movable": self.movable,
+            "shared": len(self.shared), "line": line_of(self), "rule": self.rule, "movable": self.movable,
         }  # fmt: skip
+
+
+def line_of(tensor: SavedTensor) -> str | None:
+    """Return the file and line of the program that saved a tensor; None if none was running."""
+    return None if tensor.source is None else f"{tensor.source.file}:{tensor.source.line}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from time import perf_counter
 
 from kedge.store.saved_account import BytesOverStep
 
@@ -17,19 +18,28 @@ class SaveTimeline:
     """
 
     def __init__(self) -> None:
-        self.events: list[int] = []
+        self._log: list[tuple[int, float]] = []
+
+    @property
+    def events(self) -> list[int]:
+        """Saves, and releases as their complement."""
+        return [event for event, _ in self._log[:]]
 
     def saved(self, number: int) -> None:
         """Record the save of a tensor."""
-        self.events.append(number)
+        self._log.append((number, perf_counter()))
 
     def released(self, number: int) -> None:
         """Record that autograd has released a tensor."""
-        self.events.append(~number)
+        self._log.append((~number, perf_counter()))
 
     def __len__(self) -> int:
         """The number of saves and releases."""
-        return len(self.events)
+        return len(self._log)
+
+    def seconds(self, after: Iterable[int]) -> tuple[float, ...]:
+        """Return the seconds from the first save to some saves and releases, given by their numbers from 1 on."""
+        return tuple(round(self._log[number - 1][1] - self._log[0][1], 6) for number in after)
 
     def alive(self, moment: int | None = None) -> list[int]:
         """Return the numbers of the tensors saved and not released, after so many events; after all if None."""

@@ -11,6 +11,7 @@ import numpy as np
 from kedge.numbers import for_json
 from kedge.report.curves import is_number
 from kedge.report.head import command_of
+from kedge.report.held.content import memory_content
 from kedge.report.page.columns import packed
 from kedge.report.page.curves import curves
 from kedge.report.page.figures import figure, words
@@ -180,7 +181,7 @@ def _account(recording: Recording) -> dict[str, Any] | None:
             }
             for sums in largest
         ],
-        "course": asdict(account.course),
+        "course": memory_content(account.course, account.parameters),
     }
 
 

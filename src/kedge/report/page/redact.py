@@ -42,6 +42,13 @@ def _without_source(recording: Recording) -> Recording:
     )
 
 
+def _course(course: Entry) -> Entry:
+    """Return the course of a step without the lines of the tensors held in it."""
+    if not (tensors := course.get("tensors")):
+        return course
+    return {**course, "tensors": {**tensors, "line": [None] * len(tensors["line"])}}
+
+
 def _module(entry: Entry) -> Entry:
     return {key: value for key, value in entry.items() if key not in PLACES}
 
@@ -49,7 +56,7 @@ def _module(entry: Entry) -> Entry:
 def _event(event: Entry) -> Entry:
     if event.get("kind") == "saved" and "lines" in event:
         items = [{key: value for key, value in item.items() if key != "line"} for item in event.get("items", ())]
-        return {**event, "lines": [], "items": items}
+        return {**event, "lines": [], "items": items, "course": _course(event.get("course", {}))}
     if event.get("kind") == "operation":
         kept = [{key: entry[key] for key in OPERATION if key in entry} for entry in event.get("operations", ())]
         return {**event, "operations": kept}

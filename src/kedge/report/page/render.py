@@ -39,13 +39,17 @@ SCRIPTS = (
     "heatmap.js",
     "depth.js",
     "curves.js",
+    "held.js",
+    "timeline.js",
+    "flame.js",
+    "memory.js",
     "saved.js",
     "tree.js",
     "panel.js",
     "keys.js",
     "main.js",
 )
-STYLES = ("uPlot.min.css", "page.css", "parts.css")
+STYLES = ("uPlot.min.css", "page.css", "parts.css", "memory.css")
 LIBRARY = "uPlot.iife.min.js"
 LICENCE = "uPlot.LICENSE.txt"
 

@@ -107,6 +107,38 @@ def _course(value: Any) -> None:
     heights, at = value.get("bytes", []), value.get("at", [])
     if len(heights) != len(at) or (value.get("peak") and not at):
         raise Misshapen(f"has {len(heights)} heights at {len(at)} places")
+    if len(value.get("seconds", at)) not in (0, len(at)):
+        raise Misshapen(f"has {len(value['seconds'])} times at {len(at)} places")
+    if value.get("tensors") is not None:
+        try:
+            _held(value["tensors"], len(at))
+        except Misshapen as error:
+            raise error.within(".tensors") from None
+
+
+def _held(value: Any, moments: int) -> None:
+    _HELD(value)
+    sizes = [len(value[name]) for name in _KIND]
+    if any(len(row) != len(sizes) or any(map(int.__ge__, row, sizes)) for row in value["kinds"]):
+        raise Misshapen("has a number without a text").within(".kinds")
+    if any(kind >= len(value["kinds"]) or not begin < end <= moments for kind, _, _, begin, end in value["spans"]):
+        raise Misshapen(f"has one without a kind, or outside of the {moments} moments").within(".spans")
+    if len(value["rest"]) not in (0, moments):
+        raise Misshapen(f"has {len(value['rest'])} sizes at {moments} moments").within(".rest")
+
+
+_NULLABLE_TEXTS = list_of(nullable(text))
+#: The columns of the kinds of tensors.
+_KIND: dict[str, Check] = {
+    "path": _NULLABLE_TEXTS,
+    "node": _NULLABLE_TEXTS,
+    "field": _NULLABLE_TEXTS,
+    "shape": list_of(list_of(count)),
+    "dtype": TEXTS,
+    "origin": TEXTS,
+    "line": _NULLABLE_TEXTS,
+}
+_HELD = fields({**_KIND, "kinds": list_of(list_of(count)), "spans": list_of(list_of(count, 5)), "rest": list_of(count)})
 
 
 _COURSE = fields(
@@ -118,6 +150,8 @@ _COURSE = fields(
         "peak_at": count,
         "backward": nullable(count),
         "holders": list_of(tuple_of(nullable(text), count)),
+        "seconds": list_of(number),
+        "tensors": nullable(mapping),
     },
 )
 

@@ -65,6 +65,8 @@ class StepBill:
         is_over: Whether the listed step is over, or listing has failed.
     """
 
+    sees_recompute = True
+
     def __init__(self, shield: Shield) -> None:
         self.storages = StorageNumbers()
         self.calls = ModuleCalls(self.storages.of, shield=shield)
@@ -114,12 +116,19 @@ class StepBill:
             self.stop()
             return None
         begun = perf_counter()
-        held = self._packing(self.keeper.pack, value)
+        held = self._packing(self.keeper.pack, value, place)
         self.seconds += perf_counter() - begun
         return held
 
     def _give_up(self) -> None:
         self.is_over = True
+
+    def see(self, value: Tensor, place: SavingPlace) -> None:
+        """Record a tensor that a checkpoint recomputes."""
+        if not self.is_over:
+            begun = perf_counter()
+            self._packing(self.keeper.see, value, place)
+            self.seconds += perf_counter() - begun
 
     def beside(self, owner: Any, place: SavingPlace) -> None:
         """Record values that a checkpoint holds without saving them."""

@@ -158,6 +158,9 @@ function means(term, site) {
 // Of a module without sites only the path is known.
 const names = (term, path) => !term.kind && !term.types.length && term.pattern.test(path ? `.${path}` : "");
 
+// A module and all that hold it, by their paths.
+const around = (path) => (path === null ? [] : path.split(".").map((_, place, parts) => parts.slice(0, place + 1).join(".")));
+
 const callOf = (site) => Number(/#(\d+)(?=[:/])/u.exec(site.site)?.[1] ?? 0);
 
 const pairs = (text) => new Set([...text].slice(1).map((letter, at) => [...text][at] + letter));
@@ -171,7 +174,7 @@ function nearTo(term, paths) {
 }
 
 function made(text, { sites }) {
-  const everything = { all: true, problem: "", lets: () => true, letsModule: () => true };
+  const everything = { all: true, problem: "", lets: () => true, letsModule: () => true, letsIn: () => true };
   if (!text.trim()) return everything;
   const paths = sites.flatMap((site) => [site.path, site.owner]);
   let terms;
@@ -188,7 +191,10 @@ function made(text, { sites }) {
   const problem = idle ? `"${text.trim()}" selects nothing${near.length ? `; the nearest are ${near.join(", ")}` : ""}` : "";
   const recorded = new Set(sites.map((site) => site.owner));
   const holds = (path) => terms.reduce((found, term) => (found === term.excluded && names(term, path) ? !term.excluded : found), false);
-  return { all: false, problem, lets: (site) => chosen.has(site), letsModule: (path) => owners.has(path) || (!recorded.has(path) && holds(path)) };
+  const told = new Map(terms.map((term) => [term, new Set(sites.filter((site) => means(term, site)).map((site) => site.owner))]));
+  // A module that is let through is so with all in it, and one that is taken away too.
+  const letsIn = (path) => terms.reduce((found, term) => (found === term.excluded && around(path).some((one) => told.get(term).has(one) || names(term, one)) ? !term.excluded : found), false);
+  return { all: false, problem, letsIn, lets: (site) => chosen.has(site), letsModule: (path) => owners.has(path) || (!recorded.has(path) && holds(path)) };
 }
 
 let latest = {};

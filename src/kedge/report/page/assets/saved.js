@@ -2,7 +2,7 @@
 
 import { byId, fill, make, cut } from "./elements.js";
 import { bytes, whole } from "./numbers.js";
-import { chart } from "./charts.js";
+import { MemoryPicture } from "./memory.js";
 import { change, listen } from "./state.js";
 
 const PARTS = [
@@ -14,14 +14,18 @@ const PARTS = [
 export class Saved {
   constructor(host, filter) {
     this.filter = filter;
-    this.picture = make("div", { class: "chart" });
     this.bars = make("div", { class: "bars" });
     this.tables = make("div", {});
-    this.totals = make("dl", { class: "evidence" });
-    const over = make("figure", {}, make("figcaption", {}, make("b", {}, "held over the step"), " ", make("span", { class: "faint" }, "after each save and release; backward begins at the upright line")), this.picture);
+    this.totals = make("dl", { class: "totals" });
     const legend = PARTS.map(({ name, title }) => make("span", { class: "key" }, make("i", { class: `part ${name}` }), title));
     const by = make("figure", {}, make("figcaption", { class: "toolbar" }, make("b", {}, "held at the peak, by module"), make("span", { class: "legend" }, legend)), this.bars);
-    fill(host, this.totals, make("div", { class: "saved-parts" }, over, by), this.tables);
+    const memory = make("div", {});
+    fill(host, memory, make("div", { class: "saved-parts" }, by, this.totals), this.tables);
+    this.picture = new MemoryPicture(memory, {
+      lets: (path) => this.filter().letsIn(path),
+      siteOf: (path) => this.siteOf(path)?.site,
+      open: (site) => change({ site }),
+    });
     listen((changed) => {
       if (changed.has("theme") || changed.has("filter")) this.show(this.recording);
     });
@@ -35,25 +39,11 @@ export class Saved {
     const lets = this.filter().letsModule;
     fill(byId("saved-step"), `step ${whole(account.step)}, ${bytes(account.held)}`);
     fill(this.totals, account.totals.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
-    this.drawCourse(account.course);
+    this.picture.show(account.course);
     this.drawBars(account.bars.filter((bar) => lets(bar.path)));
     const { modules, lines } = account;
     const rows = modules.rows.map((cells, place) => ({ cells, path: modules.paths[place] })).filter((row) => lets(row.path));
     fill(this.tables, this.table(modules, rows), lines.rows.length > 0 && this.table(lines, lines.rows.map((cells) => ({ cells }))));
-  }
-
-  drawCourse(course) {
-    const values = course.bytes.map((size) => size);
-    chart(this.picture, {
-      x: course.at,
-      xLabel: "save or release",
-      series: [{ label: "held", values, value: (size) => (size === null ? "–" : bytes(size)), width: 2 }],
-      bars: [{ name: `peak ${bytes(course.peak)}`, value: course.peak }],
-      mark: course.backward,
-      yAxis: { size: 62, values: (_, ticks) => ticks.map((tick) => (tick === 0 ? "0" : bytes(tick))) },
-      height: 190,
-      empty: "nothing was saved",
-    });
   }
 
   drawBars(shown) {
@@ -65,8 +55,12 @@ export class Saved {
     );
   }
 
+  siteOf(path) {
+    return this.recording.sites.find((one) => one.owner === path && one.kind === "out");
+  }
+
   label(name, path, most) {
-    const site = path !== null && path !== undefined && this.recording.sites.find((one) => one.owner === path && one.kind === "out");
+    const site = path !== null && path !== undefined && this.siteOf(path);
     if (!site) return make("span", { class: "mono", title: name }, cut(name, most));
     return make("button", { class: "link mono", title: name, onclick: () => change({ site: site.site }) }, cut(name, most));
   }

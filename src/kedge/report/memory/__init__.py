@@ -1,0 +1,1 @@
+"""The memory of one step as a page of its own."""

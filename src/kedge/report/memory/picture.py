@@ -1,0 +1,68 @@
+"""The memory of a step as a picture of its own: a file for the browser, a frame in a notebook, a text in a terminal."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from pathlib import Path
+
+from kedge.files.atomic_write import replace
+from kedge.numbers import sized
+from kedge.report.held.content import memory_content
+from kedge.report.held.held_tree import HeldNode, held_tree
+from kedge.report.held.icicle import icicle_text
+from kedge.report.page.document import Document
+from kedge.report.page.render import assembled, asset, bundled
+from kedge.store.saved_account import BytesOverStep
+
+_SCRIPTS = ("elements.js", "numbers.js", "filters.js", "held.js", "timeline.js", "flame.js", "memory.js")
+_ABOVE, _ROW = 330, 21
+
+
+class StepMemory:
+    """The memory that autograd held over a step: a timeline, and a flame graph of a moment of it.
+
+    In a notebook it is shown as it is; ``print`` draws the flame graph of the peak as text.
+
+    Args:
+        course: The bytes over the step, with the tensors held.
+        resident: The bytes of saved parameters and buffers.
+    """
+
+    def __init__(self, course: BytesOverStep, resident: int = 0) -> None:
+        self._course, self._resident = course, resident
+
+    def html(self) -> str:
+        """Return the page: one file that needs no network."""
+        described = {
+            "run": {"name": f"Memory held for backward: {sized(self._course.peak)} at the peak"},
+            "memory": memory_content(self._course, self._resident),
+        }
+        code = bundled(_SCRIPTS, asset("memory_page.js", __package__))
+        return assembled(asset("memory.html", __package__), code, Document(described, {}))
+
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the page to a file.
+
+        Raises:
+            RecordingError: The file cannot be written.
+        """
+        replace(Path(file), self.html())
+
+    def __str__(self) -> str:
+        """The flame graph of the peak as text."""
+        course = self._course
+        if not course.at:
+            return "autograd saved nothing"
+        where = f"after save or release {course.peak_at:,} of {course.at[-1]:,}"
+        return f"{sized(course.peak)} held at the peak, {where}\n{icicle_text(self._at_peak())}"
+
+    def _repr_html_(self) -> str:
+        """The page in a frame, whose script and styles do not reach the notebook."""
+        depth = max((depth for _, depth, _ in self._at_peak().walk()), default=0) if self._course.at else 0
+        style = f"width:100%;height:{_ABOVE + depth * _ROW}px;border:0"
+        page = escape(self.html())
+        return f'<iframe title="memory held for backward" sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
+
+    def _at_peak(self) -> HeldNode:
+        return held_tree(self._course.tensors, self._course.peak_moment)

@@ -1,0 +1,134 @@
+"""The tensors that autograd held over a step: which, how large, and from when to when; plain numbers.
+
+# Note [Who bears a storage]
+Several saved tensors may share a storage. Its bytes count once: for the first of those that are held at a moment. If that
+one is released before the others, the next bears the storage from there on. So a tensor has a span for each storage that
+it bears, and at each moment the bytes of the spans add up to the bytes held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any, NamedTuple
+
+#: The most spans that are listed, the largest; the bytes of the others are added up.
+MOST_SPANS = 5_000
+
+
+@dataclass(frozen=True)
+class TensorKind:
+    """A description that alike saved tensors share.
+
+    Attributes:
+        path: The innermost module that was running; None outside of all.
+        node: The autograd node that needs the tensors; None if unknown.
+        field: The node's name for them.
+        shape: Their shape.
+        dtype: Their dtype.
+        origin: The origin of their storage: an input of the model, made in the forward, or made again by a checkpoint.
+        line: The file and line of the program; None if none was running.
+    """
+
+    path: str | None = None
+    node: str | None = None
+    field: str | None = None
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    origin: str = "made"
+    line: str | None = None
+
+
+class HeldSpan(NamedTuple):
+    """Storages that tensors of one kind bear over the same moments.
+
+    Attributes:
+        kind: The number of the kind.
+        storages: How many storages.
+        bytes: Their bytes together.
+        begin: The number of the first moment at which they are held.
+        end: The number of the first moment at which they are not held any more.
+    """
+
+    kind: int
+    storages: int
+    bytes: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class HeldTensors:
+    """The tensors held over a step; see Note [Who bears a storage].
+
+    Moments are numbered as the heights in `kedge.store.saved_account.BytesOverStep`.
+
+    Attributes:
+        kinds: The kinds of tensors, in the order in which they were first saved.
+        spans: The spans, in the order in which they begin to count.
+        rest: The bytes of spans that are not listed, at each moment; empty if all are listed.
+    """
+
+    kinds: tuple[TensorKind, ...] = ()
+    spans: tuple[HeldSpan, ...] = ()
+    rest: tuple[int, ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.spans)
+
+    def at(self, moment: int) -> Iterator[tuple[TensorKind, HeldSpan]]:
+        """Yield the spans that are held at a moment, each with its kind."""
+        yield from ((self.kinds[span.kind], span) for span in self.spans if span.begin <= moment < span.end)
+
+    def bytes(self, moment: int) -> int:
+        """Return the bytes held at a moment."""
+        return sum(span.bytes for _, span in self.at(moment)) + (self.rest[moment] if self.rest else 0)
+
+    def entry(self) -> dict[str, Any]:
+        """Return the tensors as a recording stores them: each text once, and kinds as numbers of texts."""
+        names = [field.name for field in fields(TensorKind)]
+        known: dict[str, dict[Any, int]] = {name: {} for name in names}
+        kinds = [
+            [known[name].setdefault(value, len(known[name])) for name, value in zip(names, astuple(kind), strict=True)]
+            for kind in self.kinds
+        ]
+        texts = {name: list(values) for name, values in known.items()}
+        texts["shape"] = [list(shape) for shape in texts["shape"]]
+        return {**texts, "kinds": kinds, "spans": [list(span) for span in self.spans], "rest": list(self.rest)}
+
+
+NO_TENSORS = HeldTensors()
+
+
+def held_tensors_of(entry: Mapping[str, Any] | None) -> HeldTensors:
+    """Return the tensors of a recording's entry; none without one."""
+    if not entry:
+        return NO_TENSORS
+    names = [field.name for field in fields(TensorKind)]
+    columns = [[tuple(value) if name == "shape" else value for value in entry[name]] for name in names]
+    kinds = (TensorKind(*(column[at] for column, at in zip(columns, row, strict=True))) for row in entry["kinds"])
+    return HeldTensors(tuple(kinds), tuple(HeldSpan(*row) for row in entry["spans"]), tuple(entry.get("rest", ())))
+
+
+def limited(tensors: HeldTensors, moments: int, most: int = MOST_SPANS) -> HeldTensors:
+    """Return at most so many spans, the largest, with the bytes of the others added up for each moment."""
+    if len(tensors.spans) <= most:
+        return tensors
+    ordered = sorted(range(len(tensors.spans)), key=lambda place: -tensors.spans[place].bytes)
+    kept = [tensors.spans[place] for place in sorted(ordered[:most])]
+    changes = [0] * (moments + 1)
+    for place in ordered[most:]:
+        span = tensors.spans[place]
+        changes[span.begin] += span.bytes
+        changes[span.end] -= span.bytes
+    numbers: dict[int, int] = {}
+    spans = tuple(span._replace(kind=numbers.setdefault(span.kind, len(numbers))) for span in kept)
+    return HeldTensors(tuple(tensors.kinds[kind] for kind in numbers), spans, tuple(_running(changes[:-1])))
+
+
+def _running(changes: Sequence[int]) -> Iterator[int]:
+    total = 0
+    for change in changes:
+        total += change
+        yield total

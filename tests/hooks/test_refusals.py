@@ -385,8 +385,7 @@ def test_records_are_listed_by_the_name_of_one_site(name: str) -> None:
         h.records(name)
 
     assert (
-        str(caught.value)
-        == f'"{name}" may stand for several sites; records are read by the name of one, such as "layer4"'
+        str(caught.value) == f'"{name}" may match several sites; records are read by the name of one, such as "layer4"'
     )
 
 

@@ -183,8 +183,8 @@ def warn_of_unrepeated(taps: Iterable[Tap]) -> None:
         warn(
             EditNotRepeated(
                 f"the edit {awaited[0].label} at {awaited[0].site}{more} was removed between a checkpoint's forward and "
-                "its backward: the recompute will lack it, and the gradients will be those of other values. Remove it "
-                "after backward()"
+                "its backward: it will be missing when the checkpoint recomputes its forward, and the gradients will "
+                "belong to other values. Remove it after backward()"
             )
         )
 

@@ -14,11 +14,13 @@ from kedge.hooks.signature import documented_like, typed
 
 
 class Session(Attachments):
-    """Hooks for the length of a ``with`` block: all attached or none, and always removed.
+    """Several hooks for the length of a ``with`` block: all are attached or none, and all are removed at its end.
+
+    Open one with `kedge.session`.
 
     Args:
-        strict: Whether to raise `NeverFired` at the end if a site did not fire, instead of warning.
-        on_error: The effect of an action's failure: "raise" it, or "warn" and disable the action.
+        strict: Whether to raise `NeverFired` at the end if a hook never ran, instead of warning.
+        on_error: What to do if an action fails: "raise" its error, or "warn" and switch the action off.
     """
 
     def __init__(self, *, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> None:
@@ -29,21 +31,21 @@ class Session(Attachments):
 
     @typed
     def hook(self, target: Any, *what: Any, when: Schedule | None = None) -> Hooked[Any]:
-        """Attach actions to the sites that a selector matches.
+        """Attach actions to the places that a selector matches.
 
         Args:
-            target: A module, or `everywhere` for all that are called in the session, with a selector; or a tensor, a dict
-                of named tensors, or an autograd node. A selector in its place is for `everywhere`.
-            what: The selector (text, a list of texts, or `Selector`; tensors and nodes may do without), then the
-                actions in order: `kedge.record()`, or any callable that takes a tensor and returns None or a new one.
+            target: A model or other module; `kedge.everywhere` for every module that is called in the session; a tensor; a
+                dict of named tensors; or an autograd node. If the first argument is a selector, the target is `everywhere`.
+            what: The selector (text, a list of texts, or a `Selector`; optional for tensors and nodes), then one or more
+                actions: `kedge.record()`, or any function that takes a tensor and returns None or a new tensor.
             when: The schedule, such as ``kedge.every(10)``, in optimizer steps; None for always.
 
         Returns:
-            The handle, which removes the hook and is a mapping of its records: ``acts["layer4"]``, ``dict(acts)``.
+            The handle. It removes the hook, and is a mapping of the recorded values: ``acts["layer4"]``, ``dict(acts)``.
 
         Raises:
-            NoSiteMatched: If the selector matches no site.
-            NoSuchKind: If the target has no such kind of site.
+            NoSiteMatched: If the selector matches nothing.
+            NoSuchKind: If the target has no such kind of value.
             ActionArity: If an action cannot be called with (value) or (value, event).
             SessionEnded: If the session has ended.
         """
@@ -56,11 +58,11 @@ class Session(Attachments):
             raise SessionEnded("this session has ended and its hooks are gone; open a new one")
 
     def pause(self) -> None:
-        """Remove every hook from PyTorch's tables until `resume`, also those on existing graphs; records and counts stay."""
+        """Remove every hook from PyTorch until `resume`, also those on existing graphs; records and counts stay."""
         self.installed.out()
 
     def resume(self, *, eager: bool = False) -> None:
-        """Restore every hook to its place.
+        """Put every hook back in its place after `pause`.
 
         Args:
             eager: Whether the models will be called uncompiled, so that code compiled during the pause can stay.
@@ -73,21 +75,21 @@ class Session(Attachments):
             self.refresh()
 
     def ledger(self) -> Ledger:
-        """Return how often each site fired, or why it did not."""
+        """Return how often each hook fired, or why it did not."""
         return Ledger.of(self.taps, self)
 
     def timeline(self) -> Timeline:
-        """Return the last 2,000 firings, in order."""
+        """Return the last 2,000 firings of hooks, in order."""
         return Timeline(tuple((event, tap.label) for tap, event in self.fired or ()))
 
     def end(self, *, quiet: bool = False) -> None:
-        """Remove every hook, then report the sites that never fired. A second call does nothing.
+        """Remove every hook and report those that never fired. A second call does nothing.
 
         Args:
             quiet: Whether to report nothing, as when an exception is propagating.
 
         Raises:
-            NeverFired: In a strict session, if a site did not fire.
+            NeverFired: In a strict session, if a hook never ran.
         """
         if self.ended:
             return
@@ -115,16 +117,31 @@ class Session(Attachments):
 
 @documented_like(Session)
 def session(*, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> Session:
-    """Open a session: ``with kedge.session() as s: s.hook(...)``; returns the `Session`."""
+    """Open a session, for several hooks that are attached and removed together.
+
+    The result is a `Session`.
+
+    Examples:
+        >>> with kedge.session() as s:
+        ...     acts = s.hook(model, "relu", kedge.record())
+        ...     grads = s.hook(model, "fc.weight:param.grad", kedge.record())
+        ...     model(images).sum().backward()
+    """
     return Session(strict=strict, on_error=on_error)
 
 
 @typed
 @documented_like(Session.hook)
 def hook(target: Any, *what: Any, when: Schedule | None = None) -> Hooked[Any]:
-    """Attach one hook, at once, in a session of its own.
+    """Attach actions to places in a model: record, measure or change values.
 
-    Use it as a block, ``with kedge.hook(model, "layer4", kedge.record()) as acts:``, or keep the handle and call ``remove()``.
+    Use it as a block, or keep the handle and call ``remove()``.
+
+    Examples:
+        >>> with kedge.hook(model, "relu", kedge.record()) as acts:
+        ...     output = model(images)
+        >>> acts["relu"].shape
+        torch.Size([8, 4, 6, 6])
     """
     alone = Session()
     hooked = alone.hook(target, *what, when=when)

@@ -200,7 +200,7 @@ def test_a_schedule_that_did_not_come_up_is_the_cause() -> None:
 @pytest.mark.parametrize("n", [0, -2])
 def test_a_distance_of_no_step_is_refused(n: int) -> None:
     """The message says what was asked and what would do."""
-    with pytest.raises(ValueError, match=re.escape(f"every({n}) has a distance of {n} steps; it must be 1 or more")):
+    with pytest.raises(ValueError, match=re.escape(f"every({n}): the distance between two steps must be 1 or more")):
         kedge.every(n)
 
 

@@ -62,7 +62,7 @@ def test_a_name_for_several_calls_is_an_error_that_lists_them() -> None:
     with pytest.raises(SeveralRecorded) as caught:
         acts["fc"]
 
-    assert str(caught.value) == '"fc" stands for 3 recorded values; read one of "fc#0:out", "fc#1:out", "fc#2:out"'
+    assert str(caught.value) == '"fc" matches 3 recorded values; read one of "fc#0:out", "fc#1:out", "fc#2:out"'
 
 
 @pytest.mark.parametrize("call", [0, 1, 2])

@@ -14,9 +14,7 @@ from kedge.hooks.signature import documented_like, typed
 
 
 class Session(Attachments):
-    """Several hooks for the length of a ``with`` block: all are attached or none, and all are removed at its end.
-
-    Open one with `kedge.session`.
+    """Hooks for the length of a ``with`` block: all are attached or none, and all are removed at its end.
 
     Args:
         strict: Whether to raise `NeverFired` at the end if a hook never ran, instead of warning.
@@ -31,11 +29,10 @@ class Session(Attachments):
 
     @typed
     def hook(self, target: Any, *what: Any, when: Schedule | None = None) -> Hooked[Any]:
-        """Attach actions to the places that a selector matches.
+        """Attach actions to the sites that a selector matches.
 
         Args:
-            target: A model or other module; `kedge.everywhere` for every module that is called in the session; a tensor; a
-                dict of named tensors; or an autograd node. If the first argument is a selector, the target is `everywhere`.
+            target: A model, `everywhere` (also if left out), a tensor, a dict of named tensors, or an autograd node.
             what: The selector (text, a list of texts, or a `Selector`; optional for tensors and nodes), then one or more
                 actions: `kedge.record()`, or any function that takes a tensor and returns None or a new tensor.
             when: The schedule, such as ``kedge.every(10)``, in optimizer steps; None for always.
@@ -117,31 +114,18 @@ class Session(Attachments):
 
 @documented_like(Session)
 def session(*, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> Session:
-    """Open a session, for several hooks that are attached and removed together.
-
-    The result is a `Session`.
-
-    Examples:
-        >>> with kedge.session() as s:
-        ...     acts = s.hook(model, "relu", kedge.record())
-        ...     grads = s.hook(model, "fc.weight:param.grad", kedge.record())
-        ...     model(images).sum().backward()
-    """
+    """Open a session, for hooks that end together: ``with kedge.session() as s: s.hook(...)``; returns the `Session`."""
     return Session(strict=strict, on_error=on_error)
 
 
 @typed
 @documented_like(Session.hook)
 def hook(target: Any, *what: Any, when: Schedule | None = None) -> Hooked[Any]:
-    """Attach actions to places in a model: record, measure or change values.
-
-    Use it as a block, or keep the handle and call ``remove()``.
+    """Attach actions to places in a model, to record, measure or change values: for a block, or until ``remove()``.
 
     Examples:
         >>> with kedge.hook(model, "relu", kedge.record()) as acts:
         ...     output = model(images)
-        >>> acts["relu"].shape
-        torch.Size([8, 4, 6, 6])
     """
     alone = Session()
     hooked = alone.hook(target, *what, when=when)

@@ -88,8 +88,8 @@ class Attachments:
             else:
                 advice = "; selectors without a model are a text or a list of texts" if selects(target) else ""
                 raise NoSiteMatched(
-                    f"cannot hook a {type(target).__name__}; a target is a module, kedge.everywhere, a tensor, a dict of named "
-                    f"tensors or an autograd node{advice}"
+                    f"cannot hook an object of type {type(target).__name__}; a target is a module, kedge.everywhere, a tensor, "
+                    f"a dict of named tensors or an autograd node{advice}"
                 )
         self.taps.extend(spec.taps)
         return spec

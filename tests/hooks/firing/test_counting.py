@@ -338,3 +338,9 @@ def test_a_rank_that_is_no_number_counts_as_none(monkeypatch: pytest.MonkeyPatch
     """The launcher's variable may be of another program."""
     monkeypatch.setenv("RANK", launched)
     assert rank() == expected
+
+
+def test_a_schedule_is_shown_as_the_call_that_makes_it() -> None:
+    """So that it can be told from another one in a message or a notebook."""
+    assert repr(kedge.every(3)) == "every(3)"
+    assert repr(kedge.every(10, after=100, until=200)) == "every(10, after=100, until=200)"

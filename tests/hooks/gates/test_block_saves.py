@@ -288,7 +288,7 @@ def test_a_function_of_the_program_has_its_own_name() -> None:
 
 def test_other_kinds_do_not_join_it() -> None:
     """A mixture is refused, with the remedy."""
-    with pytest.raises(NoSuchKind, match="hook other sites separately"):
+    with pytest.raises(NoSuchKind, match="hook those separately"):
         kedge.hook(":saved, a:out", kedge.record())
 
 

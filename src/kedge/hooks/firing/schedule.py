@@ -32,6 +32,11 @@ class _When:
     after: int = 0
     until: int | None = None
 
+    def __repr__(self) -> str:
+        """The call that makes this schedule."""
+        after = f", after={self.after}" if self.after else ""
+        return f"every({self.n}{after}{'' if self.until is None else f', until={self.until}'})"
+
     def __call__(self, step: int) -> bool:
         begun = step >= self.after and (self.until is None or step < self.until)
         return begun and (step - self.after) % self.n == 0

@@ -189,7 +189,7 @@ def is_of_block(target: str | list[str] | Selector) -> bool:
     own = list(_own(selector))
     if any(own) and not all(own):
         raise NoSuchKind(
-            f'"{selector}": ":saved" without a model selects all that autograd saves, and nothing else; hook other sites separately'
+            f'"{selector}": ":saved" without a model selects all that autograd saves, and no other sites; hook those separately'
         )
     return any(own)
 

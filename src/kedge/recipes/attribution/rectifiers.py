@@ -158,7 +158,7 @@ class _Cut(Method):
         return (
             f"{self.name} cut nothing, so it would be the plain gradient: between the score and the input there is no ReLU. "
             f"Looked for {LOOKED_FOR}; found {found or 'no operation'}{more}. "
-            "For a model without ReLUs take kedge.recipes.saliency"
+            "For a model without ReLUs use kedge.recipes.saliency"
         )
 
 

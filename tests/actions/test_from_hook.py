@@ -172,9 +172,9 @@ def test_what_cannot_be_right_is_refused_when_it_is_attached() -> None:
     model = Net(MAKES["tuple"])
     for wrong, message in (
         (lambda module, grad_input, grad_output: None, "is a backward hook"),
-        (lambda grad: None, "no hook of a forward"),
-        (lambda a, b, c, d, e: None, "no hook of a forward"),
-        (lambda a, b, *, c: None, "no hook of a forward"),
+        (lambda grad: None, "is not a forward hook"),
+        (lambda a, b, c, d, e: None, "is not a forward hook"),
+        (lambda a, b, *, c: None, "is not a forward hook"),
         (max, "are unknown"),
     ):
         with pytest.raises(ActionArity, match=message):
@@ -328,6 +328,6 @@ def test_an_action_may_call_a_hook_at_one_tensor_alone() -> None:
     with kedge.hook(model, ":out", lambda value, event: hook(value, event)):
         assert torch.equal(model(x), model.fc(x) * 2)
     two = pair()
-    with pytest.raises(EditError, match="pass it to hook itself"):
+    with pytest.raises(EditError, match="pass it to hook directly"):
         with kedge.hook(two, ":out", lambda value, event: hook(value, event)):
             two(x)

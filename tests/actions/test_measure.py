@@ -258,7 +258,7 @@ def test_a_name_reads_the_call_and_leaf_it_says() -> None:
     assert stats["fc#1"].absmax == pytest.approx(second.abs().max().item())
     assert stats[":out[0]"].absmax == pytest.approx(first.abs().max().item())
     assert stats[":out[1]"].absmax == stats["fc#1"].absmax
-    with pytest.raises(SeveralRecorded, match='^"fc" stands for 2 measured sites; read one of "fc#0:out", "fc#1:out"$'):
+    with pytest.raises(SeveralRecorded, match='^"fc" matches 2 measured sites; read one of "fc#0:out", "fc#1:out"$'):
         stats["fc"]
 
 
@@ -283,7 +283,7 @@ def test_nothing_measured_is_told_with_its_cause() -> None:
             stats["1"]
         with pytest.raises(NotRecorded, match=r'^nothing was measured under "0:out.grad": 0:out.grad  never fired: '):
             stats["0:out.grad"]
-        with pytest.raises(SelectorError, match='^"\\*" may stand for several sites'):
+        with pytest.raises(SelectorError, match='^"\\*" may match several sites'):
             stats.records("*")
         assert stats.records("0:out.grad") == []
         model(torch.ones(1, 2)).sum().backward()

@@ -145,7 +145,7 @@ def test_names_select_kind_call_and_leaf() -> None:
     assert recorder.read("a:out[y.0]", why).item() == 1.0
     assert recorder.read("b", why).item() == recorder.read("b#0:in.grad", why).item() == 0.0
     with pytest.raises(
-        SeveralRecorded, match=re.escape('"a" stands for 2 recorded values; read one of "a#0:out[x]", "a#0:out[y.0]"')
+        SeveralRecorded, match=re.escape('"a" matches 2 recorded values; read one of "a#0:out[x]", "a#0:out[y.0]"')
     ):
         recorder.read("a", why)
     with pytest.raises(NotRecorded, match='^nothing was recorded under "b:out": no b:out$'):
@@ -162,7 +162,7 @@ def test_values_of_several_threads_are_told_apart() -> None:
         recorder.read("a", why)
 
     assert str(caught.value) == (
-        '"a" stands for 2 recorded values, of passes [0, 1] in t1, the main thread; .records("a") returns them all with their events'
+        '"a" matches 2 recorded values, of passes [0, 1] in t1, the main thread; .records("a") returns them all with their events'
     )
 
 
@@ -175,7 +175,7 @@ def test_keeping_nothing_is_refused() -> None:
 def test_a_pattern_is_no_name() -> None:
     """Records are read one by one."""
     with pytest.raises(
-        SelectorError, match='^"a\\*" may stand for several sites; records are read by the name of one, such as'
+        SelectorError, match='^"a\\*" may match several sites; records are read by the name of one, such as'
     ):
         kedge.record().read("a*", why)
 

@@ -68,7 +68,7 @@ TRUTHS: tuple[tuple[str, Truth], ...] = (
     ("its .forward() was called directly", lambda w, m, p, k: False),  # no model here does that
     ("never called", _uncalled),
     ("bypassed", _reads_without_calling),
-    ("there is no tensor to see", _no_tensor),
+    ("its value contains no tensor", _no_tensor),
     ("its value requires no grad", _no_grad),
     ("the backward that ran did not reach it", _not_reached),
     ("its value is a view", _overwritten_view),

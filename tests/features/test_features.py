@@ -439,7 +439,7 @@ def test_return_nodes_is_another_name_of_sites(wishes: Any) -> None:
         ({"a": "b", "b": None}, {}, 'two values would have one name: "b"'),
         ({"a": "x", "b": None}, {"b": "x"}, 'two values would have one name: "x"'),
         ({"a": "x"}, {"a": "y"}, '"a" gets a name both as "x" and in rename'),
-        ({"a": 3}, {}, '"a": 3 is neither a name nor a function'),
+        ({"a": 3}, {}, '"a": 3 is not a name, a function'),
         ({"a": ""}, {}, '"a": the name of its value is empty'),
         ({}, {}, "no site given"),
     ],

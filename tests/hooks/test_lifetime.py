@@ -532,7 +532,7 @@ class AddsTwo(nn.Module):
     [
         ("a", None, True, "the hook was removed before a value arrived"),
         ("a", kedge.at(0), False, "never called in the steps of its schedule"),
-        ("/arange:in", None, False, "there is no tensor to see: its arguments hold no tensor"),
+        ("/arange:in", None, False, "its value contains no tensor: its arguments hold no tensor"),
     ],
 )
 def test_only_an_action_that_failed_is_said_to_be_switched_off(

@@ -210,7 +210,7 @@ def test_what_is_missing_is_a_key_error(name: Any) -> None:
     with pytest.raises(KeyError) as caught:
         h[name]
     assert isinstance(caught.value, NotRecorded)
-    assert re.match(r"nothing was recorded under|(0|None) is no name of a site", str(caught.value))
+    assert re.match(r"nothing was recorded under|(0|None) is not the name of a site", str(caught.value))
     assert "'nothing" not in str(caught.value)
 
 
@@ -494,7 +494,7 @@ def test_types_select_among_what_a_hook_on_every_model_recorded() -> None:
     del s, mine, theirs
     part = one[0]
     del one[0]
-    with pytest.raises(NotRecorded, match=r'"Sequential.2.weight", which is no module, or one that is gone'):
+    with pytest.raises(NotRecorded, match=r'"Sequential.2.weight", which is not a module, or no longer exists'):
         acts["**{Linear}"]
     assert part is not None
 

@@ -114,7 +114,7 @@ def keyword(value: Tensor, *, factor: float) -> None:
             3,
             ("a", kedge.zero()),
             NoSiteMatched,
-            "cannot hook a int; a target is a module, kedge.everywhere, a tensor, a dict of named tensors or an autograd node",
+            "cannot hook an object of type int; a target is a module, kedge.everywhere, a tensor, a dict of named tensors or an autograd node",
         ),
         (
             torch.ones(2),
@@ -217,8 +217,8 @@ WRONG: list[tuple[str, Callable[[Tensor], Any], str, str]] = [
     ),
 ]
 ADVICE = {
-    "forward": "; to change them use kedge.replace(..., reshape=True)",
-    "gradient": "; a gradient must keep all three",
+    "forward": "; to change shape, dtype or device, use kedge.replace(..., reshape=True)",
+    "gradient": "; a gradient must keep its shape, dtype and device",
     "": "",
 }
 LEAVES = {"a:in": "a:in[input]", "b:in.share": "b:in.share[input]"}
@@ -246,7 +246,7 @@ def test_replace_may_change_the_shape_if_it_says_so() -> None:
     model = Net()
     with kedge.hook(model, "a", kedge.replace(lambda v: v[:1], reshape=True)):
         assert model(torch.ones(2, 2)).shape == (1, 1)
-    with pytest.raises(EditError, match="a gradient must keep all three$"), kedge.session() as s:
+    with pytest.raises(EditError, match="a gradient must keep its shape, dtype and device$"), kedge.session() as s:
         s.hook(model, "a:out.grad", kedge.replace(lambda v: v[:1], reshape=True))
         model(torch.ones(2, 2)).sum().backward()
 
@@ -309,7 +309,7 @@ def test_a_failing_action_may_be_switched_off_with_a_warning() -> None:
     assert [str(w.message) for w in caught] == [
         f"{where}.broken at b:out (pass 0, call 0, float32[2, 1]): ValueError: mine{off}",
         f"{where}.<lambda> at a:out.grad (pass 0, call 0, backward 0, float32[2, 3]): it returned float32[3] on cpu "
-        f"in place of float32[2, 3] on cpu; a gradient must keep all three{off}",
+        f"in place of float32[2, 3] on cpu; a gradient must keep its shape, dtype and device{off}",
     ]
     assert seen == ["before", "before"]
     assert out.count_nonzero() == 0
@@ -385,8 +385,7 @@ def test_records_are_listed_by_the_name_of_one_site(name: str) -> None:
         h.records(name)
 
     assert (
-        str(caught.value)
-        == f'"{name}" may stand for several sites; records are read by the name of one, such as "layer4"'
+        str(caught.value) == f'"{name}" may match several sites; records are read by the name of one, such as "layer4"'
     )
 
 

@@ -70,7 +70,7 @@ def test_reading_what_two_threads_recorded_names_them() -> None:
         acts[":out"]
 
     assert str(caught.value) == (
-        '":out" stands for 2 recorded values, of passes [0, 1] in worker-0, worker-1; '
+        '":out" matches 2 recorded values, of passes [0, 1] in worker-0, worker-1; '
         '.records(":out") returns them all with their events'
     )
     assert acts.names() == [":out"]

@@ -45,7 +45,7 @@ def test_a_module_that_the_forward_replaces_is_the_cause(site: str) -> None:
 
     assert ledger["b"].fired == 1
     cause = next(entry.cause for entry in ledger if entry.site.path != "b")
-    assert cause.why.startswith("another module stands at its path now")
+    assert cause.why.startswith("another module is at its path now")
 
 
 def test_a_module_that_is_removed_has_that_cause() -> None:

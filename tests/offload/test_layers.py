@@ -356,7 +356,7 @@ def test_a_layer_can_be_parametrized_before_and_after() -> None:
         assert torch.equal(copy.deepcopy(wrapped)(X), wrapped(X))
     with pytest.raises(RuntimeError, match="only supported through state_dict"):
         pickle.dumps(before)
-    with pytest.raises(pickle.PicklingError, match="parametrize or shard the layer first"):
+    with pytest.raises(pickle.PicklingError, match="parametrize or shard the layer before you wrap it"):
         pickle.dumps(after)
 
 
@@ -411,7 +411,7 @@ def test_a_class_with_slots_is_refused() -> None:
     class Slotted(nn.Module):
         __slots__ = ("more",)
 
-    with pytest.raises(OffloadError, match=r"cannot stand in for a Slotted.*with kedge\.offload\(\):"):
+    with pytest.raises(OffloadError, match=r"cannot wrap a Slotted.*with kedge\.offload\(\):"):
         kedge.offload(Slotted())
 
 

@@ -120,7 +120,7 @@ def test_means_over_a_reference_are_those_of_all_values_at_once() -> None:
     found = means(net, "1, 2", batches)
     torch.testing.assert_close(found["1#0"], every.mean(0, keepdim=True), rtol=1e-12, atol=0)
     assert found["1#0"].dtype == torch.float64
-    with pytest.raises(InterventionError, match='"1" stands for 2 means; there are 1#0:out, 1#1:out'):
+    with pytest.raises(InterventionError, match='"1" matches 2 means; there are 1#0:out, 1#1:out'):
         found["1"]
     assert found["2"].shape == (1, 6, 2)
 
@@ -218,7 +218,7 @@ def test_steering_adds_a_direction() -> None:
         steer(net, "1", torch.ones(3)),
     ):
         net(x)
-    with pytest.raises(InterventionError, match="length 0.0 cannot be brought"):
+    with pytest.raises(InterventionError, match="length 0.0 cannot be scaled"):
         steer(net, "1", torch.zeros(4), norm=1.0)
     assert_unhooked(net)
 
@@ -232,7 +232,7 @@ def test_a_contrast_leads_from_one_set_to_the_other() -> None:
     with steer(net, "0", direction), kedge.hook(net, "1:in", kedge.record()) as seen:
         net(b)
     torch.testing.assert_close(seen["1:in"].double().mean((0, 1)), net[0](a).double().mean((0, 1)))
-    with pytest.raises(InterventionError, match="stands for 2 values, 0#0:out, 1#0:out"):
+    with pytest.raises(InterventionError, match="matches 2 values; name one of 0#0:out, 1#0:out"):
         contrast(net, "[01]", [a], [b])
 
 
@@ -318,7 +318,7 @@ def ablated(net: nn.Module, x: Tensor, *args: object) -> Tensor:
         (lambda net, x: ablate(net, "0", kedge.record()), "give a number"),
         (
             lambda net, x: ablated(nn.Embedding(5, 2), torch.tensor([[1, 2]]), ":in", 0.5),
-            "0.5 cannot stand in int64",
+            "0.5 cannot fill int64",
         ),
         (lambda net, x: means(net, "0", x), r"give a list of batches, such as \[inputs\]"),
         (lambda net, x: contrast(net, "0", x[:1], [x[1:]]), "give a list of batches"),

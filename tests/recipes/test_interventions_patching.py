@@ -146,7 +146,7 @@ def test_a_site_that_only_the_clean_input_reaches_is_an_error() -> None:
         def forward(self, x):
             return self.a(x) if x.sum() > 0 else x
 
-    with pytest.raises(InterventionError, match="has a value for the clean input, and none for the corrupted"):
+    with pytest.raises(InterventionError, match="has a value for the clean input, but none for the corrupted"):
         patch(Branch(), torch.ones(1, 2), -torch.ones(1, 2), "a", lambda out: out.sum())
 
 

@@ -143,7 +143,7 @@ def test_a_long_selection_folds() -> None:
 
     assert len(chosen) == 60
     assert str(chosen).splitlines() == [
-        '"**{Linear}, **{ReLU}" stands for 60 sites:',
+        '"**{Linear}, **{ReLU}" matches 60 sites:',
         "0-29.0:out  Linear",
         "0-29.1:out  ReLU",
     ]

@@ -223,7 +223,7 @@ def test_a_selection_counts_iterates_and_prints() -> None:
     assert len(selection) == 2
     assert list(selection) == [Site("fc"), Site("layer1.0.relu", "out.grad")]
     assert str(selection).splitlines() == [
-        '"fc, layer1.0.relu:out.grad" stands for 2 sites:',
+        '"fc, layer1.0.relu:out.grad" matches 2 sites:',
         "fc:out                  Linear",
         "layer1.0.relu:out.grad  ReLU",
     ]

@@ -28,11 +28,18 @@ class Edit:
 
 
 def replace(new: Any, *, reshape: bool = False) -> Edit:
-    """Return the edit that replaces the value.
+    """Replace the value by another one: an action for `kedge.hook`.
 
     Args:
-        new: A tensor, a number that fills the value's shape, or a function of the value.
+        new: A tensor, a number that fills the value's shape, or a function that takes the value and returns a tensor.
         reshape: Whether to allow another shape, dtype or device; for forward values only.
+
+    Returns:
+        The action.
+
+    Examples:
+        >>> with kedge.hook(model, "relu", kedge.replace(lambda value: value.clamp(max=1))):
+        ...     output = model(images)
     """
     if callable(new) and not isinstance(new, Tensor):
         return Edit(f"replace({getattr(new, '__name__', 'function')})", new, reshape=reshape)
@@ -42,17 +49,54 @@ def replace(new: Any, *, reshape: bool = False) -> Edit:
 
 
 def scale(factor: float | Tensor) -> Edit:
-    """Return the edit that multiplies the value by a number, or by a tensor that broadcasts to its shape."""
+    """Multiply the value by a factor: an action for `kedge.hook`.
+
+    Args:
+        factor: A number, or a tensor that broadcasts to the shape of the value.
+
+    Returns:
+        The action.
+
+    Examples:
+        >>> with kedge.hook(model, "relu", kedge.scale(0.5)):
+        ...     output = model(images)
+    """
     return Edit(f"scale({_short(factor)})", lambda value: value * factor)
 
 
 def add(term: float | Tensor) -> Edit:
-    """Return the edit that adds a number, or a tensor that broadcasts to the value's shape, such as a steering vector."""
+    """Add a term to the value: an action for `kedge.hook`.
+
+    Args:
+        term: A number, or a tensor that broadcasts to the shape of the value, such as a steering vector.
+
+    Returns:
+        The action.
+
+    Examples:
+        >>> with kedge.hook(model, "fc", kedge.add(torch.tensor([1.0, 0.0, 0.0]))):
+        ...     output = model(images)
+    """
     return Edit(f"add({_short(term)})", lambda value: value + term)
 
 
 def clamp(min: float | None = None, max: float | None = None) -> Edit:  # noqa: A002 - torch.clamp's own names
-    """Return the edit that limits each element to at least `min` and at most `max`."""
+    """Limit each element of the value: an action for `kedge.hook`.
+
+    Args:
+        min: The lower limit; None for no limit.
+        max: The upper limit; None for no limit.
+
+    Returns:
+        The action.
+
+    Raises:
+        ValueError: If neither limit is given.
+
+    Examples:
+        >>> with kedge.hook(model, "**:out.grad", kedge.clamp(-1, 1)):
+        ...     model(images).sum().backward()
+    """
     if min is None and max is None:
         raise ValueError("clamp() without limits changes nothing; pass min, max or both")
     limits = ", ".join(f"{k}={v}" for k, v in (("min", min), ("max", max)) if v is not None)
@@ -60,7 +104,17 @@ def clamp(min: float | None = None, max: float | None = None) -> Edit:  # noqa: 
 
 
 def zero() -> Edit:
-    """Return the edit that replaces the value by zeros: ablation, or a gradient that stops here."""
+    """Replace the value by zeros: an action for `kedge.hook`.
+
+    Zeros at an output remove a part of the model (ablation); zeros at a gradient stop the backward there.
+
+    Returns:
+        The action.
+
+    Examples:
+        >>> with kedge.hook(model, "relu", kedge.zero()):
+        ...     output = model(images)
+    """
     return Edit("zero()", torch.zeros_like)
 
 

@@ -34,18 +34,36 @@ class ErrorIf:
 
 
 def error_if(condition: Callable[[Tensor], Any]) -> ErrorIf:
-    """Return the action that raises an error when a condition is true of a value.
+    """Raise an error as soon as a value meets a condition: an action for `kedge.hook`.
 
-    The error names site, pass and shape. Reading the condition's result waits for the device.
+    The error, `ConditionMet`, names the site, the pass and the shape. Reading the result of the condition waits for the device.
 
     Args:
-        condition: Takes the tensor; returns a bool or a tensor of one element.
+        condition: A function that takes the tensor and returns a bool, or a tensor of one element.
+
+    Returns:
+        The action.
+
+    Examples:
+        >>> with kedge.hook(model, "**", kedge.error_if(kedge.nonfinite)):
+        ...     output = model(images)
     """
     return ErrorIf(condition)
 
 
 def nonfinite(value: Tensor) -> Tensor:
-    """Return whether a tensor holds a NaN or an infinity; a condition for `error_if`."""
+    """Return whether a tensor contains a NaN or an infinity; the usual condition for `error_if`.
+
+    Args:
+        value: Any tensor; integers and booleans are always finite.
+
+    Returns:
+        A boolean tensor of one element, on the device of the value.
+
+    Examples:
+        >>> kedge.nonfinite(torch.tensor([1.0, float("inf")]))
+        tensor(True)
+    """
     value = dequantized(value)
     if not value.is_floating_point() and not value.is_complex():
         return torch.zeros((), dtype=torch.bool, device=value.device)

@@ -112,7 +112,7 @@ class HookAction:
             answer.left = left
         elif len(left) > 1:
             raise EditError(
-                f"{self!r} was called by another action, at one of {len(left)} tensors; pass it to hook itself"
+                f"{self!r} was called by another action, at one of {len(left)} tensors; pass it to hook directly"
             )
         new = left.pop(0) if left else None
         return None if new is value else new
@@ -196,17 +196,26 @@ def _is_same(old: Any, new: Any) -> bool:
 
 
 def from_hook(hook: Callable[..., Any]) -> HookAction:
-    """Return the action that runs a forward hook or forward-pre hook of PyTorch's kind.
+    """Run an existing PyTorch forward hook or forward-pre hook: an action for `kedge.hook`.
 
-    It does as `register_forward_hook` and `register_forward_pre_hook` would: the hook gets the whole output, or all
-    positional arguments, once in each call, and may return others. They must have the same structure; shapes may differ.
+    The hook behaves as with `register_forward_hook` and `register_forward_pre_hook`: it receives the whole output, or all
+    positional arguments, once per call, and may return others. They must have the same structure; shapes may differ.
 
     Args:
-        hook: Takes ``(module, args, output)`` or ``(module, args, kwargs, output)``, for ``:out``; or ``(module, args)``,
-            for ``:in``. Returns None, or the value to continue with.
+        hook: A function that takes ``(module, args, output)`` or ``(module, args, kwargs, output)``, for ``:out``, or
+            ``(module, args)``, for ``:in``. It returns None, or the value to continue with.
+
+    Returns:
+        The action.
 
     Raises:
-        ActionArity: If it takes something else.
+        ActionArity: If the function takes other arguments.
+
+    Examples:
+        >>> def halve(module, args, output):
+        ...     return output / 2
+        >>> with kedge.hook(model, "relu", kedge.from_hook(halve)):
+        ...     output = model(images)
     """
     try:
         params = inspect.signature(hook).parameters.values()
@@ -216,7 +225,7 @@ def from_hook(hook: Callable[..., Any]) -> HookAction:
     needed = [p.name for p in places if p.default is p.empty]
     if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in params) or len(needed) not in (2, 3, 4):
         raise ActionArity(
-            f"{getattr(hook, '__qualname__', hook)}{inspect.signature(hook)} is no hook of a forward: {_TAKES}"
+            f"{getattr(hook, '__qualname__', hook)}{inspect.signature(hook)} is not a forward hook: {_TAKES}"
         )
     if any(name.startswith("grad") for name in needed):
         raise ActionArity(

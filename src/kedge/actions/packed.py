@@ -63,13 +63,21 @@ class Packed:
 
 
 def packed(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Packed:
-    """Return the action that replaces the tensors that autograd saves, at ``:saved`` sites.
+    """Store any object in place of each tensor that autograd saves: an action for ``:saved`` sites.
 
-    Several at one site nest: each packs the result of the one before, as long as that is a tensor.
+    Several of these actions at one site nest: each packs the result of the one before, as long as that is a tensor.
 
     Args:
-        pack: Takes the tensor, detached, and returns any object. It must not change the tensor.
-        unpack: Takes that object and returns a tensor of the same shape, dtype and device. It may be called more than
-            once, and on another thread.
+        pack: A function that takes the tensor, detached, and returns any object. It must not change the tensor.
+        unpack: A function that takes that object and returns a tensor of the same shape, dtype and device. It may be called
+            more than once, and on another thread.
+
+    Returns:
+        The action.
+
+    Examples:
+        >>> halves = kedge.packed(lambda tensor: tensor.half(), lambda half: half.float())
+        >>> with kedge.hook(model, "relu:saved", halves):
+        ...     model(images).sum().backward()
     """
     return Packed(pack, unpack)

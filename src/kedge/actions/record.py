@@ -227,28 +227,39 @@ def name_of(event: Event) -> str:
 def _several(name: str, found: list[RecordedTensor]) -> str:
     names = list(dict.fromkeys(f'"{name_of(k.event)}"' for k in found))
     if len(names) == len(found):
-        return f'"{name}" stands for {len(found)} recorded values; read one of {", ".join(names[:8])}'
+        return f'"{name}" matches {len(found)} recorded values; read one of {", ".join(names[:8])}'
     threads = sorted({k.event.replica or "the main thread" for k in found})
     passes = sorted({k.event.pass_ for k in found})
     return (
-        f'"{name}" stands for {len(found)} recorded values, of passes {passes} in {", ".join(threads)}; '
+        f'"{name}" matches {len(found)} recorded values, of passes {passes} in {", ".join(threads)}; '
         f'.records("{name}") returns them all with their events'
     )
 
 
 def record(*, copy: bool = False, keep: int | None = 1, recomputes: bool = False) -> Recorder:
-    """Return the action that keeps values: detached, not copied, checked when read.
+    """Record the value, to read it from the handle: an action for `kedge.hook`.
 
-    ``acts["layer4"]`` is the tensor of the newest pass, ``dict(acts)`` all of them by name.
-
-    Kedge copies a kept value before an in-place module overwrites it, and copies gradients
-    of parameters and tensors, because autograd uses their memory for ``.grad``.
-    If anything else overwrites a value, reading it is an error.
+    ``acts["layer4"]`` is the tensor of the newest pass, and ``dict(acts)`` has all recorded tensors by name. They are
+    detached, but not copied. Kedge copies a value before an in-place module overwrites it, and always copies gradients of
+    parameters and tensors, because autograd reuses their memory for ``.grad``. If anything else overwrites a value, reading
+    it raises `Overwritten`.
 
     Args:
         copy: Whether to copy each value at once, for programs that overwrite tensors.
-        keep: How many of the last forward passes (for gradients: backward passes) to keep; None for all.
-        recomputes: Whether to keep the values of a checkpoint's recompute, too.
+        keep: The number of forward passes (for gradients: backward passes) whose values are kept; None for all.
+        recomputes: Whether to record values again when a checkpoint recomputes its forward.
+
+    Returns:
+        The action.
+
+    Raises:
+        ValueError: If `keep` is below 1.
+
+    Examples:
+        >>> with kedge.hook(model, "relu, fc", kedge.record()) as acts:
+        ...     output = model(images)
+        >>> acts["fc"].shape
+        torch.Size([8, 3])
     """
     if keep is not None and keep < 1:
         raise ValueError(f"record(keep={keep}) would keep nothing; use 1 or more, or None for all")

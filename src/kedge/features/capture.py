@@ -268,7 +268,7 @@ def _join(tooks: list[Taken]) -> TransformedValue:
     if any(took.lost for took in tooks) or not all(isinstance(v, Tensor) for v in values):
         raise ExtractError(
             "the model ran in several threads, and their values cannot be joined: they are not tensors, or were "
-            "overwritten; return from the transform a tensor with the samples along its first dimension"
+            "overwritten; let the transform return a tensor with the samples along its first dimension"
         )
     moved = [value.to(values[0].device) for value in values]
     return TransformedValue(torch.cat(moved) if moved[0].dim() else torch.stack(moved))

@@ -27,10 +27,10 @@ Wishes: TypeAlias = str | Selector | Iterable[str | Selector] | Mapping[str, str
 
 
 class Features(nn.Module):
-    """A model that returns the values at some of its sites instead of its output, as a dict by name.
+    """A model that returns a dict of intermediate values instead of its output; the result of `kedge.extract`.
 
-    It has the call interface of the model and contains it, so ``.to``, ``.train``, parameters, copies and pickles work as
-    for any module. Between calls the model has no Kedge hooks.
+    It is called like the model and contains it, so ``.to``, ``.train``, parameters, copies and pickles work as for any
+    module. Between calls the model has no Kedge hooks.
     """
 
     def __init__(self, model: nn.Module, wanted: Wanted) -> None:
@@ -146,28 +146,34 @@ def extract(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Features:
-    """Return a model that returns the values at some of this model's sites.
+    """Wrap a model into one that returns a dict of intermediate values.
 
     Args:
-        model: The model; it remains unchanged, and between calls it has no Kedge hooks.
-        sites: Selectors, or a dict from each selector to the name of its value, to a transform of its values, or to None
-            for neither. The keyword may also be ``return_nodes``, as in torchvision's ``create_feature_extractor``.
+        model: The model. It is not changed, and has no Kedge hooks between calls.
+        sites: The selectors of the values: one, a list, or a dict. In a dict, each selector has the name of its value, or a
+            function that transforms it, or None for neither. The argument may also be called ``return_nodes``, as in
+            torchvision's ``create_feature_extractor``.
         rename: New names, by selector or by the name of a value.
-        early_stop: Whether to end a forward once all values are captured, as learned from the first of its kind.
-        no_grad: Whether to run without grad; False keeps each value's graph.
-        device: The device on which to keep values; None for their own.
-        dtype: The dtype in which to keep floating-point and complex values; None for their own.
+        early_stop: Whether to stop a forward once all values are computed, as learned from the first forward of its kind.
+        no_grad: Whether to run the forward without grad; False keeps the graph of each value.
+        device: The device of the returned values; None for that of each value.
+        dtype: The dtype of returned floating-point and complex values; None for that of each value.
 
     Returns:
-        A module with the call interface of the model that returns a dict. A selector for one value is that value's
-        name; several values of one selector are named by their sites: ``"encoder#1"``, ``"lstm:out[0]"``. A value has the
-        shape that the model gave it, unless it is transformed.
+        A module that is called like the model and returns a dict. If a selector has one value, the selector is its name;
+        several values of one selector are named by their sites: ``"encoder#1"``, ``"lstm:out[0]"``. A value has the shape
+        that the model gave it, unless it is transformed.
 
     Raises:
         NoSiteMatched: If a selector matches nothing.
-        NoSuchKind: If a selector matches a kind of value that does not arise in a forward.
-        ExtractError: If the names are impossible or not unique, no selector is given, or the model is compiled and
+        NoSuchKind: If a selector matches a kind of value that a forward does not compute.
+        ExtractError: If names are impossible or not unique, no selector is given, or the model is compiled and
             `no_grad` is False.
+
+    Examples:
+        >>> features = kedge.extract(model, ["relu", "fc"])
+        >>> features(images)["relu"].shape
+        torch.Size([8, 4, 6, 6])
     """
     wishes = _wishes(sites)
     if not wishes:
@@ -194,7 +200,7 @@ def _wishes(sites: Wishes) -> list[tuple[str, str | Transform | None]]:
         given = [(str(text), None) for text in ([sites] if isinstance(sites, (str, Selector)) else sites)]
     for text, wish in given:
         if wish is not None and not isinstance(wish, str) and not callable(wish):
-            raise ExtractError(f'"{text}": {wish!r} is neither a name nor a function of the value, nor None')
+            raise ExtractError(f'"{text}": {wish!r} is not a name, a function of the value, or None')
         if wish == "":
             raise ExtractError(f'"{text}": the name of its value is empty; give a name, or None for the selector')
     return given

@@ -25,13 +25,13 @@ _ROWS = 4096  # read from a folder at once
 
 
 class FeatureTable(NamedTuple):
-    """A table with one row for each sample.
+    """A table of features with one row for each sample.
 
     Attributes:
         X: The features, ``[samples, columns]``.
         y: The labels, one for each row; None if there are none.
         keys: The key of each row's sample.
-        columns: The name of each column: the site with the channel, as "layer4[17]", or with each index of an element.
+        columns: The name of each column: the site with the channel, such as "layer4[17]", or with each index of an element.
     """
 
     X: Array
@@ -55,21 +55,30 @@ def feature_table(
     channel: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> FeatureTable:
-    """Return the features of every sample of a loader, computed into a table in memory.
+    """Compute the features of every sample of a loader into one table in memory, ready for scikit-learn.
 
     Args:
-        features: A callable with the interface of a model that returns features by name, such as from `kedge.extract`.
+        features: A function that takes a model's arguments and returns features by name, such as the result of
+            `kedge.extract`.
         loader: A `DataLoader`, in its own order, or any iterable of batches.
         labels: A function from a batch of the loader to its labels, one for each sample, or to None.
         batch: A function from a batch to the model's arguments; by default the first entry of ``(x, y)`` is the argument,
             and a dict holds keyword arguments.
-        positions: The treatment of features with several positions: "mean", "max", or "elements", a column for each.
+        positions: What to do with features of several positions: "mean", "max", or "elements", a column for each.
         channel: The dimension of the channels: 1 for images, -1 for tokens.
         dtype: The type of the table, a floating-point one.
+
+    Returns:
+        The table.
 
     Raises:
         TableError: If features or labels do not have one row for each sample.
         BadSample: If a sample cannot be loaded, or the model cannot take it.
+
+    Examples:
+        >>> features = kedge.extract(model, "relu")
+        >>> recipes.feature_table(features, [(images, labels)], positions="mean").X.shape
+        (8, 4)
     """
     columns = _Columns(_layout(positions, channel), dtype)
     marks: list[Array] = []
@@ -94,14 +103,17 @@ def stored_table(
     channel: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> FeatureTable:
-    """Return the features in a folder as a table in memory; samples are in the data set's order.
+    """Read stored features from a folder into one table in memory; samples are in the data set's order.
 
     Args:
-        stored: The result of `open_features`, or the folder.
+        stored: The folder, or the result of `open_features`.
         labels: The label of each key, as a dict or a function; None for a table without labels.
         positions: As for `feature_table`.
         channel: As for `feature_table`.
         dtype: As for `feature_table`.
+
+    Returns:
+        The table.
 
     Raises:
         TableError: If features or labels do not have one row for each sample.

@@ -51,12 +51,12 @@ def distributions(
     units: tuple[str, str] = ("activation", "gradient"),
     title: str = "",
 ) -> Drawing:
-    """Draw the magnitudes of the values at each site, with the sites in the order of the mapping.
+    """Draw the distribution of magnitudes at each site, with the sites in the order of the dict.
 
     Args:
         values: Tensors by site, such as the result of `kedge.extract`.
         gradients: Gradients by site, drawn in a second panel; their sites may differ from those of `values`.
-        kind: Bands between quantiles, or one curve per site. More than 2**20 elements of a site are thinned out evenly.
+        kind: "bands" between quantiles, or "ridges", one curve per site. Above 2**20 elements, a site is sampled evenly.
         units: The names of the values and of the gradients, with a unit if they have one.
         title: The title of the figure.
 
@@ -65,6 +65,9 @@ def distributions(
 
     Raises:
         CannotDraw: If there are no sites, a site has no elements, or an argument is of the wrong kind.
+
+    Examples:
+        >>> figure = figures.distributions(kedge.extract(model, ["conv", "relu", "fc"])(images))
     """
     for given in (values, gradients):
         if given is not None and not isinstance(given, Mapping):

@@ -44,7 +44,7 @@ class HeldOverTime(Protocol):
 
 
 def memory(held: Any, *, title: str = "") -> Drawing:
-    """Draw the bytes that autograd holds for backward over a step, and the modules that hold them at the peak.
+    """Draw the bytes that autograd holds for backward over a step, and the modules that hold most at the peak.
 
     Args:
         held: A memory report, ``kedge.saved(model, backward=True)(x)``, or the `course` of a recording's account.
@@ -55,6 +55,9 @@ def memory(held: Any, *, title: str = "") -> Drawing:
 
     Raises:
         CannotDraw: If nothing is held, or `held` is of another kind.
+
+    Examples:
+        >>> figure = figures.memory(kedge.saved(model, backward=True)(images))
     """
     course = getattr(held, "timeline", held)
     if not isinstance(course, HeldOverTime) or not course.bytes or not course.peak:

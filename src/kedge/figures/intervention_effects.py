@@ -49,14 +49,14 @@ def effects(
     about: float = 0.0,
     title: str = "",
 ) -> Drawing:
-    """Draw a table of effects as colours: sites down, in the order of the data, and positions or tokens across.
+    """Draw a table of effects as colours, with sites down, in the order of the data, and positions or tokens across.
 
     Args:
-        values: The effects, ``[sites]`` or ``[sites, positions]``, with NaN for missing ones; or a result of `patch`.
+        values: The effects, ``[sites]`` or ``[sites, positions]``, with NaN for missing ones; or the result of `patch`.
         rows: The names of the sites; a result of `patch` contains them.
         columns: The names of the positions.
         unit: The name of the effect, with its unit.
-        about: The value that means no effect; it is white if any effect lies below it.
+        about: The value that means no effect; it is white if any effect is below it.
         title: The title of the figure.
 
     Returns:
@@ -64,6 +64,9 @@ def effects(
 
     Raises:
         CannotDraw: If the numbers of names and values differ, or `values` is not a table.
+
+    Examples:
+        >>> figure = figures.effects(torch.tensor([0.0, 0.4, 1.0]), rows=["conv", "relu", "fc"])
     """
     if isinstance(values, Patched):
         rows, values = list(dict.fromkeys(row.site for row in values.rows)), values.effects

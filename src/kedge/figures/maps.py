@@ -29,8 +29,8 @@ def feature_maps(
         values: A layer's output, ``[n, channels, height, width]``, or ``[channels, height, width]`` for a single sample.
         sample: The index of the sample.
         most: The largest number of channels to draw.
-        order: The channels with the largest mean magnitude first, or those with the lowest index.
-        scale: One range of colours for all channels, or one for each, named above it.
+        order: "strength" for the channels with the largest mean magnitude first, "index" for the lowest index first.
+        scale: "shared" for one range of colours, "own" for one of each channel, which is written above it.
         title: The title of the figure.
 
     Returns:
@@ -38,6 +38,9 @@ def feature_maps(
 
     Raises:
         CannotDraw: If the values are not images of channels, there is no such sample, or a setting is unknown.
+
+    Examples:
+        >>> figure = figures.feature_maps(kedge.extract(model, "relu")(images)["relu"], sample=0)
     """
     maps = _of_sample(values, sample)
     if most < 1 or order not in ("strength", "index") or scale not in ("shared", "own"):

@@ -27,10 +27,10 @@ def attributions(
     """Draw attributions beside or over the images that they explain.
 
     Args:
-        maps: Attributions ``[n, channels, height, width]``, added up over channels, or ``[n, height, width]``; a dict of
-            several by name becomes columns. Smaller maps, as from Grad-CAM, are stretched over the image.
+        maps: Attributions ``[n, channels, height, width]``, which are summed over channels, or ``[n, height, width]``; a dict
+            of several by name becomes columns. Smaller maps, as from Grad-CAM, are stretched over the image.
         images: The images, ``[n, channels, height, width]``, with 1 or 3 channels, in any range.
-        how: Beside the image, or over it in grey; a larger attribution hides more of the image.
+        how: "beside" the image, or "over" it in grey; a larger attribution hides more of the image.
         labels: The label of each image.
         title: The title of the figure.
 
@@ -40,6 +40,10 @@ def attributions(
 
     Raises:
         CannotDraw: If the maps do not match the images, there are no maps, or `how` is unknown.
+
+    Examples:
+        >>> maps = recipes.gradient(model, target=2)(images)
+        >>> figure = figures.attributions(maps, images)
     """
     if how not in ("beside", "over") or (isinstance(maps, Mapping) and not maps):
         raise CannotDraw(f'attributions(...) needs at least one map, and how="beside" or "over"; got how={how!r}')

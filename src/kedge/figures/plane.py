@@ -17,7 +17,7 @@ _NAMED = 2 * _LINES
 
 
 def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
-    """Return the projections of features on the directions in which they vary most.
+    """Project features onto their principal components, the directions in which they vary most.
 
     Args:
         features: ``[n, ...]``, a row per sample; dimensions after the first are flattened.
@@ -25,11 +25,16 @@ def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
 
     Returns:
         The projections ``[n, components]`` and each direction's share of the variance ``[components]``, in float64. The sign
-        of each direction makes its largest weight positive, so that two runs yield the same picture. Directions beyond
+        of each direction makes its largest weight positive, so that two runs give the same picture. Directions beyond
         those of the data are 0.
 
     Raises:
         CannotDraw: If there are fewer than two samples, or non-finite values.
+
+    Examples:
+        >>> projections, shares = figures.principal(images)
+        >>> projections.shape
+        torch.Size([8, 2])
     """
     table = host(features).double()
     if table.dim() < 2 or len(table) < 2 or not table.numel():
@@ -53,19 +58,22 @@ def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
 
 
 def scatter(features: Any, labels: Any = None, *, names: Sequence[str] = (), title: str = "") -> Drawing:
-    """Draw samples in the plane of their features' first two principal components.
+    """Draw samples in the plane of the first two principal components of their features.
 
     Args:
         features: ``[n, ...]``, a row per sample.
-        labels: The class of each sample, whole numbers ``[n]``; each class has a colour and marker of its own.
+        labels: The class of each sample, whole numbers ``[n]``; each class has its own colour and marker.
         names: The names of classes, by their number.
         title: The title of the figure.
 
     Returns:
-        The figure; the axes' labels contain their share of the variance.
+        The figure; the axis labels give each component's share of the variance.
 
     Raises:
         CannotDraw: If the labels do not match the features; see also `principal`.
+
+    Examples:
+        >>> figure = figures.scatter(kedge.extract(model, "fc")(images)["fc"], labels)
     """
     points, share = principal(features)
     figure = Drawing(5.0)

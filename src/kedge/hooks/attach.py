@@ -88,8 +88,8 @@ class Attachments:
             else:
                 advice = "; selectors without a model are a text or a list of texts" if selects(target) else ""
                 raise NoSiteMatched(
-                    f"cannot hook a {type(target).__name__}; a target is a module, kedge.everywhere, a tensor, a dict of named "
-                    f"tensors or an autograd node{advice}"
+                    f"cannot hook an object of type {type(target).__name__}; a target is a module, kedge.everywhere, a tensor, "
+                    f"a dict of named tensors or an autograd node{advice}"
                 )
         self.taps.extend(spec.taps)
         return spec
@@ -183,8 +183,8 @@ def warn_of_unrepeated(taps: Iterable[Tap]) -> None:
         warn(
             EditNotRepeated(
                 f"the edit {awaited[0].label} at {awaited[0].site}{more} was removed between a checkpoint's forward and "
-                "its backward: the recompute will lack it, and the gradients will be those of other values. Remove it "
-                "after backward()"
+                "its backward: it will be missing when the checkpoint recomputes its forward, and the gradients will "
+                "belong to other values. Remove it after backward()"
             )
         )
 

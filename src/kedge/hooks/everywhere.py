@@ -54,7 +54,7 @@ _SHOWN = 5
 
 
 class Everywhere:
-    """The target that stands for every module of every model called in the session; `everywhere` is the only one."""
+    """The class of `everywhere`, the target that stands for every module of every model called in the session."""
 
     def __repr__(self) -> str:
         """The name that users write."""

@@ -10,6 +10,7 @@ from typing import NoReturn, Self, SupportsIndex
 from kedge.flow import V_co
 from kedge.hooks.recorded_values import Listed, RecordedValues
 from kedge.notebook import SHOWN, Table
+from kedge.numbers import counted
 
 _NAMED = 3
 
@@ -63,7 +64,7 @@ class Hooked(RecordedValues[V_co]):
         more = f" and {len(fired) - _NAMED} more" if len(fired) > _NAMED else ""
         sites = ", ".join(list(fired)[:_NAMED]) + more
         labels = ", ".join(dict.fromkeys(tap.label for tap in self.taps))
-        return f"<hook {labels} at {sites}: fired {sum(fired.values())} times>"
+        return f"<hook {labels} at {sites}: fired {counted(sum(fired.values()), 'time')}>"
 
     def _tables(self) -> list[Table]:
         tables = [action.table() for action in self.actions if isinstance(action, Listed)]

@@ -15,6 +15,7 @@ from kedge.hooks.attach import MOST_FIRINGS, Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.unfired import explain, explain_leaves
+from kedge.numbers import counted
 from kedge.sites.folding import Fold, Folding, folded_names, pattern
 from kedge.sites.language import parse
 from kedge.sites.site import Site
@@ -42,7 +43,7 @@ class LedgerEntry:
     def __str__(self) -> str:
         """The line."""
         if self.cause is None:
-            return f"{self.site}  fired {self.fired} times"
+            return f"{self.site}  fired {counted(self.fired, 'time')}"
         return f"{self.site}  never fired: {self.cause.why} ({self.cause.remedy})"
 
 
@@ -92,7 +93,7 @@ class Ledger:
         width = max(len(str(e.site)) for e in self.entries)
         lines = []
         for e in self.entries:
-            what = f"fired {e.fired} times" if e.cause is None else f"never fired: {e.cause.why}"
+            what = f"fired {counted(e.fired, 'time')}" if e.cause is None else f"never fired: {e.cause.why}"
             lines.append(f"{e.site!s:{width}}  {what}")
         return "\n".join(lines)
 

@@ -135,7 +135,7 @@ class RecordedValues(NamedValues[V_co]):
         """
         if not selects(name) or isinstance(name, (bytes, bytearray)):
             raise NotRecorded(
-                f'{name!r} is no name of a site, which is text such as "layer4"{_nearest(name, self.names())}'
+                f'{name!r} is not the name of a site, which is text such as "layer4"{_nearest(name, self.names())}'
             )
         if isinstance(name, str) and _is_single(text := self._text(name)):
             return self._action().read(self._canonical(text), self._why)
@@ -209,9 +209,9 @@ class RecordedValues(NamedValues[V_co]):
                 module = self.session.module_of(taps[path].gate) if path in taps else None
                 if module is None:
                     raise NotRecorded(
-                        f'the type in braces cannot be found out for "{path}", because the model is gone; name paths instead'
+                        f'the type in braces cannot be determined for "{path}", because the model is gone; name paths instead'
                         if all(target.model() is None for target in self.session.targets.values())
-                        else f'the type in braces cannot be found out for "{path}", which is no module, or one that is gone; '
+                        else f'the type in braces cannot be determined for "{path}", which is not a module, or no longer exists; '
                         "name paths instead"
                     )
                 known[path] = type_names(module)

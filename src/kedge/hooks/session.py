@@ -14,11 +14,11 @@ from kedge.hooks.signature import documented_like, typed
 
 
 class Session(Attachments):
-    """Hooks for the length of a ``with`` block: all attached or none, and always removed.
+    """Hooks for the length of a ``with`` block: all are attached or none, and all are removed at its end.
 
     Args:
-        strict: Whether to raise `NeverFired` at the end if a site did not fire, instead of warning.
-        on_error: The effect of an action's failure: "raise" it, or "warn" and disable the action.
+        strict: Whether to raise `NeverFired` at the end if a hook never ran, instead of warning.
+        on_error: What to do if an action fails: "raise" its error, or "warn" and switch the action off.
     """
 
     def __init__(self, *, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> None:
@@ -32,18 +32,17 @@ class Session(Attachments):
         """Attach actions to the sites that a selector matches.
 
         Args:
-            target: A module, or `everywhere` for all that are called in the session, with a selector; or a tensor, a dict
-                of named tensors, or an autograd node. A selector in its place is for `everywhere`.
-            what: The selector (text, a list of texts, or `Selector`; tensors and nodes may do without), then the
-                actions in order: `kedge.record()`, or any callable that takes a tensor and returns None or a new one.
+            target: A model, `everywhere` (also if left out), a tensor, a dict of named tensors, or an autograd node.
+            what: The selector (text, a list of texts, or a `Selector`; optional for tensors and nodes), then one or more
+                actions: `kedge.record()`, or any function that takes a tensor and returns None or a new tensor.
             when: The schedule, such as ``kedge.every(10)``, in optimizer steps; None for always.
 
         Returns:
-            The handle, which removes the hook and is a mapping of its records: ``acts["layer4"]``, ``dict(acts)``.
+            The handle. It removes the hook, and is a mapping of the recorded values: ``acts["layer4"]``, ``dict(acts)``.
 
         Raises:
-            NoSiteMatched: If the selector matches no site.
-            NoSuchKind: If the target has no such kind of site.
+            NoSiteMatched: If the selector matches nothing.
+            NoSuchKind: If the target has no such kind of value.
             ActionArity: If an action cannot be called with (value) or (value, event).
             SessionEnded: If the session has ended.
         """
@@ -56,11 +55,11 @@ class Session(Attachments):
             raise SessionEnded("this session has ended and its hooks are gone; open a new one")
 
     def pause(self) -> None:
-        """Remove every hook from PyTorch's tables until `resume`, also those on existing graphs; records and counts stay."""
+        """Remove every hook from PyTorch until `resume`, also those on existing graphs; records and counts stay."""
         self.installed.out()
 
     def resume(self, *, eager: bool = False) -> None:
-        """Restore every hook to its place.
+        """Put every hook back in its place after `pause`.
 
         Args:
             eager: Whether the models will be called uncompiled, so that code compiled during the pause can stay.
@@ -73,21 +72,21 @@ class Session(Attachments):
             self.refresh()
 
     def ledger(self) -> Ledger:
-        """Return how often each site fired, or why it did not."""
+        """Return how often each hook fired, or why it did not."""
         return Ledger.of(self.taps, self)
 
     def timeline(self) -> Timeline:
-        """Return the last 2,000 firings, in order."""
+        """Return the last 2,000 firings of hooks, in order."""
         return Timeline(tuple((event, tap.label) for tap, event in self.fired or ()))
 
     def end(self, *, quiet: bool = False) -> None:
-        """Remove every hook, then report the sites that never fired. A second call does nothing.
+        """Remove every hook and report those that never fired. A second call does nothing.
 
         Args:
             quiet: Whether to report nothing, as when an exception is propagating.
 
         Raises:
-            NeverFired: In a strict session, if a site did not fire.
+            NeverFired: In a strict session, if a hook never ran.
         """
         if self.ended:
             return
@@ -115,16 +114,18 @@ class Session(Attachments):
 
 @documented_like(Session)
 def session(*, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> Session:
-    """Open a session: ``with kedge.session() as s: s.hook(...)``; returns the `Session`."""
+    """Open a session, for hooks that end together: ``with kedge.session() as s: s.hook(...)``; returns the `Session`."""
     return Session(strict=strict, on_error=on_error)
 
 
 @typed
 @documented_like(Session.hook)
 def hook(target: Any, *what: Any, when: Schedule | None = None) -> Hooked[Any]:
-    """Attach one hook, at once, in a session of its own.
+    """Attach actions to places in a model, to record, measure or change values: for a block, or until ``remove()``.
 
-    Use it as a block, ``with kedge.hook(model, "layer4", kedge.record()) as acts:``, or keep the handle and call ``remove()``.
+    Examples:
+        >>> with kedge.hook(model, "relu", kedge.record()) as acts:
+        ...     output = model(images)
     """
     alone = Session()
     hooked = alone.hook(target, *what, when=when)

@@ -42,8 +42,8 @@ def documented_like(other: Any) -> Callable[[_F], _F]:
     """Return a decorator that appends the arguments, results and errors in the docstring of `other`."""
 
     def document(function: _F) -> _F:
-        sections = inspect.cleandoc(other.__doc__ or "").partition("\n\n")[2]
-        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{sections}"
+        sections = inspect.cleandoc(other.__doc__ or "").partition("Args:\n")
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\n{''.join(sections[1:])}"
         return function
 
     return document

@@ -65,7 +65,7 @@ def _explain_backward(session: Attachments) -> Cause:
             "no backward reached a hook of this session",
             "call backward() inside the block, on a value that depends on it",
         )
-    return Cause("the backward that ran did not reach it", "the differentiated value does not depend on it")
+    return Cause("the backward that ran did not reach it", "the value that was differentiated does not depend on it")
 
 
 def _explain_gate(tap: Tap, session: Attachments) -> Cause:
@@ -142,10 +142,10 @@ def _explain_value(tap: Tap) -> Cause | None:
         )
     if gate.seen.empty is not None and not gate.seen.leaves:
         remedy = "hook the module inside that makes the tensor" if site.op is None else "hook its result, at :out"
-        return Cause(f"there is no tensor to see: {gate.seen.empty}", remedy)
+        return Cause(f"its value contains no tensor: {gate.seen.empty}", remedy)
     if site.leaf is not None and site.leaf not in gate.seen.leaves:
         has = ", ".join(f"[{leaf}]" if leaf else "a bare tensor" for leaf in gate.seen.leaves)
-        return Cause(f"its value has no leaf [{site.leaf}]", f"it has {has}")
+        return Cause(f"its value has no tensor [{site.leaf}]", f"it has {has}")
     return None
 
 
@@ -162,7 +162,7 @@ def _explain_gradient(tap: Tap, session: Attachments, leaf: str | None = None) -
     leaf = tap.site.leaf if leaf is None else leaf
     if (kind, leaf) in seen.unused or (leaf is None and seen.unused):
         return Cause(
-            "nothing that was differentiated uses this tensor, only others of the same operation or checkpoint",
+            "the differentiated value does not depend on this tensor, only on others of the same operation or checkpoint",
             "hook the module inside that makes it: a use within a checkpoint has its gradient there",
         )
     if seen.rebuilt and not seen.again:
@@ -212,7 +212,7 @@ def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
             return Cause("it is no longer part of the model", "hook again after the model has changed")
         if name and _is_replaced(tap, target, child):
             return Cause(
-                "another module stands at its path now: the program has replaced the hooked one",
+                "another module is at its path now: the program has replaced the hooked one",
                 "hook after the replacement; for a module that a forward replaces, hook the one around it",
             )
     taps = (t for t in session.taps if getattr(t.gate, "called", 0))

@@ -46,23 +46,32 @@ def audit(target: Optimizer, names: Names = None) -> OptimizerAudit: ...
 
 
 def audit(target: Any, names: Names = None) -> Audit:
-    """Return every hook that is on an object already: its owner, its place in the firing order, and its effects.
+    """List every hook that is already on a model, a tensor, an autograd node or an optimizer.
 
-    On a model it sees hooks on modules, parameters and buffers, on all modules and all optimizers,
-    parametrizations, a ``forward`` that was replaced, and `torch.compile`. It cannot see hooks on
-    autograd nodes (`torch.nn.parallel.DistributedDataParallel` has its own there), nor those on one
-    optimizer: audit these themselves.
+    The result has, for each hook, its owner, its place in the firing order, and its effects.
 
-    For a tensor or a node the result has the graph behind it, too, with the hooks there; for an optimizer the parameters that
-    it holds.
+    On a model, it finds the hooks of modules, parameters and buffers, global hooks of modules and optimizers,
+    parametrizations, a replaced ``forward``, and `torch.compile`. It does not find hooks on autograd nodes
+    (`torch.nn.parallel.DistributedDataParallel` has its own there), nor those on a single optimizer: audit these themselves.
+
+    For a tensor or a node, the result also describes the graph behind it and the hooks there; for an optimizer, the
+    parameters that it holds.
 
     Args:
-        target: A model, compiled ones too; a tensor, an autograd node or a `GradientEdge`, or an optimizer.
-        names: For those, a model or a dict whose tensors give leaves and parameters their names; by default the global
-            variables of the program, and of the calling function from Python 3.13 on.
+        target: A model, also a compiled one; a tensor; an autograd node or a `GradientEdge`; or an optimizer.
+        names: For tensors, nodes and optimizers: a model or a dict of tensors, which gives leaves and parameters their
+            names. By default these are the global variables of the program and, from Python 3.13 on, the variables of
+            the calling function.
+
+    Returns:
+        The hooks, as an `Audit` that prints; empty if there are none.
 
     Raises:
-        TypeError: If it is nothing of these.
+        TypeError: If the target is something else.
+
+    Examples:
+        >>> print(kedge.audit(model))
+        this model has no hooks
     """
     if isinstance(target, nn.Module):
         return _audit_model(target)
@@ -76,8 +85,8 @@ def audit(target: Any, names: Names = None) -> Audit:
         return audit_optimizer(target, _named(names))
     kind = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
     raise TypeError(
-        f"audit takes a torch.nn.Module, a tensor, an autograd node or an optimizer, not {kind}; several of them are audited one "
-        "by one"
+        f"audit takes a torch.nn.Module, a tensor, an autograd node or an optimizer, not {kind}; audit several "
+        "one by one"
     )
 
 

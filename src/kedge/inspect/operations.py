@@ -175,21 +175,26 @@ def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
 
 
 def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Run a model's forward once and return the operations of its modules, with their shapes and source lines.
+    """List the operations in a forward, or in a function, with their shapes and source lines.
 
-    The model, its buffers and the random numbers are as before. A compiled model runs uncompiled, where operations
-    are called one by one.
-
-    A function is run once, too; the result has the operations that it makes outside of modules, with statistics of their
-    results.
+    The forward of a model runs once; the model, its buffers and the random state are as before. A compiled model runs
+    uncompiled, because compiled code does not call operations one by one. A function also runs once; the result lists the
+    operations that it calls outside of modules, with statistics of their results.
 
     Args:
         model: The model, or a function.
-        args: The positional arguments of its forward.
+        args: The positional arguments of the forward or function.
         kwargs: Its keyword arguments.
 
+    Returns:
+        The operations, as a table that prints.
+
     Raises:
-        TypeError: If it is neither.
+        TypeError: If `model` is neither a module nor a function.
+
+    Examples:
+        >>> print(kedge.operations(torch.nn.functional.softplus, images)["softplus"].calls)
+        1
     """
     if not isinstance(model, nn.Module):
         if not callable(model) or isinstance(model, type):

@@ -306,7 +306,7 @@ class OffloadAccount:
         largest = sorted(tallies, key=lambda name: tallies[name].resident - tallies[name].naive)[:_MOST]
         shown = [name for name in tallies if name in largest]
         width = max(map(len, [*shown, "module", "(999 more)"]))
-        lines = [f"{'module':{width}}  tensors     saved  resident      kept   rebuilt     moved  (MB a step)"]
+        lines = [f"{'module':{width}}  tensors     saved  resident      kept   rebuilt     moved  (MB per step)"]
         lines += [f"{name:{width}}  {_figures([tallies[name]], steps)}" for name in shown]
         if rest := [tally for name, tally in tallies.items() if name not in shown]:
             lines.append(f"{f'({len(rest)} more)':{width}}  {_figures(rest, steps)}")

@@ -19,16 +19,21 @@ def _check_flag(owner: object, name: str, *, optional: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Rebuild:
-    """Nothing leaves the device: a tensor that can be computed again exactly from other saved ones is not kept."""
+    """The destination of `kedge.offload` that moves nothing: tensors that can be computed again exactly are not kept.
+
+    Examples:
+        >>> with kedge.offload(model, to=kedge.Rebuild()):
+        ...     model(images).sum().backward()
+    """
 
 
 @dataclass(frozen=True)
 class Cpu:
-    """Saved tensors of an accelerator go to host memory.
+    """The destination of `kedge.offload` that moves saved tensors from an accelerator to host memory.
 
     Attributes:
-        rebuild: Whether tensors that can be rebuilt exactly are rebuilt instead of moved.
-        pin: Whether to page-lock that memory, so that copies run beside the computation.
+        rebuild: Whether tensors that can be computed again exactly are rebuilt instead of moved.
+        pin: Whether to page-lock the host memory, so that copies run in parallel with the computation.
     """
 
     rebuild: bool = True
@@ -41,13 +46,19 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Disk:
-    """Saved tensors go to one unnamed file, which the system deletes however the process ends.
+    """The destination of `kedge.offload` that moves saved tensors to a file.
+
+    The file has no name, so the system deletes it however the process ends.
 
     Attributes:
-        path: An existing folder; None: the folder for temporary files.
-        rebuild: Whether tensors that can be rebuilt exactly are rebuilt instead of moved.
-        uncached: Whether the file stays out of the system's file cache; None: under memory pressure.
+        path: An existing folder; None for the folder for temporary files.
+        rebuild: Whether tensors that can be computed again exactly are rebuilt instead of moved.
+        uncached: Whether the file stays out of the system's file cache; None: only if memory is short.
         checksum: Whether to compare the bytes read back with a checksum of those written.
+
+    Examples:
+        >>> with kedge.offload(model, to=kedge.Disk(checksum=True)) as account:
+        ...     model(images).sum().backward()
     """
 
     path: str | os.PathLike[str] | None = None

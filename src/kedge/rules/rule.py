@@ -16,17 +16,17 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of a rule about a recording.
+    """One problem that a rule found in a recording.
 
     Attributes:
-        code: The rule's code.
-        severity: How bad it is; a rule may report the same fault with several severities.
-        site: The text of the site that it belongs to.
-        step: The first step in which it shows; -1 if it belongs to no step.
-        message: One sentence that names the site, the step and the figure.
-        evidence: The figures that support it, as plain JSON values.
+        code: The code of the rule, such as ``"NAN-BORN"``.
+        severity: How bad it is; a rule may report the same problem with several severities.
+        site: The site that it belongs to, as text.
+        step: The first step in which it appears; -1 if it belongs to no step.
+        message: One sentence that names the site, the step and the number.
+        evidence: The numbers that support it, as plain JSON values.
         confidence: From 0 to 1: the share of the rule's information that was recorded.
-        remedy: Instructions for the user.
+        remedy: What to do about it.
     """
 
     code: str

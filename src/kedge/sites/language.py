@@ -154,7 +154,7 @@ class _Reader:
         if end < 0:
             raise self.error(f'no "{close}" closes this', start - 1)
         if not self.text[start:end].strip():
-            raise self.error("nothing stands between these", start - 1)
+            raise self.error("there is nothing between these", start - 1)
         self.at = end + 1
         return self.text[start:end].strip()
 
@@ -246,7 +246,5 @@ def single(name: str) -> Term:
     """
     terms = parse(name)
     if len(terms) != 1 or terms[0].literal is None:
-        raise SelectorError(
-            f'"{name}" may stand for several sites; records are read by the name of one, such as "layer4"'
-        )
+        raise SelectorError(f'"{name}" may match several sites; records are read by the name of one, such as "layer4"')
     return terms[0]

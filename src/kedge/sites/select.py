@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from kedge import notebook
 from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
+from kedge.numbers import counted
 from kedge.sites.folding import Folding
 from kedge.sites.language import Term, means_op, parse
 from kedge.sites.site import (
@@ -153,13 +154,22 @@ def _once(found: list[SitePlace], known: dict[Site, SitePlace]) -> Iterator[Site
 
 
 def select(text: Selectors) -> Selector:
-    """Return a selector; ``print(kedge.select("layer4.**").on(model))`` shows its sites on a model.
+    """Parse a selector, to list the sites that it matches on a model.
 
     Args:
-        text: A text of the site language, such as ``"layer4:out"``, or a list of them.
+        text: A selector such as ``"layer4:out"``, or a list of them.
+
+    Returns:
+        The selector. `kedge.hook` takes it in place of a text, and ``.on(model)`` returns its sites.
 
     Raises:
-        SelectorError: With a caret under the place that cannot be read.
+        SelectorError: If the text cannot be read; the message marks the place.
+
+    Examples:
+        >>> print(kedge.select("**{Conv2d}, fc").on(model))
+        "**{Conv2d}, fc" matches 2 sites:
+        conv:out  Conv2d
+        fc:out    Linear
     """
     return Selector(text)
 
@@ -183,12 +193,14 @@ class Selection:
         rows = self._rows()
         width = max(len(name) for name, _ in rows)
         lines = [f"{name:{width}}  {kind}" for name, kind in rows]
-        return "\n".join([f'"{self.selector}" stands for {len(self)} sites:', *lines])
+        return "\n".join([f"{self._title()}:", *lines])
 
     def _repr_html_(self) -> str:
         """The sites for a notebook."""
-        title = f'"{self.selector}" stands for {len(self)} sites'
-        return notebook.table(("site", "type"), self._rows(), title=title, align="mm")
+        return notebook.table(("site", "type"), self._rows(), title=self._title(), align="mm")
+
+    def _title(self) -> str:
+        return f'"{self.selector}" matches {counted(len(self), "site")}'
 
     def _rows(self) -> list[tuple[str, str]]:
         folding = Folding[SitePlace](lambda place: str(place.site), lambda place: type(place.module).__name__)

@@ -94,10 +94,21 @@ def _kinds(row: SiteRow) -> str:
 
 
 def sites(model: nn.Module) -> Sites:
-    """Return every place of a model that can be hooked: each module that can be called, each parameter.
+    """List every place of a model that can be hooked: each module that can be called, and each parameter.
 
-    Lists and dicts of modules are left out: they are never called. Modules and parameters with several
-    names have one row, under the first.
+    Lists and dicts of modules are left out, because they are never called. A module or parameter with several names has one
+    row, under its first name.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The places, as a table that prints.
+
+    Examples:
+        >>> print(kedge.sites(torch.nn.ReLU()))
+        path  type  sites
+        ""    ReLU  :out :in :out.grad :in.grad :in.share :saved
     """
     layout = ModelLayout(model)
     rows: list[SiteRow] = []

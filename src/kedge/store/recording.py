@@ -30,10 +30,18 @@ Entry = Mapping[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The recording of one run.
+    """A recorded run, read from disk.
 
-    ``truncated`` says that an incomplete last batch or event was left out. The ranks of a run are
-    read together; see Note [Ranks]. Events of other ranks than the lowest have a key ``rank``.
+    The ranks of a run are read together; see Note [Ranks]. Events of ranks other than the lowest have a key ``rank``.
+
+    Attributes:
+        path: The folder.
+        manifest: The properties of the run, as JSON values.
+        roots: The models that the run called.
+        sites: The recorded sites.
+        events: The events of the run, such as its begin and end, as JSON values.
+        truncated: Whether an incomplete last batch or event was left out.
+        table: The statistics of every site and step.
     """
 
     path: Path
@@ -46,11 +54,14 @@ class Recording:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Recording:
-        """Return a recording, finished or not.
+        """Open the recording of a run that has ended or is still going on.
+
+        Args:
+            path: The folder.
 
         Raises:
-            NotARecording: The path is not a recording, or one of its files is damaged.
-            NewerFormat: A newer Kedge wrote it.
+            NotARecording: If the path is not a recording, or one of its files is damaged.
+            NewerFormat: If a newer Kedge wrote it.
         """
         folder = Path(path)
         manifest = read_manifest(folder)

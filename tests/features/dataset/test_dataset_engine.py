@@ -155,7 +155,7 @@ def test_a_sequence_names_the_samples(tmp_path):
 @pytest.mark.parametrize("keys", [["a", "b", "a", *map(str, range(47))], lambda batch: ["a"] * len(batch[0])])
 def test_a_key_stands_for_one_sample(tmp_path, keys):
     """A key that is given twice is an error which names it and both samples."""
-    with pytest.raises(ExtractionFailed, match="the key 'a' stands for two samples, at 0 and at [12]"):
+    with pytest.raises(ExtractionFailed, match="the key 'a' belongs to two samples, at 0 and at [12]"):
         extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(keys=keys))
 
 

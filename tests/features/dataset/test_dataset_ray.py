@@ -272,7 +272,7 @@ def halved(values):
 def test_a_key_stands_for_one_row(tmp_path, cluster):
     """A column that does not tell rows apart is refused, whether a worker is given both rows at once or not."""
     twice = images(16, half=lambda i: i // 2, turn=lambda i: i % 8)
-    with pytest.raises(ExtractionFailed, match=r"the key '\d' stands for 2 samples"):
+    with pytest.raises(ExtractionFailed, match=r"the key '\d' belongs to 2 samples"):
         features().dataset(twice.select_columns(["half", "image"]), tmp_path / "a", keys="half", cluster=ONE)
     with pytest.raises(ExtractionFailed, match="Ray read 16 rows, and there are 8 samples: keys= does not distinguish"):
         features().dataset(twice.select_columns(["turn", "image"]), tmp_path / "b", keys="turn", cluster=ONE)

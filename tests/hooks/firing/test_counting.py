@@ -200,7 +200,7 @@ def test_a_schedule_that_did_not_come_up_is_the_cause() -> None:
 @pytest.mark.parametrize("n", [0, -2])
 def test_a_distance_of_no_step_is_refused(n: int) -> None:
     """The message says what was asked and what would do."""
-    with pytest.raises(ValueError, match=re.escape(f"every({n}) has a distance of {n} steps; it must be 1 or more")):
+    with pytest.raises(ValueError, match=re.escape(f"every({n}): the distance between two steps must be 1 or more")):
         kedge.every(n)
 
 
@@ -338,3 +338,9 @@ def test_a_rank_that_is_no_number_counts_as_none(monkeypatch: pytest.MonkeyPatch
     """The launcher's variable may be of another program."""
     monkeypatch.setenv("RANK", launched)
     assert rank() == expected
+
+
+def test_a_schedule_is_shown_as_the_call_that_makes_it() -> None:
+    """So that it can be told from another one in a message or a notebook."""
+    assert repr(kedge.every(3)) == "every(3)"
+    assert repr(kedge.every(10, after=100, until=200)) == "every(10, after=100, until=200)"

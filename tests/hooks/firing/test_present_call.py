@@ -57,7 +57,7 @@ def test_an_event_of_an_operation_has_the_module_whose_forward_runs() -> None:
     """And its inputs, but not its output, which is still to come."""
     model = Net()
     assert asked(model, "/relu:out", lambda event: (event.module, event.kwargs)) == [(model, {"scale": 2.0})]
-    with pytest.raises(ActionError, match=r'is there at ":out" of a module'):
+    with pytest.raises(ActionError, match=r'exists only at ":out" of a module'):
         asked(model, "/relu:out", lambda event: event.output)
 
 

@@ -288,7 +288,7 @@ def test_a_function_of_the_program_has_its_own_name() -> None:
 
 def test_other_kinds_do_not_join_it() -> None:
     """A mixture is refused, with the remedy."""
-    with pytest.raises(NoSuchKind, match="hook the other sites by themselves"):
+    with pytest.raises(NoSuchKind, match="hook those separately"):
         kedge.hook(":saved, a:out", kedge.record())
 
 
@@ -385,5 +385,5 @@ def test_a_pair_opened_inside_the_block_hides_the_saves_and_the_cause_says_so() 
 def test_an_operation_is_no_selector_of_saves() -> None:
     """The name of a save reads it; as a selector it would mean models."""
     for wrong in ("/exp:saved", "/exp#0:saved[2]", [":saved", "/exp:saved"]):
-        with pytest.raises(NoSuchKind, match='saved tensors are not hooked by operation; hook ":saved"'):
+        with pytest.raises(NoSuchKind, match='saved tensors cannot be hooked by operation; hook ":saved"'):
             kedge.hook(wrong, kedge.record())

@@ -62,7 +62,7 @@ def test_a_name_for_several_calls_is_an_error_that_lists_them() -> None:
     with pytest.raises(SeveralRecorded) as caught:
         acts["fc"]
 
-    assert str(caught.value) == '"fc" stands for 3 recorded values; read one of "fc#0:out", "fc#1:out", "fc#2:out"'
+    assert str(caught.value) == '"fc" matches 3 recorded values; read one of "fc#0:out", "fc#1:out", "fc#2:out"'
 
 
 @pytest.mark.parametrize("call", [0, 1, 2])
@@ -440,7 +440,7 @@ def test_a_structure_without_tensors_has_a_cause() -> None:
             return ["a", str(x.shape)]
 
     with pytest.warns(
-        NeverFiredWarning, match=re.escape("there is no tensor to see: list with no tensor; hook the module inside")
+        NeverFiredWarning, match=re.escape("its value contains no tensor: list with no tensor; hook the module inside")
     ):
         with kedge.hook(model := nn.Sequential(Names()), "0", kedge.record()):
             model(torch.ones(2))
@@ -455,7 +455,7 @@ def test_a_leaf_that_is_not_there_has_a_cause() -> None:
         cause = s.ledger()["0:out[2]"].cause
         h.remove()
 
-    assert cause == ("its value has no leaf [2]", "it has [0], [1.0], [1.1]")
+    assert cause == ("its value has no tensor [2]", "it has [0], [1.0], [1.1]")
 
 
 def test_a_parameter_that_a_call_is_given_is_seen() -> None:

@@ -136,8 +136,12 @@ def test_a_returned_tensor_is_what_backward_sees() -> None:
 @pytest.mark.parametrize(
     ("action", "error", "message"),
     [
-        (lambda v: v[0], EditError, "a saved tensor must keep all three"),
-        (kedge.replace(lambda v: v.double(), reshape=True), EditError, "a saved tensor must keep all three"),
+        (lambda v: v[0], EditError, "a saved tensor must keep its shape, dtype and device"),
+        (
+            kedge.replace(lambda v: v.double(), reshape=True),
+            EditError,
+            "a saved tensor must keep its shape, dtype and device",
+        ),
         (lambda v: v.mul_(2), InPlaceEdit, "changed the value in place"),
         (lambda v: v.nope, ActionError, "AttributeError"),
     ],

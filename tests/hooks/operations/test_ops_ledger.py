@@ -39,12 +39,12 @@ def cause(sites: str, *, call: bool = True) -> str:
 @pytest.mark.parametrize(
     ("sites", "why"),
     [
-        ("/relu:out", "its own forward made no relu: it made gelu, add, detach, mul; "),
+        ("/relu:out", "its own forward called no relu: it called gelu, add, detach, mul; "),
         ("/gleu:out", 'did you mean "gelu"?'),
-        ("/add#2:out", "it made 2 add in a call; the count starts at 0"),
-        ("inner/*:out", "its own forward made no operation: it only calls modules"),
+        ("/add#2:out", "it called 2 add; the numbers start at 0"),
+        ("inner/*:out", "its own forward calls no operation, only modules"),
         ("never/relu:out", "never called while the hook was attached"),
-        ("/add:out[0]", "its value has no leaf [0]; it has a bare tensor"),
+        ("/add:out[0]", "its value has no tensor [0]; it has a bare tensor"),
         ("/mul:out.grad", "its value requires no grad"),
         ("/add#0:out.grad", "no backward reached a hook of this session"),
         ("#1/add:out", "no forward called it 2 times"),
@@ -65,7 +65,7 @@ def test_modules_without_the_operation_are_no_news() -> None:
     net = Net()
     with kedge.hook(net, "**/gelu:out", kedge.record()):
         net(torch.ones(2, 3))
-    with pytest.warns(NeverFiredWarning, match="made no silu"), kedge.hook(net, "**/silu:out", kedge.record()):
+    with pytest.warns(NeverFiredWarning, match="called no silu"), kedge.hook(net, "**/silu:out", kedge.record()):
         net(torch.ones(2, 3))
     with pytest.warns(NeverFiredWarning, match="1 of 2"), kedge.hook(net, "/gelu, fc/gelu", kedge.record()):
         net(torch.ones(2, 3))
@@ -79,6 +79,6 @@ def test_reading_what_was_not_recorded_says_why() -> None:
     net = Net()
     with kedge.hook(net, "/gelu, **/relu", kedge.record()) as acts:
         net(torch.ones(2, 3))
-    with pytest.raises(NotRecorded, match="fc/relu:out  never fired: its own forward made no relu: it made linear"):
+    with pytest.raises(NotRecorded, match="fc/relu:out  never fired: its own forward called no relu: it called linear"):
         acts["fc/relu"]
     assert acts.ledger()["/gelu"].fired == 1

@@ -125,6 +125,7 @@ def test_a_parameter_that_no_backward_reaches_is_a_warning():
         ("fc.weight:param.grad", "no backward reached a hook of this session"),
         ("fc:out.grad", "its value requires no grad"),
         ("attn:out.grad[1]", UNREACHED),
+        ("pos:out", "its value contains no tensor: int"),
         ("pos:out", "there is no tensor to see: int"),
         ("late:out", "its schedule did not select any of the steps 0 to 3"),
         ("block:out", "it ran only in a checkpoint's recompute"),

@@ -161,16 +161,29 @@ def _with_event(measure: Measure) -> Act:
 
 
 def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = False) -> Meter:
-    """Return the action that measures: one row of statistics a site and step, without synchronisation.
+    """Measure statistics of the value in each step: an action for `kedge.hook`.
 
-    Several calls and passes of one step are merged. ``stats["layer4"].rms`` reads the newest step,
-    ``stats.records("layer4")`` all steps, and ``print(stats)`` shows the newest step of each site.
+    There is one row of statistics for each site and step; several calls and passes of one step are merged. Nothing waits for
+    the device. ``stats["layer4"].rms`` reads the newest step, ``stats.records("layer4")`` returns all steps, and
+    ``print(stats)`` prints a table of the newest step.
 
     Args:
-        what: "full" for count, sum, sum of squares, min, max, non-zero and non-finite elements; "norm" for
-            the sum of squares; "finite" for the sum, which is finite if every element is.
-        keep: How many of the last steps to keep; None for all.
-        recomputes: Whether to measure the values of a checkpoint's recompute, too.
+        what: "full" for the count, sum, sum of squares, smallest and largest value, and the numbers of non-zero and
+            non-finite elements; "norm" for the sum of squares; "finite" for the sum, which is finite if every element is.
+        keep: The number of steps to keep; None for all.
+        recomputes: Whether to measure values again when a checkpoint recomputes its forward.
+
+    Returns:
+        The action.
+
+    Raises:
+        ValueError: If `what` is unknown, or `keep` is below 1.
+
+    Examples:
+        >>> with kedge.hook(model, "**", kedge.measure()) as stats:
+        ...     output = model(images)
+        >>> stats["relu"].min
+        0.0
     """
     if what not in native.CODES:
         raise ValueError(f"measure({what!r}) is unknown; use 'full', 'norm' or 'finite'")

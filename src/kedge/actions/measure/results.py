@@ -248,5 +248,5 @@ class MeasuredValues:
         found = self.sites.named(name)
         if len(found) > 1:
             names = ", ".join(f'"{seat.site}"' for seat in found)
-            raise SeveralRecorded(f'"{name}" stands for {len(found)} measured sites; read one of {names}')
+            raise SeveralRecorded(f'"{name}" matches {len(found)} measured sites; read one of {names}')
         return found

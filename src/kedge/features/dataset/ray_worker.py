@@ -242,7 +242,7 @@ def _places(rows: Rows, keys: Any) -> list[str]:
     found = texts(keys(_data(rows)) if callable(keys) else rows[keys])
     (key, times), *_ = Counter(found).most_common(1)
     if times > 1:
-        raise ExtractionFailed(f"the key {key!r} stands for {times} samples; each sample needs a key of its own")
+        raise ExtractionFailed(f"the key {key!r} belongs to {times} samples; each sample needs a key of its own")
     return found
 
 

@@ -90,7 +90,7 @@ class ChannelLayout:
         if self.positions == "max":
             return values.amax(2)
         raise ReducerError(
-            f"values have {count} positions for each sample and channel, and nothing says how to reduce them; give "
+            f"values have {count} positions for each sample and channel, and positions= does not say how to reduce them; give "
             "positions='samples', 'mean', 'max' or 'elements'"
         )
 

@@ -119,10 +119,16 @@ class Moments(Reducer):
 
 
 class Mean(Moments):
-    """Mean and variance of each channel, in float64.
+    """A reducer for the mean and variance of each channel, in float64.
 
-    The result holds `n`, `nonfinite` (samples with a NaN or an infinity), `ddof`, `mean` and `variance`, each ``[channels]``:
-    ``variance = sum((x - mean)^2) / (n - ddof)``, NaN where `n` is not above `ddof`. Integers beyond 2^53 are rounded.
+    The result has `n`, `nonfinite` (samples with a NaN or an infinity), `ddof`, `mean` and `variance`, each ``[channels]``:
+    ``variance = sum((x - mean)^2) / (n - ddof)``, NaN unless `n` is above `ddof`. Integers beyond 2^53 are rounded.
+
+    Examples:
+        >>> moments = recipes.Mean()
+        >>> moments.update(torch.ones(10, 4))
+        >>> moments.result()["n"]
+        10
     """
 
     def result(self) -> dict[str, Any]:
@@ -138,11 +144,17 @@ class Mean(Moments):
 
 
 class Covariance(Moments):
-    """Mean and covariance matrix of the channels, in float64, as a Fréchet distance needs them.
+    """A reducer for the mean and covariance matrix of the channels, in float64, as `frechet_distance` takes them.
 
-    The result holds `n`, `nonfinite` (samples with a NaN or an infinity), `ddof`, `mean` ``[channels]`` and `covariance`
-    ``[channels, channels]``: ``sum((x - mean) (x - mean)^T) / (n - ddof)``, NaN where `n` is not above `ddof`. It takes
+    The result has `n`, `nonfinite` (samples with a NaN or an infinity), `ddof`, `mean` ``[channels]`` and `covariance`
+    ``[channels, channels]``: ``sum((x - mean) (x - mean)^T) / (n - ddof)``, NaN unless `n` is above `ddof`. It takes
     8 bytes for each pair of channels.
+
+    Examples:
+        >>> covariance = recipes.Covariance()
+        >>> covariance.update(torch.rand(10, 4))
+        >>> covariance.result()["covariance"].shape
+        torch.Size([4, 4])
     """
 
     def result(self) -> dict[str, Any]:

@@ -42,19 +42,19 @@ SMALLEST_K, LARGEST_K = 8, 65_535
 
 
 class Quantiles(Reducer):
-    """Quantiles of all values, or of each channel's; see Note [Which quantile] and Note [Error of quantiles].
+    """A reducer for quantiles of all values or of each channel; see Note [Which quantile] and Note [Error of quantiles].
 
-    The result holds `n` (values that are not NaN), `nan`, `q`, `quantiles`, `min`, `max` and `normalized_rank_error`; with
-    `per="channel"` all but `q` and the error have the channels as their first dimension. A quantile of nothing is NaN.
+    The result has `n` (values that are not NaN), `nan`, `q`, `quantiles`, `min`, `max` and `normalized_rank_error`; with
+    `per="channel"` all but `q` and the error have the channels as their first dimension. Without values a quantile is NaN.
     The error is the bound on ``|rank / n - q|`` that holds in 99 of 100 cases, 0.0 where results are exact. A sketch takes about
     ``12 k`` bytes: 24 KB with `k = 2048`.
 
     Args:
         q: The quantiles, each from 0 to 1.
-        per: "whole": quantiles of all values; "channel": of each channel.
+        per: "whole" for quantiles of all values, "channel" for those of each channel.
         k: The size of a sketch, from 8 to 65,535: doubling it halves the error and doubles the memory.
-        positions: The treatment of values with more than two dimensions: "samples", "mean", "max" or "elements".
-        channel: The dimension of the channels.
+        positions: What to do with values of more than two dimensions: "samples", "mean", "max" or "elements".
+        channel: The dimension of the channels: 1 for images, -1 for tokens.
 
     Raises:
         MissingExtra: If the package datasketches is not installed.

@@ -26,14 +26,15 @@ _SETTINGS = "settings"
 
 
 class Reducer(ABC):
-    """A summary of samples; created with its settings, copied for each site, merged over processes.
+    """The base class of reducers, which summarize samples batch by batch.
 
-    A reducer can be deep-copied and pickled at any time. See Note [Exact summaries].
+    A reducer is created with its settings, copied for each site, and merged over processes. It can be deep-copied and
+    pickled at any time. See Note [Exact summaries].
 
     Attributes:
-        settings: The class's name and its arguments, which must be equal in two reducers to merge.
-        layout: The treatment of values with more than two dimensions.
-        channels: The number of channels, None before the first sample.
+        settings: The name of the class and its arguments, which must be equal in two reducers to merge.
+        layout: What is done with values of more than two dimensions.
+        channels: The number of channels; None before the first sample.
     """
 
     def __init__(self, *, positions: Positions | None, channel: int, **settings: Any) -> None:

@@ -23,17 +23,23 @@ Best = list[tuple[float, str]]
 
 
 class TopK(Reducer):
-    """The k samples with the largest, or the smallest, value of each channel; see Note [Order of the best].
+    """A reducer for the k samples with the largest, or smallest, value of each channel; see Note [Order of the best].
 
-    The result holds `n` (samples), `nan` ``[channels]``, `values` ``[channels, k]`` in float64, the best first and NaN where
+    The result has `n` (samples), `nan` ``[channels]``, `values` ``[channels, k]`` in float64, the best first and NaN where
     there are fewer samples, and `keys`, a list of at most k keys for each channel.
 
     Args:
         k: The number of samples to keep for each channel.
         largest: Whether to keep the largest values; False for the smallest.
-        positions: The treatment of values with more than two dimensions: "max" or "mean", because a sample has one value
+        positions: What to do with values of more than two dimensions: "max" or "mean", because a sample has one value
             for each channel here; or "elements".
-        channel: The dimension of the channels.
+        channel: The dimension of the channels: 1 for images, -1 for tokens.
+
+    Examples:
+        >>> best = recipes.TopK(1)
+        >>> best.update(torch.tensor([[1.0], [3.0]]), ["first", "second"])
+        >>> best.result()["keys"]
+        [['second']]
     """
 
     def __init__(

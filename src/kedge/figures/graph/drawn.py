@@ -24,9 +24,9 @@ MOST = 60
 
 
 class Graph:
-    """A snapshot of an autograd graph: plain numbers and names, which keep nothing of the graph alive.
+    """A drawing of an autograd graph: plain numbers and names, which keep nothing of the graph alive.
 
-    ``print(graph)`` shows a table by module; `dot` and `svg` draw the graph, and a notebook shows the drawing.
+    ``print(graph)`` prints a table by module; `dot` and `svg` return the drawing, and a notebook shows it.
 
     Attributes:
         nodes: The nodes in the order of execution, leaves first.

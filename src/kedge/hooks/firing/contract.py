@@ -63,7 +63,9 @@ def check_edit(value: Tensor, result: Any, action: Any, site: Site, *, in_place:
     free = getattr(action, "reshape", False) and fixed is None
     if not free and _form(result) != _form(value):
         advice = (
-            "to change them use kedge.replace(..., reshape=True)" if fixed is None else f"{fixed} must keep all three"
+            "to change shape, dtype or device, use kedge.replace(..., reshape=True)"
+            if fixed is None
+            else f"{fixed} must keep its shape, dtype and device"
         )
         raise EditError(
             f"it returned {describe(result)} on {result.device} in place of {describe(value)} on {value.device}; {advice}"

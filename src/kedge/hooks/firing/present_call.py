@@ -72,7 +72,7 @@ class PresentCall:
                 return frame.f_locals["args"], frame.f_locals["kwargs"]
             frame = frame.f_back
         raise EventError(
-            f"{site}: no call of its module runs on this thread, as in compiled code, so event.args is unknown"
+            f"{site}: no call of its module is running on this thread, as in compiled code, so event.args is unknown"
         )
 
     @property
@@ -86,7 +86,7 @@ class PresentCall:
         here = self._within("module", "args", "output") if site.kind == "out" and site.op is None else {}
         if not here:
             raise EventError(
-                f'event.output is there at ":out" of a module outside of compiled code, and this is "{site}"'
+                f'event.output exists only at ":out" of a module outside of compiled code, and this is "{site}"'
             )
         return leaves.put(here["output"], self._edits())
 

@@ -32,26 +32,53 @@ class _When:
     after: int = 0
     until: int | None = None
 
+    def __repr__(self) -> str:
+        """The call that makes this schedule."""
+        after = f", after={self.after}" if self.after else ""
+        return f"every({self.n}{after}{'' if self.until is None else f', until={self.until}'})"
+
     def __call__(self, step: int) -> bool:
         begun = step >= self.after and (self.until is None or step < self.until)
         return begun and (step - self.after) % self.n == 0
 
 
 def every(n: int, *, after: int = 0, until: int | None = None) -> Schedule:
-    """Return a schedule: one step in `n`.
+    """Return a schedule that selects one step in `n`.
 
     Args:
-        n: Distance between two steps, 1 for every step.
-        after: The first step, counted from 0.
-        until: The step to stop before; None for never.
+        n: The distance between two selected steps; 1 selects every step.
+        after: The first selected step, counted from 0.
+        until: The step before which the schedule ends; None for never.
+
+    Returns:
+        The schedule, for the argument `when` of `kedge.hook`.
+
+    Raises:
+        ValueError: If `n` is below 1.
+
+    Examples:
+        >>> schedule = kedge.every(10, after=100)
+        >>> [step for step in range(130) if schedule(step)]
+        [100, 110, 120]
     """
     if n < 1:
-        raise ValueError(f"every({n}) has a distance of {n} steps; it must be 1 or more")
+        raise ValueError(f"every({n}): the distance between two steps must be 1 or more")
     return _When(n, after, until)
 
 
 def at(*steps: int) -> Schedule:
-    """Return a schedule: exactly these steps, counted from 0."""
+    """Return a schedule that selects exactly these steps.
+
+    Args:
+        steps: The steps, counted from 0.
+
+    Returns:
+        The schedule, for the argument `when` of `kedge.hook`.
+
+    Examples:
+        >>> with kedge.hook(model, "relu", kedge.record(), when=kedge.at(0)) as acts:
+        ...     output = model(images)
+    """
     wanted: Collection[int] = frozenset(steps)
     return lambda step: step in wanted
 

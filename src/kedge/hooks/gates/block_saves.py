@@ -184,12 +184,12 @@ def is_of_block(target: str | list[str] | Selector) -> bool:
     named = next((t for t in selector.terms if t.op and t.kind == "saved" and not (t.path or t.types)), None)
     if named is not None:
         raise NoSuchKind(
-            f'"{named}": saved tensors are not hooked by operation; hook ":saved", and read one as acts["{named}"]'
+            f'"{named}": saved tensors cannot be hooked by operation; hook ":saved", and read one as acts["{named}"]'
         )
     own = list(_own(selector))
     if any(own) and not all(own):
         raise NoSuchKind(
-            f'"{selector}": ":saved" without a model is all that autograd saves; hook the other sites by themselves'
+            f'"{selector}": ":saved" without a model selects all that autograd saves, and no other sites; hook those separately'
         )
     return any(own)
 

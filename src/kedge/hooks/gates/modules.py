@@ -111,7 +111,7 @@ class OutputGate(ModuleGate):
             self.seen.rebuilt = True
             return
         if not edges:
-            self.seen.no_share = "there is no tensor to see: its arguments hold no tensor"
+            self.seen.no_share = "its value contains no tensor: its arguments hold no tensor"
         for leaf, found in edges_into(outputs, edges).items():
             if not found:
                 self.seen.no_share = (

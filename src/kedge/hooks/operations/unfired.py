@@ -81,8 +81,8 @@ def _explain_made(tap: Tap) -> Cause:
     kind = ExpectedSilence if gate.many else Cause
     if gate.operations.interrupted:
         return Cause(
-            "an interrupt ended a call inside it, and its forward went on; operations before its next call of a module "
-            "are not seen",
+            "an interrupt ended a call inside it, and its forward went on; Kedge did not see the operations before its next "
+            "call of a module",
             "catch the interrupt outside the model",
         )
     if any(op_pattern(name).fullmatch(raised) for raised in gate.operations.raised):
@@ -91,12 +91,12 @@ def _explain_made(tap: Tap) -> Cause:
     if same and nth is not None:
         most = ", ".join(f"{count} {other}" for other, count in same.items())
         return kind(
-            f"it made {most} in a call; the count starts at 0", "list its operations with kedge.operations(model, ...)"
+            f"it called {most}; the numbers start at 0", "list its operations with kedge.operations(model, ...)"
         )
     if not made:
-        return kind("its own forward made no operation: it only calls modules", "hook the operations of those modules")
+        return kind("its own forward calls no operation, only modules", "hook the operations of those modules")
     shown = list(made)[:_SHOWN]
     more = f" and {len(made) - len(shown)} more" if len(made) > len(shown) else ""
     near = difflib.get_close_matches(name, made, 1)
     remedy = f'did you mean "{near[0]}"?' if near else "list its operations with kedge.operations(model, ...)"
-    return kind(f"its own forward made no {name}: it made {', '.join(shown)}{more}", remedy)
+    return kind(f"its own forward called no {name}: it called {', '.join(shown)}{more}", remedy)

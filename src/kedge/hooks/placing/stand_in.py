@@ -182,8 +182,8 @@ def _reduced(made: StandIn, _protocol: Any) -> tuple[Any, ...]:
     kind, layer = _kind_of(made), made._kedge_layer
     if type(made) is not _class_of(kind, type(layer)):
         raise PicklingError(
-            f"this module got the class {type(made).__name__} when it stood already in the place of a {type(layer).__name__}, "
-            "so it cannot be pickled: parametrize or shard the layer first, or save the state_dict()"
+            f"this module cannot be pickled, because its class became {type(made).__name__} after it had wrapped a "
+            f"{type(layer).__name__}; parametrize or shard the layer before you wrap it, or save the state_dict()"
         )
     return _blank, (kind,), (layer, made._kedge_around)
 

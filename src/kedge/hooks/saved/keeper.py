@@ -47,8 +47,8 @@ from kedge.torch_internals.saved_hooks import disabled, top_hooks
 _ASIDE = {
     "torch.func": "saved tensors are ignored inside a torch.func transform, which runs without saved-tensor hooks: "
     "the tensors it saves stay in place",
-    "torch.compile": "a compiled module saves through a single operation: its saved tensors are seen after its "
-    "whole graph has run, count for the module around it, and are all read when its backward begins",
+    "torch.compile": "a compiled module saves through a single operation: Kedge sees its saved tensors after its "
+    "whole graph has run; they count for the module around it, and are all read when its backward begins",
     "fake": "a FakeTensor holds no data, so the tensors saved under a FakeTensorMode stay in place",
 }
 

@@ -26,8 +26,8 @@ from kedge.store.saved_account import (
 MOST_ITEMS, MOST_LINES = 20, 50
 UNKNOWN = "(unknown)"
 _NOTHING = (
-    "autograd saved nothing: none of the operations that ran needs a tensor for its backward, or no tensor that they took "
-    "requires grad"
+    "autograd saved nothing: none of the operations needs a tensor for its backward, or none of their "
+    "inputs requires grad"
 )
 Given = Mapping[str, Iterable[int]]
 

@@ -185,7 +185,7 @@ class Engine:
             warn(
                 OffloadFailed(
                     f"a saved tensor could not be moved and stays in memory ({type(failure).__name__}: {failure}); "
-                    "gradients are right, but this memory is not saved. The account counts each such tensor; this "
+                    "gradients are correct, but this memory is not freed. The account counts each such tensor; this "
                     "warning appears once."
                 )
             )

@@ -80,7 +80,9 @@ class DiskStore:
         self, path: str | os.PathLike[str] | None = None, *, uncached: bool | None = None, checksum: bool = False
     ) -> None:
         if uncached and not hasattr(os, "posix_fadvise"):
-            raise StoreError("Disk(uncached=True): this system cannot keep a file out of memory; leave it out")
+            raise StoreError(
+                "Disk(uncached=True): this system cannot keep a file out of its file cache; leave `uncached` out"
+            )
         self._path = path
         self._uncached = uncached
         self._checksum = checksum

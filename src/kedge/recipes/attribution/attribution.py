@@ -81,26 +81,29 @@ class LeafCopy:
             return next(iter(self.values.values()))
         if self.values:
             names = ", ".join(f'"{name}"' for name in shortened(self.values))
-            raise AttributionError(f'"{where}" stands for {len(self.values)} values here; say which: one of {names}')
+            raise AttributionError(f'"{where}" matches {len(self.values)} values; name one of {names}')
         if self.others:
             others = zip(shortened(self.others), self.others.values(), strict=True)
             found = ", ".join(f"{name} is {leaves.describe(t)}" for name, t in others)
             raise AttributionError(
-                f'"{where}" holds no floating-point tensor, and there is no gradient of others: {found}; '
-                "take the gradient further on, as at the output of an embedding"
+                f'"{where}" holds no floating-point tensor, and other tensors have no gradient: {found}; '
+                "take the gradient at a later site, such as the output of an embedding"
             )
         raise AttributionError(f'there is nothing to explain at "{where}": {hooked.ledger()}')
 
 
 class Attribution:
-    """A method of attribution for one model; call it like the model.
+    """An attribution method for one model; call it like the model.
+
+    `gradient`, `saliency`, `guided_backprop`, `deconvnet` and `grad_cam` return one.
 
     Args:
         model: The model, in the mode for the attribution: usually `eval`.
-        method: Returns a new `Method` for each call.
-        target: The class, one class a sample, or a function of the output; None for the class with the highest score of
-            each sample. A list explains several in one forward, and the answer has a first dimension for them.
-        wrt: The place of the gradient: a selector of one value, or several such selectors.
+        method: A function that returns a new `Method` for each call.
+        target: The class to explain, one class for each sample, or a function of the output that returns scores; None for the
+            class with the highest score of each sample. A list explains several in one forward; the result then has an
+            additional first dimension for them.
+        wrt: A selector of the place where the gradient is taken, or several such selectors.
     """
 
     def __init__(
@@ -193,20 +196,42 @@ class _Magnitude(Method):
 
 
 def gradient(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
-    """Return an attribution by the signed gradient of the score; arguments as of `saliency`."""
+    """Explain a score by its signed gradient with respect to the input.
+
+    Args:
+        model: The model, in the mode for the attribution: usually `eval`.
+        target: The class to explain, one class for each sample, a function of the output, or a list of these; None for the
+            class with the highest score of each sample. See `Attribution`.
+        wrt: A selector of the place where the gradient is taken; see `saliency`.
+
+    Returns:
+        The attribution. Call it like the model; it returns a tensor in the shape of the input.
+
+    Examples:
+        >>> recipes.gradient(model, target=2)(images).shape
+        torch.Size([8, 1, 8, 8])
+    """
     return Attribution(model, Method, target, wrt)
 
 
 def saliency(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
-    """Return an attribution by the size of the gradient of the score: the places where a small change has the largest effect.
+    """Explain a score by the magnitude of its gradient: where a small change has the largest effect.
 
-    Simonyan, Vedaldi and Zisserman, "Deep inside convolutional networks", 2013; their maps are the largest over the
+    Simonyan, Vedaldi and Zisserman, "Deep inside convolutional networks", 2013. Their maps are the maximum over the
     channels: ``saliency(model)(images).amax(1)``.
 
     Args:
         model: The model, in the mode for the attribution: usually `eval`.
-        target: The target; see `Attribution`.
-        wrt: The place; by default the input, if it holds one floating-point tensor. Others by name, such as
-            ``":in[image]"``; for text the output of its embedding.
+        target: The class to explain, one class for each sample, a function of the output, or a list of these; None for the
+            class with the highest score of each sample. See `Attribution`.
+        wrt: A selector of the place where the gradient is taken. The default is the input, if that is one floating-point
+            tensor. For several inputs, name one, such as ``":in[image]"``; for text, the output of its embedding.
+
+    Returns:
+        The attribution. Call it like the model; it returns a tensor in the shape of the input.
+
+    Examples:
+        >>> recipes.saliency(model)(images).shape
+        torch.Size([8, 1, 8, 8])
     """
     return Attribution(model, _Magnitude, target, wrt)

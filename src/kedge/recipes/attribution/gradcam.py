@@ -24,11 +24,13 @@ _MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
 
 @dataclass(frozen=True)
 class Tokens:
-    """The layout of a transformer's tokens [n, t, d] on the image; turns them into [n, d, *grid].
+    """The layout of a transformer's tokens over the image, for `grad_cam`.
+
+    It turns values [samples, tokens, width] into [samples, width, rows, columns].
 
     Attributes:
-        grid: Rows and columns of patches.
-        skip: The number of tokens before the patches, such as one class token.
+        grid: The number of rows and of columns of patches.
+        skip: The number of tokens before the patches, such as 1 for a class token.
     """
 
     grid: tuple[int, ...]
@@ -68,8 +70,8 @@ class _GradCam(Method):
             value, gradient = self.layout(value), self.layout(gradient)
         if value.dim() < 3 or (self.layout is None and value.dim() == 3 and self._is_image()):
             raise AttributionError(
-                f'Grad-CAM needs channels that lie on the image, but "{self.site}" gave {leaves.describe(value)}; for tokens '
-                "[samples, tokens, width] say how they lie: layout=Tokens(grid=(14, 14), skip=1)"
+                f'Grad-CAM needs [samples, channels, rows, columns], but "{self.site}" gave {leaves.describe(value)}; for tokens '
+                "[samples, tokens, width] give their layout, such as layout=Tokens(grid=(14, 14), skip=1)"
             )
         weights = gradient.mean(tuple(range(2, gradient.dim())), keepdim=True)
         cam = (weights * value).sum(1, keepdim=True)
@@ -86,7 +88,7 @@ class _GradCam(Method):
         mode = _MODES.get(cam.dim() - 2)
         if mode is None or len(size) != cam.dim() - 2:
             raise AttributionError(
-                f"a map {list(cam.shape[2:])} cannot be brought to the size {list(size)}; size=None leaves it as it is"
+                f"a map {list(cam.shape[2:])} cannot be resized to {list(size)}; size=None leaves it as it is"
             )
         return functional.interpolate(cam, tuple(size), mode=mode, align_corners=False)
 
@@ -96,8 +98,8 @@ class _GradCam(Method):
             return next(iter(sizes))
         found = ", ".join(f"{name} {list(size)}" for name, size in self.images.items()) or "none"
         raise AttributionError(
-            f"images among the input: {found}; give the size of the map, such as size=(224, 224), or size=None to leave it as "
-            "it is at the site"
+            f"the size of the map is unknown (images in the input: {found}); give it, such as size=(224, 224), or size=None "
+            "to leave the map as it is at the site"
         )
 
 
@@ -110,22 +112,27 @@ def grad_cam(
     size: Size = "input",
     positive: bool = True,
 ) -> Attribution:
-    """Return an attribution by a map of the places where a layer supports the score.
+    """Explain a score by Grad-CAM: a map of where the channels of a layer raise it.
 
-    It is the sum of the channels at the site, each weighted by the mean of its gradient over the image, and of that the
-    positive part (Selvaraju et al., "Grad-CAM: visual explanations from deep networks via gradient-based localization",
-    2017).
+    The map is the sum of the channels at the site, each weighted by the mean of its gradient over the image; only the
+    positive part is kept (Selvaraju et al., "Grad-CAM: visual explanations from deep networks via gradient-based
+    localization", 2017).
 
     Args:
         model: The model, in the mode for the attribution: usually `eval`.
-        site: A selector of one value of [samples, channels, rows, columns], such as ``"layer4"``.
-        target: The target; see `Attribution`.
+        site: A selector of one value [samples, channels, rows, columns], such as ``"layer4"``.
+        target: The class to explain, one class for each sample, a function of the output, or a list of these; None for the
+            class with the highest score of each sample. See `Attribution`.
         layout: A function from values of another form to this one: `Tokens` for [samples, tokens, width], or a function
             such as ``lambda value: value.movedim(-1, 1)`` for channels in the last dimension.
-        size: Of the map: "input" for the image's, rows and columns, or None for that of the site.
-        positive: Whether to keep only the support for the score, and not the evidence against it.
+        size: The size of the map in pixels: "input" for that of the image, (rows, columns), or None for that of the site.
+        positive: Whether to keep only what raises the score; False keeps what lowers it too, as negative values.
 
     Returns:
-        The attribution, to be called like the model; it returns [samples, rows, columns].
+        The attribution. Call it like the model; it returns [samples, rows, columns].
+
+    Examples:
+        >>> recipes.grad_cam(model, "relu", target=2)(images).shape
+        torch.Size([8, 8, 8])
     """
     return Attribution(model, partial(_GradCam, site, layout, size, positive=positive), target, site)

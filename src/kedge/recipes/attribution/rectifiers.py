@@ -118,7 +118,7 @@ class _Cut(Method):
         for node in nodes_between(scores, values):
             name = operation_of(node)
             if name in OPAQUE:
-                raise NothingCut(f"{self.name} cannot see whether there are ReLUs inside {OPAQUE[name]}")
+                raise NothingCut(f"{self.name} cannot tell whether there are ReLUs inside {OPAQUE[name]}")
             if rectifies(node) or (self.slices is not None and node in self.slices.whole):
                 self.sites += 1
                 self.at(s, node)
@@ -129,7 +129,7 @@ class _Cut(Method):
         if self.slices is not None and self.slices.parts:
             raise NothingCut(
                 f"{self.name} cannot cut at {', '.join(self.slices.parts)}: it works in place on a part of a tensor (a view), "
-                "which autograd joins with what made the tensor; take inplace=False there, or clone first"
+                "which autograd merges with the operation that made the tensor; use inplace=False there, or clone first"
             )
         if not self.sites:
             raise NothingCut(self._missing())
@@ -148,7 +148,7 @@ class _Cut(Method):
         """Raise if the last backward passed no ReLU."""
         if self.cuts == self.before:
             raise NothingCut(
-                f"{self.name} cut nothing: the gradient of this score passes none of the {self.sites} ReLUs"
+                f"{self.name} cut nothing: the gradient of this score passes through none of the {self.sites} ReLUs"
             )
         self.before = self.cuts
 
@@ -158,7 +158,7 @@ class _Cut(Method):
         return (
             f"{self.name} cut nothing, so it would be the plain gradient: between the score and the input there is no ReLU. "
             f"Looked for {LOOKED_FOR}; found {found or 'no operation'}{more}. "
-            "For a model without ReLUs take kedge.recipes.saliency"
+            "For a model without ReLUs use kedge.recipes.saliency"
         )
 
 
@@ -186,34 +186,50 @@ class _Deconvolution(_Cut):
 
 
 def guided_backprop(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
-    """Return an attribution by the gradient that is positive at every ReLU on the way.
+    """Explain a score by guided backpropagation: the gradient, with negative parts set to zero at every ReLU.
 
     At each ReLU the gradient passes where both the ReLU's input and the gradient are positive (Springenberg, Dosovitskiy,
     Brox and Riedmiller, "Striving for simplicity: the all convolutional net", 2015).
 
     Args:
         model: The model, in the mode for the attribution: usually `eval`.
-        target: The target; see `Attribution`.
-        wrt: The place; see `saliency`.
+        target: The class to explain, one class for each sample, a function of the output, or a list of these; None for the
+            class with the highest score of each sample. See `Attribution`.
+        wrt: A selector of the place where the gradient is taken; see `saliency`.
+
+    Returns:
+        The attribution. Call it like the model; it returns a tensor in the shape of the input.
 
     Raises:
-        NothingCut: When it is called and there is no ReLU between the score and the input, or an opaque part.
+        NothingCut: When it is called, if there is no ReLU between the score and the input, or a part that cannot be searched.
+
+    Examples:
+        >>> recipes.guided_backprop(model, target=2)(images).shape
+        torch.Size([8, 1, 8, 8])
     """
     return Attribution(model, _Guided, target, wrt)
 
 
 def deconvnet(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
-    """Return an attribution by the deconvolutional network's projection of the score back to the input.
+    """Explain a score by the deconvolutional network: its projection back to the input.
 
-    At each ReLU the gradient passes where it is positive, for any input of the ReLU (Zeiler and Fergus, "Visualizing and
-    understanding convolutional networks", 2014); max-pooling passes it to the place of the maximum.
+    At each ReLU the gradient passes where it is positive, whatever the ReLU's input (Zeiler and Fergus, "Visualizing and
+    understanding convolutional networks", 2014). Max-pooling passes it to the place of the maximum.
 
     Args:
         model: The model, in the mode for the attribution: usually `eval`.
-        target: The target; see `Attribution`.
-        wrt: The place; see `saliency`.
+        target: The class to explain, one class for each sample, a function of the output, or a list of these; None for the
+            class with the highest score of each sample. See `Attribution`.
+        wrt: A selector of the place where the gradient is taken; see `saliency`.
+
+    Returns:
+        The attribution. Call it like the model; it returns a tensor in the shape of the input.
 
     Raises:
-        NothingCut: When it is called and there is no ReLU between the score and the input, or an opaque part.
+        NothingCut: When it is called, if there is no ReLU between the score and the input, or a part that cannot be searched.
+
+    Examples:
+        >>> recipes.deconvnet(model, target=2)(images).shape
+        torch.Size([8, 1, 8, 8])
     """
     return Attribution(model, _Deconvolution, target, wrt)

@@ -131,17 +131,25 @@ def _repeated(given: tuple[tuple[Any, ...], dict[str, Any]], n: int, copies: int
 def smoothgrad(
     attribution: Attribution, *, samples: int = 25, noise: float = 0.15, seed: int = 0, at_once: int = 1
 ) -> Smoothed:
-    """Return an attribution averaged over noisy copies of the input, such as ``smoothgrad(saliency(model))(images)``.
+    """Average an attribution over noisy copies of the input (SmoothGrad).
 
-    Smilkov, Thorat, Kim, Viégas and Wattenberg, "SmoothGrad: removing noise by adding noise", 2017. The class with the
-    highest score is that of the input without noise. The noise has a generator of its own.
+    Smilkov, Thorat, Kim, Viégas and Wattenberg, "SmoothGrad: removing noise by adding noise", 2017. Without a target, the
+    class is that with the highest score for the input without noise. The noise comes from a generator of its own, so the
+    program's random state does not change.
 
     Args:
         attribution: The result of `gradient`, `saliency`, `guided_backprop`, `deconvnet` or `grad_cam`.
         samples: The number of copies.
         noise: The standard deviation of the noise, as a share of each sample's range of values.
-        seed: Of the noise.
+        seed: The seed of the noise.
         at_once: The number of copies in one batch; every argument with a row for each sample is repeated.
+
+    Returns:
+        The attribution. Call it like the model.
+
+    Examples:
+        >>> recipes.smoothgrad(recipes.saliency(model), samples=5)(images).shape
+        torch.Size([8, 1, 8, 8])
     """
     if samples < 1 or at_once < 1 or noise < 0:
         raise AttributionError(

@@ -28,24 +28,34 @@ By: TypeAlias = float | Tensor | Callable[..., Tensor]
 def ablate(
     model: nn.Module, sites: Selectors, by: By = 0.0, *, positions: Positions = None, dim: int = 1
 ) -> Hooked[Any]:
-    """Replace values by ones without information, until the handle is removed or its block ends.
+    """Replace values in a model by zeros, means or other values, to see what it does without them.
 
     Args:
         model: The model.
-        sites: A selector of the ablated values, such as ``"h.3.attn"``.
-        by: A number; a tensor that broadcasts to the value; `means` over a reference; `resample`; or any other action
-            that returns a tensor.
-        positions: Only these, counted along `dim`; None for all.
+        sites: A selector of the values to replace, such as ``"h.3.attn"``.
+        by: A number; a tensor that broadcasts to the value; the result of `means` or `resample`; or any other action that
+            returns a tensor.
+        positions: The positions to replace, counted along `dim`: an index, a slice, indices or a mask; None for all.
         dim: The dimension of the positions: 1 for tokens and channels.
 
     Returns:
-        Kedge's handle: a block, or ``.remove()``.
+        The handle: use it as a ``with`` block, or call ``remove()``.
+
+    Examples:
+        >>> with recipes.ablate(model, "relu", positions=[0, 2]):  # two channels
+        ...     output = model(images)
     """
     return hook(model, sites, Ablation(by, positions, dim))
 
 
 class Ablation:
-    """The action of `ablate`; `kedge.hook` takes it too."""
+    """The action of `ablate`, to attach with `kedge.hook`, for example beside other actions in one session.
+
+    Args:
+        by: The replacement; see `ablate`.
+        positions: The positions to replace; see `ablate`.
+        dim: The dimension of the positions; see `ablate`.
+    """
 
     def __init__(self, by: By, positions: Positions = None, dim: int = 1) -> None:
         if not (isinstance(by, (Tensor, Real)) or callable(by)):
@@ -80,7 +90,7 @@ class Ablation:
         number: Any = self.by
         if not _holds(value.dtype, number):
             raise InterventionError(
-                f"{self.by} cannot stand in {leaves.describe(value)}; give a whole number, or say which value, such as out[0]"
+                f"{self.by} cannot fill {leaves.describe(value)}; give a whole number, or name one value, such as out[0]"
             )
         return torch.full_like(value, number)
 
@@ -95,16 +105,16 @@ def _fitting(new: Tensor, value: Tensor) -> Tensor:
         return torch.empty_like(value).copy_(new)
     except RuntimeError as error:
         raise InterventionError(
-            f"{leaves.describe(new)} does not broadcast to the value, {leaves.describe(value)}; it has to be averaged over the "
+            f"{leaves.describe(new)} does not broadcast to the value, {leaves.describe(value)}; average it over the "
             "dimensions in which they differ, such as means(..., over=(0, 1)) for samples and positions"
         ) from error
 
 
 class Means:
-    """Mean values by site, as an action: each site gets its own; made by `means`.
+    """Mean values by site, as an action for `ablate`; `means` computes them.
 
     Attributes:
-        over: The dimensions that were averaged; None for all but the last.
+        over: The dimensions that were averaged over; None for all but the last.
         sums: For each site the sum in float64, and the number of values.
     """
 
@@ -142,7 +152,7 @@ class Means:
         names = [name for name in self.sums if name in wanted or without_call(name) in wanted]
         if len(names) != 1:
             found = ", ".join(names or self.sums) or "none"
-            raise InterventionError(f'"{site}" stands for {len(names)} means; there are {found}')
+            raise InterventionError(f'"{site}" matches {len(names)} means; there are {found}')
         total, count = self.sums[names[0]]
         return total / count
 
@@ -166,14 +176,22 @@ def _dimensions(value: Tensor, over: Sequence[int] | None) -> tuple[int, ...]:
 
 
 def means(model: nn.Module, sites: Selectors, inputs: Iterable[Any], *, over: int | Sequence[int] | None = 0) -> Means:
-    """Return mean values over a reference, one batch at a time, for `ablate`.
+    """Compute the mean values at some sites over reference inputs, for `ablate`.
 
     Args:
         model: The model, in the mode for the run: usually `eval`.
         sites: A selector; each selected value gets a mean.
-        inputs: Batches: a tensor, a tuple of arguments, or a dict of keyword arguments each.
-        over: The dimensions to average: 0 for samples; (0, 1) for tokens of sequences of any length; (0, 2, 3) for the
-            pixels of images as well; None for all but the last.
+        inputs: Batches of reference inputs: each a tensor, a tuple of arguments, or a dict of keyword arguments.
+        over: The dimensions to average over: 0 for samples; (0, 1) also for tokens, in sequences of any length; (0, 2, 3)
+            also for the pixels of images; None for all but the last dimension.
+
+    Returns:
+        The means, as an action.
+
+    Examples:
+        >>> usual = recipes.means(model, "relu", [images])
+        >>> with recipes.ablate(model, "relu", usual):
+        ...     output = model(images)
     """
     if isinstance(inputs, (Tensor, Mapping, str)):
         raise InterventionError(
@@ -224,8 +242,18 @@ class Resample:
 
 
 def resample(seed: int = 0) -> Resample:
-    """Return an action that replaces each sample's value by that of another sample of its batch, never its own.
+    """Replace each sample's value by that of another sample of its batch: an action for `ablate`.
 
-    Each forward draws new samples, from a generator of its own.
+    A sample never gets its own value. Each forward draws other samples, from a generator of its own.
+
+    Args:
+        seed: The seed of the generator.
+
+    Returns:
+        The action.
+
+    Examples:
+        >>> with recipes.ablate(model, "relu", recipes.resample(seed=0)):
+        ...     output = model(images)
     """
     return Resample(seed)

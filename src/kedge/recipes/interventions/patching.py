@@ -41,12 +41,12 @@ class PatchRow:
 
 
 class Patching:
-    """The effects of patches, as a table that prints.
+    """The effects of patches, as a table that prints; the result of `patch`.
 
     Attributes:
         clean: The metric of the clean input.
         corrupted: The metric of the corrupted input.
-        rows: One a patch, sites in the order of the forward.
+        rows: One for each patch, with the sites in the order of the forward.
     """
 
     def __init__(self, clean: float, corrupted: float, rows: tuple[PatchRow, ...]) -> None:
@@ -122,7 +122,7 @@ class _Patch:
         if value.shape != self.kept.shape:
             raise InterventionError(
                 f"{event.site} gives {leaves.describe(value)} for the corrupted input and {leaves.describe(self.kept)} for the "
-                "clean one; the two inputs have to be of one shape"
+                "clean one; the two inputs must have the same shape"
             )
         if self.position is None:
             return self.kept.clone()  # which the program may work on in place
@@ -138,21 +138,28 @@ def patch(
     *,
     along: int | None = None,
 ) -> Patching:
-    """Return the effects of patches: the corrupted input runs once for each site, with the clean input's value there.
+    """Find out which sites carry the difference between two inputs (activation patching).
 
-    Sites that bring the metric back to that of the clean input carry the difference of the two (Vig et al., 2020; Meng et al.,
-    "Locating and editing factual associations in GPT", 2022). The model runs without gradients, and is left as it was.
+    The corrupted input runs once for each site, with the value that the clean input has at that site. If this brings the
+    metric back to that of the clean input, the site carries the difference (Vig et al., 2020; Meng et al., "Locating and
+    editing factual associations in GPT", 2022). The model runs without gradients, and is not changed.
 
     Args:
         model: The model, in the mode for the run: usually `eval`.
-        clean: The one input: a tensor, a tuple of arguments, or a dict of keyword arguments.
-        corrupted: The other, of the same shapes.
-        sites: A selector; each selected value, for each call of a module, is patched by itself.
+        clean: The clean input: a tensor, a tuple of arguments, or a dict of keyword arguments.
+        corrupted: The corrupted input, of the same shapes.
+        sites: A selector; each selected value, in each call of a module, is patched by itself.
         metric: A function of the model's output that returns one number, such as the difference of two logits.
-        along: Patch each position along this dimension by itself, such as 1 for the tokens of a sequence.
+        along: A dimension along which each position is patched by itself, such as 1 for the tokens of a sequence; None to
+            patch each site as a whole.
 
     Returns:
-        The table of effects.
+        The table of effects: 0 for no change, 1 if the metric is that of the clean input.
+
+    Examples:
+        >>> table = recipes.patch(model, images[:1], images[1:2], "relu, fc", lambda output: output[0, 0])
+        >>> table["fc"]
+        1.0
     """
     values = _Values()
     ledger, whole = _run(model, clean, metric, sites, values)
@@ -175,7 +182,9 @@ def _run(model: nn.Module, given: Any, metric: Metric, *hook: Any) -> tuple[str,
         number = metric(run(model, given))
         ledger = str(hooked.ledger()) if hooked is not None else ""
         if hooked is not None and not any(entry.fired for entry in hooked.ledger()) and isinstance(hook[1], _Patch):
-            raise InterventionError(f"{hook[0]} has a value for the clean input, and none for the corrupted: {ledger}")
+            raise InterventionError(
+                f"{hook[0]} has a value for the clean input, but none for the corrupted one: {ledger}"
+            )
         s.end(quiet=True)
     if isinstance(number, Tensor) and number.numel() != 1:
         raise InterventionError(f"the metric returned {leaves.describe(number)}; it must return one number")

@@ -17,14 +17,14 @@ from kedge.sites import leaves
 
 
 class Steering:
-    """The action of `steer`; `kedge.hook` takes it too.
+    """The action of `steer`, to attach with `kedge.hook`, with more options.
 
     Args:
-        direction: The direction: [width], or anything that broadcasts to the value.
+        direction: A tensor [width], or of a shape that broadcasts to the value.
         strength: The factor of the direction.
         norm: The length to which the direction is scaled first; None leaves it.
         keep_norm: Whether to scale each position of the sum back to its former length.
-        positions: Only these, counted along `dim`; None for all.
+        positions: Only these positions, counted along `dim`; None for all.
         dim: The dimension of the positions: 1 for tokens.
     """
 
@@ -48,7 +48,7 @@ class Steering:
         if norm is not None:
             length = self.direction.norm()
             if not length > 0:
-                raise InterventionError(f"a direction of length {float(length)} cannot be brought to the length {norm}")
+                raise InterventionError(f"a direction of length {float(length)} cannot be scaled to the length {norm}")
             self.direction = self.direction * (norm / length)
 
     def __repr__(self) -> str:
@@ -61,8 +61,8 @@ class Steering:
             moved = value + self.strength * self.direction.to(value)
         except RuntimeError as error:
             raise InterventionError(
-                f"a direction {leaves.describe(self.direction)} cannot be added to the value {leaves.describe(value)}; it has "
-                "the width of the value's last dimension, or a shape that broadcasts"
+                f"a direction {leaves.describe(self.direction)} cannot be added to the value {leaves.describe(value)}; it must "
+                "have the width of the value's last dimension, or a shape that broadcasts"
             ) from error
         if self.keep_norm:
             length = moved.norm(dim=-1, keepdim=True)
@@ -81,35 +81,46 @@ def steer(
     norm: float | None = None,
     positions: Positions = None,
 ) -> Hooked[Any]:
-    """Add a direction at a site, until the handle is removed or its block ends.
+    """Add a direction to the value at a site (activation steering).
 
     Args:
         model: The model.
         site: A selector, such as ``"h.6"``.
-        direction: [width], or anything that broadcasts to the value, such as a difference of two `means`; see `contrast`.
+        direction: A tensor [width], or of a shape that broadcasts to the value; see `contrast`.
         strength: The factor of the direction.
         norm: The length to which the direction is scaled first; None leaves it.
-        positions: Only these tokens (dimension 1); None for all. `Steering` has other dimensions, and can keep the
-            length of the value.
+        positions: Only these tokens (positions in dimension 1); None for all. `Steering` takes another dimension, and can
+            keep the length of the value.
 
     Returns:
-        Kedge's handle: a block, or ``.remove()``.
+        The handle: use it as a ``with`` block, or call ``remove()``.
+
+    Examples:
+        >>> direction = recipes.contrast(model, "fc", toward=[images[:4]], away=[images[4:]])
+        >>> with recipes.steer(model, "fc", direction, strength=2.0):
+        ...     output = model(images)
     """
     return hook(model, site, Steering(direction, strength, norm=norm, positions=positions))
 
 
 def contrast(model: nn.Module, site: str, toward: Iterable[Any], away: Iterable[Any]) -> Tensor:
-    """Return the direction from one set of inputs to another: the difference of their mean values over samples and positions.
+    """Return the direction from one set of inputs to another: the difference of their mean values.
+
+    Values are averaged over samples and positions.
 
     Args:
         model: The model, in the mode for the run: usually `eval`.
-        site: A selector of one value, [..., width].
-        toward: Batches of inputs that the direction leads to; each as for `means`.
+        site: A selector of one value [..., width].
+        toward: Batches of inputs that the direction leads to: each a tensor, a tuple of arguments, or a dict of keyword
+            arguments.
         away: Batches of inputs that it leads away from.
+
+    Returns:
+        The direction, for `steer`: a tensor [width].
     """
     ends = [means(model, site, inputs, over=None) for inputs in (toward, away)]
     for end in ends:
         if len(end.sums) != 1:
-            raise InterventionError(f'"{site}" stands for {len(end.sums)} values, {", ".join(end.sums)}; say which')
+            raise InterventionError(f'"{site}" matches {len(end.sums)} values; name one of {", ".join(end.sums)}')
     positive, negative = (end[next(iter(end.sums))].flatten() for end in ends)
     return positive - negative

@@ -228,21 +228,24 @@ def watch(
     dump: bool = False,
     strict: bool = False,
 ) -> WatchBlock:
-    """Record the values that flow through every model that runs in this process, and report what goes wrong.
+    """Record every model that runs in this process, and report what goes wrong.
 
-    ``with kedge.watch("run.kedge"): train()`` watches the block; `begin` and `end` do without one.
+    ``with kedge.watch("run.kedge"): train()`` watches the block; to watch without a block, call `begin` and `end`.
 
     Args:
-        path: The recording, a folder to make; None for a name made of the script's and the process's.
-        sites: A selector, or a list of them; outputs, gradients and parameters at the paths it names are measured.
-        every: One step in this many is measured in full; every step is checked for NaN.
+        path: The folder of the recording, which is created; None for a name made from those of the script and the process.
+        sites: A selector, or a list of them; outputs, gradients and parameters at the selected paths are measured.
+        every: Measure one step in this many; every step is checked for NaN.
         budget: The share of the run's time that watching may take; None for no limit.
         force: Whether to replace an existing recording.
         dump: Whether to keep the tensors around the first non-finite value.
-        strict: Whether to raise failures of Kedge itself at the end, instead of reporting them and going on.
+        strict: Whether to raise Kedge's own failures at the end, instead of reporting them and continuing.
+
+    Returns:
+        The block.
 
     Raises:
-        SelectorError: `sites` cannot be read.
+        SelectorError: If `sites` cannot be read.
     """
     text = sites if isinstance(sites, str) else str(Selector(sites))
     return WatchBlock(path, WatchOptions(text, every, budget, dump), force=force, strict=strict)

@@ -67,7 +67,7 @@ class SampleKeys:
             return place
         if not place.isdecimal() or int(place) >= len(self._all):
             raise ExtractionFailed(
-                f"keys= has {len(self._all)} entries and none for the sample at {place}; for a stream, give a "
+                f"keys= has {len(self._all)} entries but none for the sample at {place}; for a stream, give a "
                 "function that reads the keys from a batch"
             )
         return self._all[int(place)]
@@ -77,7 +77,7 @@ class SampleKeys:
             other = self._places.setdefault(key, place)
             if other != place:
                 raise ExtractionFailed(
-                    f"the key {key!r} stands for two samples, at {other} and at {place} of the data set; "
+                    f"the key {key!r} belongs to two samples, at {other} and at {place} of the data set; "
                     "each sample needs a key of its own"
                 )
 

@@ -62,7 +62,7 @@ def test_a_run_is_recorded_and_told_in_three_lines(kedge: Kedge, script: Script,
     assert done.stdout == python(tmp_path, *words).stdout
     assert done.returncode == 0
     seen, found, following = done.stderr.splitlines()
-    pattern = r"\[kedge\] \d+ sites, 25 steps, 4 sampled; watching took (< )?\d+\.\d % of \S+ s"
+    pattern = r"\[kedge\] \d+ sites, 25 steps, 4 measured; watching took (< )?\d+\.\d % of \S+ s"
     assert re.fullmatch(pattern, seen), seen
     assert found.startswith("[kedge] no findings so far; "), found
     assert f"kedge run --budget none --every 1 {shlex.join(words)}" in found
@@ -168,7 +168,7 @@ def test_a_kill_leaves_a_recording(kedge: Kedge, script: Script, tmp_path: Path)
     process.wait()
 
     told = " ".join(running.stdout.split())
-    assert "no end is recorded: the program is running; the last sampled step is" in told
+    assert "no end is recorded: the program is running; the last measured step is" in told
     recording = Recording.open(tmp_path / "it.kedge")
     assert len(recording.steps) >= 45
     assert recording.end is None
@@ -236,7 +236,7 @@ def test_the_program_imports_torch_itself(kedge: Kedge, script: Script, tmp_path
     done = kedge("run", "-o", "it.kedge", name, fresh=True)
 
     assert (done.stdout, done.returncode) == (python(tmp_path, name).stdout, 0)
-    assert "1 step, 1 sampled" in done.stderr
+    assert "1 step, 1 measured" in done.stderr
 
 
 def test_a_disk_that_refuses_does_not_end_the_program(kedge: Kedge, script: Script, tmp_path: Path) -> None:

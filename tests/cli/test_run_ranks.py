@@ -146,7 +146,7 @@ def test_one_recording_has_all_ranks_and_one_speaks(ranked: Ranked) -> None:
     assert ranked.recording.ranks == tuple(range(ranked.ranks))
     assert ranked.recording.manifest["world"] == ranked.ranks
     seen, found, following = told(ranked.done)
-    assert re.match(rf"\[kedge\] {ranked.ranks} ranks recorded; rank 0: \d+ sites, 23 steps, 4 sampled", seen)
+    assert re.match(rf"\[kedge\] {ranked.ranks} ranks recorded; rank 0: \d+ sites, 23 steps, 4 measured", seen)
     assert found.startswith("[kedge] no findings so far; "), found
     assert following == f"[kedge] see more with: kedge report {ranked.names[0]}"
     assert ranked.recording.end is not None

@@ -47,7 +47,7 @@ BORN = Finding(
     "error",
     "classifier:out",
     90,
-    "classifier:out was the first to hold NaN at step 90; its input was finite.",
+    "classifier:out was the first to contain NaN, at step 90; its input was finite.",
     remedy=(
         "Look at the range of what goes in: log, division and sqrt leave the finite numbers at 0; "
         "clamp it, or add an epsilon."
@@ -146,12 +146,12 @@ def test_a_report_of_80_columns() -> None:
         train.py --name 'my run'
         cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
         Net: 2,410 parameters · 10 sites
-        120 steps, 12 sampled · 12.3 s, 3.3 % of it for watching
+        120 steps, 12 measured · 12.3 s, 3.3 % of it for watching
 
         1 error, 2 warnings
 
         ✗ error   NAN-BORN  classifier:out, step 90
-            classifier:out was the first to hold NaN at step 90; its input was finite.
+            classifier:out was the first to contain NaN, at step 90; its input was finite.
             → Look at the range of what goes in: log, division and sqrt leave the finite
             numbers at 0; clamp it, or add an epsilon.
 
@@ -167,7 +167,7 @@ def test_a_report_of_80_columns() -> None:
           (Net)              nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗       -   0%     3
 
         out, grad: root mean square of a module's output and of its gradient, at step
-        110, the last sampled one. course: steps 0 to 110, each line on a logarithmic
+        110, the last measured one. course: steps 0 to 110, each line on a logarithmic
         scale of its own; ✗ non-finite values, 0 only zeros. update: the change of a
         parameter in a step, relative to it. zero: share of exact zeros.
     """)
@@ -182,12 +182,12 @@ def test_a_report_of_160_columns() -> None:
         train.py --name 'my run'
         cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
         Net: 2,410 parameters · 10 sites
-        120 steps, 12 sampled · 12.3 s, 3.3 % of it for watching
+        120 steps, 12 measured · 12.3 s, 3.3 % of it for watching
 
         1 error, 2 warnings
 
         ✗ error   NAN-BORN  classifier:out, step 90
-            classifier:out was the first to hold NaN at step 90; its input was finite.
+            classifier:out was the first to contain NaN, at step 90; its input was finite.
             → Look at the range of what goes in: log, division and sqrt leave the finite numbers at 0; clamp it, or
             add an epsilon.
 
@@ -202,7 +202,7 @@ def test_a_report_of_160_columns() -> None:
         ✗ classifier     Linear 32x10       1.96k     nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗  4.0e-3   0%     3
           (Net)          Net    32x10                 nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗       -   0%     3
 
-        out, grad: root mean square of a module's output and of its gradient, at step 110, the last sampled one.
+        out, grad: root mean square of a module's output and of its gradient, at step 110, the last measured one.
         course: steps 0 to 110, each line on a logarithmic scale of its own; ✗ non-finite values, 0 only zeros.
         update: the change of a parameter in a step, relative to it. zero: share of exact zeros.
     """)
@@ -214,7 +214,7 @@ def test_a_report_without_findings() -> None:
         train.py --name 'my run'
         cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
         Net: 2,410 parameters · 10 sites
-        120 steps, 12 sampled · 12.3 s, 3.3 % of it for watching
+        120 steps, 12 measured · 12.3 s, 3.3 % of it for watching
 
         ✓ no findings: 0 rules over 12 measured steps
 
@@ -235,7 +235,7 @@ def test_a_recording_of_nothing() -> None:
     assert report(Recording.build()) == text("""
         a program without a name
         0 sites
-        0 steps sampled so far
+        0 steps measured so far
         no end is recorded: the program is running, or was killed
 
         nothing was recorded: the program called no module while it was watched
@@ -247,15 +247,15 @@ def test_a_recording_whose_sites_have_no_step() -> None:
     recording = Recording.build(sites(), manifest=MANIFEST, events=[END], roots=ROOTS)
 
     assert (
-        report(recording).splitlines()[-1] == "nothing was sampled: the program finished no step while it was watched"
+        report(recording).splitlines()[-1] == "nothing was measured: the program finished no step while it was watched"
     )
 
 
 def test_a_program_that_runs_or_was_killed() -> None:
     """Without an end the report says that there is none, and how far it got."""
     assert report(network(events=())).splitlines()[3:5] == [
-        "12 steps sampled so far",
-        "no end is recorded: the program is running, or was killed; the last sampled step is 110",
+        "12 steps measured so far",
+        "no end is recorded: the program is running, or was killed; the last measured step is 110",
     ]
 
 
@@ -496,8 +496,8 @@ def test_what_broke_after_the_last_full_step_is_said_to_have() -> None:
     broken = Recording.build(sites(), [*rows(), late], manifest=MANIFEST, events=(END,), roots=ROOTS)
     legends = [" ".join(report(recording).split()) for recording in (broken, network(90))]
 
-    assert "at step 110, the last sampled one; nan, inf: non-finite in a later step. course" in legends[0]
-    assert "at step 110, the last sampled one. course" in legends[1]
+    assert "at step 110, the last measured one; nan, inf: non-finite in a later step. course" in legends[0]
+    assert "at step 110, the last measured one. course" in legends[1]
 
 
 def test_a_large_recording_is_drawn_with_little_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,9 +78,9 @@ def test_a_rule_that_spoke_could_judge():
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        ({"what": "children", "detail": {"steps": 4, "seconds": 12.34}}, "child processes computed for 12.3 s"),
-        ({"what": "children", "detail": {}}, "child processes computed"),
-        ({"what": "hook-tables"}, "the modules' computations, as the program replaced PyTorch's global hooks"),
+        ({"what": "children", "detail": {"steps": 4, "seconds": 12.34}}, "12.3 s of computation in child processes"),
+        ({"what": "children", "detail": {}}, "computation in child processes"),
+        ({"what": "hook-tables"}, "modules, because the program replaced PyTorch's global hooks"),
     ],
 )
 def test_what_took_place_unseen_is_said_in_place_of_a_tick(event, words):
@@ -156,7 +156,7 @@ def test_a_dump_is_advised_where_every_step_was_measured_and_none_was_made():
     assert with_dump_on(run(**everything)) == "kedge run --budget none --every 1 --dump train.py --lr 0.1"
     assert with_dump_on(run(dump=True)) == ""
     assert again(run(**everything), "To see") == (
-        "To see, run it again as `kedge run --budget none --every 1 --dump train.py --lr 0.1`. "
+        'To see, run it again with "kedge run --budget none --every 1 --dump train.py --lr 0.1". '
     )
     assert again(run(**everything, dump=True), "To see") == ""
 

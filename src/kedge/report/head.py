@@ -78,9 +78,9 @@ def _amounts(recording: Recording) -> Iterator[str]:
     end = recording.end
     sampled = len(recording.steps)
     if end is None:
-        yield f"{counted(sampled, 'step')} sampled so far"
+        yield f"{counted(sampled, 'step')} measured so far"
         return
-    yield f"{counted(end.get('steps', sampled), 'step')}, {sampled:,} sampled"
+    yield f"{counted(end.get('steps', sampled), 'step')}, {sampled:,} measured"
     total, watching = end.get("seconds"), end.get("watching")
     if total:
         yield seconds(total) + (f", {percent(watching / total)} of it for watching" if watching is not None else "")
@@ -111,7 +111,7 @@ def _troubles(recording: Recording) -> Iterator[Text]:
     if recording.truncated:
         yield Text("the last step was cut off while it was written, and is left out", "yellow")
     if end is None:
-        last = f"; the last sampled step is {sampled[-1]}" if len(sampled) else ""
+        last = f"; the last measured step is {sampled[-1]}" if len(sampled) else ""
         what = {True: "is running", False: "was killed", None: "is running, or was killed"}[is_written(recording)]
         yield Text(f"no end is recorded: the program {what}{last}", "yellow")
     elif end.get("error"):

@@ -58,7 +58,7 @@ def columns(shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[
 
     Args:
         shown: The lines of the table.
-        steps: The number of sampled steps.
+        steps: The number of measured steps.
         width: The most characters of a line.
         marks: The marks in front of lines, by label.
     """

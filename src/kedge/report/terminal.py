@@ -134,7 +134,7 @@ def _nothing(recording: Recording) -> Text:
     if not recording.sites:
         return Text("nothing was recorded: the program called no module while it was watched")
     if not len(recording.steps):
-        return Text("nothing was sampled: the program finished no step while it was watched")
+        return Text("nothing was measured: the program finished no step while it was watched")
     return Text("there is no table: no output, gradient or parameter of a module was watched")
 
 
@@ -199,7 +199,7 @@ def _legend(recording: Recording, made: Sequence[ModuleLine]) -> Text:
     since = any(series.since for line in made for series in (line.out, line.gradient) if series)
     several = any(isinstance(line, FoldedLine) for line in made)
     return Text(
-        f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last sampled one"
+        f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last measured one"
         f"{'; nan, inf: non-finite in a later step' if since else ''}. "
         f"course: steps {first} to {last}, each line on a logarithmic scale of its own; "
         "✗ non-finite values, 0 only zeros. "

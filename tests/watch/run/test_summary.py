@@ -31,9 +31,9 @@ def words(place: Path, world: int, ranks: int) -> list[str]:
 @pytest.mark.parametrize(
     ("world", "ranks", "begins"),
     [
-        (1, 1, "1 site, 5 steps, 2 sampled; watching took 5.0 % of 2"),
-        (2, 2, "2 ranks recorded; rank 0: 1 site, 5 steps, 2 sampled; watching took 5.0 % of 2"),
-        (4, 3, "3 of 4 ranks recorded; rank 0: 1 site, 5 steps, 2 sampled; watching took 5.0 % of 2"),
+        (1, 1, "1 site, 5 steps, 2 measured; watching took 5.0 % of 2"),
+        (2, 2, "2 ranks recorded; rank 0: 1 site, 5 steps, 2 measured; watching took 5.0 % of 2"),
+        (4, 3, "3 of 4 ranks recorded; rank 0: 1 site, 5 steps, 2 measured; watching took 5.0 % of 2"),
     ],
 )
 def test_the_last_words_name_the_ranks(world: int, ranks: int, begins: str, tmp_path: Path) -> None:

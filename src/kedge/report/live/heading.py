@@ -41,13 +41,13 @@ def heading(reader: RunReader) -> Text:
 def _progress(snapshot: RunSnapshot) -> Iterator[str]:
     recording = snapshot.recording
     if recording.end is not None:
-        yield f"{counted(recording.end.get('steps', 0), 'step')}, {len(recording.steps):,} sampled"
+        yield f"{counted(recording.end.get('steps', 0), 'step')}, {len(recording.steps):,} measured"
         if recording.end.get("seconds"):
             yield seconds(recording.end["seconds"])
     elif len(recording.steps):
-        yield f"step {recording.steps[-1]:,}, {len(recording.steps):,} sampled"
+        yield f"step {recording.steps[-1]:,}, {len(recording.steps):,} measured"
     else:
-        yield "no step sampled yet"
+        yield "no step measured yet"
     if snapshot.pace is not None:
         yield f"{compact(snapshot.pace)} steps/s"
 

@@ -32,9 +32,10 @@ _EXACT = ("module", "own", "between", "entry", "backward", "made")
 _REMEDIES = {
     "log": "Keep the input of log above zero: clamp it (x.clamp_min(eps)), or use log_softmax, logsumexp or log1p, which "
     "do not need this.",
-    "div": "Keep the divisor away from zero: add an epsilon or clamp it, and leave out empty masks.",
-    "sqrt": "Keep the input of sqrt above zero, by more than rounding: its value is NaN below, its slope infinite at zero.",
-    "pow": "A power of a negative number, or below one of zero, has no finite value or slope: clamp the base.",
+    "div": "Keep the divisor away from zero: add an epsilon or clamp it, and skip empty masks.",
+    "sqrt": "Keep the input of sqrt above zero, by more than rounding: below zero its value is NaN, at zero its slope is "
+    "infinite.",
+    "pow": "A power of a negative number, or a power below one of zero, has no finite value or slope: clamp the base.",
     "exp": "exp of more than 88 is infinite in float32: clamp the input, subtract the largest, or use softmax or logsumexp.",
     "acos": "Clamp the input to a little less than 1 and more than -1.",
 }

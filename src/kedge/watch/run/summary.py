@@ -74,7 +74,7 @@ def words_on(name: str, place: Path, summary: WatchSummary, folder: Path | None 
     cost = percent(summary.watching / summary.seconds) if summary.seconds else "nothing"
     yield (
         f"{_rank_prefix(place)}{counted(summary.sites, 'site')}, {counted(summary.steps, 'step')}, "
-        f"{summary.sampled:,} sampled; "
+        f"{summary.sampled:,} measured; "
         f"watching took {cost} of {seconds(summary.seconds)}"
     )
     yield from _checked(place, folder)

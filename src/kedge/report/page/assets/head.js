@@ -51,8 +51,8 @@ function facts(recording) {
 }
 
 function stepsOf(run) {
-  if (run.steps === undefined || run.steps === null) return `${whole(run.sampled)} sampled so far`;
-  return `${whole(run.steps)}, ${whole(run.sampled)} sampled`;
+  if (run.steps === undefined || run.steps === null) return `${whole(run.sampled)} measured so far`;
+  return `${whole(run.steps)}, ${whole(run.sampled)} measured`;
 }
 
 function costOf(run) {

@@ -168,7 +168,7 @@ def test_a_kill_leaves_a_recording(kedge: Kedge, script: Script, tmp_path: Path)
     process.wait()
 
     told = " ".join(running.stdout.split())
-    assert "no end is recorded: the program is running; the last measured step is" in told
+    assert "the recording has no end: the program is running; the last measured step is" in told
     recording = Recording.open(tmp_path / "it.kedge")
     assert len(recording.steps) >= 45
     assert recording.end is None
@@ -249,7 +249,7 @@ def test_a_disk_that_refuses_does_not_end_the_program(kedge: Kedge, script: Scri
     assert done.stdout.startswith("loss")
     assert done.returncode == 0
     first, second = done.stderr.splitlines()
-    assert first.startswith("[kedge] writing failed: cannot make the recording")
+    assert first.startswith("[kedge] writing failed: cannot create the recording")
     assert first.endswith("the program goes on, but is not recorded from here on")
     assert second == "[kedge] nothing was recorded"
 
@@ -268,12 +268,12 @@ def test_an_existing_recording_is_refused_before_the_program_starts(
 
     assert (refused.stdout, refused.returncode) == ("", 2)
     assert refused.stderr == (
-        "kedge: cannot make the recording train.kedge: there is one already; "
+        "kedge: cannot create the recording train.kedge: there is one already; "
         "name another place, or replace it with --force (in code: force=True)\n"
     )
     assert (never.stdout, never.returncode) == ("", 2)
     assert never.stderr == (
-        "kedge: cannot make the recording precious: something that is not a recording is there and is left alone; "
+        "kedge: cannot create the recording precious: something that is not a recording is there and is left alone; "
         "name another place\n"
     )
     assert replaced.returncode == 0
@@ -291,7 +291,7 @@ def test_an_existing_recording_is_refused_before_the_program_starts(
         ),
         (
             ["-o", "no/it.kedge", "train.py"],
-            "kedge: cannot make the recording no/it.kedge: there is no folder no; make it, or name another place\n",
+            "kedge: cannot create the recording no/it.kedge: there is no folder no; create it, or name another place\n",
         ),
         (["--", "nope.py", "-x"], "kedge: cannot run nope.py: there is no such file in {cwd}; check the path\n"),
     ],

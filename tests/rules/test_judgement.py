@@ -64,7 +64,9 @@ def test_rules_that_could_not_judge_are_named_with_what_they_lacked():
     assert verdict(judgement) == (
         "no findings so far; 2 rules could not judge: B (2 of 20 measured steps), C (no measured steps)"
     )
-    assert list(advice(judgement)) == ["for all of them: kedge run --budget none --every 1 train.py --lr 0.1"]
+    assert list(advice(judgement)) == [
+        "to get enough for all of them: kedge run --budget none --every 1 train.py --lr 0.1"
+    ]
 
 
 def test_a_rule_that_spoke_could_judge():
@@ -107,7 +109,9 @@ def test_no_command_is_named_that_would_not_help(steps, need, helped):
 
     assert bool(judgement.command) == helped
     assert list(advice(judgement)) == (
-        ["for it: kedge run --budget none --every 1 train.py --lr 0.1"] if helped else ["for it the run is too short"]
+        ["to get enough for it: kedge run --budget none --every 1 train.py --lr 0.1"]
+        if helped
+        else ["the run is too short for it"]
     )
 
 
@@ -123,8 +127,8 @@ def test_some_are_helped_and_others_need_a_longer_run():
 
     assert judgement.helped == ("A",)
     assert list(advice(judgement)) == [
-        "for A: kedge run --budget none --every 1 train.py --lr 0.1",
-        "for B the run is too short",
+        "to get enough for A: kedge run --budget none --every 1 train.py --lr 0.1",
+        "the run is too short for B",
     ]
 
 

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class ServeCommand:
-    """Show a recording in the browser while it grows; Ctrl-C ends it.
+    """Show a recording in the browser while it grows; Ctrl-C stops the server.
 
-    The page is that of kedge report --html, and follows the run. It is served on this machine
-    alone, and only under an address with a token that is new each time.
+    The page is that of kedge report --html, and follows the run. Only this machine can open
+    it, at an address that contains a new token each time.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ class ServeCommand:
         news = News(follower, condensed, follower.poll() or Recording.open(name))
         server = _server(news, args.port)
         with running(server):
-            print(f"{name} is served at {server.address}\nCtrl-C ends it", flush=True)
+            print(f"{name} is served at {server.address}\npress Ctrl-C to stop", flush=True)
             if args.open:
                 import webbrowser
 

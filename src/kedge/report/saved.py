@@ -37,7 +37,7 @@ def render_saved(recording: Recording, console: Console, most: int | None) -> No
     """
     event = newest(recording.events)
     if event is None:
-        console.print("nothing is recorded of what autograd saved: no step with gradients was watched")
+        console.print("no saved tensors were recorded: no step with gradients was watched")
         return
     account = account_of(event)
     if account is None:
@@ -98,6 +98,6 @@ def _render_counted(event: Mapping[str, Any], console: Console) -> None:
     console.print()
     said = (
         f"These are the totals of {counted(len(event['modules']), 'module')} that every run counts; "
-        "kedge run --saved records every tensor, with lines and remedies."
+        "kedge run --saved records every tensor, with its line and ways to free its memory."
     )
     print_paragraph(Text(said, "dim"), console)

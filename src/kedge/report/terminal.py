@@ -28,8 +28,8 @@ PLAIN_WIDTH = 100
 NARROWEST, WIDEST = 80, 200
 _MOST_CURVES, _CURVE_WIDTH = 6, 25
 _FOLDED = (
-    " h.0-47: all these blocks; a figure such as 1.2..3.4 is the least and the largest of them, the course their median. "
-    "A block with a finding, or far from the others, has a line of its own."
+    " h.0-47: all of these blocks; 1.2..3.4 is the smallest and the largest figure among them, and the trend is their median. "
+    "A block that has a finding, or is far from the others, has a line of its own."
 )
 
 
@@ -152,13 +152,13 @@ def _render_table(
             console.print(drawn(made[index], layout))
     for amount in _amounts(made, shown, modules):
         console.print()
-        print_paragraph(Text(f"{amount}; --all shows every one, --sites SELECTOR those you name"), console)
+        print_paragraph(Text(f"{amount}; --all shows every module, --sites SELECTOR the ones you choose"), console)
 
 
 def _amounts(made: Sequence[ModuleLine], shown: Sequence[int], modules: int) -> Iterator[str]:
     """Yield the numbers of modules and of lines, if some modules have no line of their own."""
     if len(made) < modules:
-        amount = f"{counted(modules, 'module')} in {counted(len(made), 'line')}, blocks that are alike in one"
+        amount = f"{counted(modules, 'module')} in {counted(len(made), 'line')}, with similar blocks in one"
         yield amount + (f"; {len(shown):,} of the lines are shown" if len(shown) < len(made) else "")
     elif len(shown) < len(made):
         yield f"{len(shown):,} of {counted(len(made), 'module')} shown"
@@ -201,9 +201,9 @@ def _legend(recording: Recording, made: Sequence[ModuleLine]) -> Text:
     return Text(
         f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last measured one"
         f"{'; nan, inf: non-finite in a later step' if since else ''}. "
-        f"course: steps {first} to {last}, each line on a logarithmic scale of its own; "
+        f"trend: steps {first} to {last}, each line on its own logarithmic scale; "
         "✗ non-finite values, 0 only zeros. "
-        "update: the change of a parameter in a step, relative to it. zero: share of exact zeros."
+        "update: change of the parameters in one step, relative to their size. zero: share of exact zeros."
         f"{_FOLDED if several else ''}",
         "dim",
     )

@@ -82,7 +82,7 @@ def _place(snapshot: RunSnapshot) -> Iterator[str]:
 def _trouble(state: RunState, snapshot: RunSnapshot) -> str:
     end = snapshot.recording.end
     if state is RunState.KILLED:
-        return "it has no end and no process writes it any more: the program was killed"
+        return "the recording has no end, and no process is writing to it: the program was killed"
     if end is not None and end.get("exit"):
         return f"exit status {end['exit']}" + (f": {end['error']}" if end.get("error") else "")
     return ""

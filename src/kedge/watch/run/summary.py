@@ -79,9 +79,9 @@ def words_on(name: str, place: Path, summary: WatchSummary, folder: Path | None 
     )
     yield from _checked(place, folder)
     if not native.available():
-        yield f"watching would be cheaper with Kedge's compiled part: {native.why_not()}"
+        yield f"watching would cost less with Kedge's compiled part: {native.why_not()}"
     for kind, why in on_device.why_not().items():
-        yield f"watching would be cheaper on {kind} with Triton: {why}"
+        yield f"watching would cost less on {kind} with Triton: {why}"
     yield f"see more with: kedge report {name}"
 
 

@@ -177,7 +177,7 @@ def test_without_a_name_the_newest_recording_is_read(
 ) -> None:
     """It is named on stderr, so that stdout has the answer alone."""
     assert typed(line) == status
-    assert capsys.readouterr().err == "[kedge] RUN is healthy.kedge, the newest recording here\n"
+    assert capsys.readouterr().err == "[kedge] reading healthy.kedge, the newest recording here\n"
 
 
 def test_where_there_is_no_recording_one_must_be_made(

@@ -46,7 +46,7 @@ def recording_named(name: str | None, *, may_come: bool = False) -> str:
     """
     if name is None:
         newest = _newest()
-        say(f"RUN is {newest}, the newest recording here")
+        say(f"reading {newest}, the newest recording here")
         return newest
     full = name.rstrip(os.sep) + SUFFIX
     if is_recording(name) or not is_recording(full):

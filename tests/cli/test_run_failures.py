@@ -204,8 +204,8 @@ def test_a_folder_that_is_read_only_is_refused_at_once(server: Server, tmp_path:
 
     assert (done.status, done.stdout) == (2, "")
     assert done.stderr == (
-        "kedge: cannot create the recording closed/it.kedge: nothing can be written to /closed; "
-        "check the permissions, or name another place\n"
+        "kedge: cannot create the recording closed/it.kedge: /closed is not writable; "
+        "name a folder that you can write to\n"
     )
 
 

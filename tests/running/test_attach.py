@@ -126,8 +126,8 @@ def test_the_command_watches_for_the_given_time_and_names_the_recording(running,
     assert told["digest"] == digest_of(told["steps"])
     lines = capsys.readouterr().err.splitlines()
     assert "AdamW trains Sequential" in lines[0]
-    assert "Ctrl-C ends the watch" in lines[1]
-    assert "goes on without the watch" in lines[2]
+    assert "Ctrl-C stops the recording" in lines[1]
+    assert "runs on without hooks" in lines[2]
     assert "kedge report" in lines[-1]
 
 

@@ -139,7 +139,7 @@ class Producer:
         )
 
     def _subject(self, site: str) -> str:
-        return f"the gradients of {site} were" if self.event.get("where") == "backward" else f"{site} was"
+        return f"The gradients of {site} were" if self.event.get("where") == "backward" else f"{site} was"
 
     def _made(self) -> str:
         """Return a clause with the operation and its place."""
@@ -157,10 +157,10 @@ class Producer:
         module = str(self.event.get("module") or "")
         if self.event.get("where") == "input":
             return REMEDIES["entry"]
-        if self.event.get("where") == "backward":
-            return REMEDIES["backward"].format(name=module or "the program")
         if self.name in _REMEDIES:
             return _REMEDIES[self.name]
+        if self.event.get("where") == "backward":
+            return REMEDIES["backward"].format(name=module or "the program")
         name = self.name + (f" in {module}" if module else "")
         known = OperationAdvice(name, "", self.event.get("node"), "float32", 0.0, self.step == 0)
         return known.advice() if known.multiplies else f"For {name}, {DOMAIN}."

@@ -46,6 +46,10 @@ _REMEDIES |= {
     "reciprocal": _REMEDIES["div"],
 }
 _REMEDIES |= {"rsqrt": _REMEDIES["div"], "true_divide": _REMEDIES["div"]}
+_NOT_ITS_OUTPUT = (
+    " Change its input, not its output: torch.where after an operation whose derivative is infinite multiplies that by zero, "
+    "which is NaN."
+)
 
 
 def with_producer(recording: Recording, bad_steps: BadSteps, findings: Sequence[Finding]) -> list[Finding]:
@@ -157,9 +161,10 @@ class Producer:
         module = str(self.event.get("module") or "")
         if self.event.get("where") == "input":
             return REMEDIES["entry"]
+        backward = self.event.get("where") == "backward"
         if self.name in _REMEDIES:
-            return _REMEDIES[self.name]
-        if self.event.get("where") == "backward":
+            return _REMEDIES[self.name] + (_NOT_ITS_OUTPUT if backward else "")
+        if backward:
             return REMEDIES["backward"].format(name=module or "the program")
         name = self.name + (f" in {module}" if module else "")
         known = OperationAdvice(name, "", self.event.get("node"), "float32", 0.0, self.step == 0)

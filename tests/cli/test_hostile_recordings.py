@@ -81,27 +81,27 @@ DAMAGED: list[tuple[str, str | bytes, str]] = [
     ("manifest.json", FORMAT + '"budget": -Infinity}', "it has -Infinity, which is not JSON"),
     ("manifest.json", FORMAT + '"budget": 1e999}', "its number 1e999 is too large"),
     ("manifest.json", FORMAT + '"rank": ' + "9" * 5000 + "}", "it is not JSON (Exceeds the limit"),
-    ("manifest.json", FORMAT + '"rank": 1e3}', "rank is 1000.0 where a whole number from 0 on should be"),
-    ("manifest.json", FORMAT + '"world": null}', "world is null where a whole number from 0 on should be"),
-    ("manifest.json", FORMAT + '"command": "train.py"}', "command is 'train.py' where a list should be"),
-    ("manifest.json", FORMAT + '"command": [7]}', "command[0] is 7 where a text should be"),
+    ("manifest.json", FORMAT + '"rank": 1e3}', "rank is 1000.0 but must be a whole number, 0 or more"),
+    ("manifest.json", FORMAT + '"world": null}', "world is null but must be a whole number, 0 or more"),
+    ("manifest.json", FORMAT + '"command": "train.py"}', "command is 'train.py' but must be a list"),
+    ("manifest.json", FORMAT + '"command": [7]}', "command[0] is 7 but must be text"),
     ("manifest.json", b"\xef\xbb\xbf{}", "it is not JSON"),
     ("manifest.json", b'{"format": 1, "kedge": "\xff"}', "it is not JSON (byte 24 is not UTF-8)"),
     ("manifest.json", '{"format": ' + "9" * 4000 + "}", "is written in format 99999999"),
     ("sites.json", DEEP, "it has more than 50 levels"),
-    ("sites.json", '{"roots": [], "sites": {}}', "sites is an object where a list should be"),
-    ("sites.json", '{"roots": [], "sites": [{"id": 0, "site": 3}]}', "sites[0].site is 3 where a text should be"),
-    ("sites.json", '{"roots": [], "sites": [{"id": 0, "site": "a:out", "shape": [-1]}]}', "sites[0].shape[0] is -1 where"),
+    ("sites.json", '{"roots": [], "sites": {}}', "sites is an object but must be a list"),
+    ("sites.json", '{"roots": [], "sites": [{"id": 0, "site": 3}]}', "sites[0].site is 3 but must be text"),
+    ("sites.json", '{"roots": [], "sites": [{"id": 0, "site": "a:out", "shape": [-1]}]}', "sites[0].shape[0] is -1 but must be"),
     ("sites.json", '{"roots": [], "sites": [{"id": 0, "site": "a:out", "from": [7]}]}', "has the source 7, and there are 1 sites"),
     ("sites.json", '{"roots": [], "sites": [{"id": 0, "site": "a:out", "root": 5}]}', "has the root 5, and there are 0 roots"),
     ("sites.json", '{"roots": [{"name": "Net", "modules": [{}]}], "sites": []}', "roots[0].modules[0] has no 'path'"),
     ("events.jsonl", DEEP + "\n", "line 1 has more than 50 levels"),
-    ("events.jsonl", '{"kind": []}\n', "line 1: kind is a list where a text should be"),
+    ("events.jsonl", '{"kind": []}\n', "line 1: kind is a list but must be text"),
     ("events.jsonl", "{}\n", "line 1: it has no 'kind'"),
-    ("events.jsonl", '{"kind": "end", "steps": "ten"}\n', "line 1: steps is 'ten' where a whole number from 0 on should be"),
+    ("events.jsonl", '{"kind": "end", "steps": "ten"}\n', "line 1: steps is 'ten' but must be a whole number, 0 or more"),
     ("events.jsonl", '{"kind": "ledger", "sites": [{"site": "a"}]}\n', "line 1: sites[0] has no 'fired'"),
-    ("events.jsonl", '{"kind": "dump", "step": 0, "site": "a:out", "folder": "../../x"}\n', "line 1: folder is '../../x' where the name of"),
-    ("events.jsonl", '{"kind": "saved", "step": 0, "bytes": 1e300, "modules": []}\n', "line 1: bytes is 1e+300 where"),
+    ("events.jsonl", '{"kind": "dump", "step": 0, "site": "a:out", "folder": "../../x"}\n', "line 1: folder is '../../x' but must be the name of"),
+    ("events.jsonl", '{"kind": "saved", "step": 0, "bytes": 1e300, "modules": []}\n', "line 1: bytes is 1e+300 but must be"),
     ("stats-0.arrows", b"\xff" * 4 + b"\x10\0\0\0" + b"\0" * 100, "does not hold the statistics of a recording"),
 ]  # fmt: skip
 
@@ -228,7 +228,7 @@ def test_a_recording_that_nobody_may_read_is_told(
         return opened(path, *rest, **named)
 
     monkeypatch.setattr(os, "open", refuse)
-    assert "sites.json: Permission denied; name a place you have the right to use" in _refused(
+    assert "sites.json: Permission denied; check the permissions, or name another place" in _refused(
         ["report", "RUN"], folder, capsys
     )
 

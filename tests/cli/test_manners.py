@@ -40,7 +40,7 @@ MISTYPED = [
     ("report healthy -x", "there is no option -x; see kedge report --help"),
     ("report healthy -o x.html", "-o and --no-source are for pages: add --html"),
     ("report healthy --html -o folder", "cannot write folder: Is a directory;"),
-    ("report healthy --html -o none/x.html", "cannot write none/x.html: No such file or directory; make the folder"),
+    ("report healthy --html -o none/x.html", "cannot write none/x.html: No such file or directory; create the folder"),
     ("report healthy --json --all", "--json prints every module: leave --html, --headroom, --saved and --all out"),
     ("report healthy --sites nosuch", "no module matches 'nosuch':"),
     ("report healthy --config none.toml", "cannot read none.toml: No such file or directory; name another file"),
@@ -52,12 +52,12 @@ MISTYPED = [
     ("diff healthy brken", "did you mean broken.kedge?"),
     ("diff healthy broken --tolerance big", "--tolerance: 'big' is not a relative difference; 1e-5 tolerates"),
     ("diff healthy --ranks 0 x", "--ranks: invalid int value: 'x'; see kedge diff --help"),
-    ("diff healthy --ranks 0 5", "healthy.kedge holds nothing of rank 5: it holds rank 0"),
+    ("diff healthy --ranks 0 5", "healthy.kedge has no data of rank 5: it has rank 0"),
     ("explain NAN-BURN", "there is no rule 'NAN-BURN': the nearest are NAN-BORN"),
     ("explain SPIKE --jsno", "there is no option --jsno; did you mean --json?"),
     ("export healthy", "one of the arguments --parquet is required; see kedge export --help"),
     ("export healthy --parquet -o taken.txt", "cannot write taken.txt: it exists already; replace it with --force"),
-    ("query healthy", 'the query is missing; such as "SELECT'),
+    ("query healthy", 'the query is missing; write it after the name of the recording, such as "SELECT'),
     ("query", "the following arguments are required: SQL; see kedge query --help"),
     ("run", "name the program to run: a script, or -m and a module"),
     ("run nothing.py", "cannot run nothing.py: there is no such file in"),
@@ -75,12 +75,12 @@ MISTYPED = [
     ("run --budget 300% train.py", "--budget: '300%' is not a share of the time; write one such as 3%"),
     ("run -o taken.txt train.py", "something that is not a recording is there and is left alone; name another place"),
     ("run -o healthy.kedge train.py", "there is one already; name another place, or replace it with --force"),
-    ("run -o none/x.kedge train.py", "there is no folder none; make it, or name another place"),
+    ("run -o none/x.kedge train.py", "there is no folder none; create it, or name another place"),
     ("attach", "the following arguments are required: PID; see kedge attach --help"),
     ("attach train.py", "PID: 'train.py' is not the number of a process; list the Python processes: pgrep -a python"),
     ("attach 1 --for soon", "--for: 'soon' is not a time; write one such as 90s, 5m or 2h"),
     ("sites tran.py", "did you mean: kedge sites train.py"),
-    ("sites --ops --json train.py", "--json has the sites alone: leave --ops out"),
+    ("sites --ops --json train.py", "--json lists only sites: leave --ops out"),
     ("serve healthy --port x", "--port: 'x' is not a port; name a number up to 65535"),
     ("serve nothing.kedge", "there is no such folder; here there is"),
     ("live healthy", "kedge live needs a terminal, and its output is not one; kedge report prints"),
@@ -177,7 +177,7 @@ def test_without_a_name_the_newest_recording_is_read(
 ) -> None:
     """It is named on stderr, so that stdout has the answer alone."""
     assert typed(line) == status
-    assert capsys.readouterr().err == "[kedge] RUN is healthy.kedge, the newest recording here\n"
+    assert capsys.readouterr().err == "[kedge] reading healthy.kedge, the newest recording here\n"
 
 
 def test_where_there_is_no_recording_one_must_be_made(

@@ -167,7 +167,7 @@ def test_the_report_is_drawn(recorded: Recorded, capsys: pytest.CaptureFixture[s
         "train.py --lr 1",
         "cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC",
         "Net: 12 parameters · 3 sites",
-        "30 steps, 3 sampled · 2 s, 5.0 % of it for watching",
+        "30 steps, 3 measured · 2 s, 5.0 % of it for watching",
         "",
         "1 error",
     ]

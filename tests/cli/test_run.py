@@ -62,7 +62,7 @@ def test_a_run_is_recorded_and_told_in_three_lines(kedge: Kedge, script: Script,
     assert done.stdout == python(tmp_path, *words).stdout
     assert done.returncode == 0
     seen, found, following = done.stderr.splitlines()
-    pattern = r"\[kedge\] \d+ sites, 25 steps, 4 sampled; watching took (< )?\d+\.\d % of \S+ s"
+    pattern = r"\[kedge\] \d+ sites, 25 steps, 4 measured; watching took (< )?\d+\.\d % of \S+ s"
     assert re.fullmatch(pattern, seen), seen
     assert found.startswith("[kedge] no findings so far; "), found
     assert f"kedge run --budget none --every 1 {shlex.join(words)}" in found
@@ -168,7 +168,7 @@ def test_a_kill_leaves_a_recording(kedge: Kedge, script: Script, tmp_path: Path)
     process.wait()
 
     told = " ".join(running.stdout.split())
-    assert "no end is recorded: the program is running; the last sampled step is" in told
+    assert "the recording has no end: the program is running; the last measured step is" in told
     recording = Recording.open(tmp_path / "it.kedge")
     assert len(recording.steps) >= 45
     assert recording.end is None
@@ -236,7 +236,7 @@ def test_the_program_imports_torch_itself(kedge: Kedge, script: Script, tmp_path
     done = kedge("run", "-o", "it.kedge", name, fresh=True)
 
     assert (done.stdout, done.returncode) == (python(tmp_path, name).stdout, 0)
-    assert "1 step, 1 sampled" in done.stderr
+    assert "1 step, 1 measured" in done.stderr
 
 
 def test_a_disk_that_refuses_does_not_end_the_program(kedge: Kedge, script: Script, tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_a_disk_that_refuses_does_not_end_the_program(kedge: Kedge, script: Scri
     assert done.stdout.startswith("loss")
     assert done.returncode == 0
     first, second = done.stderr.splitlines()
-    assert first.startswith("[kedge] writing failed: cannot make the recording")
+    assert first.startswith("[kedge] writing failed: cannot create the recording")
     assert first.endswith("the program goes on, but is not recorded from here on")
     assert second == "[kedge] nothing was recorded"
 
@@ -268,12 +268,12 @@ def test_an_existing_recording_is_refused_before_the_program_starts(
 
     assert (refused.stdout, refused.returncode) == ("", 2)
     assert refused.stderr == (
-        "kedge: cannot make the recording train.kedge: there is one already; "
+        "kedge: cannot create the recording train.kedge: there is one already; "
         "name another place, or replace it with --force (in code: force=True)\n"
     )
     assert (never.stdout, never.returncode) == ("", 2)
     assert never.stderr == (
-        "kedge: cannot make the recording precious: something that is not a recording is there and is left alone; "
+        "kedge: cannot create the recording precious: something that is not a recording is there and is left alone; "
         "name another place\n"
     )
     assert replaced.returncode == 0
@@ -291,7 +291,7 @@ def test_an_existing_recording_is_refused_before_the_program_starts(
         ),
         (
             ["-o", "no/it.kedge", "train.py"],
-            "kedge: cannot make the recording no/it.kedge: there is no folder no; make it, or name another place\n",
+            "kedge: cannot create the recording no/it.kedge: there is no folder no; create it, or name another place\n",
         ),
         (["--", "nope.py", "-x"], "kedge: cannot run nope.py: there is no such file in {cwd}; check the path\n"),
     ],

@@ -69,4 +69,4 @@ def test_a_failure_at_the_end_is_one_sentence(server: Server, tmp_path: Path) ->
     done = server.run(TRAIN + broken + "train(); raise SystemExit(7)", tmp_path, ["run", "-o", "it.kedge", "prog.py"])
 
     assert (done.stdout, done.status) == ("", 7)
-    assert done.told == ["[kedge] ending failed: RuntimeError: no end; the recording may lack its end"]
+    assert done.told == ["[kedge] could not finish the recording: RuntimeError: no end; its end may be missing"]

@@ -76,7 +76,7 @@ def test_a_kill_at_any_moment_costs_at_most_one_step(
     assert recording.end is None
     assert main(["check", str(tmp_path / "it.kedge")]) == 0
     assert main(["report", str(tmp_path / "it.kedge")]) == 0
-    assert "no end is recorded: the program was killed" in capsys.readouterr().out
+    assert "the recording has no end: the program was killed" in capsys.readouterr().out
 
 
 def test_a_killed_run_blocks_nobody(server: Server, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_two_runs_do_not_share_a_recording(server: Server, tmp_path: Path) -> No
     done = first.wait()
 
     assert (refused.status, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("kedge: cannot make the recording ../it.kedge: there is one already; ")
+    assert refused.stderr.startswith("kedge: cannot create the recording ../it.kedge: there is one already; ")
     assert (forced.status, forced.stdout) == (2, "")
     assert f"it is being written by process {first.pid} on " in forced.stderr
     assert len(forced.told) == 1
@@ -204,8 +204,8 @@ def test_a_folder_that_is_read_only_is_refused_at_once(server: Server, tmp_path:
 
     assert (done.status, done.stdout) == (2, "")
     assert done.stderr == (
-        "kedge: cannot make the recording closed/it.kedge: nothing can be written to /closed; "
-        "name a place you have the right to use\n"
+        "kedge: cannot create the recording closed/it.kedge: /closed is not writable; "
+        "name a folder that you can write to\n"
     )
 
 

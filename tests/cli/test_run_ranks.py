@@ -146,7 +146,7 @@ def test_one_recording_has_all_ranks_and_one_speaks(ranked: Ranked) -> None:
     assert ranked.recording.ranks == tuple(range(ranked.ranks))
     assert ranked.recording.manifest["world"] == ranked.ranks
     seen, found, following = told(ranked.done)
-    assert re.match(rf"\[kedge\] {ranked.ranks} ranks recorded; rank 0: \d+ sites, 23 steps, 4 sampled", seen)
+    assert re.match(rf"\[kedge\] {ranked.ranks} ranks recorded; rank 0: \d+ sites, 23 steps, 4 measured", seen)
     assert found.startswith("[kedge] no findings so far; "), found
     assert following == f"[kedge] see more with: kedge report {ranked.names[0]}"
     assert ranked.recording.end is not None
@@ -268,7 +268,7 @@ def test_rank_0_refuses_for_all(torchrun: Launcher) -> None:
     done = torchrun(2, "kedge", "run", *ALWAYS, "-o", "it.kedge", name, "9", "1", launcher=("--rdzv-id", "again"))
 
     assert done.returncode != 0
-    assert "kedge: cannot make the recording it.kedge: there is one already" in done.stderr
+    assert "kedge: cannot create the recording it.kedge: there is one already" in done.stderr
     assert {path.name: path.read_bytes() for path in (torchrun.folder / "it.kedge").iterdir()} == before
 
 
@@ -281,7 +281,7 @@ def test_ranks_without_a_rank_0_run_unrecorded(torchrun: Launcher) -> None:
 
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert done.stderr == (
-        f"[kedge] rank 1: writing failed: rank 0 has made no recording at {torchrun.folder / 'it.kedge'}; "
+        f"[kedge] rank 1: writing failed: rank 0 has not created a recording at {torchrun.folder / 'it.kedge'}; "
         "give all ranks the same path, in a folder that they share; "
         "the program goes on, but is not recorded from here on\n"
     )
@@ -360,10 +360,10 @@ def test_a_killed_rank_is_named_and_the_others_are_judged(torchrun: Launcher) ->
     recording = Recording.open(torchrun.folder / "it.kedge")
 
     assert [d.returncode for d in done] == [0, -9, 0, 0]
-    assert "[kedge] rank 1 recorded no end: killed, or still running" in told(done[0])
+    assert "[kedge] rank 1 have no recorded end: killed, or still running" in told(done[0])
     assert recording.ranks == (0, 1, 2, 3)
     assert recording.of_rank(1).steps.tolist() == [0, 1, 2, 4, 6, 8]
-    assert list(lost_ranks(recording)) == ["rank 1 recorded no end: killed, or still running"]
+    assert list(lost_ranks(recording)) == ["rank 1 have no recorded end: killed, or still running"]
     assert all(finding.code != "RANK-DEPARTS" for finding in check(recording))
 
 

@@ -57,4 +57,4 @@ def test_a_watch_that_cannot_end_is_told(told: list[str]) -> None:
     assert watching.finish() == "what came out"
     (message,) = told
     assert message.startswith("ending the watch failed: RuntimeError: no end")
-    assert message.endswith("; the recording may lack its end")
+    assert message.endswith("; the end of the recording may be missing")

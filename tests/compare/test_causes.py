@@ -67,7 +67,7 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "numbers of another size in all parameters": (
         "init",
         {"factor": both(from_step(0, 3.0, *PARAMETERS), EVERYTHING)},
-        "another initialisation: the parameters begin with numbers of another size",
+        "another initialisation: the parameters begin with another scale",
     ),
     "other numbers in one parameter": (
         "parameters",
@@ -118,12 +118,12 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "rounding in the forward pass": (
         "rounding",
         {"factor": spread(0, 20 * ULP, *FORWARD[:1])},
-        "rounding: the same arithmetic in another order",
+        "rounding: the same arithmetic in a different order",
     ),
     "rounding in the backward pass": (
         "rounding",
         {"factor": spread(0, 20 * ULP, "mid:out.grad")},
-        "rounding: the same arithmetic in another order",
+        "rounding: the same arithmetic in a different order",
     ),
     "an output of another dtype": (
         "dtype",
@@ -350,7 +350,7 @@ def test_runs_that_part_where_nothing_was_measured() -> None:
     """Parameters that are equal in one common step and differ in the next parted in between."""
     told = verdict(a=story(steps=[0, 10]), b=story(steps=[0, 10], factor=from_step(10, 1.1, *PARAMETERS, *FORWARD)))
 
-    assert told.cause.headline == "they part after step 0, in steps that were not measured in both"
+    assert told.cause.headline == "they diverge after step 0, in steps that were not measured in both"
 
 
 def test_a_loss_that_parts_off_schedule() -> None:

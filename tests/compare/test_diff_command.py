@@ -69,7 +69,7 @@ def test_runs_that_part_end_with_1(written: Write, capsys: pytest.CaptureFixture
 
     out = capsys.readouterr().out
     assert "✗ another learning rate: the updates of all 3 parameters are 2 times as large in B\n" in out
-    assert "  first apart at step 2, stem.weight:update" in out
+    assert "  first difference: step 2, stem.weight:update" in out
 
 
 def test_the_tolerance_decides(written: Write) -> None:
@@ -163,7 +163,7 @@ def test_ranks_that_agree_end_with_0(ranks: Callable[..., str], capsys: pytest.C
 
     assert main(["diff", run, "--ranks", "0", "1"]) == 0
     out = capsys.readouterr().out
-    assert "✓ the ranks agree in all that they share\n" in out
+    assert "✓ the ranks agree in everything that they share\n" in out
     assert f"A  {run} rank 0\n" in out.replace("  train.py", "")
 
 
@@ -174,7 +174,7 @@ def test_ranks_that_drift_end_with_1(ranks: Callable[..., str], capsys: pytest.C
     assert main(["diff", run, "--ranks", "0", "1"]) == 1
     out = capsys.readouterr().out
     assert "✗ the ranks drift apart: their parameters differ from step 2 on\n" in out
-    assert "first apart at step 2, mid.weight:param" in out
+    assert "first difference: step 2, mid.weight:param" in out
 
 
 def test_a_rank_that_is_not_there_ends_with_2(ranks: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,7 @@ def test_another_learning_rate() -> None:
            device: cpu → cuda
 
         ✗ another learning rate: the updates of all 3 parameters are 2 times as large in B
-          first apart at step 1, stem.weight:update: rms 0.8956 in A, 1.791 in B, B is 2.00 times A
+          first difference: step 1, stem.weight:update: rms 0.8956 in A, 1.791 in B, B is 2.00 times A
           at step 1 parameters, forward and gradients are equal to the last bit
 
                     forward                  backward
@@ -63,16 +63,16 @@ def test_another_learning_rate() -> None:
         step 6      ▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆ ████····████····████····
         step 8      ▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆ ████····████····████····
         step 11     ▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆ ████····████····████····
-        · equal, ▁ under 1e-7 apart, each further block ten times more, █ over 0.1
+        · equal, ▁ under 1e-7 apart, each higher block ten times more, █ over 0.1
 
-        module           step first in                 A        B    apart  at last steps
+        module           step first in                 A        B    apart   at end steps
         stem                1 weight:update rms    0.896     1.79    0.500    0.500 ·███████████
         mid                 1 weight:update rms     1.57     3.13    0.500    0.500 ·███████████
         head                1 weight:update rms    0.533     1.07    0.500    0.500 ·███████████
         (Net)               2 in rms                1.75     1.77   9.9e-3   9.9e-3 ··▆▆▆▆▆▆▆▆▆▆
         relu                2 in rms                1.00     1.01   9.9e-3   9.9e-3 ··▆▆▆▆▆▆▆▆▆▆
         act                 2 in rms               0.575    0.581   9.9e-3   9.9e-3 ··▆▆▆▆▆▆▆▆▆▆
-        no module is equal throughout
+        no module is equal in all steps
 
         27 sites of 6 modules aligned by name; 12 steps measured in both (0 to 11)
     """)
@@ -116,8 +116,8 @@ def test_rounding_is_told_in_ulps() -> None:
     """A small difference is given with as many digits as tell the two apart, relative, and in ulps."""
     text = lines(story(), story(factor=from_step(1, 1 + 2.0**-20, "mid:out")))
 
-    assert text[3] == "✗ rounding: the same arithmetic in another order"
-    assert text[4].startswith("  first apart at step 1, mid:out: ")
+    assert text[3] == "✗ rounding: the same arithmetic in a different order"
+    assert text[4].startswith("  first difference: step 1, mid:out: ")
     assert " ".join(text[4:6]).endswith("9.5e-7 apart, 8.00 ulp of   float32")
 
 
@@ -127,9 +127,9 @@ def test_only_the_first_modules_are_shown() -> None:
     factor = from_step(1, 1.5, *(f"fc{i}:out" for i in range(3, 20)))
     short, whole = (lines(story(layers=layers), story(layers=layers, factor=factor), **o) for o in ({}, {"most": None}))
 
-    assert "5 modules more part: --all shows every one; 4 modules are equal to the last bit throughout" in short
+    assert "5 modules more differ: --all shows every one; 4 modules are equal to the last bit in all steps" in short
     assert len(whole) == len(short) + 5
-    assert "4 modules are equal to the last bit throughout" in whole
+    assert "4 modules are equal to the last bit in all steps" in whole
 
 
 def test_few_steps_in_full_are_said() -> None:
@@ -137,7 +137,7 @@ def test_few_steps_in_full_are_said() -> None:
     a, b = story(steps=range(6), light=frozenset({1, 2, 3, 4})), story(steps=range(6), light=frozenset({1, 2, 4, 5}))
 
     assert drawn(a, b).endswith(
-        "6 steps measured in both (0 to 5), 1 of them in full; for\nmore, record both with --every 1 --budget none\n"
+        "6 steps measured in both (0 to 5), 1 of them in full; to\ncompare every step, record both with --every 1 --budget none\n"
     )
 
 
@@ -158,7 +158,7 @@ def test_something_not_finite_is_a_cross() -> None:
     """Infinite distances are crosses, and the table says how many elements."""
     text = lines(story(), story(broken=lambda text, step: text == "mid:out" and step >= 2))
 
-    assert "nonfinite 0 in A, 1 in B, one of them has values that are not" in text[4]
+    assert "nonfinite 0 in A, 1 in B, one of them is not" in text[4]
     assert any(line.startswith("step 2      ········✗✗✗✗············") for line in text)
     assert any(line.endswith("█ over 0.1, ✗ not finite") for line in text)
 
@@ -169,7 +169,7 @@ def test_a_tolerance_hides_what_it_allows() -> None:
     text = lines(story(), story(factor=factor), tolerance=0.05)
 
     assert "step 1      ························ ························" in text
-    assert "5 modules are equal within the tolerance throughout" in text
+    assert "5 modules are equal within the tolerance in all steps" in text
 
 
 @pytest.mark.parametrize("kind", ["loss", "param"])
@@ -181,11 +181,11 @@ def test_runs_that_share_no_module_have_neither_map_nor_table(kind: str) -> None
         rows = [{"step": n, "site": 0, "count": 2, "sum": scale, "sumsq": scale**2 * 2, "level": 2} for n in range(3)]
         return Recording.build(sites, rows, roots=[], manifest={})
 
-    assert "first apart at step 0" in drawn(recording(1.0), recording(3.0))
+    assert "first difference: step 0" in drawn(recording(1.0), recording(3.0))
 
 
 def test_blocks_that_part_alike_share_a_line() -> None:
-    """The first to part stands alone; the others fold where they part in the same step at the same site."""
+    """The first to part stands alone; the others fold where they diverge in the same step at the same site."""
     layers = [Layer(f"h.{i}.{part}", "Linear", (8, 8)) for i in range(12) for part in ("attn", "mlp")]
     factor = later(from_step(1, 1.001, "*.attn:out", "*.mlp:out"), from_step(1, 90.0, "h.7.mlp:out"))
 

@@ -153,7 +153,7 @@ def test_a_marked_test_fails_where_an_output_is_not_finite(ran):
     outcome, text = ran["test_forward"]
 
     assert outcome == "failure"
-    assert text.startswith("Failed: NAN-BORN: 1:out was the first to hold NaN")
+    assert text.startswith("Failed: NAN-BORN: 1:out was the first to contain NaN")
     assert "clamp the input" in text
     assert "Traceback" not in text
 

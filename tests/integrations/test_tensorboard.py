@@ -29,7 +29,7 @@ def read(logdir):
 
 
 def test_curves_are_written_while_the_run_goes_and_are_those_of_the_recording(watch, tmp_path):
-    """The root mean square of every site in every sampled step is there under a name that says what it is."""
+    """The root mean square of every site in every measured step is there under a name that says what it is."""
     with watch(every=5).send_to(TensorBoard(tmp_path / "logs")) as run:
         train(net())
     scalars, _ = read(tmp_path / "logs")

@@ -102,7 +102,7 @@ def summary(found):
 
 @pytest.mark.parametrize(("how", "spoils"), [("live", False), ("after", True)])
 def test_curves_are_logged_on_an_axis_of_their_own(log, how, spoils):
-    """Each sampled step is a row with the step it belongs to, and the numbers are those of the recording."""
+    """Each measured step is a row with the step it belongs to, and the numbers are those of the recording."""
     found, recording = log(how, spoils)
     logged = {row["kedge/step"]: row for _, row in rows(found) if "kedge_rms_out/0" in row}
 

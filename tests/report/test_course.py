@@ -73,7 +73,7 @@ def test_the_picture_never_exceeds_its_width(steps: int) -> None:
 
 
 def test_an_off_schedule_step_counts_to_the_sampled_one_before_it() -> None:
-    """What broke between two sampled steps is drawn, counted, and is the newest state of affairs."""
+    """What broke between two measured steps is drawn, counted, and is the newest state of affairs."""
     between = row(15, math.nan, level=FINITENESS, min=math.nan, max=math.nan)
 
     seen = followed([row(0, 1.0), row(10, 1.0), between, row(20, 2.0)])

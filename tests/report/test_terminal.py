@@ -47,7 +47,7 @@ BORN = Finding(
     "error",
     "classifier:out",
     90,
-    "classifier:out was the first to hold NaN at step 90; its input was finite.",
+    "classifier:out was the first to contain NaN, at step 90; its input was finite.",
     remedy=(
         "Look at the range of what goes in: log, division and sqrt leave the finite numbers at 0; "
         "clamp it, or add an epsilon."
@@ -128,7 +128,7 @@ def test_rules_that_could_not_judge_are_named_with_the_command() -> None:
     assert "no findings so far; 1 rule could not judge: UPDATE-RATIO (12 of 20 measured" in clean
     assert "✓" not in clean
     assert "\n1 rule could not judge: UPDATE-RATIO (12 of 20 measured steps)\n" in broken
-    command = "for it: kedge run --budget none --every 1 train.py --name 'a b'\n"
+    command = "to get enough for it: kedge run --budget none --every 1 train.py --name 'a b'\n"
     assert command in clean
     assert command in broken
 
@@ -146,12 +146,13 @@ def test_a_report_of_80_columns() -> None:
         train.py --name 'my run'
         cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
         Net: 2,410 parameters · 10 sites
-        120 steps, 12 sampled · 12.3 s, 3.3 % of it for watching
+        120 steps, 12 measured · 12.3 s, 3.3 % of it for watching
 
         1 error, 2 warnings
 
         ✗ error   NAN-BORN  classifier:out, step 90
-            classifier:out was the first to hold NaN at step 90; its input was finite.
+            classifier:out was the first to contain NaN, at step 90; its input was
+            finite.
             → Look at the range of what goes in: log, division and sqrt leave the finite
             numbers at 0; clamp it, or add an epsilon.
 
@@ -160,16 +161,16 @@ def test_a_report_of_80_columns() -> None:
             · 2 of the 8 channels of features.conv:out were never above zero.
             → Lower the rate.
 
-          module             out course          grad course        update zero     ✗
+          module             out trend           grad trend         update zero     ✗
         ! features.conv     1.50 ▄▄▄▄▄▄▄▄▄▄▄▄   0.632 ▁▂▂▃▄▄▅▅▆▇▇█       -   0%
         ! features.relu    0.700 ▄▄▄▄▄▄▄▄▄▄▄▄   0.949 ▁▂▂▃▄▄▅▅▆▇▇█       -  48%
         ✗ classifier         nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗  4.0e-3   0%     3
           (Net)              nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗       -   0%     3
 
         out, grad: root mean square of a module's output and of its gradient, at step
-        110, the last sampled one. course: steps 0 to 110, each line on a logarithmic
-        scale of its own; ✗ non-finite values, 0 only zeros. update: the change of a
-        parameter in a step, relative to it. zero: share of exact zeros.
+        110, the last measured one. trend: steps 0 to 110, each line on its own
+        logarithmic scale; ✗ non-finite values, 0 only zeros. update: change of the
+        parameters in one step, relative to their size. zero: share of exact zeros.
     """)
     assert max(map(len, drawn.splitlines())) <= 80
 
@@ -182,12 +183,12 @@ def test_a_report_of_160_columns() -> None:
         train.py --name 'my run'
         cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
         Net: 2,410 parameters · 10 sites
-        120 steps, 12 sampled · 12.3 s, 3.3 % of it for watching
+        120 steps, 12 measured · 12.3 s, 3.3 % of it for watching
 
         1 error, 2 warnings
 
         ✗ error   NAN-BORN  classifier:out, step 90
-            classifier:out was the first to hold NaN at step 90; its input was finite.
+            classifier:out was the first to contain NaN, at step 90; its input was finite.
             → Look at the range of what goes in: log, division and sqrt leave the finite numbers at 0; clamp it, or
             add an epsilon.
 
@@ -196,15 +197,15 @@ def test_a_report_of_160_columns() -> None:
             · 2 of the 8 channels of features.conv:out were never above zero.
             → Lower the rate.
 
-          module         type   shape      params     out course          grad course        update zero     ✗
+          module         type   shape      params     out trend           grad trend         update zero     ✗
         ! features.conv  Conv2d 32x8x14x14           1.50 ▄▄▄▄▄▄▄▄▄▄▄▄   0.632 ▁▂▂▃▄▄▅▅▆▇▇█       -   0%
         ! features.relu  ReLU   32x8x14x14          0.700 ▄▄▄▄▄▄▄▄▄▄▄▄   0.949 ▁▂▂▃▄▄▅▅▆▇▇█       -  48%
         ✗ classifier     Linear 32x10       1.96k     nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗  4.0e-3   0%     3
           (Net)          Net    32x10                 nan ▄▄▄▄▄▄▄▄▄✗✗✗     nan ▁▂▃▄▅▅▆▇█✗✗✗       -   0%     3
 
-        out, grad: root mean square of a module's output and of its gradient, at step 110, the last sampled one.
-        course: steps 0 to 110, each line on a logarithmic scale of its own; ✗ non-finite values, 0 only zeros.
-        update: the change of a parameter in a step, relative to it. zero: share of exact zeros.
+        out, grad: root mean square of a module's output and of its gradient, at step 110, the last measured one.
+        trend: steps 0 to 110, each line on its own logarithmic scale; ✗ non-finite values, 0 only zeros. update:
+        change of the parameters in one step, relative to their size. zero: share of exact zeros.
     """)
 
 
@@ -214,19 +215,20 @@ def test_a_report_without_findings() -> None:
         train.py --name 'my run'
         cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
         Net: 2,410 parameters · 10 sites
-        120 steps, 12 sampled · 12.3 s, 3.3 % of it for watching
+        120 steps, 12 measured · 12.3 s, 3.3 % of it for watching
 
         ✓ no findings: 0 rules over 12 measured steps
 
-          module         type   shape      params     out course          grad course        update zero
+          module         type   shape      params     out trend           grad trend         update zero
           features.conv  Conv2d 32x8x14x14           1.50 ▄▄▄▄▄▄▄▄▄▄▄▄   0.632 ▁▂▂▃▄▄▅▅▆▇▇█       -   0%
           features.relu  ReLU   32x8x14x14          0.700 ▄▄▄▄▄▄▄▄▄▄▄▄   0.949 ▁▂▂▃▄▄▅▅▆▇▇█       -  48%
           classifier     Linear 32x10       1.96k    4.00 ▄▄▄▄▄▄▄▄▄▄▄▄     316 ▁▂▂▃▄▄▅▅▆▇▇█  4.0e-3   0%
           (Net)          Net    32x10                4.00 ▄▄▄▄▄▄▄▄▄▄▄▄     316 ▁▂▂▃▄▄▅▅▆▇▇█       -   0%
 
-        out, grad: root mean square of a module's output and of its gradient, at step 110, the last sampled
-        one. course: steps 0 to 110, each line on a logarithmic scale of its own; ✗ non-finite values, 0
-        only zeros. update: the change of a parameter in a step, relative to it. zero: share of exact zeros.
+        out, grad: root mean square of a module's output and of its gradient, at step 110, the last measured
+        one. trend: steps 0 to 110, each line on its own logarithmic scale; ✗ non-finite values, 0 only
+        zeros. update: change of the parameters in one step, relative to their size. zero: share of exact
+        zeros.
     """)
 
 
@@ -235,8 +237,8 @@ def test_a_recording_of_nothing() -> None:
     assert report(Recording.build()) == text("""
         a program without a name
         0 sites
-        0 steps sampled so far
-        no end is recorded: the program is running, or was killed
+        0 steps measured so far
+        the recording has no end: the program is running, or was killed
 
         nothing was recorded: the program called no module while it was watched
     """)
@@ -247,15 +249,15 @@ def test_a_recording_whose_sites_have_no_step() -> None:
     recording = Recording.build(sites(), manifest=MANIFEST, events=[END], roots=ROOTS)
 
     assert (
-        report(recording).splitlines()[-1] == "nothing was sampled: the program finished no step while it was watched"
+        report(recording).splitlines()[-1] == "nothing was measured: the program finished no step while it was watched"
     )
 
 
 def test_a_program_that_runs_or_was_killed() -> None:
     """Without an end the report says that there is none, and how far it got."""
     assert report(network(events=())).splitlines()[3:5] == [
-        "12 steps sampled so far",
-        "no end is recorded: the program is running, or was killed; the last sampled step is 110",
+        "12 steps measured so far",
+        "the recording has no end: the program is running, or was killed; the last measured step is 110",
     ]
 
 
@@ -266,7 +268,7 @@ def test_a_recording_that_was_cut_off() -> None:
         whole.path, whole.manifest, whole.roots, whole.sites, whole.events, truncated=True, table=whole.table
     )
 
-    assert report(torn).splitlines()[4] == "the last step was cut off while it was written, and is left out"
+    assert report(torn).splitlines()[4] == "the last step was only partly written, and is left out"
 
 
 @pytest.mark.parametrize(
@@ -321,7 +323,7 @@ def test_a_long_model_is_cut_and_says_so() -> None:
 
     table = drawn[drawn.index("! warning ODD  n70:out, step 0") + 3 : -4]
     assert [line.split()[:3] for line in table] == [
-        ["module", "out", "course"],
+        ["module", "out", "trend"],
         ["n0", "1.00", "▄"],
         ["n1", "1.00", "▄"],
         ["n2", "1.00", "▄"],
@@ -331,7 +333,7 @@ def test_a_long_model_is_cut_and_says_so() -> None:
         [],
         ["4", "of", "100"],
     ]
-    assert table[-1] == "4 of 100 modules shown; --all shows every one, --sites SELECTOR those you name"
+    assert table[-1] == "4 of 100 modules shown; --all shows every module, --sites SELECTOR the ones you choose"
 
 
 def blocks(broken: frozenset[str] = frozenset()) -> Recording:
@@ -362,8 +364,8 @@ def test_blocks_that_are_alike_share_a_line() -> None:
         ["h.47.mlp", "mlp", "8x4", "500"],
         ["head", "head", "8x4", "4.00"],
     ]
-    assert "98 modules in 6 lines, blocks that are alike in one; --all shows every one" in " ".join(drawn)
-    assert "h.0-47: all these blocks" in " ".join(drawn)
+    assert "98 modules in 6 lines, with similar blocks in one; --all shows every module" in " ".join(drawn)
+    assert "h.0-47: all of these blocks" in " ".join(drawn)
 
 
 def test_blocks_with_values_that_are_not_finite_do_not_hide_among_the_others() -> None:
@@ -409,7 +411,7 @@ def test_a_long_path_is_cut_in_its_middle() -> None:
 
     line = next(line for line in report(recording, width=80).splitlines() if "attention" in line)
 
-    assert line.startswith("  block0.bloc….")
+    assert line.startswith("  block0.bloc…5.")
     assert line.split()[0].endswith("block29.attention.out")
     assert len(line) <= 80
 
@@ -427,7 +429,7 @@ def test_no_line_is_wider_than_the_terminal(width: int, steps: int) -> None:
     assert len(table) == 4
     assert len({line.index("▄") for line in table}) == 1
     head = next(line for line in drawn if line.startswith("  module"))
-    assert head.index("course") == table[0].index("▄")
+    assert head.index("trend") == table[0].index("▄")
 
 
 def test_a_file_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,8 +498,8 @@ def test_what_broke_after_the_last_full_step_is_said_to_have() -> None:
     broken = Recording.build(sites(), [*rows(), late], manifest=MANIFEST, events=(END,), roots=ROOTS)
     legends = [" ".join(report(recording).split()) for recording in (broken, network(90))]
 
-    assert "at step 110, the last sampled one; nan, inf: non-finite in a later step. course" in legends[0]
-    assert "at step 110, the last sampled one. course" in legends[1]
+    assert "at step 110, the last measured one; nan, inf: non-finite in a later step. trend" in legends[0]
+    assert "at step 110, the last measured one. trend" in legends[1]
 
 
 def test_a_large_recording_is_drawn_with_little_work(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,22 @@ from kedge.rules.settings import toml
 
 _HEAD = """# Rules
 
-The rules of `kedge check`. `kedge explain CODE` prints one of these pages, with the thresholds that apply in the working
-directory. An error means that the training is broken; a warning, that something is probably wrong; info is a hint.
+Look up the code of a finding here, or print its page in the terminal, with the thresholds that apply in the working directory:
 
-One cause is one warning. A learning rate that is too large kills units, stops gradients and makes the loss jump, and a rule
-finds each of these. A finding that may follow from another one, according to a table in `kedge.rules.consequences`, is info,
-its message ends with the code of its cause, and `follows` in its evidence names it too. This holds within a model, or models
-that one optimizer trains, if the effect did not begin clearly earlier. The cause gets the worst severity of its effects. A NaN
-is an error even if it follows from another finding. Rules that were not chosen cause nothing. The exit status of
-`kedge check` counts the errors that are left.
+```console
+$ kedge explain NAN-BORN
+```
+
+A rule is a check that Kedge makes on a [recording](recording.md). Its findings have one of three severities:
+
+* **error**: the training is broken;
+* **warning**: something is probably wrong;
+* **info**: a hint.
+
+`kedge check` exits with 1 if any finding is an error.
+"""
+_REST = """
+## Choosing rules and thresholds
 
 Choose rules with `kedge check --select CODES` and `--ignore CODES`, or for a project in its `pyproject.toml`:
 
@@ -31,24 +38,31 @@ ratio = 1e-4
 ```
 
 The nearest `pyproject.toml` with a `[tool.kedge]` counts, from the working directory upwards; `--config FILE` names
-another. Options on the command line take precedence over the file.
+another. Options on the command line take precedence over the file. [All thresholds](#all-thresholds) are at the end of this page.
+
+## Causes and effects
+
+One cause gives one warning. A learning rate that is too large, for example, kills units, stops gradients and makes the loss
+jump, and there is a rule for each of these. If a finding may follow from another one, according to a table in
+`kedge.rules.consequences`, it becomes info: its message ends with the code of its cause, and so does its evidence (`follows`).
+This applies within one model, or to models that one optimizer trains, unless the effect clearly began earlier. The cause gets the
+worst severity of its effects. A NaN is an error even if it follows from another finding. Rules that you did not choose are never causes.
 
 ## Rules that could not judge
 
-Most rules need samples: a median of twenty gradients, fifty losses, the end of the program. Kedge prints `✓ no findings` only
-if every rule could judge. Otherwise the last line of `kedge run`, `kedge report` and its page, and `kedge check` name the
-rules that could not, the samples that each had and needs, and the whole command that supplies them, unless the run was too
-short or had these options already. Rules with nothing to judge, for example without a saturating activation, are not named.
+Most rules need a number of samples, such as twenty gradients or fifty losses, or need the program to have ended. Kedge prints
+`✓ no findings` only if every rule had enough data to judge. Otherwise `kedge run`, `kedge report`, its page and `kedge check`
+list the rules that could not judge, with the samples that each had and needs. They also print the whole command that collects
+enough, unless the run was too short or had these options already. Rules with nothing to judge, such as SATURATED in a model
+without a saturating activation, are not listed.
 
-`kedge check --json` has `unjudged`, a list of `{"code", "lacks", "have", "need"}`, and `command`; `kedge check --strict` exits
-with 3 if a rule could not judge and none found an error.
+In `kedge check --json` these are `unjudged`, a list of `{"code", "lacks", "have", "need"}`, and `command`. `kedge check --strict`
+exits with 3 if a rule could not judge and none found an error.
 
-Rules about training judge the models that an optimizer trains. They skip criteria, transforms, teachers, target networks and
+Rules about training judge only models that an optimizer trains. They skip losses, transforms, teachers, target networks and
 models that are loaded again for a test.
 """
-_SETTINGS = (
-    "With their defaults, in the form of `pyproject.toml`. `kedge explain --thresholds` prints those that apply."
-)
+_SETTINGS = "The defaults, in the form of `pyproject.toml`. `kedge explain --thresholds` prints the thresholds that apply in the working directory."
 
 
 def markdown() -> str:
@@ -56,7 +70,7 @@ def markdown() -> str:
     lines = [f"| [{rule.code}](#{rule.code.lower()}) | {rule.severity} | {rule.name} |" for rule in ALL]
     table = "\n".join(["| code | worst severity | meaning |", "|---|---|---|", *lines])
     settings = f"\n## All thresholds\n\n{_SETTINGS}\n\n```toml\n{toml(ALL, ALL)}```\n"
-    return f"{_HEAD}\n{table}\n" + "".join(map(_section, ALL)) + settings
+    return f"{_HEAD}\n{table}\n{_REST}" + "".join(map(_section, ALL)) + settings
 
 
 def _section(rule: Rule) -> str:

@@ -64,7 +64,9 @@ def test_rules_that_could_not_judge_are_named_with_what_they_lacked():
     assert verdict(judgement) == (
         "no findings so far; 2 rules could not judge: B (2 of 20 measured steps), C (no measured steps)"
     )
-    assert list(advice(judgement)) == ["for all of them: kedge run --budget none --every 1 train.py --lr 0.1"]
+    assert list(advice(judgement)) == [
+        "to get enough for all of them: kedge run --budget none --every 1 train.py --lr 0.1"
+    ]
 
 
 def test_a_rule_that_spoke_could_judge():
@@ -78,9 +80,9 @@ def test_a_rule_that_spoke_could_judge():
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        ({"what": "children", "detail": {"steps": 4, "seconds": 12.34}}, "child processes computed for 12.3 s"),
-        ({"what": "children", "detail": {}}, "child processes computed"),
-        ({"what": "hook-tables"}, "the modules' computations, as the program replaced PyTorch's global hooks"),
+        ({"what": "children", "detail": {"steps": 4, "seconds": 12.34}}, "12.3 s of computation in child processes"),
+        ({"what": "children", "detail": {}}, "computation in child processes"),
+        ({"what": "hook-tables"}, "modules, because the program replaced PyTorch's global hooks"),
     ],
 )
 def test_what_took_place_unseen_is_said_in_place_of_a_tick(event, words):
@@ -107,7 +109,9 @@ def test_no_command_is_named_that_would_not_help(steps, need, helped):
 
     assert bool(judgement.command) == helped
     assert list(advice(judgement)) == (
-        ["for it: kedge run --budget none --every 1 train.py --lr 0.1"] if helped else ["for it the run is too short"]
+        ["to get enough for it: kedge run --budget none --every 1 train.py --lr 0.1"]
+        if helped
+        else ["the run is too short for it"]
     )
 
 
@@ -123,8 +127,8 @@ def test_some_are_helped_and_others_need_a_longer_run():
 
     assert judgement.helped == ("A",)
     assert list(advice(judgement)) == [
-        "for A: kedge run --budget none --every 1 train.py --lr 0.1",
-        "for B the run is too short",
+        "to get enough for A: kedge run --budget none --every 1 train.py --lr 0.1",
+        "the run is too short for B",
     ]
 
 
@@ -156,7 +160,7 @@ def test_a_dump_is_advised_where_every_step_was_measured_and_none_was_made():
     assert with_dump_on(run(**everything)) == "kedge run --budget none --every 1 --dump train.py --lr 0.1"
     assert with_dump_on(run(dump=True)) == ""
     assert again(run(**everything), "To see") == (
-        "To see, run it again as `kedge run --budget none --every 1 --dump train.py --lr 0.1`. "
+        'To see, run it again with "kedge run --budget none --every 1 --dump train.py --lr 0.1". '
     )
     assert again(run(**everything, dump=True), "To see") == ""
 

@@ -147,19 +147,19 @@ def test_a_rank_that_ended_before_is_no_witness() -> None:
 
 
 def test_a_rank_whose_activations_are_far_away_is_named() -> None:
-    """Every sampled step from then on, many times as large as those of the ranks in the middle."""
+    """Every measured step from then on, many times as large as those of the ranks in the middle."""
     (finding,) = found(outputs([1] * 9, [1.2] * 9, [1, 1, 255, 255, 255, 255, 255, 255, 255], [0.9] * 9))
 
     assert (finding.severity, finding.site, finding.step) == ("warning", "fc:out", 20)
     assert finding.evidence["rank"] == 2
-    assert "at rank 2 are 233 times those of the rank in the middle are" in finding.message
+    assert "at rank 2 are 233 times those of the rank in the middle." in finding.message
 
 
 def test_of_two_ranks_the_second_is_compared_with_the_first() -> None:
     """One finding, that tells the ratio."""
     (finding,) = found(outputs([1] * 6, [0.1] * 6))
 
-    assert finding.message == "From step 0 on the values of fc:out at rank 1 are 1/10 of what those at rank 0 are."
+    assert finding.message == "From step 0 on, the values of fc:out at rank 1 are 1/10 of those at rank 0."
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def _light(step: int, sites: list[dict[str, object]], bad: dict[str, float] | No
 
 @pytest.mark.parametrize("broken", [False, True])
 def test_light_steps_raise_no_false_alarm(broken):
-    """What is written between the sampled steps, and of the sixteen before a birth, is no finding of its own."""
+    """What is written between the measured steps, and of the sixteen before a birth, is no finding of its own."""
     scene = chain(loss=True)
     scene.site(":grad.norm", shape=[32])
     for step in range(0, 400, 10):

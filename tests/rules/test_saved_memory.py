@@ -27,7 +27,9 @@ def test_a_module_that_holds_most_is_named():
     (finding,) = found(saved(attn=300, mlp=50, head=20))
 
     assert (finding.severity, finding.site, finding.step) == ("info", "attn:saved", 0)
-    assert finding.message == ("attn:saved holds 300 MiB of the 370 MiB (81%) that are saved for backward in step 0.")
+    assert finding.message == (
+        "attn:saved holds 300 MiB of the 370 MiB (81%) that autograd saves for backward in step 0."
+    )
     assert finding.evidence["next"] == {"mlp": 50 * MIB, "head": 20 * MIB}
     assert (finding.evidence["tensors"], finding.evidence["share"]) == (3, 0.810811)
 

@@ -126,8 +126,8 @@ def test_the_command_watches_for_the_given_time_and_names_the_recording(running,
     assert told["digest"] == digest_of(told["steps"])
     lines = capsys.readouterr().err.splitlines()
     assert "AdamW trains Sequential" in lines[0]
-    assert "Ctrl-C ends the watch" in lines[1]
-    assert "goes on without the watch" in lines[2]
+    assert "Ctrl-C stops the recording" in lines[1]
+    assert "runs on without hooks" in lines[2]
     assert "kedge report" in lines[-1]
 
 
@@ -208,13 +208,13 @@ class Interrupted:
         self.left = True
 
 
-@pytest.mark.parametrize(("always", "last"), [(False, "nothing was recorded"), (True, "left at once")])
+@pytest.mark.parametrize(("always", "last"), [(False, "nothing was recorded"), (True, "stopped at once")])
 def test_ctrl_c_ends_the_watch_and_a_second_one_the_command(always, last, tmp_path, capsys):
     """The first waits for the end of the watch, the second does not; the program goes on in both cases."""
     program = Interrupted(RunningProcess(1, Path("/proc/1")), always=always)
 
     assert _follow(program, str(tmp_path / "a.kedge"), None) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert "letting the program go" in lines[0]
+    assert "detaching at the next step" in lines[0]
     assert last in lines[-1]
     assert program.left

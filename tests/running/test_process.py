@@ -53,7 +53,7 @@ def test_each_hindrance_has_its_sentence(monkeypatch):
     assert "let it run on: kill -CONT" in _trouble(status={**usual, "State": "T (stopped)", "TracerPid": "0"})
     assert "held by a debugger, process 77" in _trouble(status={**usual, "TracerPid": "77"})
     assert "is a thread of process 12" in _trouble(status={**usual, "Tgid": "12"})
-    assert "may not be looked into" in _trouble(maps="")
+    assert "cannot be inspected" in _trouble(maps="")
     assert "not a Python process, but /usr/bin/python3" in _trouble(maps="7f00-7f01 r--p /usr/bin/cat\n")
     assert "Kedge needs 3.11" in _trouble(maps="7f00-7f01 r--p /usr/bin/python3.9\n")
     assert "has not imported torch" in _trouble(maps="7f00-7f01 r--p /usr/bin/python3.12\n")

@@ -71,7 +71,7 @@ def assert_same(left: Recording, right: Recording) -> None:
 def test_however_often_it_is_polled_it_is_what_opening_gives(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bool, bool]], polled: set[int]
 ) -> None:
-    """Steps of few and many sites, in orders of their own, polled at any moments, make the recording that is opened."""
+    """Steps of few and many sites, in orders of their own, polled at any moments, create the recording that is opened."""
     path = tmp_path_factory.mktemp("follow") / "r.kedge"
     follower, last = Follower(path), None
     with create(path, {}, force=False) as writer:

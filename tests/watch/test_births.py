@@ -111,7 +111,8 @@ def test_an_operation_between_two_modules() -> None:
 
     assert (finding.site, finding.evidence["node"]) == ("head:in", "LogBackward0")
     assert (
-        "an operation in the forward of Net made it, outside any watched module (log was its last)" in finding.message
+        "an operation in the forward of Net made it, outside any watched module (log was its last operation)"
+        in finding.message
     )
     assert "The result goes in at" in finding.message
 
@@ -202,7 +203,7 @@ def test_a_value_beyond_float16() -> None:
     finding = born(program)
 
     assert finding.evidence["module"] == "0"
-    assert "left the range of float16 (it ends at 6.55e+04; the input reached" in finding.remedy
+    assert "overflowed float16 (it ends at 6.55e+04; the input reached" in finding.remedy
 
 
 def test_two_models_of_which_one_goes_on() -> None:

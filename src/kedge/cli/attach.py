@@ -22,17 +22,17 @@ _PATIENCE = 30.0
 
 
 class AttachCommand:
-    """Watch a training that runs already, and let it go again.
+    """Watch a training that is already running, then detach from it.
 
-    The training needs no change, and goes on when the command ends: by Ctrl-C, after the time
-    that --for gives, or in any other way. It is entered by Python itself (both with 3.14 or
-    newer) or by gdb. Linux only; as the same user, or as root. Its environment needs PyTorch
-    alone: Kedge is lent to it if it has none.
+    The training needs no change, and continues when the command ends: on Ctrl-C, after the
+    time given with --for, or in any other way. Access is by Python itself (if both run 3.14
+    or newer) or by gdb. Linux only, as the same user or as root. The environment of the
+    training needs only PyTorch: if it has no Kedge, the command lends it its own.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        parser.add_argument("pid", metavar="PID", type=_process, help="the process that trains")
+        parser.add_argument("pid", metavar="PID", type=_process, help="the process ID of the training")
         parser.add_argument("-o", metavar="NAME.kedge", dest="output", help="the recording (default: SCRIPT.PID.kedge)")
         parser.add_argument(
             "--for", metavar="TIME", dest="duration", type=_duration, help="how long to watch, such as 90s, 5m or 2h"
@@ -42,7 +42,7 @@ class AttachCommand:
             metavar="TIME",
             type=_duration,
             default=_PATIENCE,
-            help="how long to wait until the program can be entered (default: 30s)",
+            help="how long to keep trying to reach the program (default: 30s)",
         )
         add_watch_options(parser)
 
@@ -80,10 +80,10 @@ def _follow(program: AttachedProgram, name: str, duration: float | None) -> int:
             break
         except KeyboardInterrupt:
             if heard.is_leaving:  # the second time: the watch ends by itself, when it can
-                say("left at once; the watch in the program ends at its next step")
+                say("stopped at once; the program detaches at its next step")
                 return 0
             heard.is_leaving = True
-            say("letting the program go, at its next step")
+            say("detaching at the next step of the program")
             program.leave()
     for line in heard.last_words():
         say(line)
@@ -105,7 +105,7 @@ class _Heard:
         kind = event["event"]
         if kind == "began":
             self._count_time()
-            say(f"watching into {self.name}; Ctrl-C ends the watch, not the program")
+            say(f"recording to {self.name}; Ctrl-C stops the recording, not the program")
         elif kind == "says":
             say(event["text"])
         elif kind == "summary":
@@ -122,9 +122,9 @@ class _Heard:
         """Yield what the user has to know at the end."""
         pid = self.program.process.pid
         if self._over is None:
-            yield f"process {pid} was ended from outside; what was written until then can be read"
+            yield f"process {pid} was killed; the recording can be read up to that point"
         elif self._over == "the command left":
-            yield f"process {pid} goes on without the watch; Kedge's modules stay loaded in it, and no hook"
+            yield f"process {pid} runs on without hooks; Kedge's modules stay imported in it"
         else:
             yield f"{self._over}; its recording is complete"
         yield from self._about_recording()
@@ -134,17 +134,18 @@ class _Heard:
         from kedge.watch.totals import WatchSummary
 
         if self._summary is None:
-            return [] if os.path.exists(self.name) else ["nothing was recorded: no module was called meanwhile"]
+            return [] if os.path.exists(self.name) else ["nothing was recorded: no module was called in this time"]
         if not self._summary["made"]:
-            return ["nothing was recorded: no step ended meanwhile"]
+            return ["nothing was recorded: no step ended in this time"]
         return words_on(self.name, Path(self.name), WatchSummary(**self._summary["figures"]))
 
 
 def _found(pid: int, event: Mapping[str, Any]) -> str:
     optimizers, models = listed(event["optimizers"]), listed(event["models"])
     if not optimizers:
-        return f"entered process {pid}: it has no optimizer; forward passes count as steps. Waiting for one"
-    return f"entered process {pid}: {optimizers} trains {models or 'tensors of no module'}. Waiting for a forward pass"
+        return f"attached to process {pid}: it has no optimizer, so forward passes count as steps. Waiting for one"
+    trained = models or "tensors that belong to no module"
+    return f"attached to process {pid}: {optimizers} trains {trained}. Waiting for a forward pass"
 
 
 def _free_name(stem: str, *, force: bool) -> str:

@@ -23,8 +23,8 @@ UNJUDGED = 3
 class CheckCommand:
     """List the problems of a run; exit with 1 if there is an error.
 
-    If a rule had too few samples to judge, the last line names it and a command that helps; with --strict the exit
-    status is then 3.
+    If a rule had too little data to judge, the last lines name it and the command that collects enough; with --strict
+    the exit status is then 3.
 
     Rules and their thresholds can be set for a project, in [tool.kedge] of its pyproject.toml.
 
@@ -47,9 +47,9 @@ class CheckCommand:
         parser.add_argument(
             "--json", dest="format", action="store_const", const="json", help="the same as --format json"
         )
-        parser.add_argument("--strict", action="store_true", help="exit with 3 if a rule had too few samples to judge")
-        parser.add_argument("--select", metavar="CODES", help="only these rules, separated by commas")
-        parser.add_argument("--ignore", metavar="CODES", help="all rules but these, separated by commas")
+        parser.add_argument("--strict", action="store_true", help="exit with 3 if a rule had too little data to judge")
+        parser.add_argument("--select", metavar="CODES", help="run only these rules (codes separated by commas)")
+        parser.add_argument("--ignore", metavar="CODES", help="run all rules except these (codes separated by commas)")
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:

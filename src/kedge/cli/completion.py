@@ -44,7 +44,7 @@ class CompletedCommand:
 
 
 class CompletionCommand:
-    """Print the script that completes the words after kedge in a shell.
+    """Print the script for tab completion in bash, zsh or fish.
 
     bash: eval "$(kedge completion bash)" in ~/.bashrc
     zsh:  eval "$(kedge completion zsh)" in ~/.zshrc, after compinit

@@ -23,31 +23,31 @@ class DiffCommand:
     """Compare two runs: where they first differ, by how much, and why.
 
     Renamed modules are recognized. The exit status is 0 if there is no difference beyond
-    the tolerance, 1 if the runs diverge, 2 if they cannot be compared. Runs that measured the
-    same steps have the most in common: kedge run --every 1 --budget none.
+    the tolerance, 1 if the runs diverge, 2 if they cannot be compared. Only steps that both
+    runs measured are compared: record both with kedge run --every 1 --budget none.
 
-    --ranks compares two ranks of one run; they diverge if their parameters, updates or
-    gradient norms differ. Their data may differ.
+    --ranks compares two ranks of one run. They diverge if their parameters, updates or
+    gradient norms differ; their data may differ.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
         parser.add_argument("a", metavar="A", help="a recording")
-        parser.add_argument("b", metavar="B", nargs="?", help="another recording; not with --ranks")
+        parser.add_argument("b", metavar="B", nargs="?", help="the other recording (not with --ranks)")
         parser.add_argument("--ranks", metavar=("R", "S"), nargs=2, type=int, help="compare two ranks of A")
         parser.add_argument(
             "--tolerance",
             metavar="R",
             type=_share,
             default=0.0,
-            help="relative difference that counts as equal, such as 1e-5 (default: 0, equal to the last bit)",
+            help="largest relative difference that counts as equal, such as 1e-5 (default: 0, every bit counts)",
         )
         parser.add_argument(
             "--all", action="store_true", help="list every module that differs, not only the first ones"
         )
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print one JSON object")
-        form.add_argument("--html", action="store_true", help="write an HTML page, one file, instead")
+        form.add_argument("--html", action="store_true", help="write a page (one HTML file) instead")
         parser.add_argument("-o", dest="output", metavar="FILE.html", help="the file of the page (default: A-B.html)")
 
     def run(self, args: argparse.Namespace) -> int:

@@ -10,9 +10,9 @@ from kedge.cli.output import print_json
 
 
 class ExplainCommand:
-    """Explain a rule: its meaning, how it decides, and remedies.
+    """Explain a rule: its meaning, formula, thresholds and remedy.
 
-    Without a code, list all rules. Thresholds are those set for this project.
+    Without a code, list all rules. The thresholds are those of this project.
 
     --json prints a list of objects: {"code", "severity", "name", "thresholds", "page"}.
     """

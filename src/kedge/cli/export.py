@@ -14,16 +14,16 @@ from kedge.errors import RecordingExists, required
 class ExportCommand:
     """Write a recording as one Parquet file.
 
-    It has a row for each site and step, sites in data-flow order, with the text of the site and the derived
-    statistics beside the measured ones. A value that was not measured is null. The description of the run is in
-    the file's metadata, as JSON under the key kedge.
+    It has a row for each site and step, in data-flow order, with the name of the site and the derived
+    statistics beside the measured ones. A value that was not measured is null. The file's metadata describe
+    the run, as JSON under the key kedge.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
         add_recording(parser)
         form = parser.add_mutually_exclusive_group(required=True)
-        form.add_argument("--parquet", action="store_true", help="as Parquet")
+        form.add_argument("--parquet", action="store_true", help="write Parquet, the only format")
         parser.add_argument("-o", metavar="FILE", help="the file to write (default: RUN's name, ending in .parquet)")
         parser.add_argument("--force", action="store_true", help="replace an existing file")
 

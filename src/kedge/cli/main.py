@@ -59,17 +59,17 @@ COMMANDS: tuple[Command, ...] = (
     CompletionCommand(),
 )
 
-SUBJECT = "See what flows through a PyTorch training run, and find what is wrong with it."
+SUBJECT = "Record a PyTorch training run, look at every tensor in it, and find its faults."
 CLOSING = """\
-kedge COMMAND --help describes a command; kedge --version prints the version, with -v
-also the private parts of PyTorch that are used. RUN may be left out: it is the newest
-recording in this folder."""
+kedge COMMAND --help describes a command. Without RUN, a command reads the newest
+recording in this folder. kedge --version prints the version; add -v for the private
+parts of PyTorch that Kedge uses."""
 
 #: The commands by what they are for, as the help lists them.
 GROUPS = {
     "record a training": ("run", "attach", "sites"),
     "read a recording": ("report", "check", "diff", "explain", "serve", "live"),
-    "take data out": ("export", "query", "extract"),
+    "get data out": ("export", "query", "extract"),
     "set up the terminal": ("completion",),
 }
 
@@ -109,7 +109,7 @@ def build_parser() -> AllCommands:
     parser.add_argument(
         "--version",
         action=_Version,
-        help="print the version and exit; with -v, also the private parts of PyTorch that are used",
+        help="print the version and exit; with -v, also the private parts of PyTorch that Kedge uses",
     )
     words = parser.add_subparsers(dest="word", metavar="COMMAND", parser_class=CommandParser)
     for command in COMMANDS:

@@ -25,8 +25,8 @@ class QueryCommand:
     """Query a recording with SQL, in DuckDB's dialect.
 
     There are four tables: stats (one row for each site and step), sites, findings and events;
-    "DESCRIBE stats" lists the columns of one. The recording is only read, and may still be growing. The query
-    cannot access anything else.
+    "DESCRIBE stats" lists the columns of one. The query only reads the recording, which may still be growing,
+    and cannot access anything else.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ class QueryCommand:
         """Print the answer."""
         if args.recording is None and is_recording(recording_named(args.sql, may_come=True)):
             args.parser.refuse(
-                'the query is missing; such as "SELECT * FROM stats LIMIT 9", after the name of the recording'
+                'the query is missing; write it after the name of the recording, such as "SELECT * FROM stats LIMIT 9"'
             )
         with (
             required("duckdb", "query", "kedge query needs"),

@@ -47,7 +47,7 @@ def recording_named(name: str | None, *, may_come: bool = False) -> str:
     """
     if name is None:
         newest = _newest()
-        say(f"RUN is {newest}, the newest recording here")
+        say(f"reading {newest}, the newest recording here")
         return newest
     full = _with_suffix(name)
     if full == name and not is_recording(name) and not may_come:

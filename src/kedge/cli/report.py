@@ -27,8 +27,8 @@ class ReportCommand:
     """Show a recording: its findings, and a table of its modules.
 
     The table has a line for each module in data-flow order, with the scale of its output
-    and of its gradient, now and over the steps. A recording can be read while it is being
-    written.
+    and of its gradient: now, and over the steps. You can read a recording while it is
+    being written.
 
     --html writes one file that opens in any browser and needs no network.
 
@@ -58,26 +58,23 @@ class ReportCommand:
         parser.add_argument(
             "--sites",
             metavar="SELECTOR",
-            help="only the modules that this selects, such as 'encoder.**' or '**{Linear}'; attn means '**.attn*'",
+            help="show only these modules, such as 'encoder.**' or '**{Linear}'; attn means '**.attn*'",
         )
         parser.add_argument(
-            "--all", action="store_true", help=f"list every module, not only {MOST_MODULES} and those with findings"
+            "--all", action="store_true", help=f"list every module (default: {MOST_MODULES}, and those with findings)"
         )
         parser.add_argument(
             "--headroom",
             action="store_true",
-            help=(
-                "print instead the distance of each output and gradient from the limits of its number format, and "
-                "of narrower ones"
-            ),
+            help="print how far each output and gradient is from the limits of its number format and of narrower ones",
         )
         parser.add_argument(
             "--saved",
             action="store_true",
-            help="print instead the memory that autograd saves for backward, by module and by line, and ways to free it",
+            help="print the memory that autograd saves for backward, by module and line, and how to free it",
         )
         parser.add_argument("--json", action="store_true", help="print one JSON object")
-        parser.add_argument("--html", action="store_true", help="write an HTML page, one file, instead")
+        parser.add_argument("--html", action="store_true", help="write a page (one HTML file) instead")
         parser.add_argument("-o", dest="output", metavar="FILE.html", help="the file of the page (default: RUN.html)")
         parser.add_argument(
             "--no-source", action="store_true", help="leave source lines and their files out of the page"

@@ -33,9 +33,9 @@ NO_TORCH = f"{NOTHING}: the program did not import torch"
 class RunCommand:
     """Run a program as python would, and record what flows through its models.
 
-    Everything after the script belongs to it. The program needs no change; its output,
-    its exit status and its results are those it has under python. The recording can be
-    read while it is being written: kedge report NAME.kedge.
+    Arguments after the script are passed to it. The program needs no change: its output,
+    exit status and results are the same as under python. You can read the recording while
+    it is being written: kedge report NAME.kedge.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -57,7 +57,7 @@ class RunCommand:
         parser.add_argument(
             "--verify", action="store_true", help="check that the program computes the same bits when it is not watched"
         )
-        parser.add_argument("--strict", action="store_true", help="end the program if it cannot be recorded")
+        parser.add_argument("--strict", action="store_true", help="stop the program if it cannot be recorded")
 
     def run(self, args: argparse.Namespace) -> int | Ending:
         """Run the program, finish the recording, print the last lines."""
@@ -138,7 +138,7 @@ def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
     except KeyboardInterrupt:
         return ending
     except BaseException as error:  # noqa: BLE001 - the program has ended, and its exit status is decided
-        report(f"ending failed: {text_of(error)}; the recording may lack its end")
+        report(f"could not finish the recording: {text_of(error)}; its end may be missing")
         return replace(ending, status=STATUS) if output.strict and not ending.status else ending
 
 

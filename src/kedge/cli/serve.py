@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class ServeCommand:
-    """Show a recording in the browser while it grows; Ctrl-C ends it.
+    """Show a recording in the browser while it grows; Ctrl-C stops the server.
 
-    The page is that of kedge report --html, and follows the run. It is served on this machine
-    alone, and only under an address with a token that is new each time.
+    The page is that of kedge report --html, and follows the run. Only this machine can open
+    it, at an address that contains a new token each time.
 
     ADDRESS/metrics has the loss, the gradient norm, the steps and the number of findings, for
     Prometheus; with --token-file it also reads them at http://localhost:PORT/metrics.
@@ -66,7 +66,7 @@ class ServeCommand:
         with running(server):
             if args.token_file:
                 _write_secret(args.token_file, server.token)
-            print(f"{name} is served at {server.address}\nCtrl-C ends it", flush=True)
+            print(f"{name} is served at {server.address}\npress Ctrl-C to stop", flush=True)
             if args.open:
                 import webbrowser
 

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 class SitesCommand:
-    """List the sites of a program's models: every module and parameter, and the kinds of sites that it has.
+    """List the sites of a program's models: each module and parameter, and the kinds of values that can be recorded there.
 
-    With --ops, a program that calls no module has its operations listed, with statistics of their results.
-    The program runs as under python until it has taken its first step, and is stopped
-    there. Its output goes to stderr, so that stdout has only the list.
+    The program runs as under python until the end of its first step, and is then stopped.
+    Its output goes to stderr, so that stdout contains only the list. With --ops, a program
+    that calls no module gets a list of its operations, with statistics of their results.
 
     --json prints a list of objects:
       [{"model", "parameters", "prefix", "sites": [{"path", "type", "shape", "kinds", "also", "trainable"}, ...]}, ...]
@@ -39,22 +39,20 @@ class SitesCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        ops = (
-            "list the operations inside each forward too, or of a program without modules, with shapes and source lines"
-        )
+        ops = "also list the operations in each forward, or of a program without modules, with shapes and lines"
         parser.add_argument("--ops", action="store_true", help=ops)
         parser.add_argument("--json", action="store_true", help="print a list of objects, one for each model")
         parser.add_argument(
             "--all",
             action="store_true",
-            help="give every module a line of its own; by default blocks that are alike share one",
+            help="list every module on its own line (default: similar blocks share a line)",
         )
         add_program(parser)
 
     def run(self, args: argparse.Namespace) -> int | Ending:
         """Run the first step and print the list."""
         if args.ops and args.json:
-            args.parser.refuse("--json has the sites alone: leave --ops out")
+            args.parser.refuse("--json lists only sites: leave --ops out")
         program = program_of(args)
         program.check()
         held: list[Any] = ModelListings() if args.ops else []

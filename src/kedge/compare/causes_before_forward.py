@@ -28,7 +28,7 @@ def unseen(facts: FirstParting) -> PartingCause | None:
     now = "the parameters differ already" if facts.compared("param") else "the parameters were not measured in both"
     return PartingCause(
         "unseen",
-        f"they part after step {begins}, in steps that were not measured in both",
+        f"they diverge after step {begins}, in steps that were not measured in both",
         f"all measured values are {facts.equal_before()} up to step {begins}, and at step {facts.step} {now}; "
         "to see where it begins, record both with --every 1 --budget none",
     )
@@ -40,7 +40,7 @@ def late(facts: FirstParting) -> PartingCause | None:
         return None
     return PartingCause(
         "late",
-        f"they part before step {facts.step}, the first that was measured in both",
+        f"they diverge before step {facts.step}, the first that was measured in both",
         "its parameters differ already; to see where it begins, record both with --every 1 --budget none",
     )
 
@@ -73,12 +73,12 @@ def seed(facts: FirstParting) -> PartingCause | None:
         return PartingCause(
             "seed",
             "another seed: the parameters begin with other numbers of the same distribution",
-            f"{n} differ at step {facts.step}, among them all matrices, and their sizes differ only by chance",
+            f"{n} differ at step {facts.step}, among them all matrices, and their scales differ only by chance",
         )
     worst = int(np.argmax(np.abs(np.log(ratios)) * sqrt(2) * np.sqrt(counts)))
     return PartingCause(
         "init",
-        "another initialisation: the parameters begin with numbers of another size",
+        "another initialisation: the parameters begin with another scale",
         f"{n} differ at step {facts.step}; {facts.sites[drawn[worst]].text} is {ratios[worst]:.3g} times as large in B",
     )
 
@@ -173,7 +173,7 @@ def _unrecorded(facts: FirstParting) -> PartingCause | None:
         "data",
         "other data, or the same in another order",
         f"{same.text} differs from step {facts.step} on, while its parameters are {facts.equal_before()}; "
-        "the whole numbers that it looks up are not measured",
+        "the indices that it looks up are not measured",
     )
 
 

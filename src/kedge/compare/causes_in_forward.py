@@ -43,7 +43,7 @@ def randomness(facts: FirstParting) -> PartingCause | None:
     return PartingCause(
         "random",
         f"other random numbers: {name_of_module(module.a)} is the first to differ",
-        f"{_before(facts)}; seed the random number generator equally in both",
+        f"{_before(facts)}; use the same seed in both",
     )
 
 
@@ -88,7 +88,7 @@ def rounding(facts: FirstParting) -> PartingCause | None:
         if a.get(key) != b.get(key):
             return PartingCause(key, f"{name}: {a.get(key, 'unknown')} in A, {b.get(key, 'unknown')} in B", evidence)
     reasons = "compiled code, another number of threads, or non-deterministic kernels can be the reason"
-    return PartingCause("rounding", "rounding: the same arithmetic in another order", f"{evidence}; {reasons}")
+    return PartingCause("rounding", "rounding: the same arithmetic in a different order", f"{evidence}; {reasons}")
 
 
 def products(facts: FirstParting) -> PartingCause | None:
@@ -120,7 +120,7 @@ def code(facts: FirstParting) -> PartingCause | None:
     parameters = [i for i in facts.compared("param") if facts.sites[i].module is same.module]
     given = f"{inputs} {facts.equal_before()}" + (", and so are its parameters" if parameters and known else "")
     if DRAWING.search(same.module.a.type):
-        given += "; such a module may drop values at random: seed the random number generator equally in both"
+        given += "; such a module may drop values at random: use the same seed in both"
     name = name_of_module(same.module.a)
     if is_called_from_outside(facts.comparison.a, same) and same.module.leaf:
         given += "; whole numbers, such as targets, are not measured"

@@ -96,7 +96,7 @@ def _same(comparison: Comparison) -> PartingCause:
 
 def _unknown(facts: FirstParting) -> PartingCause:
     return PartingCause(
-        "unknown", f"they part in {facts.first.same.text}", f"everything before is {facts.equal_before()}"
+        "unknown", f"they diverge in {facts.first.same.text}", f"everything before is {facts.equal_before()}"
     )
 
 
@@ -105,7 +105,7 @@ def _drift(first: Parting) -> PartingCause:
     return PartingCause(
         "drift",
         f"the ranks drift apart: their {names[first.same.kind]} differ from step {first.step} on",
-        f"{first.same.text} is the first; ranks that hold parts of a sharded model differ without fault",
+        f"{first.same.text} is the first; ranks that hold parts of a sharded model may differ",
     )
 
 
@@ -120,6 +120,6 @@ def _agreement(comparison: Comparison, shared: list[int]) -> PartingCause:
     equal = f"parameters, gradient norms and updates are equal in {counted(len(comparison.steps), 'step')}"
     if inputs and not np.isnan(known).all() and not comparison.parted[inputs].any():
         return PartingCause(
-            "same-data", "the ranks agree, and they get the same data: should each get a part of it?", equal
+            "same-data", "the ranks agree, and they get the same data: should each rank get a different part?", equal
         )
-    return PartingCause("ranks", "the ranks agree in all that they share", equal + "; each has data of its own")
+    return PartingCause("ranks", "the ranks agree in everything that they share", equal + "; each has data of its own")

@@ -13,12 +13,12 @@ from kedge.errors import RecordingError
 _ADVICE = {
     errno.ENOSPC: "free some space there, or record to another disk",
     errno.EDQUOT: "free some of your quota, or record to another disk",
-    errno.ENOENT: "make the folder it is to be in, or name another place",
+    errno.ENOENT: "create the folder first, or name another place",
     errno.ENOTDIR: "name a place that is inside a folder",
-    errno.EACCES: "name a place you have the right to use",
-    errno.EPERM: "name a place you have the right to use",
+    errno.EACCES: "check the permissions, or name another place",
+    errno.EPERM: "check the permissions, or name another place",
     errno.EROFS: "name a place on a disk that is not read-only",
-    errno.EBADF: "leave it in its place, and let the program close only files that it has opened",
+    errno.EBADF: "do not move or remove it, and let the program close only files that it opened itself",
     errno.ESTALE: "leave the folder alone while it is being written",
 }
 
@@ -32,7 +32,7 @@ def told(what: str) -> Iterator[None]:
         raise
     except OSError as error:
         cause = error.strerror or str(error)
-        advice = _ADVICE.get(error.errno or 0, "see that the disk can be used, or name another place")
+        advice = _ADVICE.get(error.errno or 0, "check the disk, or name another place")
         raise RecordingError(f"cannot {what}: {cause}; {advice}") from error
 
 

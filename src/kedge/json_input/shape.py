@@ -34,7 +34,7 @@ class Misshapen(ValueError):
 
 
 def _unlike(expected: str, value: Any) -> Misshapen:
-    return Misshapen(f"is {_found(value)} where {expected} should be")
+    return Misshapen(f"is {_found(value)} but must be {expected}")
 
 
 def _found(value: Any) -> str:
@@ -55,18 +55,18 @@ def _simple(expected: str, fits: Callable[[Any], bool]) -> Check:
 
 
 anything: Check = lambda _: None  # noqa: E731
-text = _simple("a text", lambda value: type(value) is str)
+text = _simple("text", lambda value: type(value) is str)
 flag = _simple("true or false", lambda value: type(value) is bool)
 whole = _simple("a whole number", lambda value: type(value) is int and -MOST <= value < MOST)
-count = _simple("a whole number from 0 on", lambda value: type(value) is int and 0 <= value < MOST)
-total = _simple("a whole number from 0 on", lambda value: type(value) is int and value >= 0)
-positive = _simple("a whole number from 1 on", lambda value: type(value) is int and 1 <= value < MOST)
+count = _simple("a whole number, 0 or more", lambda value: type(value) is int and 0 <= value < MOST)
+total = _simple("a whole number, 0 or more", lambda value: type(value) is int and value >= 0)
+positive = _simple("a whole number, 1 or more", lambda value: type(value) is int and 1 <= value < MOST)
 number = _simple(
     "a number",
     lambda value: (type(value) is float and math.isfinite(value)) or (type(value) is int and -MOST <= value < MOST),
 )
 count_or_flag = _simple(
-    "a whole number from 0 on", lambda value: type(value) is bool or (type(value) is int and value >= 0)
+    "a whole number, 0 or more", lambda value: type(value) is bool or (type(value) is int and value >= 0)
 )
 mapping = _simple("an object", lambda value: type(value) is dict)
 plain_name = _simple(

@@ -108,7 +108,7 @@ def _from_parameters(recording: Recording) -> Iterator[Curve]:
             total += np.where(absent, 0, squares)
             seen |= ~absent
         if seen.any():
-            label = f"all gradients of {_root(recording, own[0])}, sampled steps"
+            label = f"all gradients of {_root(recording, own[0])}, measured steps"
             norm = np.sqrt(total[seen])
             yield Curve("norm", label, None, steps[seen], norm, ~np.isfinite(norm))
 

@@ -78,9 +78,9 @@ def _amounts(recording: Recording) -> Iterator[str]:
     end = recording.end
     sampled = len(recording.steps)
     if end is None:
-        yield f"{counted(sampled, 'step')} sampled so far"
+        yield f"{counted(sampled, 'step')} measured so far"
         return
-    yield f"{counted(end.get('steps', sampled), 'step')}, {sampled:,} sampled"
+    yield f"{counted(end.get('steps', sampled), 'step')}, {sampled:,} measured"
     total, watching = end.get("seconds"), end.get("watching")
     if total:
         yield seconds(total) + (f", {percent(watching / total)} of it for watching" if watching is not None else "")
@@ -97,7 +97,7 @@ def lost_ranks(recording: Recording) -> Iterator[str]:
     if ended and absent:
         yield f"{_named(absent)} recorded nothing"
     if ended and cut:
-        yield f"{_named(cut)} recorded no end: killed, or still running"
+        yield f"{_named(cut)} have no recorded end: killed, or still running"
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -109,11 +109,11 @@ def _troubles(recording: Recording) -> Iterator[Text]:
     for trouble in lost_ranks(recording):
         yield Text(trouble, "yellow")
     if recording.truncated:
-        yield Text("the last step was cut off while it was written, and is left out", "yellow")
+        yield Text("the last step was only partly written, and is left out", "yellow")
     if end is None:
-        last = f"; the last sampled step is {sampled[-1]}" if len(sampled) else ""
+        last = f"; the last measured step is {sampled[-1]}" if len(sampled) else ""
         what = {True: "is running", False: "was killed", None: "is running, or was killed"}[is_written(recording)]
-        yield Text(f"no end is recorded: the program {what}{last}", "yellow")
+        yield Text(f"the recording has no end: the program {what}{last}", "yellow")
     elif end.get("error"):
         yield Text(f"ended with exit status {end.get('exit')}: {end['error']}", "bold red")
     elif end.get("exit"):

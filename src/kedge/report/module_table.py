@@ -58,7 +58,7 @@ def columns(shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[
 
     Args:
         shown: The lines of the table.
-        steps: The number of sampled steps.
+        steps: The number of measured steps.
         width: The most characters of a line.
         marks: The marks in front of lines, by label.
     """
@@ -66,7 +66,7 @@ def columns(shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[
     courses = [("over the steps", flow) for flow in ("out", "gradient") if any(getattr(line, flow) for line in shown)]
     longest = max([len(line.label) for line in shown], default=0)
     least_label = min(max(longest, LEAST_LABEL), 24)
-    least_course = max(len("course"), min(steps, LEAST_COURSE))
+    least_course = max(len("trend"), min(steps, LEAST_COURSE))
     least = least_label + len(courses) * min(max(steps, LEAST_COURSE), 14)
     for spare in ("zero", "update"):  # spreads may take more room than there is
         if _free(width, figures, courses) < least_label + len(courses) * least_course:
@@ -89,7 +89,7 @@ def columns(shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[
     for name, column in figures.items():
         chosen.append(column)
         if name in ("out", "gradient"):
-            chosen.append(TableColumn("course", course_width, partial(_series, flow=name, width=course_width)))
+            chosen.append(TableColumn("trend", course_width, partial(_series, flow=name, width=course_width)))
     return chosen
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 from kedge.numbers import counted, sized
-from kedge.report.fitted_text import print_paragraph
+from kedge.report.fitted_text import cut, print_paragraph
 from kedge.report.held.held_tree import held_tree
 from kedge.report.held.icicle import icicle
 from kedge.report.sparkline import BLOCKS
@@ -31,6 +31,12 @@ WIDE = 64
 NAMES = 44
 TONES = {"module": "blue", "operation": "yellow", "tensor": "green"}
 
+#: The fewest characters for a path or a line, and those between two columns.
+LEAST_WORDS, GAP = 16, 2
+
+#: The columns that a narrow terminal leaves out, the first one first.
+SPARE = ("int8", "bf16", "offload")
+
 
 def render_saved(recording: Recording, console: Console, most: int | None) -> None:
     """Print the tables of an account.
@@ -42,7 +48,7 @@ def render_saved(recording: Recording, console: Console, most: int | None) -> No
     """
     event = newest(recording.events)
     if event is None:
-        console.print("nothing is recorded of what autograd saved: no step with gradients was watched")
+        console.print("no saved tensors were recorded: no step with gradients was watched")
         return
     account = account_of(event)
     if account is None:
@@ -52,7 +58,7 @@ def render_saved(recording: Recording, console: Console, most: int | None) -> No
     for section in sections(account, most):
         _render(section, console)
     if account.course.bytes:
-        console.print(_drawn(account))
+        console.print(_drawn(account, console.width))
         console.print()
     if account.course.tensors:
         _render_icicle(account.course, console)
@@ -60,25 +66,47 @@ def render_saved(recording: Recording, console: Console, most: int | None) -> No
 
 def _render(section: TextTable, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=bool(section.title))
-    words = section.columns[-1] == WORDS
-    for place, title in enumerate(section.columns):
-        last = words and place == len(section.columns) - 1
-        table.add_column(title, justify="left" if place == 0 or last else "right", no_wrap=True, overflow="ellipsis")
-    for cells in section.rows:
-        table.add_row(*map(Text, cells))
+    widths = [max(map(len, column)) for column in zip(section.columns, *section.rows, strict=True)]
+    shown = _fitting(section.columns, widths, console.width)
+    rest = console.width - sum(widths[i] for i in shown if not _is_words(section.columns, i)) - GAP * (len(shown) - 1)
+    sourced = section.columns[-1] == WORDS
+    widths[0] = min(widths[0], rest - LEAST_WORDS if sourced else rest)
+    for place in shown:
+        words = _is_words(section.columns, place)
+        justify: JustifyMethod = "left" if words else "right"
+        table.add_column(section.columns[place], justify=justify, no_wrap=True)
+    for name, *cells in section.rows:
+        row = [Text(cut(name, widths[0])), *(Text(cells[place - 1]) for place in shown[1:])]
+        if sourced:
+            row[-1].truncate(rest - widths[0], overflow="ellipsis")
+        table.add_row(*row)
     console.print(table)
     if section.note.strip():
         print_paragraph(Text(section.note.strip(), "dim"), console)
     console.print()
 
 
-def _drawn(account: SavedAccount) -> Text:
+def _is_words(columns: Sequence[str], place: int) -> bool:
+    return place == 0 or columns[place] == WORDS
+
+
+def _fitting(columns: Sequence[str], widths: Sequence[int], width: int) -> list[int]:
+    """Return the places of the columns that fit without cutting a figure; those of codecs are left out first."""
+    shown = list(range(len(columns)))
+    for title in SPARE:
+        least = [min(widths[i], LEAST_WORDS) if _is_words(columns, i) else widths[i] for i in shown]
+        if sum(least) + GAP * (len(shown) - 1) <= width:
+            break
+        shown = [i for i in shown if columns[i] != title]
+    return shown
+
+
+def _drawn(account: SavedAccount, width: int) -> Text:
     """Return the bytes over the step as a line of blocks."""
     course = account.course
-    text = Text("over the step  ")
-    for height in _heights(course):
+    text, where = Text("over the step  "), f"  peak {sized(course.peak)}"
+    for height in _heights(course, min(WIDE, width - len(text) - len(where))):
         text.append(BLOCKS[round(height * (len(BLOCKS) - 1))])
-    where = f"  peak {sized(course.peak)}"
     return text.append(where, "dim")
 
 
@@ -98,10 +126,10 @@ def _render_icicle(course: BytesOverStep, console: Console) -> None:
     console.print()
 
 
-def _heights(course: BytesOverStep) -> list[float]:
+def _heights(course: BytesOverStep, most: int) -> list[float]:
     """Return the largest of each part of the step, as a share of the peak."""
     last = course.at[-1] or 1
-    highest = [0.0] * min(WIDE, last)
+    highest = [0.0] * min(most, last)
     for at, size in zip(course.at, course.bytes, strict=True):
         place = min(int((at - 1) * len(highest) / last), len(highest) - 1)
         highest[place] = max(highest[place], size / course.peak if course.peak else 0.0)
@@ -121,6 +149,6 @@ def _render_counted(event: Mapping[str, Any], console: Console) -> None:
     console.print()
     said = (
         f"These are the totals of {counted(len(event['modules']), 'module')} that every run counts; "
-        "kedge run --saved records every tensor, with lines and remedies."
+        "kedge run --saved records every tensor, with its line and ways to free its memory."
     )
     print_paragraph(Text(said, "dim"), console)

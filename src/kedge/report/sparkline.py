@@ -23,14 +23,14 @@ LEAST_DECADES = 1.0
 
 @dataclass(frozen=True, eq=False)
 class ScaleSeries:
-    """The scale of a site's values over the sampled steps.
+    """The scale of a site's values over the measured steps.
 
     Attributes:
-        rms: One value for each sampled step, NaN where there is none.
-        broken: Whether a value was non-finite, at that step or before the next sampled one.
+        rms: One value for each measured step, NaN where there is none.
+        broken: Whether a value was non-finite, at that step or before the next measured one.
         last: The newest value; NaN or infinite if it was non-finite.
         broken_steps: The number of steps with non-finite values, light steps included.
-        since: Whether a value was non-finite after the last sampled step.
+        since: Whether a value was non-finite after the last measured step.
     """
 
     rms: NDArray[np.float64]

@@ -28,8 +28,8 @@ PLAIN_WIDTH = 100
 NARROWEST, WIDEST = 80, 200
 _MOST_CURVES, _CURVE_WIDTH = 6, 25
 _FOLDED = (
-    " h.0-47: all these blocks; a figure such as 1.2..3.4 is the least and the largest of them, the course their median. "
-    "A block with a finding, or far from the others, has a line of its own."
+    " h.0-47: all of these blocks; 1.2..3.4 is the smallest and the largest figure among them, and the trend is their median. "
+    "A block that has a finding, or is far from the others, has a line of its own."
 )
 
 
@@ -134,7 +134,7 @@ def _nothing(recording: Recording) -> Text:
     if not recording.sites:
         return Text("nothing was recorded: the program called no module while it was watched")
     if not len(recording.steps):
-        return Text("nothing was sampled: the program finished no step while it was watched")
+        return Text("nothing was measured: the program finished no step while it was watched")
     return Text("there is no table: no output, gradient or parameter of a module was watched")
 
 
@@ -152,13 +152,13 @@ def _render_table(
             console.print(drawn(made[index], layout))
     for amount in _amounts(made, shown, modules):
         console.print()
-        print_paragraph(Text(f"{amount}; --all shows every one, --sites SELECTOR those you name"), console)
+        print_paragraph(Text(f"{amount}; --all shows every module, --sites SELECTOR the ones you choose"), console)
 
 
 def _amounts(made: Sequence[ModuleLine], shown: Sequence[int], modules: int) -> Iterator[str]:
     """Yield the numbers of modules and of lines, if some modules have no line of their own."""
     if len(made) < modules:
-        amount = f"{counted(modules, 'module')} in {counted(len(made), 'line')}, blocks that are alike in one"
+        amount = f"{counted(modules, 'module')} in {counted(len(made), 'line')}, with similar blocks in one"
         yield amount + (f"; {len(shown):,} of the lines are shown" if len(shown) < len(made) else "")
     elif len(shown) < len(made):
         yield f"{len(shown):,} of {counted(len(made), 'module')} shown"
@@ -199,11 +199,11 @@ def _legend(recording: Recording, made: Sequence[ModuleLine]) -> Text:
     since = any(series.since for line in made for series in (line.out, line.gradient) if series)
     several = any(isinstance(line, FoldedLine) for line in made)
     return Text(
-        f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last sampled one"
+        f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last measured one"
         f"{'; nan, inf: non-finite in a later step' if since else ''}. "
-        f"course: steps {first} to {last}, each line on a logarithmic scale of its own; "
+        f"trend: steps {first} to {last}, each line on its own logarithmic scale; "
         "✗ non-finite values, 0 only zeros. "
-        "update: the change of a parameter in a step, relative to it. zero: share of exact zeros."
+        "update: change of the parameters in one step, relative to their size. zero: share of exact zeros."
         f"{_FOLDED if several else ''}",
         "dim",
     )

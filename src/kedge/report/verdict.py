@@ -67,10 +67,10 @@ def advice(judgement: Judgement) -> Iterator[str]:
     """Yield the command with which every rule can judge; nothing if each could."""
     helped, others = list(judgement.helped), [x for x in judgement.unjudged if x.code not in judgement.helped]
     if helped:
-        all_of_them = "for it" if len(helped) == 1 else "for all of them"
-        yield f"{all_of_them if not others else f'for {listed(helped, NAMED_LACKS)}'}: {judgement.command}"
+        all_of_them = "to get enough for it" if len(helped) == 1 else "to get enough for all of them"
+        yield f"{all_of_them if not others else f'to get enough for {listed(helped, NAMED_LACKS)}'}: {judgement.command}"
     short = [lack.code for lack in others if lack.grows]
     if short:
         all_of_them = "it" if len(short) == 1 else "them"
         named = listed(short, NAMED_LACKS) if helped or len(short) < len(judgement.unjudged) else all_of_them
-        yield f"for {named} the run is too short"
+        yield f"the run is too short for {named}"

@@ -46,7 +46,7 @@ def again(recording: Recording, purpose: str, since: str = "") -> str:
         since: The point to start from, if not the beginning, with a space after it.
     """
     command = closer_look(recording) or with_dump_on(recording)
-    return f"{purpose}, run it again {since}as `{command}`. " if command else ""
+    return f'{purpose}, run it again {since}with "{command}". ' if command else ""
 
 
 def _command(recording: Recording, *, dump: bool) -> str:

@@ -91,9 +91,9 @@ def _words(event: Mapping[str, Any]) -> str:
     detail = event.get("detail") or {}
     if event.get("what") == "children":
         seconds = detail.get("seconds")
-        return f"child processes computed{f' for {seconds:.3g} s' if seconds else ''}"
+        return f"{f'{seconds:.3g} s of ' if seconds else ''}computation in child processes"
     if event.get("what") == "hook-tables":
-        return "the modules' computations, as the program replaced PyTorch's global hooks"
+        return "modules, because the program replaced PyTorch's global hooks"
     return str(event.get("what", "a part of the program"))
 
 

@@ -30,7 +30,7 @@ def line_of(source: Mapping[str, Any]) -> str:
 
 def text_of(source: Mapping[str, Any]) -> str:
     """Return the text of a line for the end of a sentence; empty if it is not known."""
-    return f": `{source['text']}`" if source.get("text") else ""
+    return f': "{source["text"]}"' if source.get("text") else ""
 
 
 def plain(number: float) -> float | None:

@@ -25,30 +25,34 @@ class RankDeparts:
     """One rank of a distributed run differs from the others.
 
     Meaning:
-        Ranks that hold the same parameters no longer agree on them; or one rank alone made the first non-finite value;
-        or the outputs of one rank's modules are far from the others'; or the ranks took different numbers of steps.
+        Ranks that hold the same parameters no longer agree on them; or only one rank made the first non-finite value;
+        or the outputs of one rank's modules are far from those of the others; or the ranks took different numbers of
+        steps.
 
     Formula:
-        Out of sync (error): the root mean square of some parameter, each rank holding all of it, differs between
-        ranks by more than tolerance times the largest, while all parameters agreed in the first sampled step. If not
-        even the norms of the first step's gradients agree, the ranks never exchanged gradients (warning: each may
-        hold another part of a model).
-        Not finite (error): NAN-BORN finds a birth in the forward pass of some ranks, and the others held only finite
+        Out of sync (error): the root mean square of a parameter that each rank holds as a whole differs between ranks
+        by more than tolerance times the largest, while all parameters agreed in the first measured step. If not even the
+        norms of the first step's gradients agree, the ranks never exchanged gradients (warning: each may hold another
+        part of a model).
+
+        Not finite (error): NAN-BORN finds a birth in the forward pass of some ranks, and the others had only finite
         values in that step's forward and before.
-        Far away (warning): log2 of the rms of a module's output is more than log2(factor), and more than spread times
-        its usual variation, from the median of the ranks (of two: from rank 0's), in each of the last sustained
-        sampled steps.
+
+        Far away (warning): log2 of the rms of a module's output is further from the median of the ranks (of two ranks:
+        from rank 0's) than log2(factor), and than spread times its usual variation, in each of the last sustained
+        measured steps.
+
         Steps (warning): the ranks ended by themselves after different numbers of steps.
 
     Window:
-        The steps that all ranks measured in full; for non-finite values every step. Modules whose output has fewer
-        than least elements are left out, the loss among them: a single batch decides their size.
+        The steps that all ranks measured in full; for non-finite values every step. Modules whose output has fewer than
+        least elements are left out, including the loss: a single batch decides their size.
 
     Thresholds:
-        - tolerance (1e-4): after an all-reduce the ranks hold the same bits; sums of squares on different devices differ
-          by the rounding of float32, 1e-6.
-        - factor (4): healthy ranks that saw 2 to 8 images each came to 1.4 (in a single step to 6.6). Images that one
-          rank does not normalise are some 255 times as large.
+        - tolerance (1e-4): after an all-reduce the ranks have the same bits; sums of squares on different devices
+          differ by the rounding of float32, 1e-6.
+        - factor (4): healthy ranks that saw 2 to 8 images each reached 1.4 (in a single step 6.6). Images that one rank
+          does not normalise are some 255 times as large.
         - spread (4): times the median deviation of the other ranks and steps.
         - sustained (5): one odd batch is not reported.
         - least (64): see above.
@@ -57,9 +61,9 @@ class RankDeparts:
         The figures of each rank, and the first step with a difference.
 
     Remedy:
-        Out of sync: look for parameters that are changed outside of the optimizer, for decisions by random numbers that
-        differ between ranks, and for layers that DistributedDataParallel does not know. Otherwise look at the data
-        that this rank gets, and at its device.
+        Out of sync: look for parameters that are changed outside of the optimizer, for random decisions that differ
+        between ranks, and for layers that DistributedDataParallel does not know. Otherwise look at the data that this
+        rank gets, and at its device.
     """
 
     tolerance: float = 1e-4
@@ -183,14 +187,14 @@ class RankDeparts:
         near = np.flatnonzero(np.abs(apart) <= math.log2(self.factor))
         start = int(near[-1]) + 1 if len(near) else 0
         step, site = int(course.steps[start]), course.site.site
-        how = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.3g} of what"
+        how = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.3g} of"
         others = "those of the rank in the middle" if len(group.ranks) > 2 else f"those at rank {group.ranks[0]}"
         return Finding(
             code=self.code,
             severity="warning",
             site=site,
             step=step,
-            message=f"From step {step} on the values of {site} at rank {rank} are {how} {others} are.",
+            message=f"From step {step} on, the values of {site} at rank {rank} are {how} {others}.",
             evidence={
                 "rank": rank,
                 "times": plain(times),
@@ -291,7 +295,7 @@ class _Group:
         return True
 
     def first_difference(self, site: SiteInfo, tolerance: float) -> int | None:
-        """Return the first step in which the ranks differ at a site, also between the sampled ones."""
+        """Return the first step in which the ranks differ at a site, also between the measured ones."""
         rows = [share.rows(site) for share in self.shares]
         steps = rows[0].step
         for other in rows[1:]:

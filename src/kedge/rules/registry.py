@@ -111,7 +111,7 @@ def explain(code: str, rules: Iterable[Rule] | None = None) -> str:
     usual = next(rule for rule in ALL if rule.code == wanted)
     rule = next((rule for rule in rules or () if rule.code == wanted), usual)
     page = f"{rule.code} ({rule.severity}): {rule.name}\n\n{inspect.getdoc(type(rule))}\n"
-    return f"{page}\nSettings, as pyproject.toml has them:\n{indent(toml([rule], [usual]), '    ')}"
+    return f"{page}\nThresholds, in the form of pyproject.toml:\n{indent(toml([rule], [usual]), '    ')}"
 
 
 def known_code(code: str) -> str:

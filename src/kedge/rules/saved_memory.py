@@ -15,15 +15,15 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class SavedMemory:
-    """One module holds a large part of the memory that autograd saves for backward.
+    """One module accounts for a large part of the memory that autograd saves for backward.
 
     Meaning:
-        Between forward and backward autograd keeps tensors, which are most of a training's memory. If one module
-        accounts for a good part of them, it is the place to save memory.
+        Between forward and backward autograd keeps tensors, which are most of the memory of a training. A module that
+        accounts for a good part of them is the place to save memory.
 
     Formula:
-        B = bytes saved for backward in one step by the innermost module that saved them, parameters not counted.
-        Reported if B > share of all bytes saved in that step and B > floor.
+        B = bytes saved for backward in one step by the innermost module that saved them, without parameters. Reported
+        if B > share of all bytes saved in that step, and B > floor.
 
     Window:
         The step in which the saved tensors were recorded, once in a run.
@@ -33,12 +33,12 @@ class SavedMemory:
         - floor (67,108,864): 64 MiB; there is little to save below that.
 
     Evidence:
-        The bytes and tensors of the module, the bytes of the step, and the modules that come next.
+        The bytes and tensors of the module, the bytes of the step, and the modules that save most after it.
 
     Remedy:
-        torch.utils.checkpoint around it computes it again in backward and keeps only its inputs; kedge.offload keeps its
-        saved tensors in another memory; attention written with softmax has a form that saves less
-        (scaled_dot_product_attention), and so has cross-entropy in parts.
+        torch.utils.checkpoint around the module computes it again in backward and keeps only its inputs; kedge.offload
+        keeps its saved tensors elsewhere; scaled_dot_product_attention saves less than attention written with softmax;
+        and cross-entropy saves less if it is computed in parts.
     """
 
     share: float = 0.2
@@ -70,8 +70,8 @@ class SavedMemory:
             severity=self.severity,
             site=f"{path or ''}:saved",
             step=event["step"],
-            message=f"{_named(path)} holds {held / MIB:,.0f} MiB of the {total / MIB:,.0f} MiB ({held / total:.0%}) that are "
-            f"saved for backward in step {event['step']}.",
+            message=f"{_named(path)} holds {held / MIB:,.0f} MiB of the {total / MIB:,.0f} MiB ({held / total:.0%}) that "
+            f"autograd saves for backward in step {event['step']}.",
             evidence={
                 "bytes": held,
                 "tensors": module["tensors"],

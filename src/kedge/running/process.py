@@ -129,7 +129,7 @@ class RunningProcess:
         if os.geteuid() not in (0, self.owner[0]):
             return f"belongs to {_user(self.owner[0])}; attach as that user, or as root: sudo kedge attach {self.pid}"
         if not self.maps:
-            return "may not be looked into by this user; attach as root, or it may be another container's"
+            return "cannot be inspected by this user; attach as root, or from inside its container if it has one"
         for kind in ("pid", "mnt"):
             if _namespace(self.proc, kind) != _namespace(Path("/proc/self"), kind):
                 return (

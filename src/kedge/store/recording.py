@@ -122,7 +122,7 @@ class Recording:
             NoSuchRank: The recording has nothing of this rank.
         """
         if rank not in self.ranks:
-            raise NoSuchRank(f"{_name(self.path)} holds nothing of rank {rank}: it holds {_ranks_named(self.ranks)}")
+            raise NoSuchRank(f"{_name(self.path)} has no data of rank {rank}: it has {_ranks_named(self.ranks)}")
         if not isinstance(self.table, RankedTable):
             return self
         part = next(part for part in self.table.parts if part.rank == rank)

@@ -30,11 +30,11 @@ _BY_MODULE = ("module", "tensors", "packed", "held", "rebuild", "offload", "bf16
 WORDS = "source"
 _BY_LINE = ("line", "tensors", "packed", "held", "rebuild", WORDS)
 _NOTE = (
-    "packed: all saved tensors, each as often as saved. held: each storage once, for the module that saved it first. "
+    "packed: all saved tensors, each as often as it was saved. held: each storage once, for the module that saved it first. "
     "rebuild to checkpoint: what each would free. A module's figures include those of its submodules."
 )
 _NOTE_OPERATIONS = (
-    "packed: all saved tensors, each as often as saved. held: each storage once, for the operation that saved it first. "
+    "packed: all saved tensors, each as often as it was saved. held: each storage once, for the operation that saved it first. "
     "rebuild to int8: what each would free."
 )
 
@@ -254,7 +254,7 @@ def _totals(account: SavedAccount) -> Iterator[tuple[str, str]]:
     total, course = account.total, account.course
     yield f"packed ({total.tensors:,} tensors, as often as saved)", sized(total.packed)
     yield "held (each storage once, no parameters)", sized(total.bytes)
-    yield "inputs among that", sized(account.inputs)
+    yield "inputs among those", sized(account.inputs)
     yield "can be rebuilt exactly", sized(total.rebuild)
     yield "can be moved", sized(total.offload)
     yield "freed by floats in bf16", sized(total.bf16)

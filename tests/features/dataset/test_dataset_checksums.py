@@ -159,10 +159,10 @@ def test_a_bad_line_of_the_index_is_rebuilt_from_the_shards(tmp_path: Path, line
 
 MANIFESTS = [
     ("[" * 100_000, "more than 50 levels"),
-    ("7", "it is 7 where an object should be"),
-    ('{"format": "1"}', "format is '1' where a whole number should be"),
+    ("7", "it is 7 but must be an object"),
+    ('{"format": "1"}', "format is '1' but must be a whole number"),
     ('{"format": 1, "columns": {"0": ["seed", "1-dimensional"]}}', r"columns\.0\[0\] is no type of numbers"),
-    ('{"format": 1, "columns": []}', "columns is a list where an object should be"),
+    ('{"format": 1, "columns": []}', "columns is a list but must be an object"),
 ]
 
 

@@ -40,7 +40,7 @@ class Run:
         self.step = 0
 
     def go_on(self, steps: int = 1, broken: str | None = None) -> None:
-        """Write some sampled steps; the output of a module may not be finite in them."""
+        """Write some measured steps; the output of a module may not be finite in them."""
         assert self.writer is not None
         for _ in range(steps):
             scale = np.array([*SCALES.values(), *(value / 100 for value in SCALES.values())])

@@ -42,12 +42,12 @@ def test_a_run_is_waited_for_and_followed_to_its_end(run, clock) -> None:
     assert reader.read()
     head = heading(reader).plain
     assert head.startswith(
-        "● running  train.py --lr 1\nstep 50, 6 sampled · 5.00 steps/s · at most 3.0 % for watching · cpu"
+        "● running  train.py --lr 1\nstep 50, 6 measured · 5.00 steps/s · at most 3.0 % for watching · cpu"
     )
 
     run.end()
     assert (reader.read(), reader.state) == (True, RunState.ENDED)
-    assert "60 steps, 6 sampled · 4 s · 15.0 steps/s · 2.5 % of it for watching" in heading(reader).plain
+    assert "60 steps, 6 measured · 4 s · 15.0 steps/s · 2.5 % of it for watching" in heading(reader).plain
 
 
 def test_a_run_that_failed_says_with_what(run, clock) -> None:

@@ -396,7 +396,7 @@ def test_a_gradient_seen_after_clipping_is_not_compared() -> None:
 
 
 def test_a_light_step_gives_the_size_of_a_loss() -> None:
-    """Between sampled steps only a loss's size may be known; that is its value unless it was ever negative."""
+    """Between measured steps only a loss's size may be known; that is its value unless it was ever negative."""
     for first, expected in ((2.0, [2.0, 3.0]), (-2.0, [-2.0, NAN])):
         rows = [{"step": 0, "site": ":out", "count": 1, "sum": first, "sumsq": 4.0}]
         rows += [{"step": 1, "site": ":out", "count": 1, "sumsq": 9.0, "level": 1}]

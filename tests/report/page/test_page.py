@@ -233,7 +233,7 @@ def test_the_head_tells_what_ran_and_what_it_cost(shown: Any) -> None:
     for words in (
         "/home/ada/secret/train.py --lr 1",
         "Net, 288 parameters",
-        "9, 9 sampled",
+        "9, 9 measured",
         "5.0 % of the time",
         "budget 3.0 %",
     ):

@@ -84,7 +84,7 @@ def test_a_page_of_little_stands(state: str, saved: Callable[..., str], tab: Any
                 "heat": "Nothing to draw",
                 "depth": "Nothing to draw",
                 "modules": "No module was watched",
-                "findings": "no step has been sampled",
+                "findings": "no step has been measured",
             },
         ),
         ("no steps", {"heat": "Nothing to draw"}),

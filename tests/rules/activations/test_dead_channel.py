@@ -63,7 +63,7 @@ def test_dead_from_the_start():
 
     assert finding.message == (
         "12 of the 16 channels of relu:out (75%) were never above zero in the last 10,112 samples "
-        "(79 sampled steps), nor at any time before."
+        "(79 measured steps), nor at any time before."
     )
     assert (finding.step, finding.confidence, finding.evidence["once_alive"]) == (0, 0.95, 0)
     assert finding.evidence["first_dead"] == list(range(10))
@@ -71,11 +71,11 @@ def test_dead_from_the_start():
 
 
 def test_channels_that_died_have_a_step():
-    """From which sampled step on they were silent."""
+    """From which measured step on they were silent."""
     (finding,) = found(*layer("relu:out", without(12, since=7)))
 
     assert finding.step == 70
-    assert finding.message.endswith("(79 sampled steps), they fell silent by step 70.")
+    assert finding.message.endswith("(79 measured steps); they fell silent by step 70.")
     assert "learning rate" in finding.remedy
 
 
@@ -134,7 +134,7 @@ def test_layers_that_a_dead_one_starves_are_its_evidence():
     assert [finding.site for finding in findings] == ["a:out", "b:out"]
     assert findings[0].evidence["after_it"] == {}
     assert findings[1].evidence["after_it"] == {"c:out": 0.5625}
-    assert findings[1].message.endswith("; many were silent after it too, in c:out.")
+    assert findings[1].message.endswith("; many channels after it are silent too, in c:out.")
 
 
 def test_a_nan_is_not_a_death():
@@ -166,7 +166,7 @@ def test_a_layer_that_is_wholly_dead_needs_few_samples():
     (finding,) = found(*layer("relu:out", without(16), steps=10, samples=10))
 
     assert (finding.severity, finding.step, finding.confidence) == ("error", 0, 0.6)
-    assert "in the last 100 samples (10 sampled steps), nor at any time before" in finding.message
+    assert "in the last 100 samples (10 measured steps), nor at any time before" in finding.message
 
 
 @pytest.mark.parametrize(("steps", "samples"), [(9, 100), (10, 9)])

@@ -35,7 +35,7 @@ def test_values_within_two_doublings_of_the_end_are_reported():
     (finding,) = near([100.0, 17000.0, 20000.0, 30000.0])
 
     assert (finding.severity, finding.site, finding.step) == ("warning", "fc:out", 10)
-    assert finding.message == "fc:out comes to 3e+04 where float16 ends at 6.55e+04 (first near it at step 10)."
+    assert finding.message == "fc:out reaches 3e+04; the largest float16 is 6.55e+04 (first close to it at step 10)."
     assert finding.evidence["headroom"] == pytest.approx(math.log2(HALF / 30000), rel=1e-4)
     assert finding.evidence["course"] == [100.0, 17000.0, 20000.0, 30000.0]
     assert finding.evidence["steps"] == [0, 10, 20, 30]
@@ -77,7 +77,7 @@ def test_float32_has_an_end_too():
 
 
 def test_two_samples_are_left_to_the_eye():
-    """Three sampled steps are asked for."""
+    """Three measured steps are asked for."""
     assert near([20000.0, 30000.0, 5.0, 6.0]) == []
     assert len(near([20000.0, 30000.0, 5.0, 40000.0])) == 1
 
@@ -114,7 +114,7 @@ def test_the_first_of_the_flow_speaks_for_those_after_it():
     first, other = NearOverflow().check(Recording.build(sites, rows))
 
     assert (first.site, first.evidence["sites"]) == ("a:out", ["a:out", "b:out"])
-    assert first.message.endswith("(first near it at step 0); so do 1 more sites.")
+    assert first.message.endswith("(first close to it at step 0); also close: 1 more site.")
     assert (other.site, other.evidence["sites"]) == ("G.a:out", ["G.a:out"])
 
 
@@ -138,8 +138,8 @@ def test_gradients_that_lose_digits_are_reported():
 
     assert (finding.severity, finding.site, finding.step) == ("warning", "l2:out.grad", -1)
     assert finding.message == (
-        "60% of the non-zero elements of l2:out.grad lie below 6.1e-05, where float16 loses digits; "
-        "more than 5% do in 2 of the 3 gradients of the model in float16."
+        "60% of the non-zero elements of l2:out.grad are below 6.1e-05, where float16 loses digits. "
+        "In 2 of the 3 float16 gradients of the model more than 5% are."
     )
     assert finding.evidence["shares"] == {"l2:out.grad": 0.6, "l0:out.grad": 0.3}
     assert "GradScaler" in finding.remedy

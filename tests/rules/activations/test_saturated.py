@@ -40,8 +40,8 @@ def test_an_activation_that_is_flat_for_most_inputs_is_reported():
 
     assert (finding.severity, finding.site, finding.step, finding.confidence) == ("warning", "a1:out", 0, 0.9)
     assert finding.message == (
-        "60% of the outputs of a1:out (Tanh) lie where its slope is below 0.001 "
-        "(median of the last 20 sampled steps; first at step 0); so are 1 more activations."
+        "60% of the outputs of a1:out (Tanh) are where its slope is below 0.001 "
+        "(median of the last 20 measured steps; first at step 0); also saturated: 1 more activation."
     )
     assert finding.evidence["shares"] == {"a1:out": 0.6, "a2:out": 0.9}
     assert finding.evidence["saturated_sites"] == 2
@@ -69,7 +69,7 @@ def test_only_the_end_of_the_run_is_judged():
 
 
 def test_a_few_samples_are_no_evidence():
-    """Ten sampled steps are asked for."""
+    """Ten measured steps are asked for."""
     assert found(0.9, steps=9) == []
     assert len(found(0.9, steps=10)) == 1
 

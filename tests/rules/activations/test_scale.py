@@ -188,7 +188,7 @@ def test_the_fastest_speaks_for_the_root():
     (finding,) = ScaleDrift().check(made.recording())
 
     assert finding.site == "l1:out"
-    assert finding.message.endswith("has not levelled off; so do 1 more modules.")
+    assert finding.message.endswith("has not levelled off; also drifting: 1 more module.")
     assert list(finding.evidence["sites"]) == ["l1:out", "l0:out"]
 
 

@@ -39,8 +39,8 @@ def test_a_norm_that_leaves_its_past_and_stays_is_an_error():
 
     assert (finding.severity, finding.site, finding.step) == ("error", "b.weight:param.grad", 600)
     assert finding.message == (
-        "The norm of the gradients was 40 at step 600, above the 25 that the run's own past allows, "
-        "and stayed above it (largest: 60); b.weight:param.grad held most of it."
+        "The norm of the gradients was 40 at step 600, above the limit of 25 set by the run's own past, "
+        "and stayed above it (largest: 60); b.weight:param.grad has the largest share."
     )
     assert finding.evidence["update_ratio"] == 0.5
     assert finding.evidence["shares"] == {"b.weight:param.grad": 0.64, "a.weight:param.grad": 0.36}
@@ -88,7 +88,7 @@ def test_a_spike_that_ends_the_run_counts():
     (finding,) = found([*noisy(60), 400, 600, NAN, NAN], update=1e-4)
 
     assert finding.message.endswith(
-        "and ended in values that are not finite (largest: 600); b.weight:param.grad held most of it."
+        "and was not finite at the end (largest: 600); b.weight:param.grad has the largest share."
     )
 
 
@@ -153,7 +153,7 @@ def test_roots_are_judged_one_by_one():
 def taken(norms: Sequence[float], *, after: float = 0.1, every: int = 10, count: int = 32) -> list[Finding]:
     """Run the rule where every step has the norm of the gradients, and every tenth the weights.
 
-    What comes out of backward in the sampled steps is calm; after the first third of the last ten
+    What comes out of backward in the measured steps is calm; after the first third of the last ten
     steps the weights have another size.
     """
     made = Course(range(0, len(norms), every))
@@ -187,7 +187,7 @@ def test_a_change_of_the_weights_alone_does_not_count(norms):
 
 
 def test_what_the_weights_became_has_to_be_seen():
-    """An explosion in the very last steps has no sampled step after it."""
+    """An explosion in the very last steps has no measured step after it."""
     assert taken([*noisy(153), 40, 900, 60], after=7.0) == []
 
 

@@ -33,8 +33,8 @@ def test_a_gradient_that_fades_with_depth_is_reported():
 
     assert (finding.severity, finding.site, finding.step) == ("warning", "l0.weight:param.grad", 0)
     assert finding.message == (
-        "The gradient of the shallow third of Net (l0.weight to l2.weight), relative to its weights, "
-        "is 1.0e-06 times that of the deep third (median of 30 sampled steps from step 0 on)."
+        "In the first third of the layers of Net (l0.weight to l2.weight), the gradient relative to the weights "
+        "is 1.0e-06 times that in the last third (median of 30 measured steps, from step 0 on)."
     )
     assert finding.evidence["ratio_of_output_gradients"] == pytest.approx(1e-6)
     assert finding.evidence["shallow_update_ratio"] == pytest.approx(1e-9)

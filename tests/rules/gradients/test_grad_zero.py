@@ -36,8 +36,8 @@ def test_gradients_that_are_zero_all_the_time_are_reported():
 
     assert (finding.severity, finding.site, finding.step) == ("warning", "l1.weight:param.grad", 0)
     assert finding.message == (
-        "The gradients of 2 parameters were exactly zero in each of the last 20 sampled steps or more, since step 0: "
-        "l0.weight, l1.weight. l2.weight, nearer to the loss, gets one."
+        "The gradients of 2 parameters were exactly zero in at least the last 20 measured steps, since step 0: "
+        "l0.weight, l1.weight. l2.weight, nearer to the loss, gets a gradient."
     )
     assert finding.evidence == {
         "kind": "some",

@@ -30,7 +30,7 @@ def test_it_was_born_in_the_backward_of_the_module_that_takes_the_output():
     finding = only(scene)
 
     assert finding.message == (
-        "relu:out.grad was the first gradient to hold NaN (1 of 4 elements) at step 20; "
+        "relu:out.grad was the first gradient to contain NaN (1 of 4 elements), at step 20; "
         "the gradient that arrived at log (Log) was finite, so its backward made it."
     )
     assert (finding.evidence["how"], finding.evidence["module"], finding.evidence["propagated"]) == (
@@ -128,7 +128,7 @@ def test_a_parameters_gradient_can_be_the_first():
     finding = only(broken(chain(), {"head.weight:param.grad": INF}))
 
     assert finding.message == (
-        "head.weight:param.grad was the first gradient to hold inf (1 of 4 elements) at step 20; "
+        "head.weight:param.grad was the first gradient to contain inf (1 of 4 elements), at step 20; "
         "the gradient that arrived at head (Linear) was finite, so its backward made it."
     )
 
@@ -219,7 +219,7 @@ def test_off_schedule_the_parameters_gradients_delimit_the_place():
     finding = only(scene)
 
     assert finding.message == (
-        "fc.weight:param.grad was the first gradient to hold NaN at step 20; "
+        "fc.weight:param.grad was the first gradient to contain NaN, at step 20; "
         "head.weight:param.grad, nearer to the loss, was finite: a backward between the two made it, "
         "or the program changed it before the optimizer got it."
     )
@@ -252,7 +252,7 @@ def test_a_norm_that_overflows_is_called_so():
     """An infinite sum of squares does not say that an element is infinite."""
     scene = broken(chain(), {"fc.weight:param.grad": INF}, level=FINITENESS)
 
-    assert "to hold an infinite norm at step 20" in only(scene).message
+    assert "to contain an infinite norm, at step 20" in only(scene).message
 
 
 @pytest.mark.parametrize(("dtype", "severity"), [("float32", "warning"), ("float16", "info")])

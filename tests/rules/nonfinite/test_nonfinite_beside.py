@@ -162,7 +162,7 @@ def test_what_cannot_be_told_is_said(tmp_path):
     found = only(Net(nn.LayerNorm(4), lambda net, h: net.b(h) + distance(h)), tmp_path)
 
     assert found.message.startswith(
-        "a:out.grad was the first gradient to hold NaN (32 of 32 elements) at step 0; the gradient that arrived at b "
+        "a:out.grad was the first gradient to contain NaN (32 of 32 elements), at step 0; the gradient that arrived at b "
         "(LayerNorm) was finite: its backward made it, or that of an operation in Net's own forward that takes the same value. "
         "b (LayerNorm) is called at tests/rules/nonfinite/test_nonfinite_beside.py:"
     )
@@ -176,7 +176,7 @@ def test_an_operation_beside_a_linear_map_is_not_blamed_on_it(tmp_path):
     found = only(Net(linear(), lambda net, h: net.b(h) + distance(h)), tmp_path)
 
     assert (
-        "the gradient that arrived at b (Linear) was finite, and too small to leave the range there: the backward of an "
+        "the gradient that arrived at b (Linear) was finite, and too small to overflow there: the backward of an "
         "operation in Net's own forward made it, or of one on its output, which takes the same value. b (Linear) is called at"
         in found.message
     )

@@ -38,7 +38,9 @@ def test_the_first_producer_is_named_and_the_others_are_counted():
     finding = only(scene)
 
     assert (finding.severity, finding.site, finding.step) == ("error", "log:out", 20)
-    assert finding.message == ("log:out was the first to hold NaN (1 of 4 elements) at step 20; its input was finite.")
+    assert finding.message == (
+        "log:out was the first to contain NaN (1 of 4 elements), at step 20; its input was finite."
+    )
     assert finding.evidence["propagated"] == len(AFTER_LOG) + len(ALL_GRADIENTS) - 1
     assert finding.evidence["near"] == {"log:in": {"step": 20, "min": -0.25, "max": 0.5, "rms": 0.306186}}
     assert finding.confidence == 1.0
@@ -50,7 +52,7 @@ def test_a_module_with_a_parameter_says_that_it_was_finite():
     finding = only(broken(chain(), {"head:out": -INF, ":out": -INF, "head.weight:param.grad": NAN}))
 
     assert finding.message == (
-        "head:out was the first to hold -inf (1 of 4 elements) at step 20; its input and parameters were finite."
+        "head:out was the first to contain -inf (1 of 4 elements), at step 20; its input and parameters were finite."
     )
 
 
@@ -78,7 +80,7 @@ def test_an_operation_after_the_last_child_is_its_containers_own():
 
     assert (finding.site, finding.evidence["how"]) == (":out", "own")
     assert finding.message == (
-        ":out was the first to hold NaN (1 of 4 elements) at step 20; "
+        ":out was the first to contain NaN (1 of 4 elements), at step 20; "
         "the modules inside it returned finite values, so an operation in its own forward made it."
     )
 
@@ -104,7 +106,7 @@ def test_what_no_module_made_was_born_between(source, sure):
     finding = only(unwatched_operation(source))
 
     assert finding.message == (
-        "b:in was the first to hold NaN (1 of 4 elements) at step 20, although a:out before it was finite: "
+        "b:in was the first to contain NaN (1 of 4 elements), at step 20, although a:out before it was finite: "
         "an operation in the forward of Net made it, outside any watched module."
     )
     assert (finding.evidence["module"], list(finding.evidence["near"])) == ("", ["a:out"])
@@ -121,7 +123,7 @@ def test_between_the_start_of_a_forward_and_its_first_child():
     finding = only(broken(scene, all_of(["a:in", "a:out", ":out"], NAN)))
 
     assert finding.message == (
-        "a:in was the first to hold NaN (1 of 4 elements) at step 20: "
+        "a:in was the first to contain NaN (1 of 4 elements), at step 20: "
         "an operation in the forward of Net made it, outside any watched module."
     )
 

@@ -34,7 +34,7 @@ def test_off_schedule_the_sum_tells():
     bad = all_of(AFTER_LOG, -INF) | all_of(["fc.weight:param.grad", "head.weight:param.grad"], NAN)
     finding = only(broken(chain(), bad, level=FINITENESS, step=17))
 
-    assert finding.message == "log:out was the first to hold -inf at step 17; its input was finite."
+    assert finding.message == "log:out was the first to contain -inf, at step 17; its input was finite."
     assert finding.evidence["near"] == {"log:in": {"step": 10, "min": -0.25, "max": 0.5, "rms": 0.306186}}
 
 

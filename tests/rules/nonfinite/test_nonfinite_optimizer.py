@@ -12,7 +12,7 @@ TOTAL = ":grad.norm"
 
 
 LOOK = (
-    "To have the module named, run it again as `kedge run --budget none --every 1 SCRIPT`. If no module is named then, the "
+    'To have the module named, run it again with "kedge run --budget none --every 1 SCRIPT". If no module is named then, the '
     "loss or an optimizer's step made it."
 )
 
@@ -47,9 +47,7 @@ def test_a_step_that_leaves_the_range_is_an_error():
     finding = only(scene)
 
     assert (finding.severity, finding.site, finding.step) == ("error", "fc.weight:update", 10)
-    assert finding.remedy.startswith(
-        "Lower the learning rate: the step left the range of the numbers (its rms was 0.31,"
-    )
+    assert finding.remedy.startswith("Lower the learning rate: the step overflowed (its rms was 0.31,")
 
 
 def test_weights_that_the_optimizer_blew_up_are_the_cause_of_what_overflows_next():
@@ -94,8 +92,8 @@ def test_gradients_that_the_program_spoiled_are_told_from_those_a_backward_made(
 
     assert (finding.severity, finding.site, finding.evidence["how"]) == ("error", TOTAL, "written")
     assert finding.message == (
-        ":grad.norm held NaN (1 of 4 elements) when the optimizer got the gradients of step 10, and the backward had made "
-        "all of them finite: they were changed in between, by accumulation, unscaling, clipping or the program itself."
+        ":grad.norm contained NaN (1 of 4 elements) when the optimizer got the gradients of step 10, although all of them "
+        "were finite after backward: they were changed in between, by accumulation, unscaling, clipping or the program itself."
     )
     assert "clip_grad_norm_" in finding.remedy
 
@@ -134,8 +132,8 @@ def test_steps_that_were_not_looked_at_are_said_so():
 
     assert (finding.severity, finding.evidence["how"], finding.confidence) == ("error", "unseen", 0.6)
     assert finding.message == (
-        "fc.weight:param held NaN when the forward of step 23 used it, and all was finite in step 10: "
-        "it was made between the two, in steps of which nothing was recorded."
+        "fc.weight:param contained NaN when the forward of step 23 used it, and all was finite in step 10: "
+        "it was made between the two, in steps that were not recorded."
     )
     assert finding.remedy == LOOK
 
@@ -148,7 +146,7 @@ def test_steps_that_were_too_large_before_are_told():
     scene.step(23, all_of(EVERYTHING, NAN), level=FINITENESS)
 
     assert only(scene).remedy == (
-        "The optimizer's steps may be too large: the one of step 10, the last that was measured before, changed head.weight "
+        "The optimizer's steps may be too large: that of step 10, the last measured one before, changed head.weight "
         "by 1 times its size; lower the learning rate or warm it up, and clip gradients. " + LOOK
     )
 
@@ -211,8 +209,8 @@ def test_a_skipped_step_is_not_held_against_a_run(dtype, severity):
     finding = only(skipping(dtype, stepped=True))
 
     assert (finding.severity, finding.evidence["skipped"]) == (severity, True)
-    assert finding.message.endswith("The run went on, as the optimizer never got these gradients.")
-    assert finding.remedy.startswith("Now and then this is normal") is (dtype == "float16")
+    assert finding.message.endswith("The run went on, because the optimizer never got these gradients.")
+    assert finding.remedy.startswith("Once in a while this is normal") is (dtype == "float16")
 
 
 @pytest.mark.parametrize(("dtype", "severity"), [("float32", "error"), ("float16", "info")])

@@ -66,8 +66,8 @@ def test_a_loss_of_finite_outputs_is_named_with_its_line():
 
     assert (finding.severity, finding.site, finding.step) == ("error", "loss", 20)
     assert finding.message == (
-        "loss held NaN (1 of 4 elements) at step 20, while the modules' outputs were finite: the program's own operations "
-        "after them made it (mean was its last). backward() is called on it at train.py:38, in <module>: `loss.backward()`."
+        "loss contained NaN (1 of 4 elements) at step 20, while the modules' outputs were finite: the program's own operations "
+        'after them made it (mean was its last operation). backward() is called on it at train.py:38, in <module>: "loss.backward()".'
     )
     assert finding.evidence["how"] == "made"
     assert "Look at the loss" in finding.remedy
@@ -124,8 +124,8 @@ def test_the_loss_of_a_guarded_step_tells_forward_from_backward():
 @pytest.mark.parametrize(
     ("manifest", "advice"),
     [
-        ({}, "`kedge run --budget none --every 1 train.py`"),
-        ({"budget": None, "every": 1}, "`kedge run --budget none --every 1 --dump train.py`"),
+        ({}, '"kedge run --budget none --every 1 train.py"'),
+        ({"budget": None, "every": 1}, '"kedge run --budget none --every 1 --dump train.py"'),
         ({"budget": None, "every": 1, "dump": True}, ""),
     ],
 )
@@ -146,7 +146,7 @@ def test_the_producer_is_named_where_the_rows_show_a_range_of_steps():
 
     assert (finding.severity, finding.site, finding.step) == ("error", "loss", 27)
     assert finding.message == (
-        "loss was not finite at step 27: log made it, outside of modules, at train.py:37: `loss = torch.log(var).mean()`; its "
+        'loss was not finite at step 27: log made it, outside of modules, at train.py:37: "loss = torch.log(var).mean()"; its '
         "input holds 3 zeros."
     )
     assert finding.evidence["operation"]["operation"] == "log"
@@ -181,7 +181,7 @@ def test_rows_that_name_the_module_are_told_the_operation():
     finding = only(scene)
 
     assert finding.message.startswith(
-        "log:out was the first to hold NaN (1 of 4 elements) at step 20; its input was finite."
+        "log:out was the first to contain NaN (1 of 4 elements), at step 20; its input was finite."
     )
     assert "The graph of the loss shows it: log made it, in log, at train.py:37" in finding.message
     assert finding.evidence["propagated"] > 0
@@ -205,7 +205,7 @@ def test_a_producer_alone_is_enough():
     finding = only(scene)
 
     assert (finding.severity, finding.step) == ("error", 3)
-    assert "products and sums of finite numbers left the range" in finding.remedy
+    assert "products and sums of finite numbers overflowed" in finding.remedy
 
 
 def test_the_backward_of_an_operation_is_told_as_one():

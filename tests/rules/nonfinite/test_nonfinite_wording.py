@@ -52,7 +52,7 @@ def test_the_programs_line_is_in_the_message_and_in_the_evidence():
 
     assert finding.evidence["source"] == LINE
     assert finding.message.endswith(
-        "its input was finite. log (Log) is called at train.py:31, in Net.forward: `x = self.log(x)`."
+        'its input was finite. log (Log) is called at train.py:31, in Net.forward: "x = self.log(x)".'
     )
 
 
@@ -68,9 +68,9 @@ def test_between_two_modules_the_line_is_that_of_the_next():
     finding = only(broken(scene, all_of(["b:in", "b:out", ":out"], NAN)))
 
     assert finding.message == (
-        "b:in was the first to hold NaN (1 of 4 elements) at step 20, although a:out before it was finite: "
-        "an operation in the forward of Net made it, outside any watched module (log was its last). "
-        "The result goes in at train.py:31, in Net.forward: `self.b(x.log())`."
+        "b:in was the first to contain NaN (1 of 4 elements), at step 20, although a:out before it was finite: "
+        "an operation in the forward of Net made it, outside any watched module (log was its last operation). "
+        'The result goes in at train.py:31, in Net.forward: "self.b(x.log())".'
     )
     assert finding.evidence["node"] == "LogBackward0"
 
@@ -79,7 +79,7 @@ def test_an_operation_after_the_last_module_is_named_by_its_node():
     """Where a module's own forward made it, the autograd node of its output names the operation."""
     scene = broken(described(chain(), ":out", node="SqrtBackward0"), {":out": NAN})
 
-    assert only(scene).message.endswith("so an operation in its own forward made it (sqrt was its last).")
+    assert only(scene).message.endswith("so an operation in its own forward made it (sqrt was its last operation).")
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_sums_of_products_are_never_told_to_mind_a_logarithm(kind):
     advice = OperationAdvice("fc", kind, None, "float32", 1e30).advice()
 
     assert advice.startswith(
-        "In fc, products and sums of finite numbers left the range of float32 (it ends at 3.4e+38; the input"
+        "In fc, products and sums of finite numbers overflowed float32 (it ends at 3.4e+38; the input"
     )
     assert not {"log", "epsilon", "sqrt"} & set(advice.replace(",", " ").split())
 
@@ -125,8 +125,7 @@ def test_the_headroom_of_a_narrow_dtype_is_told():
     scene.rows.append(row(10, "head:in", [4e4, -1.0]))
 
     assert (
-        "left the range of float16 (it ends at 6.55e+04; the input reached 4e+04, 0.7 doublings below)"
-        in only(scene).remedy
+        "overflowed float16 (it ends at 6.55e+04; the input reached 4e+04, 0.7 doublings below)" in only(scene).remedy
     )
     assert only(scene).remedy.endswith("or compute it in bfloat16 or float32.")
 
@@ -136,7 +135,7 @@ def test_the_headroom_of_a_narrow_dtype_is_told():
     [
         ("BatchNorm2d", "the variance was zero"),
         ("LlamaRMSNorm", "the variance was zero"),
-        ("Softmax", "a row of nothing but -inf"),
+        ("Softmax", "a row that is -inf everywhere"),
         ("CrossEntropyLoss", "ignore_index"),
         ("BCELoss", "BCEWithLogitsLoss"),
         ("Log", "clamp the input"),
@@ -212,7 +211,9 @@ def test_a_call_that_was_kept_is_offered():
 
     finding = only(broken(scene, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN)))
 
-    assert finding.remedy.startswith("To run that call again alone: python dump-20/replay.py. In log (Log), look at")
+    assert finding.remedy.startswith(
+        "To run that call again by itself: python dump-20/replay.py. In log (Log), look at"
+    )
     assert finding.evidence["dump"] == {"step": 20, "site": "log:out", "folder": "dump-20"}
 
 
@@ -227,9 +228,10 @@ def test_a_dump_names_what_the_recording_did_not_see():
     finding = only(scene)
 
     assert (finding.site, finding.step, finding.evidence["how"]) == ("log:out", 17, "kept")
-    assert finding.message.startswith("log:out was the first to hold NaN at step 17: --dump checks every")
+    assert finding.message.startswith("log:out was the first to contain NaN, at step 17: --dump checks every")
     assert (
-        "of this step nothing was recorded. The input was finite, so the forward of log (Log) made" in finding.message
+        "nothing else was recorded in this step. The input was finite, so the forward of log (Log) made"
+        in finding.message
     )
     assert finding.message.endswith(" at step 20.")
     assert finding.severity == "error"
@@ -265,7 +267,7 @@ def test_what_a_dump_saw_in_the_backward_has_its_words():
     scene.events.append({"kind": "dump", "step": 17, "folder": "dump-17", **kept})
     scene.step(0)
 
-    assert only(scene).message.startswith("log:in.grad was the first gradient to hold infinities at step 17")
+    assert only(scene).message.startswith("log:in.grad was the first gradient to contain infinities, at step 17")
     assert "The gradient that arrived at log (Log) was finite, so its backward made it" in only(scene).message
     assert "an operation whose derivative is infinite" in only(scene).remedy
 
@@ -279,5 +281,5 @@ def test_the_operation_that_a_kept_call_shows_is_named():
 
     finding = only(broken(scene, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN)))
 
-    assert "makes infinities in the operation log/log:out (net.py:12): `x.log()`, then NaN in" in finding.message
+    assert 'makes infinities in the operation log/log:out (net.py:12): "x.log()", then NaN in' in finding.message
     assert finding.evidence["operation"] == made

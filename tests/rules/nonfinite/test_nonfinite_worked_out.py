@@ -59,10 +59,10 @@ def test_a_softmax_of_masked_scores_that_was_not_looked_at_is_named_as_well():
     finding = only(scene)
 
     assert finding.message == (
-        "att:out was the first to hold NaN at step 17; of the modules inside it those with records returned finite "
-        "values, so an operation in its own forward made it, or att.soft (Softmax) inside it, which has no record."
+        "att:out was the first to contain NaN, at step 17; all modules inside it that were recorded returned finite "
+        "values, so an operation in its own forward made it, or att.soft (Softmax) inside it did, which was not recorded."
     )
-    assert "a row of nothing but -inf" in finding.remedy
+    assert "a row that is -inf everywhere" in finding.remedy
 
 
 def two_linear(**root: Any) -> Scene:
@@ -95,7 +95,7 @@ def test_a_linear_map_of_small_numbers_made_no_nan_of_what_it_takes_in_other_ste
     finding = only(scene)
 
     assert finding.message == (
-        "b:out was the first to hold NaN at step 7, although a:out before it was finite: "
+        "b:out was the first to contain NaN, at step 7, although a:out before it was finite: "
         "an operation in the forward of Net made it, outside any watched module."
     )
     assert "products" not in finding.remedy
@@ -107,7 +107,7 @@ def test_a_linear_map_of_large_numbers_may_have_made_it_itself():
     spoil(scene, large=1e18, without=("b:in",))
 
     assert only(scene).message.startswith(
-        "b:out was the first to hold NaN at step 7; its input and parameters were finite"
+        "b:out was the first to contain NaN, at step 7; its input and parameters were finite"
     )
 
 

@@ -247,7 +247,7 @@ def test_inputs_that_are_not_scaled_are_a_warning():
 
     assert (finding.severity, finding.site) == ("warning", "fc:in")
     assert finding.message == (
-        "The input of the first layer of Net, fc:in, has an rms of 85, where layers are made for about 1; it returns 40, and "
+        "The input of the first layer of Net, fc:in, has an rms of 85, but layers are initialised for about 1: it returns 40, and "
         "its relative gradient is 1e+02 times the others'."
     )
 
@@ -288,7 +288,7 @@ def test_inputs_of_next_to_nothing_are_a_warning(inner, outer, number):
 
     assert len(findings) == number
     assert all(
-        "rms of 7e-06, where layers are made for about 1; that does not count beside its biases" in f.message
+        "rms of 7e-06, but layers are initialised for about 1: so small has no effect beside its biases" in f.message
         for f in findings
     )
 

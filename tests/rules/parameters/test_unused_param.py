@@ -37,7 +37,7 @@ def test_a_parameter_that_no_optimizer_holds_is_reported():
 
     assert (finding.severity, finding.site, finding.step) == ("warning", "l1.weight:param.grad", -1)
     assert finding.message == (
-        "l1.weight:param.grad, l2.weight:param.grad got gradients, and no recorded step of an optimizer held it."
+        "l1.weight:param.grad, l2.weight:param.grad got gradients, but no optimizer that stepped has it."
     )
     assert finding.evidence == {
         "sites": ["l1.weight:param.grad", "l2.weight:param.grad"],
@@ -59,7 +59,7 @@ def test_a_model_of_which_nothing_is_trained_is_no_finding():
 
 @pytest.mark.parametrize(("steps", "number"), [(2, 0), (3, 1)])
 def test_an_optimizer_may_step_every_few_backwards(steps, number):
-    """Three sampled steps are asked for."""
+    """Three measured steps are asked for."""
     assert len(found(course(True, False, steps=steps))) == number
 
 

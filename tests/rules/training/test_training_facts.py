@@ -58,7 +58,7 @@ def test_parameters_with_gradients_in_no_optimizer_are_a_warning():
 
     assert (finding.severity, finding.site) == ("warning", "head.weight:param")
     assert finding.message == (
-        "head.weight of Net is in no optimizer, though trainable; it gets gradients, and never changes."
+        "head.weight of Net is in no optimizer, though trainable; it gets gradients but never changes."
     )
 
 
@@ -115,8 +115,8 @@ def test_modules_that_a_model_calls_and_does_not_hold_are_a_warning():
 
     assert (finding.severity, finding.site) == ("warning", ":out")
     assert finding.message == (
-        "Net calls Block, Block and does not hold them: model.parameters() lacks their parameters, and so does every "
-        "optimizer. They get gradients, and never change."
+        "Net calls Block, Block but does not contain them: neither model.parameters() nor an optimizer has their "
+        "parameters. They get gradients but never change."
     )
     assert "nn.ModuleList" in finding.remedy
 
@@ -162,7 +162,7 @@ def test_kept_gradients_in_three_steps_in_a_row_are_an_error():
     (finding,) = found(GradsKept(), kept(3), kept(4), kept(5))
 
     assert (finding.severity, finding.site, finding.step) == ("error", "fc.weight:param.grad", 3)
-    assert "4 of 4 still held those of the step before in 3 measured steps in a row, from step 3 on" in finding.message
+    assert "4 of 4 still had those of the step before in 3 measured steps in a row, from step 3 on" in finding.message
     assert "each step of Adam follows the sum" in finding.message
 
 
@@ -295,7 +295,7 @@ def test_a_batch_of_one_sample_is_a_warning_unless_it_came_once(samples, severit
     (finding,) = of_batches(*samples)
 
     assert (finding.severity, finding.site, finding.step) == (severity, "norm:out", first)
-    assert finding.message.startswith("norm (BatchNorm2d) took the statistics of a batch of one sample in training")
+    assert finding.message.startswith("norm (BatchNorm2d) normalised over a batch of one sample in training")
     assert ("in 2 measured steps" in finding.message) == (severity == "warning")
 
 
@@ -340,13 +340,13 @@ def of_loss(*values: float, nodes: tuple[str, ...], others: int = 0) -> list[tup
         (
             ("NllLossBackward0", "SoftmaxBackward0"),
             "warning",
-            "nll_loss, which cannot be below zero, and was in 2 of 3",
+            "nll_loss, which cannot be below zero, but was in 2 of 3",
         ),
-        (("NllLoss2DBackward0", "AddmmBackward0"), "warning", "first in step 1, and down to -4"),
-        (("DivBackward0", "MeanBackward0", "NllLossBackward0"), "warning", "must be logarithms of probabilities"),
-        (("BinaryCrossEntropyBackward0", "SigmoidBackward0"), "warning", "targets must lie between 0 and 1"),
-        (("BinaryCrossEntropyWithLogitsBackward0",), "warning", "targets must lie between 0 and 1"),
-        (("NegBackward0", "BinaryCrossEntropyBackward0"), "info", "the optimizer raises binary_cross_entropy"),
+        (("NllLoss2DBackward0", "AddmmBackward0"), "warning", "first in step 1, lowest value -4"),
+        (("DivBackward0", "MeanBackward0", "NllLossBackward0"), "warning", "must be log-probabilities"),
+        (("BinaryCrossEntropyBackward0", "SigmoidBackward0"), "warning", "targets must be between 0 and 1"),
+        (("BinaryCrossEntropyWithLogitsBackward0",), "warning", "targets must be between 0 and 1"),
+        (("NegBackward0", "BinaryCrossEntropyBackward0"), "info", "the optimizer increases binary_cross_entropy"),
     ],
 )
 def test_a_loss_below_the_least_it_can_be_is_reported(nodes, severity, says):
@@ -363,7 +363,7 @@ def test_a_loss_of_the_wrong_sign_that_runs_away_is_a_warning():
 
     assert told == "warning"
     assert message.endswith(
-        "It was below zero in 3 of 3 steps, first in step 0, and down to -4e+09, and is not finite in the end."
+        "It was below zero in 3 of 3 steps (first in step 0, lowest value -4e+09), and it is not finite at the end."
     )
 
 

@@ -107,9 +107,9 @@ def test_the_whole_ends_as_its_first_rank(path: Path) -> None:
 
 def test_a_rank_that_is_not_there_is_named(path: Path) -> None:
     """The error lists those that are."""
-    with pytest.raises(NoSuchRank, match=r"^r.kedge holds nothing of rank 7: it holds ranks 0, 1$"):
+    with pytest.raises(NoSuchRank, match=r"^r.kedge has no data of rank 7: it has ranks 0, 1$"):
         Recording.open(path).of_rank(7)
-    with pytest.raises(NoSuchRank, match=r"holds nothing of rank 1: it holds rank 0$"):
+    with pytest.raises(NoSuchRank, match=r"has no data of rank 1: it has rank 0$"):
         Recording.build().of_rank(1)
     assert Recording.build().of_rank(0).ranks == (0,)
 

@@ -309,9 +309,7 @@ def test_a_step_that_does_not_fit_spoils_no_other(tmp_path: Path, alone: Callabl
     failed = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     columns, truncated = read_stats([path])
 
-    assert set(failed.values()) == {
-        f"cannot write to {path}: File too large; see that the disk can be used, or name another place"
-    }
+    assert set(failed.values()) == {f"cannot write to {path}: File too large; check the disk, or name another place"}
     kept = [step for step in range(10) if str(step) not in failed]
     assert 0 < len(failed) < 8
     assert columns["step"].tolist() == np.repeat(kept, 100).tolist()

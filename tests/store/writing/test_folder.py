@@ -44,7 +44,7 @@ def test_a_recording_is_not_replaced_unasked(tmp_path: Path) -> None:
         create(path, {"script": "new.py"}, force=False)
 
     assert str(caught.value) == (
-        f"cannot make the recording {path}: there is one already; "
+        f"cannot create the recording {path}: there is one already; "
         "name another place, or replace it with --force (in code: force=True)"
     )
     assert Recording.open(path).manifest["script"] == "old.py"
@@ -116,7 +116,7 @@ def test_what_is_no_recording_is_never_touched(tmp_path: Path, make: object, for
         create(path, {}, force=force)
 
     assert str(caught.value) == (
-        f"cannot make the recording {path}: something that is not a recording is there and is left alone; "
+        f"cannot create the recording {path}: something that is not a recording is there and is left alone; "
         "name another place"
     )
     assert _contents(tmp_path) == before
@@ -134,8 +134,7 @@ def test_a_missing_parent_is_named(tmp_path: Path) -> None:
         create(path, {}, force=False)
 
     assert str(caught.value) == (
-        f"cannot make the recording {path}: No such file or directory; "
-        "make the folder it is to be in, or name another place"
+        f"cannot create the recording {path}: No such file or directory; create the folder first, or name another place"
     )
 
 
@@ -169,7 +168,7 @@ def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path, alone: Callab
     done = subprocess.run(alone(UNPRIVILEGED, parent / "r.kedge", NOBODY), capture_output=True, text=True, check=True)
 
     assert done.stdout == (
-        f"cannot make the recording {parent}/r.kedge: Permission denied; name a place you have the right to use\n"
+        f"cannot create the recording {parent}/r.kedge: Permission denied; check the permissions, or name another place\n"
     )
     assert list(parent.iterdir()) == []
 

@@ -112,7 +112,7 @@ def test_without_locks_the_end_decides(tmp_path: Path) -> None:
     """On such a file system a recording without an end counts as being written, one with an end may be replaced."""
     path = tmp_path / "r.kedge"
     create(path, {}, force=False).close()
-    with pytest.raises(BeingWritten, match="if it is not there any more, remove the folder by hand"):
+    with pytest.raises(BeingWritten, match="if that process is gone, remove the folder by hand"):
         create(path, {}, force=True)
     with (path / "events.jsonl").open("a") as events:
         events.write(json.dumps({"kind": "end"}) + "\n")
@@ -142,7 +142,7 @@ def test_a_quicker_one_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.Mo
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", slow)
-    with pytest.raises(RecordingExists, match="another process has just made one there"):
+    with pytest.raises(RecordingExists, match="another process has just created one there"):
         create(path, {"script": "slow.py"}, force=False)
 
     assert Recording.open(path).manifest["script"] == "quick.py"

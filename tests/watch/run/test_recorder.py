@@ -35,7 +35,7 @@ def test_a_write_that_fails_is_told_once(told: list[str], tmp_path: Path) -> Non
     recorder.close()
 
     (message,) = told
-    assert message.startswith(f"writing failed: cannot make the recording {tmp_path / 'no' / 'it.kedge'}")
+    assert message.startswith(f"writing failed: cannot create the recording {tmp_path / 'no' / 'it.kedge'}")
     assert recorder.failed
 
 
@@ -83,7 +83,7 @@ def test_a_rank_waits_a_while_at_the_end(told: list[str], tmp_path: Path, monkey
     recorder.close()
 
     (message,) = told
-    assert "rank 0 has made no recording at" in message
+    assert "rank 0 has not created a recording at" in message
     assert not (tmp_path / "it.kedge").exists()
 
 

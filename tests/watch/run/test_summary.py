@@ -31,9 +31,9 @@ def words(place: Path, world: int, ranks: int) -> list[str]:
 @pytest.mark.parametrize(
     ("world", "ranks", "begins"),
     [
-        (1, 1, "1 site, 5 steps, 2 sampled; watching took 5.0 % of 2"),
-        (2, 2, "2 ranks recorded; rank 0: 1 site, 5 steps, 2 sampled; watching took 5.0 % of 2"),
-        (4, 3, "3 of 4 ranks recorded; rank 0: 1 site, 5 steps, 2 sampled; watching took 5.0 % of 2"),
+        (1, 1, "1 site, 5 steps, 2 measured; watching took 5.0 % of 2"),
+        (2, 2, "2 ranks recorded; rank 0: 1 site, 5 steps, 2 measured; watching took 5.0 % of 2"),
+        (4, 3, "3 of 4 ranks recorded; rank 0: 1 site, 5 steps, 2 measured; watching took 5.0 % of 2"),
     ],
 )
 def test_the_last_words_name_the_ranks(world: int, ranks: int, begins: str, tmp_path: Path) -> None:
@@ -44,14 +44,14 @@ def test_the_last_words_name_the_ranks(world: int, ranks: int, begins: str, tmp_
 
 
 def test_the_last_words_say_once_that_the_compiled_part_is_missing(tmp_path: Path, monkeypatch) -> None:
-    """Where it could not be built all works, and the user learns that it would be cheaper."""
+    """Where it could not be built all works, and the user learns that it would cost less."""
     assert not [line for line in words(tmp_path / "with.kedge", 1, 1) if "compiled part" in line]
 
     monkeypatch.setattr(native, "_compiled", None)
     monkeypatch.setattr(native, "_missing", "it was not built when Kedge was installed")
     told = [line for line in words(tmp_path / "without.kedge", 1, 1) if "compiled part" in line]
 
-    assert told == ["watching would be cheaper with Kedge's compiled part: it was not built when Kedge was installed"]
+    assert told == ["watching would cost less with Kedge's compiled part: it was not built when Kedge was installed"]
 
 
 def test_the_last_words_say_why_triton_does_not_measure(tmp_path: Path, monkeypatch) -> None:
@@ -59,7 +59,7 @@ def test_the_last_words_say_why_triton_does_not_measure(tmp_path: Path, monkeypa
     monkeypatch.setattr(on_device, "_failed", {"cuda": "ModuleNotFoundError: No module named 'triton'"})
     told = [line for line in words(tmp_path / "run.kedge", 1, 1) if "Triton" in line]
 
-    assert told == ["watching would be cheaper on cuda with Triton: ModuleNotFoundError: No module named 'triton'"]
+    assert told == ["watching would cost less on cuda with Triton: ModuleNotFoundError: No module named 'triton'"]
 
 
 def test_a_failure_of_kedge_is_not_taken_for_a_program_without_models(tmp_path: Path) -> None:

@@ -53,9 +53,9 @@ def told_verdict(verdict: Verdict) -> Iterator[Text]:
     mark, style = PARTED if verdict.parted else SAME
     yield Text(f"{mark} {verdict.cause.headline}", style)
     if verdict.first is not None:
-        told = "first apart" if verdict.parted else "first apart, as they may be,"
+        told = "first difference" if verdict.parted else "first expected difference"
         where = (f"step {verdict.first.step}, {verdict.first.same.text}", "bold")
-        yield Text.assemble(f"{told} at ", where, f": {told_parting(verdict.first)}")
+        yield Text.assemble(f"{told}: ", where, f": {told_parting(verdict.first)}")
     yield Text(verdict.cause.evidence, "dim")
 
 
@@ -69,7 +69,7 @@ def told_distance(parting: Parting) -> str:
     """Return the distance of two values as text, in a form that suits its size."""
     a, b, distance = parting.a, parting.b, parting.apart
     if distance == float("inf"):
-        return "one of them has values that are not finite"
+        return "one of them is not finite"
     if parting.statistic == "zero":
         return f"a difference of {percent(distance)} of the values"
     if a * b > 0 and not 1 / MANY_TIMES < b / a < MANY_TIMES:

@@ -36,7 +36,7 @@ from kedge.store.rows import Floats, Ints
 MOST_MODULES, MOST_STEPS = 12, 7
 #: The most modules of one side alone, and the most renamings, that are named.
 NAMED = 6
-LEGEND = "· equal, ▁ under 1e-7 apart, each further block ten times more, █ over 0.1"
+LEGEND = "· equal, ▁ under 1e-7 apart, each higher block ten times more, █ over 0.1"
 BROKEN_LEGEND = ", ✗ not finite"
 STEP_LABEL, WIDEST_CELL = 11, 4
 STEP, FIGURE, LEAST_LABEL, LEAST_PART, MOST_PART = 6, 8, 14, 10, 24
@@ -117,7 +117,7 @@ def _table(comparison: Comparison, width: int, most: int | None) -> Iterator[Tex
     label = max(min(max(len(line.label) for line in shown), WIDEST_LABEL, width - figures), LEAST_LABEL)
     course = min(width - figures - label - 1, WIDEST_COURSE, len(comparison.steps))
     course = course if course >= min(LEAST_COURSE, len(comparison.steps)) else 0
-    titles = ("step", "first in", "A", "B", "apart", "at last")
+    titles = ("step", "first in", "A", "B", "apart", "at end")
     all_widths = (STEP, parts, *widths)
     yield joined([fit("module", label, right=False), *_cells(titles, all_widths), _course_title(course)], "bold")
     for line, row in zip(shown, cells, strict=True):
@@ -144,12 +144,12 @@ def _cells(texts: Sequence[str], widths: Sequence[int]) -> list[Text]:
 
 
 def _rest(hidden: int, equal: int, tolerance: float) -> str:
-    parts = [f"{counted(hidden, 'module')} more part{'s' * (hidden == 1)}: --all shows every one"] if hidden else []
+    parts = [f"{counted(hidden, 'module')} more differ{'s' * (hidden == 1)}: --all shows every one"] if hidden else []
     how = "within the tolerance" if tolerance else "to the last bit"
     parts.append(
-        f"{counted(equal, 'module')} {'is' if equal == 1 else 'are'} equal {how} throughout"
+        f"{counted(equal, 'module')} {'is' if equal == 1 else 'are'} equal {how} in all steps"
         if equal
-        else "no module is equal throughout"
+        else "no module is equal in all steps"
     )
     return "; ".join(parts)
 
@@ -198,7 +198,9 @@ def _steps(comparison: Comparison) -> str:
     steps = comparison.steps
     amount = f"{counted(len(steps), 'step')} measured in both ({_extent(steps)})"
     if comparison.full < len(steps):
-        amount += f", {comparison.full} of them in full; for more, record both with --every 1 --budget none"
+        amount += (
+            f", {comparison.full} of them in full; to compare every step, record both with --every 1 --budget none"
+        )
     return amount
 
 

@@ -95,7 +95,7 @@ def _figures(recording: Recording, site: SiteInfo) -> list[Text]:
     """Return every statistic of the newest step in which the site was measured, two in a line."""
     seen = np.flatnonzero(~np.isnan(recording.series(site, "count")))
     if not len(seen):
-        return [Text("no step was sampled yet", "dim")]
+        return [Text("no step was measured yet", "dim")]
     newest = int(seen[-1])
     broken = recording.series(site, "nonfinite")[newest] > 0
     cells = []

@@ -41,13 +41,13 @@ def heading(reader: RunReader) -> Text:
 def _progress(snapshot: RunSnapshot) -> Iterator[str]:
     recording = snapshot.recording
     if recording.end is not None:
-        yield f"{counted(recording.end.get('steps', 0), 'step')}, {len(recording.steps):,} sampled"
+        yield f"{counted(recording.end.get('steps', 0), 'step')}, {len(recording.steps):,} measured"
         if recording.end.get("seconds"):
             yield seconds(recording.end["seconds"])
     elif len(recording.steps):
-        yield f"step {recording.steps[-1]:,}, {len(recording.steps):,} sampled"
+        yield f"step {recording.steps[-1]:,}, {len(recording.steps):,} measured"
     else:
-        yield "no step sampled yet"
+        yield "no step measured yet"
     if snapshot.pace is not None:
         yield f"{compact(snapshot.pace)} steps/s"
 
@@ -82,7 +82,7 @@ def _place(snapshot: RunSnapshot) -> Iterator[str]:
 def _trouble(state: RunState, snapshot: RunSnapshot) -> str:
     end = snapshot.recording.end
     if state is RunState.KILLED:
-        return "it has no end and no process writes it any more: the program was killed"
+        return "the recording has no end, and no process is writing to it: the program was killed"
     if end is not None and end.get("exit"):
         return f"exit status {end['exit']}" + (f": {end['error']}" if end.get("error") else "")
     return ""

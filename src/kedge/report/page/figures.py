@@ -48,7 +48,7 @@ WORDS: dict[str, str] = {
     "first_dead": "dead channels {}",
     "follows": "it follows from {}",
     "foreign": "{} tensors of no model",
-    "gradients_part_at": "gradients part at step {}",
+    "gradients_part_at": "gradients differ from step {} on",
     "height": "height {}",
     "how": "",
     "kept": "{} of them kept a gradient",

@@ -72,7 +72,7 @@ class Sheets:
 
 
 def shown_steps(recording: Recording) -> Ints:
-    """Return the steps of the page's columns: sampled steps, and light ones with values of further sites."""
+    """Return the steps of the page's columns: measured steps, and light ones with values of further sites."""
     apart = set(_apart(recording))
     rows = (recording.rows(site) for site in recording.sites if site.id not in apart)
     light = [own.step[own.level != FULL] for own in rows]

@@ -1,7 +1,7 @@
 """Many steps as few columns.
 
 # Note [Bins]
-A page has at most ``MOST`` columns of steps. Each begins at a sampled step; if there are more of those, several share
+A page has at most ``MOST`` columns of steps. Each begins at a measured step; if there are more of those, several share
 a column, and light steps share the column of the step before them. Their extremes and the last one are kept, so that
 a spike and a NaN of a single step survive. The steps around findings keep columns of their own, so that each is shown
 as it was.
@@ -18,7 +18,7 @@ import numpy as np
 from kedge.store.rows import Floats, Ints
 
 MOST = 600
-#: The steps around a finding that keep columns of their own: sampled steps, and steps of any kind.
+#: The steps around a finding that keep columns of their own: measured steps, and steps of any kind.
 AROUND = 6
 CLOSE = 2
 MOST_AROUND = 240

@@ -19,43 +19,42 @@ from kedge.store.rows import Bools, Ints
 
 @dataclass(frozen=True)
 class DeadChannel:
-    """Channels of a ReLU that are zero for every input: they compute nothing and cannot recover.
+    """Channels of a ReLU are zero for every input: they compute nothing and cannot recover.
 
     Meaning:
-        A share of a layer's channels was not above zero once in many samples. Their gradient is zero
-        too, so no training step can revive them.
+        In many samples, a share of a layer's channels was never above zero. Their gradient is zero too, so no training
+        step can revive them.
 
     Formula:
-        A channel is dead if it was never above zero in the window. A layer of which half the values are zero is
-        healthy: each input silences other channels. Only a channel that no input activates is dead.
+        A channel is dead if it was never above zero in the window. A layer is healthy if half of its values are zero,
+        because each input silences other channels. Only a channel that no input activates is dead.
 
     Window:
-        The last sampled steps of the run that hold samples values of every channel, and at least
-        min_steps of them. In a run that has fewer values few_samples are enough, with less confidence. A layer in which
-        no channel was above zero in the last all_dead values is judged by these values.
-        Steps in which the site held NaN or infinity are left out.
+        The last measured steps of the run that together contain samples values of every channel, at least min_steps of
+        them. In a run with fewer values few_samples are enough, with less confidence. A layer in which no channel was
+        above zero in the last all_dead values is judged by these. Steps in which the site had a NaN or an infinity are
+        left out.
 
     Thresholds:
-        - warning (0.5), error (0.75): the share of dead channels. smdebug reports a layer with 50 % or more
-          inactive units. Plain ReLU networks that learned scikit-learn's digits well ended with
-          20 to 40 % in some layer (an autoencoder: 47 %, six layers at a learning rate of 0.01:
-          52 %), and with none after batch normalisation, so a lower threshold would raise false alarms.
-        - samples (10,000), few_samples (2,000): a channel that fires for one input in a thousand is
-          missed in 10,000 with a probability of 5 in 100,000, in 2,000 with one of 14 %.
+        - warning (0.5), error (0.75): the share of dead channels. smdebug reports a layer with 50 % or more inactive
+          units. Plain ReLU networks that learned scikit-learn's digits well ended with 20 to 40 % in some layer (an
+          autoencoder: 47 %, six layers at a learning rate of 0.01: 52 %), and with none after batch normalisation, so a
+          lower threshold would raise false alarms.
+        - samples (10,000), few_samples (2,000): a channel that fires for one input in a thousand is missed in 10,000
+          with a probability of 5 in 100,000, in 2,000 with one of 14 %.
         - all_dead (100): a whole healthy layer is not silent a hundred times in a row.
         - min_steps (10): positions of one image or sentence are not independent samples.
         - min_dead (2): in a very small layer one channel is a large share.
-        - starving (0.95): a layer with so many dead channels feeds the layers after it with
-          constants, which leaves some of their channels silent: the evidence names those layers, and
-          they have no finding of their own.
+        - starving (0.95): a layer with so many dead channels feeds constants to the layers after it, which silences
+          some of their channels. The evidence names those layers, and they have no finding of their own.
 
     Evidence:
-        The number of dead channels and of all, of samples and steps; how many of the dead ones
-        were alive before, and the numbers of the first ones.
+        The number of dead channels and of all, of samples and steps; how many of the dead channels were alive before,
+        and the numbers of the first ones.
 
     Remedy:
-        Lower the learning rate or warm it up (a large step that pushes the biases down kills units at
-        once), use LeakyReLU or GELU, check the initialisation, and normalise before the activation.
+        Lower the learning rate or warm it up (a large step that pushes the biases down kills units at once), use
+        LeakyReLU or GELU, check the initialisation, and normalise before the activation.
     """
 
     warning: float = 0.5
@@ -88,7 +87,7 @@ class DeadChannel:
         if any(len(activity.steps) < self.min_steps for activity in usual):
             return Lack(self.code, "measured steps", min(len(activity.steps) for activity in usual), self.min_steps)
         fewest = min((int(activity.samples.sum()) for activity in usual), default=self.few_samples)
-        return Lack(self.code, "values a channel", fewest, self.few_samples) if fewest < self.few_samples else None
+        return Lack(self.code, "values per channel", fewest, self.few_samples) if fewest < self.few_samples else None
 
     def _layer(self, recording: Recording, site: SiteInfo) -> _Layer | None:
         """Return a site with dead channels; None if it is healthy or cannot be judged."""
@@ -121,15 +120,15 @@ class DeadChannel:
     def _finding(self, layer: _Layer, after: list[_Layer]) -> Finding:
         samples, steps = layer.window
         since = layer.silent_since(max(self.min_dead, int(self.warning * len(layer.dead)) + 1))
-        past = f"they fell silent by step {since}" if layer.once_alive else "nor at any time before"
-        others = f"; many were silent after it too, in {listed([a.site.site for a in after])}" if after else ""
+        past = f"; they fell silent by step {since}" if layer.once_alive else ", nor at any time before"
+        others = f"; many channels after it are silent too, in {listed([a.site.site for a in after])}" if after else ""
         return Finding(
             code=self.code,
             severity="error" if layer.share > self.error else "warning",
             site=layer.site.site,
             step=since,
             message=f"{layer.count} of the {len(layer.dead)} channels of {layer.site.site} ({layer.share:.0%}) were never "
-            f"above zero in the last {samples:,} samples ({steps} sampled steps), {past}{others}.",
+            f"above zero in the last {samples:,} samples ({steps} measured steps){past}{others}.",
             evidence={
                 "dead": layer.count,
                 "channels": len(layer.dead),

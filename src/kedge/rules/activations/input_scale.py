@@ -19,39 +19,44 @@ from kedge.store.recording import Recording, SiteInfo
 
 @dataclass(frozen=True)
 class InputScale:
-    """The inputs are not scaled: their numbers are far from the scale that layers are initialised for.
+    """The inputs are not scaled: they are far from the scale that the initialisation of layers expects.
 
     Meaning:
-        Initialisations and learning rates are made for inputs of about unit variance. Pixels from 0 to 255, prices or times in
-        seconds make the first layer's outputs and gradients larger by the same factor, so that one rate fits no layer. Of
-        numbers that are far too small, such as pixels that were divided by 255 three times, only the biases reach the
-        outputs.
+        Initialisations and learning rates are made for inputs with a variance of about one. Pixels from 0 to 255,
+        prices or times in seconds make the first layer's outputs and gradients larger by the same factor, so that no
+        learning rate fits all layers. If inputs are far too small, such as pixels that were divided by 255 three times,
+        only the biases reach the outputs.
 
     Formula:
-        x = the median over the measured steps of rms(input) of the first module with a weight, and of the model's own
-        input. Reported if both > scale, and the input was so in the first measured step too (a model that is trained made
-        an input that only becomes large), and that module shows it: the median rms of its output > output, or its gradient
-        relative to its size > gradient times the median of the other weights'. Or else, if both, and the input in the
-        first step, are < small and not zero. Whole numbers are indices, and are not judged.
+        x = the median over the measured steps of rms(input), for the first module with a weight and for the model's own
+        input.
+
+        Too large: both > scale; the input was so in the first measured step too (otherwise a trained model made it
+        large); and that module shows it: the median rms of its output > output, or its gradient relative to its size >
+        gradient times the median of those of the other weights.
+
+        Too small: both, and the input in the first step, are < small and not zero.
+
+        Whole numbers are indices and are not judged.
 
     Window:
         All measured steps, at least min_samples.
 
     Thresholds:
-        - scale (50): images of handwritten digits from 0 to 255 have 79 to 85, photographs 120 to 150. Scaled inputs have 0.3
-          to 2.
-        - output (10): layers of healthy networks return 0.1 to 3 at their start.
-        - gradient (10): the same factor, as the gradient of a weight is as large as its input.
-        - small (1e-4): a thirtieth of sqrt(1e-5), which normalisations add to a standard deviation; such an input does
-          not count beside it. Sparse features, such as words or citations, have 0.003 to 0.01.
+        - scale (50): images of handwritten digits from 0 to 255 have 79 to 85, photographs 120 to 150. Scaled inputs
+          have 0.3 to 2.
+        - output (10): layers of healthy networks return 0.1 to 3 at the start.
+        - gradient (10): the same factor, because the gradient of a weight is as large as its input.
+        - small (1e-4): a thirtieth of sqrt(1e-5), which normalisations add to a standard deviation, so such an input
+          has no effect beside it. Sparse features, such as words or citations, have 0.003 to 0.01.
         - min_samples (3): enough for a median.
 
     Evidence:
-        The scale of the input, of the output of the first module, and the relative gradients.
+        The scale of the input and of the output of the first module, and the relative gradients.
 
     Remedy:
-        Scale the inputs: subtract the mean and divide by the standard deviation of the training data, or divide pixels by
-        255.
+        Scale the inputs: subtract the mean and divide by the standard deviation of the training data, or divide pixels
+        by 255.
     """
 
     scale: float = 50.0
@@ -72,7 +77,7 @@ class InputScale:
             if entry.samples < self.min_samples:
                 continue
             if all(0 < size < self.small for size in sizes):
-                yield self._finding(recording, entry, sizes[0], ["that does not count beside its biases"])
+                yield self._finding(recording, entry, sizes[0], ["so small has no effect beside its biases"])
             elif all(size > self.scale for size in sizes) and (shown := self._shown(recording, entry)):
                 yield self._finding(recording, entry, sizes[0], shown)
 
@@ -97,7 +102,7 @@ class InputScale:
             site=site.site,
             step=int(recording.steps[0]),
             message=f"The input of the first layer of {names_of(recording, [site.root])}, {site.site}, has an rms of "
-            f"{scale:.3g}, where layers are made for about 1; {', and '.join(shown)}.",
+            f"{scale:.3g}, but layers are initialised for about 1: {', and '.join(shown)}.",
             evidence={
                 "input": plain(scale),
                 "output": plain(_usual(recording, entry.outputs)),

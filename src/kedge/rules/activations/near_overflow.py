@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from kedge.numbers import counted
 from kedge.rules.activations.underflow import SCALED
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.samples import measured, too_few
@@ -22,31 +23,31 @@ class NearOverflow:
     """Values come close to the largest number that their dtype can hold.
 
     Meaning:
-        A few more doublings and they are infinite; NaN follows. In float16 the end is at 65,504,
-        which activations of a network without normalisation reach.
+        A few more doublings and they are infinite; NaN follows. The limit of float16 is 65,504, which the activations
+        of a network without normalisation can reach.
 
     Formula:
-        h = log2(largest / max |x|), largest being the greatest finite number of the site's own dtype: the number of
-        times that the greatest value could double. Reported if h < headroom in min_samples sampled steps. An extreme that
-        is the same in every step is left out: it is a constant of the program, such as the value of a mask. So are all
-        gradients in float16 and the 8-bit formats, because loss scaling drives them there on purpose.
+        h = log2(largest / max |x|), where largest is the greatest finite number of the site's own dtype: how many times
+        the greatest value could double. Reported if h < headroom in min_samples measured steps. An extreme that is the
+        same in every step is left out: it is a constant of the program, such as the value of a mask. Gradients in
+        float16 and the 8-bit formats are left out too, because loss scaling drives them there on purpose.
 
     Window:
-        The whole run: the sampled steps in which the site was finite.
+        The whole run: the measured steps in which the site was finite.
 
     Thresholds:
-        - headroom (2): two doublings. msProbe and transformers' DebugUnderflowOverflow show the
-          distance and set no limit; unit-scaling draws the line at the limit itself. Healthy networks in
-          float16 kept 11 doublings and more.
-        - min_samples (3): a single step is not reported, and a constant is recognised.
+        - headroom (2): two doublings. msProbe and transformers' DebugUnderflowOverflow show the distance and set no
+          limit; unit-scaling uses the limit of the dtype itself. Healthy networks in float16 kept at least 11
+          doublings.
+        - min_samples (3): a single step is not reported, and constants can be recognised.
 
     Evidence:
-        The largest value, the dtype and its limit, the headroom left, the other sites that are as near, and the
-        largest value in each of the last sampled steps.
+        The largest value, the dtype and its limit, the headroom left, the other sites that are as close, and the
+        largest value in each of the last measured steps.
 
     Remedy:
-        Normalise before the module, scale its input or its weights down, or compute it in bfloat16 or float32; both
-        have the range of float32.
+        Normalise before the module, scale down its input or its weights, or compute it in bfloat16 or float32, whose
+        range is much larger.
     """
 
     headroom: float = 2.0
@@ -83,14 +84,14 @@ class NearOverflow:
         first = near[0]
         limit = first.form.largest / 2**self.headroom
         step, largest = int(first.steps[first.largest > limit][0]), float(first.largest.max())
-        others = f"; so do {len(near) - 1} more sites" if len(near) > 1 else ""
+        others = f"; also close: {counted(len(near) - 1, 'more site')}" if len(near) > 1 else ""
         return Finding(
             code=self.code,
             severity=self.severity,
             site=first.site.site,
             step=step,
-            message=f"{first.site.site} comes to {largest:.3g} where {first.site.dtype} ends at {first.form.largest:.3g} "
-            f"(first near it at step {step}){others}.",
+            message=f"{first.site.site} reaches {largest:.3g}; the largest {first.site.dtype} is {first.form.largest:.3g} "
+            f"(first close to it at step {step}){others}.",
             evidence={
                 "largest": plain(largest),
                 "limit": plain(first.form.largest),

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from kedge.numbers import counted
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_sites
@@ -24,32 +25,32 @@ FLAT_BY_DESIGN = frozenset(
 
 @dataclass(frozen=True)
 class Saturated:
-    """A tanh or sigmoid whose inputs are so large that it is flat: nearly no gradient passes it.
+    """The inputs of a tanh or sigmoid are so large that it is flat there: hardly any gradient passes.
 
     Meaning:
-        Most outputs of an activation lie where its slope is close to zero. The layers before it hardly learn, and its
+        Most outputs of the activation are where its slope is close to zero. The layers before it hardly learn, and its
         output is little more than a sign.
 
     Formula:
-        S = the share of a saturating activation's outputs with a slope |f'(x)| < 1e-3, counted among
-        elements drawn in each sampled step. Reported if the median of S over the window > share. Left out are the
-        last module of a model, as a sigmoid that returns a probability should become sure; and activations that are
-        flat for half of their inputs by design, such as ReLU6, or for all classes but one, such as softmax.
+        S = the share of a saturating activation's outputs with a slope |f'(x)| < 1e-3, counted among elements drawn in
+        each measured step. Reported if the median of S over the window > share. Left out are the last module of a model,
+        because a sigmoid that returns a probability should become sure; and activations that are flat by design for
+        half of their inputs, such as ReLU6, or for all classes but one, such as softmax.
 
     Window:
-        The last window sampled steps, at least min_samples.
+        The last window measured steps, at least min_samples.
 
     Thresholds:
         - share (0.5): as in smdebug, for the share of saturated neurons of a layer. tanh reaches the slope of 1e-3 at
-          |x| = 4.1, sigmoid at |x| = 6.9. smdebug's limits on the input (tanh: 9.5) belong to a slope of 2e-8.
-          Healthy networks with tanh stayed below 0.01, faulty ones had 0.6 and more.
+          |x| = 4.1, sigmoid at |x| = 6.9. smdebug's limit on the input (tanh: 9.5) corresponds to a slope of 2e-8.
+          Healthy networks with tanh stayed below 0.01, faulty ones had 0.6 or more.
         - window (20), min_samples (10): a lasting state, not one of a few steps.
 
     Evidence:
-        The share at the site, in the median and in each of the last sampled steps, and the other saturated sites.
+        The share at the site, as the median and in each of the last measured steps, and the other saturated sites.
 
     Remedy:
-        Scale its input down: a smaller initialisation (Xavier), normalisation before it, a smaller learning rate,
+        Scale down its input: a smaller initialisation (Xavier), normalisation before it, a smaller learning rate,
         inputs with zero mean and unit variance. Or use an activation without flat ends.
     """
 
@@ -58,7 +59,7 @@ class Saturated:
     min_samples: int = 10
 
     code: ClassVar[str] = "SATURATED"
-    name: ClassVar[str] = "the outputs of an activation lie where it is flat"
+    name: ClassVar[str] = "most outputs of an activation are where it is flat"
     severity: ClassVar[Severity] = "warning"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
@@ -87,14 +88,14 @@ class Saturated:
         site, usual, steps, course = sites[0]
         last, rate = course[-self.window :], "" if course[0] > self.share else " or learning rate"
         step = int(steps[course > self.share][0])
-        others = f"; so are {len(sites) - 1} more activations" if len(sites) > 1 else ""
+        others = f"; also saturated: {counted(len(sites) - 1, 'more activation')}" if len(sites) > 1 else ""
         return Finding(
             code=self.code,
             severity=self.severity,
             site=site.site,
             step=step,
-            message=f"{usual:.0%} of the outputs of {site.site} ({site.type}) lie where its slope is below 0.001 "
-            f"(median of the last {len(last)} sampled steps; first at step {step}){others}.",
+            message=f"{usual:.0%} of the outputs of {site.site} ({site.type}) are where its slope is below 0.001 "
+            f"(median of the last {len(last)} measured steps; first at step {step}){others}.",
             evidence={
                 "shares": {other.site: plain(share) for other, share, _, _ in sites[:NAMED]},
                 "saturated_sites": len(sites),

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from kedge.numbers import counted
 from kedge.rules.activations.trends import log2, outputs_of_weights, theil_sen
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.roots import by_root
@@ -29,28 +30,28 @@ class ScaleDrift:
         halving vanish. In a healthy run they change most at the start, and then less and less.
 
     Formula:
-        a(t) = log2 rms(output) of a module with a weight, over the second half of the steps. D = the
-        Theil-Sen slope of a over the steps. Reported if |D| > slope per 1,000 steps, if |D| times the
-        length of that half > doublings, and if it changed all the time and has not levelled off: cut into eight
-        parts, a never leaves the line of slope D by more than straight times the doublings.
+        a(t) = log2 rms(output) of a module with a weight, over the second half of the steps. D = the Theil-Sen slope of
+        a over the steps. Reported if |D| > slope per 1,000 steps; if |D| times the length of that half > doublings; and
+        if a changed all the time and has not levelled off: divided into eight parts, a never leaves the line of slope D
+        by more than straight times the doublings.
 
     Window:
-        The second half of the run, at least min_samples sampled steps of it.
+        The second half of the run, at least min_samples measured steps of it.
 
     Thresholds:
-        - slope (0.5): doublings per 1,000 steps; a drift that takes longer belongs to learning.
-        - doublings (3): a factor of eight, within half a run. Healthy runs of 160 to 800 steps that
-          did not slow down changed by 2.0 at the most, in the logits of a run with a very small learning rate.
+        - slope (0.5): doublings per 1,000 steps; a slower drift is part of learning.
+        - doublings (3): a factor of eight, within half a run. Healthy runs of 160 to 800 steps that did not slow down
+          changed by at most 2.0, in the logits of a run with a very small learning rate.
         - straight (0.1): of the height of the line. Healthy runs that leave a plateau change by up to 9.3 doublings and
-          then slow down: they left the line by 0.15 and more, runs with a planted drift by 0.05 or less.
-        - min_samples (10): for the second half; the last samples, where most lie before it.
+          then slow down: they left the line by 0.15 or more, runs with a planted drift by 0.05 or less.
+        - min_samples (10): in the second half; or the last samples, if most are before it.
 
     Evidence:
         The slope, the doublings, the scale in the last samples, and the slopes of other modules that drift.
 
     Remedy:
-        Add normalisation or weight decay, lower the learning rate, and look for a value that is scaled again and again: a
-        running statistic, a residual branch without a norm, a weight without decay.
+        Add normalisation or weight decay, lower the learning rate, and look for a value that is scaled again and again:
+        a running statistic, a residual branch without a norm, a weight without decay.
     """
 
     slope: float = 0.5
@@ -59,7 +60,7 @@ class ScaleDrift:
     min_samples: int = 10
 
     code: ClassVar[str] = "SCALE-DRIFT"
-    name: ClassVar[str] = "the scale of an activation changes and does not level off"
+    name: ClassVar[str] = "the scale of an activation keeps changing and does not level off"
     severity: ClassVar[Severity] = "warning"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
@@ -93,7 +94,7 @@ class ScaleDrift:
     def _finding(self, own: list[_Drift]) -> Finding:
         worst = own[0]
         start, end = 2 ** float(worst.scales[0]), 2 ** float(worst.scales[-1])
-        others = f"; so do {len(own) - 1} more modules" if len(own) > 1 else ""
+        others = f"; also drifting: {counted(len(own) - 1, 'more module')}" if len(own) > 1 else ""
         return Finding(
             code=self.code,
             severity=self.severity,

@@ -26,36 +26,34 @@ _SEARCHED = 4
 
 @dataclass(frozen=True)
 class Underflow:
-    """Gradients too small for their dtype: many have lost digits, and more have become zero.
+    """Gradients are too small for their dtype: many have lost digits, and others have become zero.
 
     Meaning:
-        Below its smallest normal number a format has fewer digits, and further below nothing but zero. Where a
-        share of the remaining gradients lies there, others were lost without a trace.
+        Below its smallest normal number a format has fewer digits, and further below only zero. If a share of the
+        remaining gradients is in that range, others have become zero already.
 
     Formula:
-        U = the share of the non-zero elements of a gradient below the smallest normal number of its own dtype:
-        2^-14 in float16, 2^-126 in bfloat16 and float32, according to the histogram of exponents.
-        Reported for a root if the median of U over the window > share in spread of its gradients of one
-        dtype, and in two at least. Activations are not judged: a small output of softmax or of
-        GELU may be zero without harm.
+        U = the share of the non-zero elements of a gradient that are below the smallest normal number of its dtype
+        (2^-14 in float16, 2^-126 in bfloat16 and float32), according to the histogram of exponents. Reported for a root
+        if the median of U over the window > share in spread of its gradients of one dtype, and in at least two.
+        Activations are not judged: a small output of softmax or GELU may become zero without harm.
 
     Window:
-        The last window sampled steps in which the gradient was finite and not zero throughout, at least min_samples.
+        The last window measured steps in which the gradient was finite and not all zero, at least min_samples.
 
     Thresholds:
-        - share (0.05): one in twenty. Transformer Engine shows the share of underflows and sets no limit.
-          Healthy runs in float16 with a loss scale: less than 0.01 at the median site; runs without one:
-          0.08 to 1.
-        - spread (0.5): of the gradients. A confident model's logits get tiny ones without harm: with a loss scale
-          a quarter of a model's gradients were beyond the share, without one two thirds and more.
+        - share (0.05): one in twenty. Transformer Engine shows the share of underflows and sets no limit. Healthy runs
+          in float16 with a loss scale: less than 0.01 at the median site; runs without one: 0.08 to 1.
+        - spread (0.5): of the gradients. The logits of a confident model get tiny gradients without harm: with a loss
+          scale, a quarter of a model's gradients exceeded the share; without one, two thirds or more.
         - window (40), min_samples (10): enough for a median.
 
     Evidence:
-        The share at the worst sites, the number of sites concerned and of all, and the dtype.
+        The share at the worst sites, the number of affected sites and of all sites, and the dtype.
 
     Remedy:
-        In float16 scale the loss (torch.amp.GradScaler), or use bfloat16, which has the range of float32. If there is
-        a scaler: it starts too low, or the loss is divided by too much.
+        In float16, scale the loss (torch.amp.GradScaler), or use bfloat16, which has the range of float32. If there is
+        a scaler already: it starts too low, or the loss is divided by too much.
     """
 
     share: float = 0.05
@@ -111,9 +109,9 @@ class Underflow:
             severity=self.severity,
             site=worst.site,
             step=-1,
-            message=f"{lost:.0%} of the non-zero elements of {worst.site} lie below "
-            f"{FORMATS[dtype].smallest_normal:.2g}, where {dtype} loses digits; more than {self.share:.0%} do in {len(lossy)} "
-            f"of the {len(sites)} gradients of {names_of(recording, [root])} in {dtype}.",
+            message=f"{lost:.0%} of the non-zero elements of {worst.site} are below "
+            f"{FORMATS[dtype].smallest_normal:.2g}, where {dtype} loses digits. In {len(lossy)} of the {len(sites)} "
+            f"{dtype} gradients of {names_of(recording, [root])} more than {self.share:.0%} are.",
             evidence={
                 "shares": {site.site: plain(share) for site, share in lossy[:NAMED]},
                 "concerned": len(lossy),
@@ -130,7 +128,7 @@ _SCALE = (
     "start it higher or divide the loss by less."
 )
 _WIDE = (
-    "No scale helps a gradient as small as this: look for the cause of its decay (GRAD-VANISH), or for a loss that is "
+    "A loss scale cannot help so small a gradient: look for the reason why it fades (GRAD-VANISH), or for a loss that is "
     "divided by too much."
 )
 

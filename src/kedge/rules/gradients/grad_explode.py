@@ -21,50 +21,49 @@ from kedge.store.rows import FULL, Bools, Floats, Ints, Rows
 
 @dataclass(frozen=True)
 class GradExplode:
-    """The gradient grew far beyond all earlier gradients of the run, and stayed there.
+    """The gradient grew far beyond all earlier gradients of the run and stayed there.
 
     Meaning:
-        The norm of all gradients together rose to a multiple of its own past and did not come back.
+        The norm of all gradients together rose to a multiple of its earlier values and did not come back.
 
     Formula:
-        G = sqrt(sum of squares of all parameters' gradients of a root), in every sampled step.
-        Reported at the first sample with G > factor * max(G over the history steps before the last
-        lag ones), if sustained samples in a row lie above that bar, and from there on the
-        median over the weights of rms(update) / rms(weight) exceeds harm at least once. The two
-        conditions do not apply if G stays above the bar until it is no longer finite. Or else: G is
-        not finite in the end, and before that it rose for rising samples in a row, to more than
-        factor squared times the median of the samples before. Or else: the same as the first, for G in
-        every step, as it is at the end of the backward pass, before clipping, if the median over the weights of the
-        change of their size, from the sampled step before to the one after, exceeds ruin: explosions that begin and end
-        between two samples.
+        G = sqrt(sum of squares of the gradients of all parameters of a root), in every measured step. Reported at the
+        first sample with G > factor * max(G over the history steps before the last lag steps), if sustained consecutive
+        samples are above that bar, and if from there on the median over the weights of rms(update) / rms(weight)
+        exceeds harm at least once. The two conditions do not apply if G stays above the bar until it is no longer
+        finite.
+
+        Or: G is not finite at the end, and before that it rose for rising consecutive samples, to more than factor
+        squared times the median of the samples before.
+
+        Or: the same as the first, for G in every step, taken at the end of the backward pass, before clipping, if the
+        median over the weights of their change in size, from the measured step before to the one after, exceeds ruin.
+        This finds explosions that begin and end between two samples.
 
     Window:
-        The whole run, sample by sample, from the first that has min_history samples before the lag. So
-        the first steps, in which gradients of a healthy run rise and fall, are never judged by the first
-        formula. Gradients that are missing in more than a tenth of the steps are left out: layers
-        that are thawed later would raise the norm.
+        The whole run, sample by sample, from the first sample with min_history samples before the lag. So the first
+        formula never judges the first steps, in which the gradients of healthy runs rise and fall. Gradients that are
+        missing in more than a tenth of the steps are left out: layers that are unfrozen later would raise the norm.
 
     Thresholds:
-        - factor (10): Megatron-LM calls a gradient unexpectedly large at 10 times the maximum of 100
-          samples.
-        - history (1,000): steps; as many samples as Megatron-LM's, if one step in ten is sampled.
-        - lag (50): steps; keeps growth over several samples out of its own past. In a run of less than four times
-          as many steps it is a quarter of the steps.
+        - factor (10): Megatron-LM calls a gradient unexpectedly large at 10 times the maximum of 100 samples.
+        - history (1,000): steps. These are as many samples as in Megatron-LM if one step in ten is sampled.
+        - lag (50): steps. Keeps growth over several samples out of the history that it is compared with. In a run of
+          less than four times as many steps it is a quarter of the steps.
         - sustained (3): one bad batch is not an explosion; SPIKE reports it.
-        - harm (0.1): 100 times the update ratio of 1e-3 that Karpathy gives as healthy: in one step a
-          weight changes by a tenth of its size. A large gradient that is clipped, or that Adam
-          normalises, does no such harm.
-        - ruin (1): the weights at least double. A bad batch that passed changed them by less than 0.2.
-        - min_history (20): samples that a past needs.
-        - rising (3): as sustained, for a run that is too short for the first formula.
+        - harm (0.1): 100 times the update ratio of 1e-3 that Karpathy calls healthy: in one step a weight changes by a
+          tenth of its size. A large gradient that is clipped, or that Adam normalises, does no such harm.
+        - ruin (1): the weights at least double. A bad batch changed them by less than 0.2.
+        - min_history (20): samples to compare with.
+        - rising (3): like sustained, for a run that is too short for the first formula.
 
     Evidence:
-        The norm and its bar, the largest norm, the update ratio from there on, and the parameters
-        with the largest share of the norm.
+        The norm and its bar, the largest norm, the update ratio from there on, and the parameters with the largest
+        share of the norm.
 
     Remedy:
-        Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), and look at
-        the batch and at the parameter that holds most of the norm.
+        Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), and look at the batch
+        and at the parameter with the largest share of the norm.
     """
 
     factor: float = 10.0
@@ -77,7 +76,7 @@ class GradExplode:
     rising: int = 3
 
     code: ClassVar[str] = "GRAD-EXPLODE"
-    name: ClassVar[str] = "the gradient outgrew its own past and stayed there"
+    name: ClassVar[str] = "the gradient grew far beyond its past and stayed there"
     severity: ClassVar[Severity] = "error"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
@@ -139,14 +138,14 @@ class GradExplode:
         step, norm, harm = int(norms.steps[at]), norms.total[at], norms.harm(at)
         rest = norms.total[at:]
         largest = float(rest[np.isfinite(rest)].max())
-        fate = "and ended in values that are not finite" if norms.ends_badly else "and stayed above it"
+        fate = "and was not finite at the end" if norms.ends_badly else "and stayed above it"
         return Finding(
             code=self.code,
             severity=self.severity,
             site=next(iter(parts)),
             step=step,
-            message=f"The norm of the gradients was {norm:.3g} at step {step}, above the {bar:.3g} that "
-            f"the run's own past allows, {fate} (largest: {largest:.3g}); {next(iter(parts))} held most of it.",
+            message=f"The norm of the gradients was {norm:.3g} at step {step}, above the limit of {bar:.3g} set by "
+            f"the run's own past, {fate} (largest: {largest:.3g}); {next(iter(parts))} has the largest share.",
             evidence={
                 "norm": plain(norm),
                 "bar": plain(bar),
@@ -158,7 +157,7 @@ class GradExplode:
             },
             confidence=0.9 if (norms.steps < step - self._lag(norms)).sum() >= self.min_history else 0.7,
             remedy="Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), "
-            "and look at the batch of this step and at the parameter that holds most of the norm.",
+            "and look at the batch of this step and at the parameter with the largest share.",
         )
 
 
@@ -221,7 +220,7 @@ class _Norms:
         return float(np.nanmax(later)) if np.isfinite(later).any() else np.inf
 
     def change(self, at: int) -> float:
-        """Return the change of the weights' sizes around a step, from the last sampled one before it to the next after it."""
+        """Return the change of the weights' sizes around a step, from the last measured one before it to the next after it."""
         later = self.recording.steps > self.steps[at]
         before, after = np.flatnonzero(~later)[-1:], np.flatnonzero(later)[:1]
         if not len(before) or not len(after):
@@ -236,7 +235,7 @@ class _Norms:
 
     @cached_property
     def size(self) -> Floats:
-        """Their sizes: a row a weight, a column a sampled step."""
+        """Their sizes: a row a weight, a column a measured step."""
         return rms(self.recording, [w.param for w in self.weights])
 
     def parts(self, step: int) -> dict[str, float | None]:

@@ -22,43 +22,42 @@ class GradVanish:
     """The gradient fades on its way to the first layers, so that they do not learn.
 
     Meaning:
-        Compared over the depth of the model, the weights of the shallow third get a gradient that
-        is orders of magnitude smaller than those of the deep third, and hardly move.
+        The weights of the first third of the layers get gradients that are orders of magnitude smaller than those of
+        the last third, and hardly change.
 
     Formula:
-        For every weight r = rms(gradient) / rms(weight), and a = rms(gradient of its module's output).
-        In each sampled step R = median of r over the shallow third / median of r over the deep third,
-        and A likewise. Reported if median(R) < ratio and median(A) < ratio, and besides, the weights of
-        the shallow third hardly move: the median of rms(update) / rms(weight) there is below still, or
-        below slow times that of the deep third. If median(R) < hopeless the last condition is dropped, and few samples
-        are enough.
-        Two measures have to agree because each alone has healthy exceptions: a is small where
-        a layer is wide or an image is large, r where most of a weight is unused in a step. A gradient that is exactly
-        zero has not faded: GRAD-ZERO reports it.
+        For every weight r = rms(gradient) / rms(weight), and a = rms(gradient of its module's output). In each measured
+        step R = median of r over the first third / median of r over the last third, in the order of the layers, and A
+        likewise. Reported if median(R) < ratio and median(A) < ratio, and if the weights of the first third hardly
+        change: the median of rms(update) / rms(weight) there is below still, or below slow times that of the last
+        third. If median(R) < hopeless, this last condition is dropped, and few samples are enough.
+
+        Two measures have to agree because each alone has healthy exceptions: a is small where a layer is wide or an
+        image is large, r where most of a weight is unused in a step. A gradient that is exactly zero has not faded:
+        GRAD-ZERO reports it.
 
     Window:
-        The last window sampled steps that have gradients, at least min_samples. Weights are
-        parameters with two dimensions or more; embeddings are left out, because most of their rows
-        get no gradient in a step. The model must have min_weights of them with gradients.
+        The last window measured steps with gradients, at least min_samples. Weights are parameters with two or more
+        dimensions; embeddings are left out, because most of their rows get no gradient in a step. The model must have
+        min_weights weights with gradients.
 
     Thresholds:
-        - ratio (1e-3): three orders of magnitude between the thirds. torchmortem reports a ratio of
-          100 between two layers and calls 1,000 critical; fixed limits (smdebug: mean |gradient| <
-          1e-7) depend on the scale of the loss and on the dtype, so this rule has none.
-        - still (1e-6): a thousandth of the 1e-3 that Karpathy gives as a healthy update ratio.
-        - slow (1e-2): a hundredth of the deep third's.
-        - hopeless (1e-6): ten sigmoid layers come to 1e-7, and do not learn with Adam either.
+        - ratio (1e-3): three orders of magnitude between the thirds. torchmortem reports a ratio of 100 between two
+          layers and calls 1,000 critical. Fixed limits (smdebug: mean |gradient| < 1e-7) depend on the scale of the
+          loss and on the dtype, so this rule has none.
+        - still (1e-6): a thousandth of the update ratio of 1e-3 that Karpathy calls healthy.
+        - slow (1e-2): a hundredth of that of the last third.
+        - hopeless (1e-6): ten sigmoid layers reach 1e-7, and do not learn with Adam either.
         - min_samples (20), window (100): enough for a median.
-        - few (5): samples, for a gradient that is hopeless in each of them.
+        - few (5): samples, if the gradient is hopeless in each of them.
         - min_weights (6): so that each third has two weights.
 
     Evidence:
-        Both ratios, the update ratios of the two thirds, the number of samples, and the profile
-        of r over the depth.
+        Both ratios, the update ratios of the two thirds, the number of samples, and the profile of r over the depth.
 
     Remedy:
-        Replace sigmoid and tanh by ReLU or GELU, add residual connections or normalisation, and use
-        the initialisation that fits the activation (He for ReLU, Xavier for tanh).
+        Replace sigmoid and tanh by ReLU or GELU, add residual connections or normalisation, and use the initialisation
+        that fits the activation (He for ReLU, Xavier for tanh).
     """
 
     ratio: float = 1e-3
@@ -117,9 +116,9 @@ class GradVanish:
             severity=self.severity,
             site=(first.grad or first.param).site,
             step=step,
-            message=f"The gradient of the shallow third of {names_of(recording, [root])} ({first.param.path} to "
-            f"{last.param.path}), relative to its weights, is {ratio:.1e} times that of the deep third "
-            f"(median of {samples} sampled steps from step {step} on).",
+            message=f"In the first third of the layers of {names_of(recording, [root])} ({first.param.path} to "
+            f"{last.param.path}), the gradient relative to the weights is {ratio:.1e} times that in the last third "
+            f"(median of {samples} measured steps, from step {step} on).",
             evidence=depth.evidence() | {"ratio": plain(ratio), "samples": samples},
             confidence=0.9 if np.isfinite(depth.updates).any() and np.isfinite(depth.arriving).any() else 0.7,
             remedy="Replace sigmoid and tanh by ReLU or GELU, add residual connections or normalisation, and use the "

@@ -21,42 +21,42 @@ from kedge.store.rows import FULL, Ints, Rows
 
 @dataclass(frozen=True)
 class GradZero:
-    """A gradient reaches a parameter, and is exactly zero step after step.
+    """A parameter gets a gradient that is exactly zero, step after step.
 
     Meaning:
-        A parameter took part in backward and got nothing but zeros: no optimizer can train it.
-        An operation on the way has no slope: rounding, a comparison, argmax, a clamp beyond its bounds, dead
-        or saturated units, a product with zero, or a dtype too narrow for the gradient.
+        The parameter took part in backward and got only zeros: no optimizer can train it. An operation on the way has
+        slope zero: rounding, a comparison, argmax, a clamp beyond its bounds, dead or saturated units, a product with
+        zero, or a dtype too narrow for the gradient.
 
     Formula:
-        A gradient is zero in a step if the sum of its squares is 0 and so are its extremes, where they were measured.
-        Reported if it was zero in each of the last samples sampled steps that had it; few are enough if all gradients
+        A gradient is zero in a step if the sum of its squares is 0 and so are its extremes, if these were measured.
+        Reported if it was zero in each of the last samples measured steps that had it; few are enough if all gradients
         of the model were always zero.
 
     Window:
-        The last samples sampled steps in which the parameter got a finite gradient. If the model ever got
-        another gradient, steps in which every loss is exactly zero are left out: a hinge or a triplet loss that every
-        sample has passed has nothing more to teach. A bias is left out where the weight of its module gets a gradient: the
-        gradient arrives there, and the loss is of differences, to which a bias adds nothing. UNUSED-PARAM reports
-        parameters without any gradient.
+        The last samples measured steps in which the parameter got a finite gradient. If the model ever got another
+        gradient, steps in which every loss is exactly zero are left out: a hinge or triplet loss that every sample
+        satisfies has nothing more to teach. A bias is left out if the weight of its module gets a gradient: then the
+        gradient does arrive there, and the loss depends only on differences, which a bias does not change. UNUSED-PARAM
+        reports parameters without any gradient.
 
     Thresholds:
         - samples (20): a factor that starts at zero, as in LoRA or ReZero, blocks the gradient of its branch for one
           step, and an expert of a mixture may get no token for a few.
-        - few (5): where all gradients are zero, neither of these can be the reason.
+        - few (5): if all gradients are zero, neither of these can be the reason.
 
     Severity:
         - error: all gradients of the root were always zero; the model does not change.
-        - warning: some of them are zero, or all of them have become zero, though the loss is not.
+        - warning: some of them are zero, or all of them have become zero although the loss is not.
 
     Evidence:
         Whether all gradients of the root were always zero, the parameters without a gradient, the number of the root's
-        parameters, and the next parameter towards the loss that got a gradient: the operation that cuts it lies before
-        that one, or in its module.
+        parameters, and the next parameter towards the loss that did get a gradient: the operation that cuts the
+        gradient is before that parameter, or in its module.
 
     Remedy:
-        Look between the named module and the one before it for an operation without a slope: round, sign,
-        argmax, a comparison, clamp, a product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED).
+        Look between the named module and the one before it for an operation with slope zero: round, sign, argmax, a
+        comparison, clamp, a product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED).
     """
 
     samples: int = 20
@@ -101,7 +101,7 @@ class GradZero:
             severity="error" if never else "warning",
             site=last.site,
             step=step,
-            message=f"{_gradients(len(still))} exactly zero in each of the last {enough} sampled steps or more, since "
+            message=f"{_gradients(len(still))} exactly zero in at least the last {enough} measured steps, since "
             f"step {step}: {names}{_rest(len(still))}.{_nearer(next_one)}",
             evidence={
                 "kind": "all" if never else "some",
@@ -115,7 +115,7 @@ class GradZero:
 
 
 _REMEDY = (
-    "Look from there towards the loss for an operation without a slope: round, sign, argmax, a comparison, clamp beyond "
+    "Look from there towards the loss for an operation with slope zero: round, sign, argmax, a comparison, clamp beyond "
     "its bounds, a product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED), or float16 without a loss "
     "scale (UNDERFLOW)."
 )
@@ -140,7 +140,7 @@ class _Zeros:
 
     @classmethod
     def of(cls, rows: Rows, without: Ints | None = None) -> _Zeros:
-        """Return the course over the sampled steps with a finite gradient, except some steps."""
+        """Return the course over the measured steps with a finite gradient, except some steps."""
         known = (rows.level == FULL) & rows.clean & (rows.count > 0)
         if without is not None:
             known &= ~np.isin(rows.step, without)
@@ -161,4 +161,4 @@ def _rest(number: int) -> str:
 
 
 def _nearer(site: SiteInfo | None) -> str:
-    return f" {site.path}, nearer to the loss, gets one." if site else ""
+    return f" {site.path}, nearer to the loss, gets a gradient." if site else ""

@@ -19,26 +19,26 @@ from kedge.store.recording import Recording
 
 @dataclass(frozen=True)
 class GradsKept:
-    """The gradients of a step are added to those of the steps before: zero_grad is missing.
+    """Each step's gradients are added to those of the steps before: zero_grad is missing.
 
     Meaning:
-        backward() adds to .grad. If it is not cleared between two steps of the optimizer, each step follows
-        the sum of all gradients so far, which grows and belongs to earlier states of the model.
+        backward() adds to .grad. If .grad is not cleared between two optimizer steps, each step follows the sum of all
+        gradients so far, which keeps growing and belongs to earlier states of the model.
 
     Formula:
-        kept = the share of an optimizer's parameters whose .grad, when a step began, still held the gradient of the step
-        before, unchanged and not zero. Reported if kept >= share in in_a_row measured steps that follow each other.
-        Accumulation of several backward passes for one step of the optimizer does not count.
+        kept = the share of an optimizer's parameters whose .grad, when a step began, still held the gradient of the
+        step before, unchanged and not zero. Reported if kept >= share in in_a_row consecutive measured steps.
+        Accumulating several backward passes for one optimizer step does not count.
 
     Window:
         The measured steps.
 
     Thresholds:
-        - share (0.5): of the parameters that were checked. zero_grad clears all of its parameters, or none.
+        - share (0.5): of the parameters that were checked. zero_grad clears all of its parameters or none.
         - in_a_row (3): a first step may begin with gradients that were set on purpose.
 
     Evidence:
-        The steps, the number of parameters that were checked, and of those that kept their gradient.
+        The steps, the number of parameters that were checked, and the number that kept their gradient.
 
     Remedy:
         Call optimizer.zero_grad() in each step, before backward().
@@ -94,8 +94,9 @@ class GradsKept:
             site=text,
             step=int(first["step"]),
             message=f"The gradients of {model}, such as {text}, were not cleared between steps: {kept:,} of "
-            f"{int(first['checked']):,} still held those of the step before in {len(events)} measured steps in a row, from "
-            f"step {first['step']} on, so each step of {entry.get('type', 'the optimizer')} follows the sum of all so far.",
+            f"{int(first['checked']):,} still had those of the step before in {len(events)} measured steps in a row, from "
+            f"step {first['step']} on, so each step of {entry.get('type', 'the optimizer')} follows the sum of all gradients "
+            f"so far.",
             evidence={
                 "optimizer": optimizer,
                 "steps": [int(event["step"]) for event in events],

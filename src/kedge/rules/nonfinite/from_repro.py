@@ -25,13 +25,13 @@ from kedge.store.recording import Recording
 
 Entry = Mapping[str, Any]
 
-_LAST = re.compile(r" \(\w+ was its last\)")
+_LAST = re.compile(r" \(\w+ was its last operation\)")
 
 #: Kinds of births that the rows of their own step place exactly.
 _EXACT = ("module", "own", "between", "backward")
 
 _FIRST = (
-    "{site} was the first {gradient}to hold {value} at step {step}: --dump checks every value and found it; of this step "
+    "{site} was the first {gradient}to contain {value}, at step {step}: --dump checks every value and found it; "
     "{rows}. {how}."
 )
 _HOWS = {
@@ -226,7 +226,9 @@ class KeptCallWording:
             gradient="gradient " if call.in_backward else "",
             value=self._value(),
             step=call.step,
-            rows="the rows leave the place open" if known else "nothing was recorded",
+            rows="the recorded statistics of this step do not show the place"
+            if known
+            else "nothing else was recorded in this step",
             how=_HOWS["backward" if call.in_backward else where if where in _HOWS else "out"].format(name=call.name),
         )
 
@@ -239,7 +241,7 @@ class KeptCallWording:
     def _operations(self) -> str:
         """Return a sentence about the operations that made it, in their order; empty if they are not known."""
         made = [_operation(entry) for entry in self.call.operations()]
-        return f" Run again alone, that call makes {', then '.join(made)}." if made else ""
+        return f" Run again by itself, that call makes {', then '.join(made)}." if made else ""
 
     def _evidence(self) -> dict[str, Any]:
         made = self.call.operations()
@@ -248,7 +250,7 @@ class KeptCallWording:
 
     def _rerun(self) -> str:
         script = self.call.recording.path / str(self.call.event["folder"]) / "replay.py"
-        return f"To run that call again alone: python {script}."
+        return f"To run that call again by itself: python {script}."
 
     def _remedy(self) -> str:
         call, module = self.call, self.call.module

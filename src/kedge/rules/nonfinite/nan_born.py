@@ -44,64 +44,64 @@ class NanBorn:
     """A NaN or an infinity was made from finite numbers.
 
     Meaning:
-        A NaN spreads: a few operations after its birth nearly every output and gradient holds one,
-        and after the next optimizer step every parameter does. This rule names the place where it
-        was made, and not the sites that only passed it on.
+        A NaN spreads: within a few operations nearly every output and gradient contains one, and after the next
+        optimizer step every parameter does. This rule names the place where the first one was made, not the sites that
+        only passed it on.
 
     Formula:
-        Inputs and parameters finite, output not finite: made here. Input and output not finite:
-        propagated. Input not finite, output finite: healed, for example by a mask or nan_to_num. Forward: a site is
-        a birth if its output is not finite while its inputs and its own parameters are, and no
-        module inside it explains it. If a module's input is not finite although the outputs it came
-        from were, the birth lies between them, in the forward of the module that holds both.
-        Backward: of the gradients that are not finite, the one nearest to the loss; it was made by
-        the module that takes this output in, if the gradient that arrived there was finite, and by
-        the loss if there is no such module. If other modules take it too, or an operation in a container's
-        own forward can, the finding names all of them, except linear maps whose numbers are too small to leave the
-        range. If a parameter's gradient is not finite, and that of its module's output is, that module's backward
-        made it. If all gradients were finite after the backward, but not when the optimizer got them, the program
-        made it in between. If a parameter is not finite, and was finite before, the optimizer's steps made it.
-        If the loss is not finite, and all outputs are, the program's own operations after them made it.
-        If the numbers of a linear map are too small to leave the range, it made nothing: its input was not
-        its input of other steps, or its parameters changed between two calls.
+        Inputs and parameters finite, output not finite: the module made it. Input and output not finite: the module
+        passed it on. Input not finite, output finite: the module healed it, for example with a mask or nan_to_num.
+
+        Forward: a site is a birth if its output is not finite, its inputs and its own parameters are finite, and no
+        module inside it explains the value. If a module's input is not finite although the outputs that it came from
+        were, the birth lies between them, in the forward of the module that contains both.
+
+        Backward: the non-finite gradient nearest to the loss counts. The module that uses this output made it if the
+        gradient that arrived at that module was finite; the loss made it if no module uses the output. If several
+        modules use it, or an operation in a container's own forward may, the finding names all of them, except linear
+        maps whose numbers are too small to overflow. If a parameter's gradient is not finite but the gradient of its
+        module's output is, that module's backward made it.
+
+        Elsewhere: if all gradients were finite after backward, but not when the optimizer got them, the program changed
+        them in between. If a parameter is not finite and was finite before, the optimizer's step made it. If the loss
+        is not finite and all outputs are, the program's own operations after the model made it. A linear map whose
+        numbers are too small to overflow made nothing: its input came from another place than in other steps, or its
+        parameters changed between two calls.
 
     Window:
-        Every step with a non-finite value, also guarded ones, which have norms only, and gradients of parameters alone.
-        After the step from which the run never recovers nothing more is reported: everything later is a consequence.
-        Steps without records are named as such. If a guarded step has gradients of parameters alone, the message gives
-        the steps between which it was made, and names a module only if the next recorded step shows it making something
-        non-finite from finite inputs and parameters.
+        Every step with a non-finite value, including guarded steps, which record only norms, and only those of the
+        parameters' gradients. Nothing is reported after a step from which the run never recovers: everything later
+        follows from it. Steps without records are reported as such. If a guarded step recorded only gradients of
+        parameters, the message gives the two steps between which the value was made. It names a module only if the next
+        recorded step shows that module making a non-finite value from finite inputs and parameters.
 
     Thresholds:
-        - max_findings (5): the number of independent births that are reported. Usually there is one; the limit
-          only keeps a broken recording from filling the screen.
+        - max_findings (5): the most independent births that are reported. Usually there is one; the limit only keeps a
+          broken recording from filling the screen.
 
     Severity:
         - error: a NaN, or an infinity that reached a gradient, the loss or the model's output.
-        - warning: a NaN that a later operation replaced by finite values; -inf in the output of a model
-          that is not trained; non-finite gradients or updates in a step from which
-          the run recovered.
-        - info: such gradients in a run with float16, where loss scaling skips the step on purpose, so
-          that the optimizer never gets them; an infinity if neither gradients nor the model's output
-          were watched.
-        - nothing, if there were only infinities and all gradients and outputs of the model were finite,
-          or if some elements of the output were -inf and all gradients were finite: masks do so
-          by design.
+        - warning: a NaN that a later operation replaced by finite values; -inf in the output of a model that is not
+          trained; non-finite gradients or updates in a step from which the run recovered.
+        - info: such gradients in a float16 run, where loss scaling skips the step on purpose and the optimizer never
+          gets them; an infinity if neither gradients nor the model's output were watched.
+        - nothing: only infinities, while all gradients and all outputs of the model were finite; or some elements of
+          the output were -inf, while all gradients were finite. Masks do this by design.
 
     Evidence:
-        The kind of value and the number of elements; the program's line that calls the module, and the
-        autograd node of the value; the range of the values next to it; other sites with non-finite values
-        in the same step (propagators), and modules with non-finite input and finite output (healed); other
-        modules that may have made it (also); the records of a guarded step and of the step after it (guarded);
-        a parameter that had grown a thousandfold (growth); and under before the last 16 recorded steps of the
-        site and of its inputs, with rms, absmax and state. The severities follow msProbe's for overflows:
-        normal input and abnormal output is the critical one.
+        The kind of value and the number of elements; the line of the program that calls the module, and the autograd
+        node of the value; the range of the values next to it; other sites with non-finite values in the same step
+        (propagators); modules with non-finite input and finite output (healed); other modules that may have made it
+        (also); the records of a guarded step and of the step after it (guarded); a parameter that had grown a
+        thousandfold (growth); and the last 16 recorded steps of the site and of its inputs (before), with rms, absmax
+        and state. The severities follow those of msProbe for overflows: normal input with abnormal output is the
+        critical case.
 
     Remedy:
-        The finding has the remedy for its cause: an operation outside its domain, a
-        product that left the range of its dtype, an infinite derivative, a batch with missing
-        values, a learning rate that is too large. If the autograd graph of the loss was searched, it names the operation
-        and the program's line. kedge run --dump keeps the module's inputs, so that its call can be run again alone.
+        Each finding has the remedy for its own cause: an operation outside its domain, a product that overflows its
+        dtype, an infinite derivative, a batch with missing values, a learning rate that is too large. If Kedge could
+        search the autograd graph of the loss, the finding also names the operation and the line. kedge run --dump keeps
+        the module's inputs, so that the call can be run again by itself.
     """
 
     max_findings: int = 5
@@ -265,7 +265,9 @@ def _finding(recording: Recording, same: list[_Case], births: int) -> Finding:
         kept = all(_kept_away(case.bad_step, recording.of_kind(TOTAL)) for case in same)
         skipped = kept and worst.birth.how in BACKWARD
         evidence["skipped"] = skipped
-        message = f"{message} {often} run went on{', as the optimizer never got these gradients' if skipped else ''}."
+        message = (
+            f"{message} {often} run went on{', because the optimizer never got these gradients' if skipped else ''}."
+        )
     return Finding(
         code=NanBorn.code,
         severity=worst.severity,

@@ -32,9 +32,10 @@ _EXACT = ("module", "own", "between", "entry", "backward", "made")
 _REMEDIES = {
     "log": "Keep the input of log above zero: clamp it (x.clamp_min(eps)), or use log_softmax, logsumexp or log1p, which "
     "do not need this.",
-    "div": "Keep the divisor away from zero: add an epsilon or clamp it, and leave out empty masks.",
-    "sqrt": "Keep the input of sqrt above zero, by more than rounding: its value is NaN below, its slope infinite at zero.",
-    "pow": "A power of a negative number, or below one of zero, has no finite value or slope: clamp the base.",
+    "div": "Keep the divisor away from zero: add an epsilon or clamp it, and skip empty masks.",
+    "sqrt": "Keep the input of sqrt above zero, by more than rounding: below zero its value is NaN, at zero its slope is "
+    "infinite.",
+    "pow": "A power of a negative number, or a power below one of zero, has no finite value or slope: clamp the base.",
     "exp": "exp of more than 88 is infinite in float32: clamp the input, subtract the largest, or use softmax or logsumexp.",
     "acos": "Clamp the input to a little less than 1 and more than -1.",
 }
@@ -45,6 +46,10 @@ _REMEDIES |= {
     "reciprocal": _REMEDIES["div"],
 }
 _REMEDIES |= {"rsqrt": _REMEDIES["div"], "true_divide": _REMEDIES["div"]}
+_NOT_ITS_OUTPUT = (
+    " Change its input, not its output: torch.where after an operation whose derivative is infinite multiplies that by zero, "
+    "which is NaN."
+)
 
 
 def with_producer(recording: Recording, bad_steps: BadSteps, findings: Sequence[Finding]) -> list[Finding]:
@@ -138,7 +143,7 @@ class Producer:
         )
 
     def _subject(self, site: str) -> str:
-        return f"the gradients of {site} were" if self.event.get("where") == "backward" else f"{site} was"
+        return f"The gradients of {site} were" if self.event.get("where") == "backward" else f"{site} was"
 
     def _made(self) -> str:
         """Return a clause with the operation and its place."""
@@ -156,10 +161,11 @@ class Producer:
         module = str(self.event.get("module") or "")
         if self.event.get("where") == "input":
             return REMEDIES["entry"]
-        if self.event.get("where") == "backward":
-            return REMEDIES["backward"].format(name=module or "the program")
+        backward = self.event.get("where") == "backward"
         if self.name in _REMEDIES:
-            return _REMEDIES[self.name]
+            return _REMEDIES[self.name] + (_NOT_ITS_OUTPUT if backward else "")
+        if backward:
+            return REMEDIES["backward"].format(name=module or "the program")
         name = self.name + (f" in {module}" if module else "")
         known = OperationAdvice(name, "", self.event.get("node"), "float32", 0.0, self.step == 0)
         return known.advice() if known.multiplies else f"For {name}, {DOMAIN}."

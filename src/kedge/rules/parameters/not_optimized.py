@@ -17,40 +17,46 @@ from kedge.store.recording import Recording
 
 @dataclass(frozen=True)
 class NotOptimized:
-    """Trainable parameters are in no optimizer that steps, or an optimizer holds tensors that the model has lost.
+    """Trainable parameters are in no optimizer that steps, or an optimizer holds tensors that the model no longer uses.
 
     Meaning:
-        An optimizer keeps the tensors that it got when it was made. Parameters that the model gets later, or that the
-        list left out, never change, though they get gradients and nothing fails.
+        An optimizer keeps the tensors that it was given when it was made. Parameters that the model gets later, or that
+        were left out of the list, never change, even though they get gradients and no error is raised.
 
     Formula:
-        unheld = the parameters of a trained model that require a gradient and are in no optimizer that has stepped; in a
-        model that no optimizer trains, those that got gradients in min_passes backward passes. replaced = names under
-        which an optimizer holds another tensor than the model has now. outside = modules that a model calls without
-        holding them, so that parameters() lacks theirs, and tensors = tensors in its attributes that are not parameters:
-        both if they got gradients and no optimizer has them. in vain = backward passes while an optimizer that holds the
-        model's parameters never stepped. Parameters with requires_grad False are not judged.
+        unheld = the parameters of a trained model that require a gradient and are in no optimizer that has stepped; in
+        a model that no optimizer trains, those that got gradients in min_passes backward passes.
+
+        replaced = the names under which an optimizer holds a different tensor from the model's.
+
+        outside = modules that a model calls but does not contain, so that parameters() does not return theirs; tensors
+        = tensors in a model's attributes that are not parameters. Both count if they got gradients and no optimizer
+        holds them.
+
+        in vain = backward passes while an optimizer that holds the model's parameters never stepped.
+
+        Parameters with requires_grad False are ignored.
 
     Window:
         The whole run; the state at its end counts.
 
     Thresholds:
-        - named (6): the number of parameters that the message names.
-        - min_passes (10): backward passes; a program may add up the gradients of a few, and try a model with one.
+        - named (6): the most parameters that the message names.
+        - min_passes (10): backward passes. A program may accumulate the gradients of a few, or try a model once.
 
     Severity:
-        - error: replaced parameters; the optimizer steps, and the model does not move.
-        - warning: parameters that got gradients, and that no optimizer holds; modules that a model calls and does not hold;
-          an optimizer that never stepped.
-        - info: the same for models and modules in evaluation mode, which may be fixed on purpose; tensors, which may
-          be inputs whose gradient the program needs; parameters that got no gradient either; or an optimizer's parameters
+        - error: replaced parameters. The optimizer steps, but the model does not change.
+        - warning: parameters that got gradients and are in no optimizer; modules that a model calls but does not
+          contain; an optimizer that never stepped.
+        - info: the same for models and modules in evaluation mode, which may be frozen on purpose; tensors, which may
+          be inputs whose gradient the program needs; parameters that got no gradient either; parameters of an optimizer
           that belong to no recorded model and never got a gradient.
 
     Evidence:
-        The parameters, the number of their elements, those that got gradients, and those that were replaced.
+        The parameters, the number of their elements, which of them got gradients, and which were replaced.
 
     Remedy:
-        Make the optimizer when the model is complete (after replaced heads, added tokens, to(), reset), with
+        Make the optimizer when the model is complete (after replacing heads, adding tokens, to() or a reset), pass it
         model.parameters(), and keep layers in nn.ModuleList. Set requires_grad to False for parameters that should not
         change.
     """
@@ -105,7 +111,7 @@ class NotOptimized:
         fixed = event.get("training") is False and not self._trained(recording, event)
         shown, model = loud or names, names_of(recording, [int(event["root"])])
         verb = "are" if len(shown) > 1 else "is"
-        got = f"; {'they get' if len(shown) > 1 else 'it gets'} gradients, and never {'change' if len(shown) > 1 else 'changes'}"
+        got = f"; {'they get' if len(shown) > 1 else 'it gets'} gradients but never {'change' if len(shown) > 1 else 'changes'}"
         return self._finding(
             "warning" if loud and not fixed else "info",
             shown,
@@ -124,19 +130,21 @@ class NotOptimized:
         if kind == "outside":
             site = f"{root_path(recording, root)}:out"
             says = (
-                f"{model} calls {shown} and does not hold {'them' if len(names) > 1 else 'it'}: model.parameters() lacks "
-                f"{'their' if len(names) > 1 else 'its'} parameters, and so does every optimizer. They get gradients, and never "
-                "change."
+                f"{model} calls {shown} but does not contain {'them' if len(names) > 1 else 'it'}: neither model.parameters() "
+                f"nor an "
+                f"optimizer has {'their' if len(names) > 1 else 'its'} parameters. They get gradients but never change."
             )
             remedy = (
                 "Keep modules in nn.ModuleList or nn.ModuleDict in place of a list or a dict; call requires_grad_(False) on "
                 "modules that should not change."
             )
         else:
-            says = (
-                f"{shown} of {model} {_ARE[len(names) > 1]}: model.parameters() lacks it, and so does every optimizer. It gets "
-                "gradients, and never changes."
+            unchanged = (
+                "them. They get gradients but never change"
+                if len(names) > 1
+                else "it. It gets gradients but never changes"
             )
+            says = f"{shown} of {model} {_ARE[len(names) > 1]}, so neither model.parameters() nor an optimizer has {unchanged}."
             remedy = "If it should be trained, make it an nn.Parameter before you make the optimizer."
         severity: Severity = "warning" if kind == "outside" and not event.get("outside_fixed") else "info"
         return Finding(self.code, severity, site, -1, says, {kind: names}, 0.9, remedy)

@@ -20,33 +20,34 @@ from kedge.store.rows import FULL
 
 @dataclass(frozen=True)
 class UnusedParam:
-    """A parameter requires a gradient, and gets none, or is in no optimizer.
+    """A parameter requires a gradient but gets none, or is in no optimizer.
 
     Meaning:
-        It keeps its first value through the whole run. Either no loss depends on it, or it is missing from the list of
-        parameters that the optimizer got. Models that no optimizer trains, and that were never differentiated, are not
-        judged.
+        It keeps its first value through the whole run. Either no loss depends on it, or it was not passed to the
+        optimizer. Models that no optimizer trains, and on which backward was never called, are not judged.
 
     Formula:
-        No gradient: the run's ledger lists its param.grad with no firing, though a backward ran and the parameter
-        requires one, and no step of an optimizer changed it. NEVER-CALLED reports parameters of modules that were never
-        called. No optimizer: it got a gradient in min_samples sampled steps and no recorded step of an optimizer held it,
-        though other parameters of the same root are in one. If the parameters of the optimizers are recorded,
+        No gradient: the run's ledger (its list of hooks and how often each fired) has no firing of the parameter's
+        param.grad, although a backward ran and the parameter requires a gradient, and no optimizer step changed it.
+        NEVER-CALLED reports parameters of modules that were never called.
+
+        No optimizer: it got a gradient in min_samples measured steps, and no recorded optimizer step held it, although
+        other parameters of the same root are in an optimizer. If the parameters of the optimizers are recorded,
         NOT-OPTIMIZED reports it instead.
 
     Window:
         The whole run. The first case needs the ledger, which is written when the program ends.
 
     Thresholds:
-        - min_samples (3): an optimizer may step only every few backwards.
-        - named (6): the number of parameters that the message names.
+        - min_samples (3): an optimizer may step only every few backward passes.
+        - named (6): the most parameters that the message names.
 
     Evidence:
-        The parameters, and the cause: the ledger's, or that no optimizer holds them.
+        The parameters, and the cause: the one in the ledger, or that no optimizer holds them.
 
     Remedy:
-        Use it in the forward, or remove it, or call requires_grad_(False); pass model.parameters() to the optimizer once
-        the model is complete, and keep layers in nn.ModuleList.
+        Use it in the forward, remove it, or call requires_grad_(False) on it; pass model.parameters() to the optimizer
+        once the model is complete, and keep layers in nn.ModuleList.
     """
 
     min_samples: int = 3
@@ -80,7 +81,7 @@ class UnusedParam:
         for _, own in by_root(grads, lambda site: site.root):
             sites = [site.site for site in own if site.path not in held]
             if sites and len(sites) < len(own):
-                says = "got gradients, and no recorded step of an optimizer held it"
+                says = "got gradients, but no optimizer that stepped has it"
                 yield self._finding(sites, says, {"cause": "in no optimizer", "of": len(own)}, _FORGOTTEN)
 
     def _often(self, recording: Recording, site: SiteInfo) -> bool:

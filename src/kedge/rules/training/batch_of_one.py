@@ -21,33 +21,34 @@ from kedge.store.rows import FULL, Ints
 
 @dataclass(frozen=True)
 class BatchOfOne:
-    """Batch normalisation got a single sample in training.
+    """Batch normalisation got a batch of one sample in training.
 
     Meaning:
         The mean and the variance of one sample say nothing about the data: the layer removes the differences between
-        this sample and others, and its running statistics, which evaluation uses, take up the noise.
+        this sample and others, and its running statistics, which evaluation uses, become noisy.
 
     Formula:
-        The output of a BatchNorm of a trained model has as many elements as one sample had in the first measured
-        step. If the batch was larger then, an output of samples and channels alone must have so too, as images may have
-        several sizes. Modules in evaluation mode are left out, and SyncBatchNorm, whose batch is that of all processes.
+        The output of a BatchNorm of a trained model has as many elements as one sample had in the first measured step.
+        If the batch was larger then, an output with only samples and channels must show the same, because images may
+        have several sizes. Modules in evaluation mode are left out, and so is SyncBatchNorm, whose batch is that of all
+        processes.
 
     Window:
         The measured steps.
 
     Thresholds:
-        - named (3): the number of modules that the message names.
+        - named (3): the most modules that the message names.
 
     Severity:
-        - warning: it happened again and again.
+        - warning: it happened repeatedly.
         - info: it happened in one measured step, for example at the end of an epoch.
 
     Evidence:
         The modules, their types, and the number of measured steps.
 
     Remedy:
-        DataLoader(..., drop_last=True) if it is the rest of an epoch; else a larger batch, or GroupNorm or
-        LayerNorm, which need no batch.
+        If it is the rest of an epoch, use DataLoader(..., drop_last=True); otherwise a larger batch, or GroupNorm or
+        LayerNorm, which do not depend on the batch.
     """
 
     named: int = 3
@@ -76,8 +77,8 @@ class BatchOfOne:
             severity="info" if times == 1 else "warning",
             site=found[0][0].site,
             step=first,
-            message=f"{listed(paths, self.named)} ({found[0][0].type}) took the statistics of a batch of one sample in "
-            f"training{often}.",
+            message=f"{listed(paths, self.named)} ({found[0][0].type}) normalised over a batch of one sample in training"
+            f"{often}.",
             evidence={
                 "modules": paths[:NAMED],
                 "of": len(paths),
@@ -85,8 +86,8 @@ class BatchOfOne:
                 "times": times,
             },
             confidence=0.9,
-            remedy="If it is the rest of an epoch, DataLoader(..., drop_last=True); else use a larger batch, or GroupNorm "
-            "or LayerNorm, which need no batch.",
+            remedy="If it is the rest of an epoch, use DataLoader(..., drop_last=True); otherwise a larger batch, or GroupNorm "
+            "or LayerNorm, which do not depend on the batch.",
         )
 
 

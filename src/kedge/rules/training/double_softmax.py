@@ -39,34 +39,36 @@ _WITH_LOGITS = "binary_cross_entropy_with_logits"
 
 @dataclass(frozen=True)
 class DoubleSoftmax:
-    """The loss applies softmax or sigmoid to the output of one, or needs the output of one and gets logits.
+    """Softmax or sigmoid is applied twice before the loss, or not at all where the loss needs it.
 
     Meaning:
-        cross_entropy and CrossEntropyLoss apply log_softmax themselves, binary_cross_entropy_with_logits a sigmoid. With
-        probabilities as input they apply it a second time: no answer can be sure, and gradients are small. nll_loss
-        applies nothing: with logits or probabilities its value means nothing, and can fall without end.
+        cross_entropy and CrossEntropyLoss apply log_softmax themselves, and binary_cross_entropy_with_logits applies a
+        sigmoid. If their input is already a probability, they apply it a second time: no prediction can become
+        confident, and gradients are small. nll_loss applies nothing: with logits or probabilities as input, its value
+        means nothing and can fall without end.
 
     Formula:
-        The autograd nodes from the loss backwards, except those that only change the shape or the dtype. Reported are
+        The autograd nodes from the loss backwards, without those that only change the shape or the dtype. Reported are
         softmax or sigmoid right before the log_softmax of the loss; the same right before
-        binary_cross_entropy_with_logits; nll_loss right after softmax, sigmoid or a linear map.
+        binary_cross_entropy_with_logits; and nll_loss right after softmax, sigmoid or a linear map.
 
     Window:
         The first measured step of each line that calls backward.
 
     Thresholds:
-        - shown (6): the number of nodes of the graph that the evidence lists. The graph decides; there is no other.
+        - shown (6): the number of nodes of the graph that the evidence lists. The rule has no other threshold: the
+          graph decides.
 
     Severity:
-        - warning: the loss does not measure its purpose.
-        - info: log_softmax after log_softmax, or after softmax and log. It changes nothing, and costs time.
+        - warning: the loss does not measure what it should.
+        - info: log_softmax after log_softmax, or after softmax and log. It changes nothing, but takes time.
 
     Evidence:
         The operations from the loss backwards, and the line that calls backward.
 
     Remedy:
-        Pass the output of the last linear layer to the loss: take the softmax or sigmoid out of the model, or apply it
-        only where probabilities are wanted. Or keep log_softmax and use nll_loss.
+        Pass the output of the last linear layer to the loss: remove the softmax or sigmoid from the model, or apply it
+        only where you need probabilities. Or keep log_softmax and use nll_loss.
     """
 
     shown: int = 6
@@ -106,8 +108,8 @@ class DoubleSoftmax:
 
 
 _TAKE_OUT = (
-    "Pass the output of the last linear layer to the loss: take the {name} out of the model, or apply it only where "
-    "probabilities are wanted."
+    "Pass the output of the last linear layer to the loss: remove the {name} from the model, or apply it only where "
+    "you need probabilities."
 )
 _LOG = "Use cross_entropy on the output of the last linear layer, or log_softmax before nll_loss."
 
@@ -125,9 +127,9 @@ def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:
             return "warning", says, _TAKE_OUT.format(name=before)
         if name.startswith("nll_loss") and (before in ("softmax", "sigmoid") or before in _LINEAR):
             given = "logits" if before in _LINEAR else f"the output of {before}"
-            return "warning", f"is nll_loss of {given}, which takes logarithms of probabilities", _LOG
+            return "warning", f"is nll_loss of {given}, which expects log-probabilities", _LOG
         if name == "log_softmax" and (before == "log_softmax" or (before, further) == ("log", "softmax")):
-            says = "applies log_softmax to logarithms of probabilities, which changes nothing"
+            says = "applies log_softmax to log-probabilities, which changes nothing"
             return "info", says, "Use nll_loss instead of cross_entropy, or leave the first log_softmax out."
     return None, "", ""
 

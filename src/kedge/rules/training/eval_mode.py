@@ -19,20 +19,20 @@ from kedge.store.rows import Ints
 
 @dataclass(frozen=True)
 class EvalMode:
-    """The model is trained in evaluation mode: dropout is off, or batch statistics stand still.
+    """The model is trained in evaluation mode: dropout is off, or batch statistics do not change.
 
     Meaning:
-        eval() was called, or the model was loaded in this mode, without train() after it. Dropout does nothing then, and
-        batch normalisation uses running statistics that no longer follow the weights.
+        eval() was called, or the model was loaded in this mode, without train() afterwards. Then dropout does nothing,
+        and batch normalisation uses running statistics that no longer follow the weights.
 
     Formula:
-        The model as a whole has training False in steps of its optimizer, and holds dropout or batch
-        normalisation, all of them in evaluation mode. A model that trains with only a part of it in evaluation mode
-        does so on purpose, and is not reported.
+        The model as a whole has training False in steps of its optimizer, and contains dropout or batch normalisation,
+        all of them in evaluation mode. A model of which only a part is in evaluation mode is trained this way on
+        purpose, and is not reported.
 
     Window:
-        The measured steps in which parameters of the model had gradients and an optimizer stepped: a model that was
-        trained, and is a teacher afterwards, stays in evaluation mode. All measured steps, if no gradient was
+        The measured steps in which parameters of the model had gradients and an optimizer stepped, because a model that
+        was trained and then serves as a teacher stays in evaluation mode. All measured steps, if no gradient was
         recorded.
 
     Thresholds:
@@ -40,11 +40,11 @@ class EvalMode:
         - share (0.25): of all of them, so that a short phase is not reported.
 
     Evidence:
-        The modules in evaluation mode, the first step of it, and the number of measured steps of training.
+        The modules in evaluation mode, the first such step, and the number of measured steps of training.
 
     Remedy:
-        Call model.train() before the training loop, and again after each evaluation. If statistics are to stay as they
-        are, put only these modules into evaluation mode.
+        Call model.train() before the training loop, and again after each evaluation. To keep statistics as they are,
+        put only those modules into evaluation mode.
     """
 
     min_steps: int = 3
@@ -82,7 +82,7 @@ class EvalMode:
             severity=self.severity,
             site=site,
             step=since,
-            message=f"{model} ({site}) is trained in evaluation mode since step {since}, in {steps:,} of "
+            message=f"{model} ({site}) has been trained in evaluation mode since step {since}, in {steps:,} of "
             f"{of:,} measured steps of its training: {listed(paths, 3)} {'do' if len(paths) > 1 else 'does'} not work as in "
             "training.",
             evidence={
@@ -93,8 +93,8 @@ class EvalMode:
                 "share": plain(steps / max(of, 1)),
             },
             confidence=0.9,
-            remedy="Call model.train() before the training loop, and again after each evaluation. If statistics are to stay "
-            "as they are, put only these modules into evaluation mode.",
+            remedy="Call model.train() before the training loop, and again after each evaluation. To keep statistics as they "
+            "are, put only those modules into evaluation mode.",
         )
 
 

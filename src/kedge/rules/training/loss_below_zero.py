@@ -17,16 +17,17 @@ from kedge.store.rows import Bools
 
 #: Losses that are never below zero for valid input, and the input of one that is.
 _GIVEN = {
-    "nll_loss": "its input must be logarithms of probabilities",
-    "binary_cross_entropy": "its targets must lie between 0 and 1",
-    "binary_cross_entropy_with_logits": "its targets must lie between 0 and 1",
+    "nll_loss": "its input must be log-probabilities",
+    "binary_cross_entropy": "its targets must be between 0 and 1",
+    "binary_cross_entropy_with_logits": "its targets must be between 0 and 1",
 }
 _REMEDIES = {
     "nll_loss": "Use cross_entropy on the output of the last linear layer, or log_softmax before nll_loss; weights of classes "
     "must not be negative.",
-    "binary_cross_entropy": "Bring the targets to 0 and 1: divide masks of 0 and 255 by 255, replace labels of -1 and 1 by "
+    "binary_cross_entropy": "Scale the targets to between 0 and 1: divide masks of 0 and 255 by 255, replace labels of -1 and "
+    "1 by "
     "(labels + 1) / 2.",
-    "neg": "Leave out the minus sign, unless the loss is to mislead another model on purpose.",
+    "neg": "Remove the minus sign, unless the loss is meant to mislead another model.",
 }
 #: Operations that do not change the sign of a loss.
 _KEEPS = frozenset(("mean", "sum", "div", "to_copy", "squeeze", "view", "reshape", "clone", "select"))
@@ -34,16 +35,17 @@ _KEEPS = frozenset(("mean", "sum", "div", "to_copy", "squeeze", "view", "reshape
 
 @dataclass(frozen=True)
 class LossBelowZero:
-    """A loss is below zero that cannot be, or has the wrong sign.
+    """A loss that cannot be negative is below zero, or has the wrong sign.
 
     Meaning:
-        Cross-entropy is a sum of negated logarithms of probabilities: it cannot be negative. If it is, its input is not
-        what it expects, and training raises or lowers numbers without a bound.
+        Cross-entropy is a sum of negated logarithms of probabilities, so it cannot be negative. If it is, its input is
+        not what it expects, and training raises or lowers numbers without limit.
 
     Formula:
         The autograd nodes from the loss backwards: nll_loss, binary_cross_entropy or binary_cross_entropy_with_logits,
-        behind means, sums and divisions alone. Reported in the first step in which its value is below -least; if only a
-        minus sign stands between them and the program has no other loss, as a loss with the wrong sign.
+        with only means, sums and divisions in between. Reported in the first step in which its value is below -least.
+        If only a minus sign is between them and the program has no other loss, it is reported as a loss with the wrong
+        sign.
 
     Window:
         All steps with a loss.
@@ -52,20 +54,20 @@ class LossBelowZero:
         - least (1e-3): rounding and label smoothing stay above -least.
 
     Severity:
-        - warning: the loss is below zero; or it is one of these with a minus sign, and is not finite in the end.
+        - warning: the loss is below zero; or it is one of these with a minus sign, and is not finite at the end.
         - info: the loss is one of these with a minus sign, as in adversarial training.
 
     Evidence:
         The least value, the number of steps in which the loss was below zero, and the line that calls backward.
 
     Remedy:
-        Pass logarithms of probabilities to nll_loss, and targets between 0 and 1 to binary_cross_entropy.
+        Pass log-probabilities to nll_loss, and targets between 0 and 1 to binary_cross_entropy.
     """
 
     least: float = 1e-3
 
     code: ClassVar[str] = "LOSS-BELOW-ZERO"
-    name: ClassVar[str] = "a loss is below the least value that it can have"
+    name: ClassVar[str] = "a loss is below its lowest possible value"
     severity: ClassVar[Severity] = "warning"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
@@ -90,15 +92,15 @@ class LossBelowZero:
         first, source = int(loss.steps[below.argmax()]), loss.site.source
         where = f" at {line_of(source)}" if source else ""
         least = float(loss.values.min())
-        count = f"in {int(below.sum())} of {len(below)} steps, first in step {first}, and down to {least:.3g}"
+        count = f"in {int(below.sum())} of {len(below)} steps (first in step {first}, lowest value {least:.3g})"
         head = f"The loss ({loss.site.site}{where})"
         doubtful = turned and not loss.ends_badly
         if turned:
-            says = f"{head} is {name} with a minus sign: the optimizer raises {name}. It was below zero {count}"
-            says += ", and is not finite in the end." if loss.ends_badly else "."
+            says = f"{head} is {name} with a minus sign: the optimizer increases {name}. It was below zero {count}"
+            says += ", and it is not finite at the end." if loss.ends_badly else "."
         else:
             given = _GIVEN[name]
-            says = f"{head} is {name}, which cannot be below zero, and was {count}: {given}."
+            says = f"{head} is {name}, which cannot be below zero, but was {count}: {given}."
         return Finding(
             code=self.code,
             severity="info" if doubtful else "warning",

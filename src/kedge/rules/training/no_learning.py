@@ -21,35 +21,39 @@ from kedge.store.rows import Floats
 
 @dataclass(frozen=True)
 class NoLearning:
-    """The loss at the end is not below its beginning by more than its noise, or has not left chance.
+    """The loss at the end is not below that at the start by more than its noise, or is no better than chance.
 
     Meaning:
         The loss does not show that the model learned anything. Possible reasons: labels that do not belong to their
-        inputs, a loss with the wrong sign, a rate that is far too small or too large, a part that is not trained.
+        inputs, a loss with the wrong sign, a learning rate that is far too small or too large, a part of the model that
+        is not trained.
 
     Formula:
         s = the noise of the loss, from the differences between neighbours (median absolute deviation). The loss has
-        fallen if the median of its last quarter lies below the median of the first head values, below the first value, or
-        below the median of the first quarter by more than sure standard errors of their difference. Reported if it has not
-        fallen by any of these comparisons. Or, for cross-entropy over the C outputs of a model, if the last quarter is not
-        below chance times log(C). A loss that crosses zero is not judged, as in reinforcement learning; nor are several
-        losses if one has fallen, as in a GAN.
+        fallen if the median of its last quarter is below the median of the first head values, below the first value, or
+        below the median of the first quarter by more than sure standard errors of their difference. Reported if it has
+        not fallen by any of these comparisons.
+
+        Or, for cross-entropy over the C outputs of a model: if the last quarter is not below chance times log(C).
+
+        A loss that crosses zero is not judged, as in reinforcement learning; nor are several losses if one has fallen,
+        as in a GAN.
 
     Window:
         All steps with a loss, at least min_losses, the first of them within the first ten.
 
     Thresholds:
         - min_losses (50): fewer show little but noise.
-        - head (5): values at the beginning, as most of the fall often happens in a few steps.
+        - head (5): values at the beginning, because most of the fall often happens in a few steps.
         - sure (3): standard errors.
-        - chance (0.98): of the logarithm of the number of classes, the loss of a constant answer.
+        - chance (0.98): of the logarithm of the number of classes, which is the loss of a constant answer.
 
     Evidence:
-        The medians at the beginning and at the end, the noise, and chance where it is known.
+        The medians at the beginning and at the end, the noise, and the loss of chance, if known.
 
     Remedy:
-        Check that labels belong to their inputs and survive shuffling, try to fit a single batch, and vary the learning rate
-        by ten in both directions.
+        Check that labels belong to their inputs and still do after shuffling, try to fit a single batch, and try ten
+        times the learning rate and a tenth of it.
     """
 
     min_losses: int = 50

@@ -57,8 +57,8 @@ def read_manifest(folder: Path) -> Document:
     number = manifest.get("format")
     if type(number) is not int or number < 1:
         raise NotARecording(
-            f"{folder} is not a recording: its {MANIFEST} has {shortened(repr(number))} where the number of the format "
-            "should be; name a folder that kedge run wrote"
+            f"{folder} is not a recording: its {MANIFEST} has {shortened(repr(number))} instead of the number of its format; "
+            "name a folder that kedge run wrote"
         )
     if number > FORMAT:
         version = manifest.get("kedge")
@@ -112,7 +112,7 @@ def read_sites(folder: Path, rank: int = 0) -> tuple[tuple[Root, ...], tuple[Sit
     sites = tuple(map(site_from, document["sites"]))
     for place, site in enumerate(sites):
         if site.id != place:
-            raise damaged(path, f"site {site.site!r} has the id {site.id!r} where {place} should be")
+            raise damaged(path, f"site {site.site!r} has the id {site.id!r}, not {place}")
         beyond = [source for source in site.sources if source is not None and source >= len(sites)]
         if beyond:
             raise damaged(path, f"site {site.site!r} has the source {beyond[0]}, and there are {len(sites)} sites")

@@ -30,11 +30,11 @@ def check_place(path: str | os.PathLike[str], force: bool) -> None:
     parent = folder.absolute().parent
     if not parent.is_dir():
         raise RecordingError(
-            f"cannot make the recording {folder}: there is no folder {folder.parent}; make it, or name another place"
+            f"cannot create the recording {folder}: there is no folder {folder.parent}; create it, or name another place"
         )
     if not os.access(parent, os.W_OK | os.X_OK):
         raise RecordingError(
-            f"cannot make the recording {folder}: nothing can be written to {parent}; name a place you have the right to use"
+            f"cannot create the recording {folder}: {parent} is not writable; name a folder that you can write to"
         )
     _check_way(folder, force)
 
@@ -71,13 +71,13 @@ def put(fresh: Path, folder: Path, force: bool) -> None:
 
 def _move(fresh: Path, folder: Path) -> None:
     try:
-        with told(f"make the recording {folder}"):
+        with told(f"create the recording {folder}"):
             fresh.rename(folder)
     except RecordingError as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno in {errno.ENOTEMPTY, errno.EEXIST}:
             raise RecordingExists(
-                f"cannot make the recording {folder}: another process has just made one there; name another place"
+                f"cannot create the recording {folder}: another process has just created one there; name another place"
             ) from error
         raise
 
@@ -87,12 +87,12 @@ def _check_way(folder: Path, force: bool) -> None:
         return
     if not _is_recording(folder):
         raise RecordingExists(
-            f"cannot make the recording {folder}: something that is not a recording is there and is left alone; "
+            f"cannot create the recording {folder}: something that is not a recording is there and is left alone; "
             "name another place"
         )
     if not force:
         raise RecordingExists(
-            f"cannot make the recording {folder}: there is one already; "
+            f"cannot create the recording {folder}: there is one already; "
             "name another place, or replace it with --force (in code: force=True)"
         )
     check_written(folder)

@@ -36,7 +36,7 @@ def create(path: str | os.PathLike[str], manifest: Mapping[str, Any], force: boo
     """
     folder, rank = Path(path), int(manifest.get("rank", 0))
     fresh = folder.with_name(f".{folder.name}.{token_hex(4)}")
-    with told(f"make the recording {folder}"):
+    with told(f"create the recording {folder}"):
         fresh.mkdir()
     held: OwnFile | None = None
     try:

@@ -95,7 +95,7 @@ def _message(folder: Path) -> str:
     who = ", ".join(dict.fromkeys(_writers(folder))) or "another process"
     return (
         f"cannot replace {folder}: it is being written by {who}; "
-        "name another place, or wait for the end of that run (if it is not there any more, remove the folder by hand)"
+        "name another place, or wait for the end of that run (if that process is gone, remove the folder by hand)"
     )
 
 

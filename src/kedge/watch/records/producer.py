@@ -204,7 +204,7 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[st
         if node in variables and not _is_finite(variables[node]):
             count = int((~torch.isfinite(variables[node])).sum())
             are = "is" if count == 1 else "are"
-            detail = f"{count} of its results {are} not finite: the loss hides it, its gradient does not"
+            detail = f"{count} of its results {are} not finite: the loss hides this, but its gradient does not"
             return _found(node, where[node], detail, certain=plain_name(node.name()) in _DANGEROUS) | {
                 "where": "backward"
             }

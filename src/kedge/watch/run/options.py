@@ -13,7 +13,7 @@ from typing import Any
 from kedge.watch.run.ranks import LaunchedRank
 
 BEGINNING = "beginning to watch", "the program goes on unwatched"
-ENDING = "ending the watch", "the recording may lack its end"
+ENDING = "ending the watch", "the end of the recording may be missing"
 """Work around a watch that may fail, each with the consequence of a failure."""
 
 

@@ -118,7 +118,7 @@ class RecordingSink:
 
     def _missing(self) -> RecordingError:
         return RecordingError(
-            f"rank 0 has made no recording at {self.place}; give all ranks the same path, in a folder that they share"
+            f"rank 0 has not created a recording at {self.place}; give all ranks the same path, in a folder that they share"
         )
 
     def _give_up(self) -> None:

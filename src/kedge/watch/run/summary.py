@@ -74,14 +74,14 @@ def words_on(name: str, place: Path, summary: WatchSummary, folder: Path | None 
     cost = percent(summary.watching / summary.seconds) if summary.seconds else "nothing"
     yield (
         f"{_rank_prefix(place)}{counted(summary.sites, 'site')}, {counted(summary.steps, 'step')}, "
-        f"{summary.sampled:,} sampled; "
+        f"{summary.sampled:,} measured; "
         f"watching took {cost} of {seconds(summary.seconds)}"
     )
     yield from _checked(place, folder)
     if not native.available():
-        yield f"watching would be cheaper with Kedge's compiled part: {native.why_not()}"
+        yield f"watching would cost less with Kedge's compiled part: {native.why_not()}"
     for kind, why in on_device.why_not().items():
-        yield f"watching would be cheaper on {kind} with Triton: {why}"
+        yield f"watching would cost less on {kind} with Triton: {why}"
     yield f"see more with: kedge report {name}"
 
 

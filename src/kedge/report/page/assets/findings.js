@@ -35,7 +35,7 @@ export class Findings {
 
   clean() {
     const { run, rules } = this.recording;
-    if (!run.sampled) return "No findings yet: no step has been sampled.";
+    if (!run.sampled) return "No findings yet: no step has been measured.";
     if (this.recording.unjudged.length || this.recording.unseen.length) return "No findings so far.";
     return `No findings: ${rules ? counted(rules, "rule") : "the rules"} over ${counted(run.sampled, "measured step")}.`;
   }

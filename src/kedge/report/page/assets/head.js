@@ -15,7 +15,7 @@ export function showHead(recording) {
 }
 
 function statusOf(run) {
-  if (run.running && run.written === false) return ["error", "✗ killed: no end is recorded"];
+  if (run.running && run.written === false) return ["error", "✗ killed: the recording has no end"];
   if (run.running && run.written) return ["fine", document.documentElement.dataset.source === "live" ? "running" : "was running when this page was made"];
   if (run.running) return ["warning", "no end recorded: running or killed"];
   if (run.error || run.exit) return ["error", `✗ exit status ${run.exit}`];
@@ -51,8 +51,8 @@ function facts(recording) {
 }
 
 function stepsOf(run) {
-  if (run.steps === undefined || run.steps === null) return `${whole(run.sampled)} sampled so far`;
-  return `${whole(run.steps)}, ${whole(run.sampled)} sampled`;
+  if (run.steps === undefined || run.steps === null) return `${whole(run.sampled)} measured so far`;
+  return `${whole(run.steps)}, ${whole(run.sampled)} measured`;
 }
 
 function costOf(run) {
@@ -68,7 +68,7 @@ function moment(started) {
 
 function troubles(run) {
   const told = [];
-  if (run.truncated) told.push("The last step was cut off while it was written, and is left out.");
+  if (run.truncated) told.push("The last step was only partly written, and is left out.");
   if (run.error) told.push(`Ended with exit status ${run.exit}: ${run.error}`);
   return told;
 }

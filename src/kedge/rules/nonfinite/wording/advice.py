@@ -19,39 +19,40 @@ _PRODUCT_NODES = re.compile(
 )
 
 DOMAIN = (
-    "look at the range of the inputs in the evidence: log, division, sqrt, pow, exp and acos leave the finite numbers "
-    "at 0, at 1 or for large values; clamp the input, add an epsilon, or use the stable form "
+    "look at the range of the inputs in the evidence: log, division, sqrt, pow, exp and acos return non-finite values "
+    "at 0, at 1 or for large inputs; clamp the input, add an epsilon, or use the stable form "
     "(log_softmax, logsumexp, softplus, *_with_logits)"
 )
 
 _OVERFLOW = (
-    "In {name}, products and sums of finite numbers left the range of {dtype}{figures}: look at the size of the input "
+    "In {name}, products and sums of finite numbers overflowed {dtype}{figures}: look at the size of the input "
     "and of the weights. Normalise or scale the input, and keep the weights small ({small}){wider}."
 )
 _OVERFLOW_BACK = (
-    "In the backward of {name}, products of finite gradients with weights and inputs left the range of {dtype}: the "
+    "In the backward of {name}, products of finite gradients with weights and inputs overflowed {dtype}: the "
     "gradients that arrive there are too large. Scale the loss down or take its mean, clip gradients{lower}{wider}."
 )
 _NORMALISED = (
-    "In {name}, the variance was zero and eps too small to help, or squares left the range of {dtype}{figures}: look at "
+    "In {name}, the variance was zero and eps too small to help, or squares overflowed {dtype}{figures}: look at "
     "the spread of the input, raise eps, or normalise in float32."
 )
 _STATISTICS = (
     " In eval mode, look at running_mean and running_var: a NaN there, or a variance below zero, does the same."
 )
 _MASKED = (
-    "In {name}, a row of nothing but -inf has no softmax: it is NaN. Leave one position unmasked in every row, or mask "
+    "In {name}, the softmax of a row that is -inf everywhere is NaN. Leave one position unmasked in every row, or mask "
     "with torch.finfo(dtype).min; if nothing is masked, look for an infinity in the input."
 )
 _LOSSES = {
-    "CrossEntropyLoss": "a mean over no element (every target is ignore_index) is NaN, and logits of -inf give an infinite loss",
-    "NLLLoss": "a mean over no element (every target is ignore_index) is NaN, and a log-probability of -inf an infinite loss",
-    "BCELoss": "use BCEWithLogitsLoss on the logits, as a probability of exactly 0 or 1 has no finite logarithm",
-    "KLDivLoss": "make its input by log_softmax, not by log",
-    "CTCLoss": "a target longer than its input has an infinite loss: zero_infinity=True, or longer inputs",
+    "CrossEntropyLoss": "the mean over no elements (every target is ignore_index) is NaN, and logits of -inf give an infinite "
+    "loss",
+    "NLLLoss": "the mean over no elements (every target is ignore_index) is NaN, and a log-probability of -inf an infinite loss",
+    "BCELoss": "use BCEWithLogitsLoss on the logits, because a probability of exactly 0 or 1 has no finite logarithm",
+    "KLDivLoss": "make its input with log_softmax, not with log",
+    "CTCLoss": "a target longer than its input has an infinite loss: use zero_infinity=True, or longer inputs",
     "GaussianNLLLoss": "a variance of zero needs a larger eps",
     "PoissonNLLLoss": "exp of a large input overflows: clamp it",
-    "MSELoss": "squares left the range: normalise the targets, or use SmoothL1Loss",
+    "MSELoss": "squares overflowed: normalise the targets, or use SmoothL1Loss",
 }
 
 

@@ -48,7 +48,7 @@ class BirthPlace:
     def last_operation(self) -> str:
         """Return the name of the last operation on the value, in brackets; empty if it is not the module's own."""
         name = operation(self.node())
-        return f" ({name} was its last)" if name else ""
+        return f" ({name} was its last operation)" if name else ""
 
     def node(self) -> str | None:
         """Return the autograd node of the value; None if the recorded one belongs to another module's value."""

@@ -115,7 +115,7 @@ class BirthWording:
         return phrases.REMEDIES[how].format(
             name=self.place.name(),
             again=again(self.case.recording, "To have the module named"),
-            dumped=f" To have the operation named: `{command}`." if command else "",
+            dumped=f' To have the operation named, run "{command}".' if command else "",
             before="" if self.case.is_first_step else "; if the parameter was finite before, lower the learning rate",
         )
 

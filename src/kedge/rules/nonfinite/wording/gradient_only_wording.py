@@ -52,12 +52,15 @@ class GradientOnlyWording:
         step = self.bad_step.step
         if self._is_shown_later:
             return (
-                f"Gradients were not finite at step {step}, of which nothing else is recorded: it was made {self._span()}. "
+                f"Gradients were not finite at step {step}, of which nothing else was recorded; the value was made "
+                f"{self._span()}. "
                 f"The next recorded step shows where it is still made: {self.birth.message()}"
             )
-        first = f"{self.case.site.site} held {self.birth.figures.value()} at step {step}: it was made {self._span()}"
+        first = (
+            f"{self.case.site.site} contained {self.birth.figures.value()} at step {step}: it was made {self._span()}"
+        )
         unseen = (
-            f"Step {step} has records of gradients alone, not of the modules' outputs nor of the parameters: "
+            f"Step {step} has records only of gradients, not of outputs or parameters: "
             f"{self._possible()} can have made it"
         )
         return ". ".join([first, unseen, *self._finite(), *self._afterwards()]) + "."
@@ -101,14 +104,14 @@ class GradientOnlyWording:
     def _span(self) -> str:
         """Return the steps between which it was made."""
         if self.bad_step.last_sound < 0:
-            return "then or before, and no sound step was recorded before"
+            return "then or before; no sound step was recorded before it"
         sound, until = self.bad_step.last_sound, f"and the end of step {self.bad_step.step}"
-        return f"between the backward of step {sound}, the last that was recorded and sound, {until}"
+        return f"between the backward of step {sound}, the last sound one that was recorded, {until}"
 
     def _finite(self) -> Iterator[str]:
         texts = [self.wiring.text(site) for site in self._near()]
         if texts:
-            yield f"Finite in this step {'were' if len(texts) > 1 else 'was'} {listed(texts)}"
+            yield f"{listed(texts)} {'were' if len(texts) > 1 else 'was'} finite in this step"
 
     def _afterwards(self) -> Iterator[str]:
         """Yield what the next step shows: spoiled parameters, and non-finite input of the model."""
@@ -130,7 +133,7 @@ class GradientOnlyWording:
         odd = [site for site in bad if self.wiring.sites[site].path in finite]
         if odd:
             return f"{self.wiring.text(odd[0])} although its gradient was finite in step {self.bad_step.step}"
-        return "as the optimizer's step makes them of such gradients: the first bad value no longer shows"
+        return "because the optimizer's step used such gradients: this hides the first bad value"
 
     def _growth(self) -> str | None:
         """Return a sentence about a parameter that had grown far up to the step after; None if none had."""

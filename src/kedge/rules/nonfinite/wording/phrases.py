@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kedge.rules.nonfinite.wording.advice import DOMAIN
 
-_FIRST = "{site} was the first to hold {value} at step {step}; "
-_GRADIENT = "{site} was the first gradient to hold {value} at step {step}; "
+_FIRST = "{site} was the first to contain {value}, at step {step}; "
+_GRADIENT = "{site} was the first gradient to contain {value}, at step {step}; "
 BETWEEN = ("between", "entry")
 CALLED = {
     False: "{name} is called at {file}:{line}, in {function}",
@@ -17,49 +17,51 @@ MESSAGES = {
     "module": _FIRST + "its {parts}.",
     "own": _FIRST
     + "the modules inside it returned finite values, so an operation in its own forward made it{operation}.",
-    "between": "{site} was the first to hold {value} at step {step}, although {near} before it was finite: "
+    "between": "{site} was the first to contain {value}, at step {step}, although {near} before it was finite: "
     "an operation in the forward of {name} made it, outside any watched module{operation}.",
-    "entry": "{site} was the first to hold {value} at step {step}: it came from outside the model, "
+    "entry": "{site} was the first to contain {value}, at step {step}: it came from outside the model, "
     "with the batch or from a computation of the program before this call{operation}.",
     "unclear": _FIRST
-    + "so did its input, or its input was not watched: the call or operation that made it is not known.",
-    "parameter": "{site} held {value} already when the forward of step {step} used it, and nothing was recorded "
+    + "its input contained it too, or was not watched, so the call or operation that made it is not known.",
+    "parameter": "{site} contained {value} already when the forward of step {step} used it, and nothing was recorded "
     "before: it came from the initialisation or a checkpoint, or from a step without records.",
-    "stepped": "{site} held {value} when the forward of step {step} used it, and all was finite in step {before}: "
+    "stepped": "{site} contained {value} when the forward of step {step} used it, and all was finite in step {before}: "
     "the optimizer's step between the two made it.",
-    "unseen": "{site} held {value} when the forward of step {step} used it, and all was finite in step {before}: "
-    "it was made between the two, in steps of which nothing was recorded.",
-    "update": "{site} was the first to hold {value} at step {step}; "
+    "unseen": "{site} contained {value} when the forward of step {step} used it, and all was finite in step {before}: "
+    "it was made between the two, in steps that were not recorded.",
+    "update": "{site} was the first to contain {value}, at step {step}; "
     "the parameter and its gradient were finite, so the optimizer's step made it.",
-    "within": "{site} was the first to hold {value} at step {step}, although its input and its parameters were finite where they "
-    "were recorded, and too small to leave the range. So its parameters changed between two calls in that step, for example "
+    "within": "{site} was the first to contain {value}, at step {step}, although its input and its parameters were finite "
+    "where they "
+    "were recorded, and too small to overflow. So its parameters changed between two calls in that step, for example "
     "by an optimizer's step with non-finite gradients, such as {near}.",
-    "written": "{site} held {value} when the optimizer got the gradients of step {step}, and the backward had made all of "
-    "them finite: they were changed in between, by accumulation, unscaling, clipping or the program itself.",
+    "written": "{site} contained {value} when the optimizer got the gradients of step {step}, although all "
+    "of them were finite after backward: they were changed in between, by accumulation, unscaling, clipping or the program "
+    "itself.",
     "backward": _GRADIENT + "the gradient that arrived at {name} was finite, so its backward made it.",
     "either": _GRADIENT + "the gradient that arrived at {name} was finite: its backward made it, or {others}.",
-    "beside": _GRADIENT + "the gradient that arrived at {takers} was finite, and too small to leave the range there: "
+    "beside": _GRADIENT + "the gradient that arrived at {takers} was finite, and too small to overflow there: "
     "the backward of an operation in {name}'s own forward made it, or of one on its output, which takes the same value.",
     "gap": _GRADIENT + "{near}, nearer to the loss, was finite: a backward between the two made it.",
-    "made": "{site} held {value} at step {step}, while the modules' outputs were finite: the program's own operations "
+    "made": "{site} contained {value} at step {step}, while the modules' outputs were finite: the program's own operations "
     "after them made it{operation}.",
     "loss": _GRADIENT + "there the gradient enters the model: the loss, computed outside any watched module, made it.",
 }
 GAP_AT_THE_LOSS = (
-    "{site} held {value} at step {step}, and so did every gradient nearer to the loss, while the outputs were finite: "
+    "{site} contained {value} at step {step}, and so did every gradient nearer to the loss, while the outputs were finite: "
     "the loss or a backward made it, and clipping by norm spreads it to all gradients."
 )
 OR_WRITTEN = ", or the program changed it before the optimizer got it."
 MADE_UNSEEN = (
-    "{site} held {value} at step {step}, without records of the modules' outputs: a module or the program's own "
+    "{site} contained {value} at step {step}, without records of the modules' outputs: a module or the program's own "
     "operations after them made it{operation}."
 )
 OWN_OR_UNSEEN = _FIRST + (
-    "of the modules inside it those with records returned finite values, so an operation in its own forward made "
-    "it{operation}, or {unseen} inside it, which has no record."
+    "all modules inside it that were recorded returned finite values, so an operation in its own forward made "
+    "it{operation}, or {unseen} inside it did, which was not recorded."
 )
 BETWEEN_AT_THE_START = (
-    "{site} was the first to hold {value} at step {step}: "
+    "{site} was the first to contain {value}, at step {step}: "
     "an operation in the forward of {name} made it, outside any watched module{operation}."
 )
 
@@ -68,19 +70,19 @@ GROWN = (
     "{step}. Lower the learning rate or warm it up, clip gradients, and look at the steps before."
 )
 UPDATED = (
-    "Lower the learning rate: the step left the range of the numbers{figures}. If the rate is small, raise the optimizer's "
+    "Lower the learning rate: the step overflowed{figures}. If the rate is small, raise the optimizer's "
     "eps, and check its state if it came from a checkpoint."
 )
 DIVERGED = (
-    "The values next to it had grown to {largest:.1e}: the run had diverged before, and this is where it left the range "
-    "of the dtype. Lower the learning rate or warm it up, clip gradients, and look at the steps before."
+    "The values next to it had grown to {largest:.1e}: the run had diverged before, and this is where it overflowed "
+    "the dtype. Lower the learning rate or warm it up, clip gradients, and look at the steps before."
 )
 LARGE_FROM_THE_START = (
     "The values next to it were {largest:.1e} in the first step already, before any training: look at the inputs and at the "
     "initialisation."
 )
 SCALED = (
-    "Now and then this is normal: a loss scale that is too large for float16 makes it, and the scaler skips the "
+    "Once in a while this is normal: the loss scale is too large for float16, and the scaler skips the "
     "step and halves the scale. If it goes on: "
 )
 REMEDIES = {
@@ -91,12 +93,12 @@ REMEDIES = {
     "stepped": "Lower the learning rate or warm it up, clip gradients, and check the optimizer's state if it came from a "
     "checkpoint.",
     "unseen": "{again}If no module is named then, the loss or an optimizer's step made it.",
-    "written": "Look at what the program does between backward() and step(): clip_grad_norm_ with an infinite norm makes NaN "
-    "of every gradient (error_if_nonfinite=True reports it), accumulated gradients can leave the range of the dtype, and an "
-    "unscaling by zero divides by it.",
+    "written": "Look at what the program does between backward() and step(): clip_grad_norm_ with an infinite norm turns "
+    "every gradient into NaN (error_if_nonfinite=True reports it), accumulated gradients can overflow, and "
+    "unscaling divides by a scale that may be zero.",
     "backward": "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt or norm at "
-    "0, pow below 1 at 0, a division, or torch.where, which multiplies the branch not taken by zero: infinity times "
-    "zero is NaN. Change its input, not its output (clamp or where before the operation).",
+    "0, pow below 1 at 0, a division, or torch.where, which multiplies the branch that is not taken by zero: infinity "
+    "times zero is NaN. Change its input, not its output (clamp or where before the operation).",
     "either": "Look, there and in the forward around it, for an operation whose derivative is infinite: sqrt or norm at "
     "0, pow below 1 at 0, a division, or torch.where around one of them. Change its input, not its output.{dumped}",
     "beside": "Look in the forward of {name} for an operation whose derivative is infinite, beside the modules that it "

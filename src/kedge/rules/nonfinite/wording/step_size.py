@@ -18,7 +18,7 @@ _LONG = 0.5
 
 LOWER = "lower the learning rate or warm it up, and clip gradients. "
 _LONG_STEPS = (
-    "The optimizer's steps may be too large: the one of step {step}, the last that was measured before, changed {path} by "
+    "The optimizer's steps may be too large: that of step {step}, the last measured one before, changed {path} by "
     "{ratio:.2g} times its size; " + LOWER
 )
 _RISEN = (

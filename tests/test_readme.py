@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import kedge
+from kedge import recipes
 from kedge.cli.main import GROUPS
-from kedge.recipes import guided_backprop
 
 TEXT = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 ROWS = TEXT.partition("<!-- every line is tested -->\n\n")[2].partition("\n\n")[0].splitlines()[2:]
@@ -24,7 +24,7 @@ def test_a_line_of_the_table_runs(line):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     x = torch.randn(3, 4)
     names = {
-        "kedge": kedge, "model": model, "x": x, "guided_backprop": guided_backprop, "f": lambda module, args, output: None,
+        "kedge": kedge, "model": model, "x": x, "recipes": recipes, "f": lambda module, args, output: None,
         "pack": lambda tensor: tensor, "unpack": lambda tensor: tensor,
     }  # fmt: skip
     if line.startswith("kedge "):

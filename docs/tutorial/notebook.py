@@ -31,7 +31,13 @@ def main() -> None:
         shutil.copytree(HERE.parents[1] / "examples", Path(root, "examples"))
         folder = Path(root, "docs", "tutorial")
         folder.mkdir(parents=True)
-        client = NotebookClient(notebook, timeout=300, record_timing=False, coalesce_streams=True, resources={"metadata": {"path": str(folder)}})
+        client = NotebookClient(
+            notebook,
+            timeout=300,
+            record_timing=False,
+            coalesce_streams=True,
+            resources={"metadata": {"path": str(folder)}},
+        )
         client.execute()
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},

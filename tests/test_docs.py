@@ -4,7 +4,7 @@ The blocks of a page are run from top to bottom in an empty folder beside a copy
 share their names, ``$ kedge ...`` and ``$ torchrun ...`` lines of console blocks are run as commands. A comment before a block says what
 is special about it: ``<!-- not run: why -->``, or ``<!-- exit 1 -->`` for what its last command ends with. Below
 ``<!-- output compared -->`` the commands have to print what the block shows, except for numbers, curves and line breaks;
-``...`` stands for anything.
+``...`` stands for anything. Both: ``<!-- exit 1, output compared -->``.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class Block:
     def printed(self):
         """What the block shows below each command, if that is to be compared."""
         parts = re.split(r"^\$ ", self.text.replace("\\\n", " "), flags=re.MULTILINE)[1:]
-        return [part.partition("\n")[2] if self.note == "output compared" else "..." for part in parts]
+        return [part.partition("\n")[2] if self.note.endswith("output compared") else "..." for part in parts]
 
     @property
     def exit_code(self):
         """What the last command ends with."""
-        said = re.fullmatch(r"exit (\d+)", self.note)
+        said = re.fullmatch(r"exit (\d+)(?:, output compared)?", self.note)
         return int(said[1]) if said else 0
 
 

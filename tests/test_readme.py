@@ -1,4 +1,4 @@
-"""The table of README.md for those who come from another library: each of its lines runs."""
+"""README.md has the whole interface, counts the rules right, and each line for those who come from elsewhere runs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,24 @@ from torch import nn
 import kedge
 from kedge import recipes
 from kedge.cli.main import GROUPS
+from kedge.rules.registry import ALL
 
 TEXT = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 ROWS = TEXT.partition("<!-- every line is tested -->\n\n")[2].partition("\n\n")[0].splitlines()[2:]
 LINES = [re.fullmatch(r"`([^`]+)`", row.split(" | ")[1])[1] for row in ROWS]
+
+
+def test_every_public_name_is_shown():
+    """The interface fits on one screen, and stands there as a whole; so do the commands."""
+    commands = {command for group in GROUPS.values() for command in group} - {"completion"}
+
+    assert [name for name in kedge.__all__ if not re.search(rf"\b{name}\b", TEXT)] == []
+    assert [name for name in commands if not re.search(rf"`(kedge )?{name}`", TEXT)] == []
+
+
+def test_the_rules_are_counted():
+    """The number of rules is that of the source."""
+    assert f"[{len(ALL)} rules](docs/reference/rules.md)" in TEXT
 
 
 @pytest.mark.parametrize("line", LINES)

@@ -2,7 +2,9 @@
 
 The blocks of a page are run from top to bottom in an empty folder beside a copy of ``examples/``: Python blocks
 share their names, ``$ kedge ...`` and ``$ torchrun ...`` lines of console blocks are run as commands. A comment before a block says what
-is special about it: ``<!-- not run: why -->``, or ``<!-- exit 1 -->`` for what its last command ends with.
+is special about it: ``<!-- not run: why -->``, or ``<!-- exit 1 -->`` for what its last command ends with. Below
+``<!-- output compared -->`` the commands have to print what the block shows, except for numbers, curves and line breaks;
+``...`` stands for anything. Both: ``<!-- exit 1, output compared -->``.
 """
 
 from __future__ import annotations
@@ -65,9 +67,15 @@ class Block:
         return [shlex.split(line.removeprefix("$ ")) for line in lines if line.startswith(COMMANDS)]
 
     @property
+    def printed(self):
+        """What the block shows below each command, if that is to be compared."""
+        parts = re.split(r"^\$ ", self.text.replace("\\\n", " "), flags=re.MULTILINE)[1:]
+        return [part.partition("\n")[2] if self.note.endswith("output compared") else "..." for part in parts]
+
+    @property
     def exit_code(self):
         """What the last command ends with."""
-        said = re.fullmatch(r"exit (\d+)", self.note)
+        said = re.fullmatch(r"exit (\d+)(?:, output compared)?", self.note)
         return int(said[1]) if said else 0
 
 
@@ -95,13 +103,29 @@ def run_page(page, folder):
 def run_commands(block, folder):
     """Run the commands of a console block; all but the last have to end with 0."""
     codes = [0] * (len(block.commands) - 1) + [block.exit_code]
-    for words, code in zip(block.commands, codes, strict=False):
+    for words, code, printed in zip(block.commands, codes, block.printed, strict=False):
         assert not {"|", "||", "&&", ";", ">", "<"} & set(words), f"{block}: {words} needs a shell"
         program = shutil.which(words[0], path=Path(sys.executable).parent)
         assert program, f"the {words[0]} command is not installed beside this Python; `make setup` does it"
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
         ended = forked.run([sys.executable, program, *words[1:]], cwd=folder, env=environment)
         assert ended.returncode == code, f"{block}: {shlex.join(words)}\n{ended.stdout}\n{ended.stderr}"
+        assert not missing(printed, ended.stdout + ended.stderr), f"{block}: not in the output of {shlex.join(words)}"
+
+
+def plain(text):
+    """Return a text without what differs from run to run: numbers, curves and line breaks."""
+    without_curves = re.sub(r"[▁-█✗0]*[▁-█][▁-█✗0]*", "▁", " ".join(text.split()))
+    return re.sub(r"\d+(?:[.,]\d+)*(?:e-?\d+)?", "0", without_curves)
+
+
+def missing(printed, output):
+    """Return the pieces of a page's text that an output lacks; they have to follow each other as in the page."""
+    lacking, rest = [], plain(output)
+    for piece in map(plain, re.split(r"(?<!\S)\.\.\.$", printed, flags=re.MULTILINE)):
+        _, found, after = rest.partition(piece) if piece else ("", "nothing", rest)
+        lacking, rest = (lacking, after) if found else ([*lacking, piece], rest)
+    return lacking
 
 
 def prose(page):
@@ -201,6 +225,25 @@ def test_a_command_must_end_as_the_page_says(folder):
 
     with pytest.raises(AssertionError, match="no-such-command"):
         run_page(write(folder, "```console\n$ kedge no-such-command\n```\n"), folder)
+
+
+def test_a_printed_line_must_be_in_the_output(folder):
+    """What a page shows below a command is compared where it says so; numbers, and what is left out, are not."""
+    shown = "$ kedge explain SPIKE\nSPIKE ...\n\nMeaning:\n...\n    factor = 7\n...\n"
+    run_page(write(folder, f"<!-- output compared -->\n```console\n{shown}```\n"), folder)
+    wrong = shown.replace("Meaning", "Sense")
+    run_page(write(folder, f"```console\n{wrong}```\n"), folder)
+
+    with pytest.raises(AssertionError, match="not in the output of kedge explain SPIKE"):
+        run_page(write(folder, f"<!-- output compared -->\n```console\n{wrong}```\n"), folder)
+
+
+def test_pieces_of_an_output_have_an_order():
+    """Numbers, curves and line breaks are not compared; words and their order are."""
+    output = "step 1  loss 2.5e-3 ▁▂▅\nended\n"
+
+    assert missing("step 7\nloss 0.1 ▅▂\n...", output) == []
+    assert missing("ended\n...\nstep 1", output) == ["step 0"]
 
 
 def test_a_dead_link_is_found(folder):

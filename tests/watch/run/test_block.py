@@ -183,6 +183,16 @@ def test_a_run_without_a_name_gets_one(watch, monkeypatch):
     assert Recording.open(run.recording).manifest["command"] == ["jobs/train.py", "--lr", "1"]
 
 
+def test_a_run_in_a_notebook_is_not_named_after_its_kernel(watch, monkeypatch):
+    """The words by which Jupyter starts a kernel say nothing about the notebook."""
+    monkeypatch.setattr(sys, "argv", ["/opt/python/site-packages/ipykernel_launcher.py", "-f", "/run/kernel-7.json"])
+    with watch(None) as run:
+        train(net(), 2)
+
+    assert run.recording == Path(f"notebook.{os.getpid()}.kedge")
+    assert Recording.open(run.recording).manifest["command"] == ["notebook"]
+
+
 def test_nothing_is_left_where_no_module_was_called(watch, capsys):
     """A block without a model leaves no recording and says so."""
     with watch():

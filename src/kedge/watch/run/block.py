@@ -84,7 +84,7 @@ class WatchBlock:
         """
         self.end()
         launch, number = launched(), 1 if self._out is None else self._out.number + 1
-        manifest = {**manifest_of(sys.argv, script_name(), self.options), **launch.describe()}
+        manifest = {**manifest_of(_command(), script_name(), self.options), **launch.describe()}
         first, numbered = self._first, f"-{number}" if number > 1 else ""
         name = first.with_name(f"{first.stem}{numbered}{first.suffix}")
         self.recording = Path(launch.settle(str(name), self.force))
@@ -208,9 +208,16 @@ def launched() -> LaunchedRank:
 
 
 def script_name() -> str:
-    """Return the script of this process, as typed; ``python`` if there is none."""
+    """Return the script of this process, as typed; ``notebook`` in the kernel of one; ``python`` if there is none."""
     typed = sys.argv[0] if sys.argv else ""
+    if Path(typed).name == "ipykernel_launcher.py":
+        return "notebook"
     return "python" if typed in {"", "-c", "-m"} else typed
+
+
+def _command() -> list[str]:
+    """Return the words after ``python``; those of a notebook's kernel say nothing about the notebook."""
+    return ["notebook"] if script_name() == "notebook" else sys.argv
 
 
 def default_name() -> str:

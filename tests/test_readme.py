@@ -1,0 +1,51 @@
+"""README.md has the whole interface, counts the rules right, and each line for those who come from elsewhere runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import kedge
+from kedge import recipes
+from kedge.cli.main import GROUPS
+from kedge.rules.registry import ALL
+
+TEXT = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROWS = TEXT.partition("<!-- every line is tested -->\n\n")[2].partition("\n\n")[0].splitlines()[2:]
+LINES = [re.fullmatch(r"`([^`]+)`", row.split(" | ")[1])[1] for row in ROWS]
+
+
+def test_every_public_name_is_shown():
+    """The interface fits on one screen, and stands there as a whole; so do the commands."""
+    commands = {command for group in GROUPS.values() for command in group} - {"completion"}
+
+    assert [name for name in kedge.__all__ if not re.search(rf"\b{name}\b", TEXT)] == []
+    assert [name for name in commands if not re.search(rf"`(kedge )?{name}`", TEXT)] == []
+
+
+def test_the_rules_are_counted():
+    """The number of rules is that of the source."""
+    assert f"[{len(ALL)} rules](docs/reference/rules.md)" in TEXT
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_of_the_table_runs(line):
+    """A command exists; a hook or a block serves for a step of training; anything else returns a value."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    x = torch.randn(3, 4)
+    names = {
+        "kedge": kedge, "model": model, "x": x, "recipes": recipes, "f": lambda module, args, output: None,
+        "pack": lambda tensor: tensor, "unpack": lambda tensor: tensor,
+    }  # fmt: skip
+    if line.startswith("kedge "):
+        assert line.split()[1] in {command for group in GROUPS.values() for command in group}
+        return
+    found = eval(line, names)
+    assert found is not None
+    if line.startswith(("kedge.hook", "kedge.offload")):
+        with found:
+            model(x).sum().backward()

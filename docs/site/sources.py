@@ -74,5 +74,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Change the links of a page."""
+    """Change the links of a page; the home page has no list of its own two parts beside it."""
+    if page.is_homepage:
+        page.meta["hide"] = ["navigation", "toc"]
     return for_site(markdown, page.file.src_uri)

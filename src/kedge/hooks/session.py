@@ -39,7 +39,7 @@ class Session(Attachments):
             when: The schedule, such as ``kedge.every(10)``, in optimizer steps; None for always.
 
         Returns:
-            The handle, which removes the hook and is a mapping of its records: ``acts["layer4"]``, ``dict(acts)``.
+            The handle, which removes the hook and is a mapping of its records, as in ``acts["layer4"]`` and ``dict(acts)``.
 
         Raises:
             NoSiteMatched: If the selector matches no site.

@@ -17,7 +17,8 @@ STYLE = """
 text { font: 14px system-ui, sans-serif; fill: #24292f } .small { font-size: 12px } .axis { stroke: #57606a }
 .measured { fill: #0969da } .guarded { fill: #d4a72c } .skipped { fill: #d0d7de }
 @media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .axis { stroke: #9198a1 } .measured { fill: #58a6ff } .guarded { fill: #bb8009 } .skipped { fill: #3d444d }
+  text { fill: #e6edf3 } .axis { stroke: #9198a1 }
+  .measured { fill: #58a6ff } .guarded { fill: #bb8009 } .skipped { fill: #3d444d }
 }
 """
 KINDS = {
@@ -73,7 +74,8 @@ def drawn() -> Iterator[str]:
         x, y = 10 + place * 335, axis + 34
         yield f'<rect class="{kind}" x="{x}" y="{y - 12}" width="14" height="14"/>'
         yield f'<text x="{x + 22}" y="{y}" font-weight="600">{kind}</text>'
-        yield f'<text class="small" x="{x + 22}" y="{y + 18}">{first}</text><text class="small" x="{x + 22}" y="{y + 34}">{second}</text>'
+        yield f'<text class="small" x="{x + 22}" y="{y + 18}">{first}</text>'
+        yield f'<text class="small" x="{x + 22}" y="{y + 34}">{second}</text>'
     yield "</svg>"
 
 

@@ -19,9 +19,10 @@ TERMINAL_CODE = re.compile(r"\x1b\[[0-9;]*m")
 def page(notebook: Path) -> str:
     """Return a notebook as Markdown, with a link to the file itself."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    parts = ["\n\n".join(_cell(cell)) for cell in cells]
-    title, _, rest = "\n\n".join(parts).partition("\n")
-    return f"{title}\n\n[The notebook itself]({notebook.name}), with its outputs, opens in Jupyter and VS Code.\n{rest}\n"
+    title, _, rest = "\n\n".join(part for cell in cells for part in _cell(cell)).partition("\n")
+    return (
+        f"{title}\n\n[The notebook itself]({notebook.name}), with its outputs, opens in Jupyter and VS Code.\n{rest}\n"
+    )
 
 
 def _cell(cell: dict[str, Any]) -> list[str]:

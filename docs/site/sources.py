@@ -41,11 +41,11 @@ def source_of(page: str) -> str:
 
 def address(target: str, page: str) -> str:
     """Return the address of a file or folder of the repository, as a page of the site links to it."""
-    path = os.path.normpath(os.path.join(os.path.dirname(source_of(page)), target))
+    path = os.path.normpath(Path(source_of(page)).parent / target)
     if (path.startswith("docs/") and not path.endswith(".py")) or path in ELSEWHERE:
         made = ELSEWHERE.get(path, path.removeprefix("docs/"))
         made = made.removesuffix(".ipynb") + ".md" if made.endswith(".ipynb") else made
-        return os.path.relpath(made, os.path.dirname(page) or ".")
+        return os.path.relpath(made, Path(page).parent)
     if not (ROOT / path).exists():
         return target  # reported by the strict build
     return f"{repository()}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}"

@@ -20,7 +20,7 @@ def meanings() -> dict[str, str]:
     """Return the meaning of each word in bold, as plain text."""
     found = {}
     for row in ROW.finditer(GLOSSARY.read_text(encoding="utf-8")):
-        meaning = re.sub(r"[`*]|\]\([^)]*\)|\[(?=[^\]]*\]\()", "", row["meaning"])
+        meaning = row["meaning"].replace("`", "")
         found.update(dict.fromkeys(re.findall(r"\*\*(.+?)\*\*", row["words"]), meaning))
     return found
 

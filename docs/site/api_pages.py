@@ -1,4 +1,7 @@
-"""A hook of MkDocs: on the API pages, the name of an error leads to its paragraph in docs/reference/messages.md."""
+"""A hook of MkDocs for the API pages: search finds them first, and the name of an error leads to its paragraph.
+
+The paragraphs are those of docs/reference/messages.md.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,15 @@ IN_TREE = re.compile(r"(?<=── )(?P<name>[A-Z]\w+)")
 def slugs() -> set[str]:
     """Return the headings of the page of errors and warnings."""
     return set(re.findall(r"^## (\S+)$", MESSAGES.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Tell the search about an API page; the tree of errors would hide every other result."""
+    if page.file.src_uri == "reference/api/errors.md":
+        page.meta["search"] = {"exclude": True}
+    elif page.file.src_uri.startswith("reference/api/"):
+        page.meta["search"] = {"boost": 2}
+    return markdown
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:

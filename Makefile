@@ -94,7 +94,7 @@ contract: setup  ## check which folder may import which
 	@echo "import contract: import-linter"
 	@$(BIN)/lint-imports --no-logo
 
-# Without its announcement: there is no Zensical on every package index yet, and mkdocs.yml is what it reads, too.
+# Without its advertisement of a successor: CONTRIBUTING.md says more.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 site: setup  ## build the site of the docs, strictly, in build/site

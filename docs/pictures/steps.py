@@ -55,7 +55,7 @@ def bars(kind_of: Callable[[int], str], top: float) -> Iterator[str]:
 
 def drawn() -> Iterator[str]:
     """Yield the lines of the SVG file."""
-    yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 {2 * ROW + 120}" role="img">'
+    yield f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 {2 * ROW + 84}" role="img">'
     yield "<title>The kinds of the first hundred steps, with long steps and with short ones</title>"
     yield f"<style>{STYLE}</style>"
     for row, (name, example, kind_of) in enumerate(

@@ -26,10 +26,13 @@ def meanings() -> dict[str, str]:
 
 
 def forms() -> dict[str, str]:
-    """Return the meanings by every form of the words: plural, and at the beginning of a sentence."""
+    """Return the meanings by every form of the words: plural, and at the beginning of a sentence.
+
+    Of a word in -ing only the plural, as the other may be a verb: "finding the first NaN".
+    """
     plain = meanings()
-    several = {re.sub("y$", "ie", word) + "s": meaning for word, meaning in plain.items()}
-    both = plain | several
+    single = {word: meaning for word, meaning in plain.items() if not word.endswith("ing")}
+    both = single | {re.sub("y$", "ie", word) + "s": meaning for word, meaning in plain.items()}
     return both | {word.capitalize(): meaning for word, meaning in both.items()}
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 MESSAGES = Path(__file__).parents[1] / "reference/messages.md"
-NAME = re.compile(r"<code>(?:<span[^>]*>)?(?P<name>[A-Z][A-Za-z]+)(?:</span>)?</code>")
+IN_TEXT = re.compile(r"<code>(?P<name>[A-Z][A-Za-z]+)</code>")
 IN_TREE = re.compile(r"(?<=── )(?P<name>[A-Z]\w+)")
 
 
-def slugs() -> set[str]:
-    """Return the headings of the page of errors and warnings."""
-    return set(re.findall(r"^## (\S+)$", MESSAGES.read_text(encoding="utf-8"), re.MULTILINE))
+def errors() -> dict[str, str]:
+    """Return the names of the errors that have a paragraph, each with its heading."""
+    slugs = re.findall(r"^## (\S+)$", MESSAGES.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"(?:^|-)(\w)", lambda letter: letter[1].upper(), slug): slug for slug in slugs}
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
@@ -28,14 +29,17 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return markdown
 
 
-def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Link the names of errors on an API page."""
+def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
+    """Link the names of errors on an API page, those that are types by the plugin that links other types, too."""
+    known = errors()
+    if page.file.src_uri == "reference/messages.md":
+        for name, slug in known.items():
+            config.plugins["autorefs"].register_anchor(page, f"kedge.errors.{name}", slug)
     if not page.file.src_uri.startswith("reference/api/"):
         return html
-    known = slugs()
 
     def linked(found: re.Match[str]) -> str:
-        slug = re.sub(r"(?<!^)(?=[A-Z])", "-", found["name"]).lower()
-        return f'<a href="../messages.html#{slug}">{found[0]}</a>' if slug in known else found[0]
+        slug = known.get(found["name"])
+        return f'<a href="../messages.html#{slug}">{found[0]}</a>' if slug else found[0]
 
-    return IN_TREE.sub(linked, NAME.sub(linked, html))
+    return IN_TREE.sub(linked, IN_TEXT.sub(linked, html))

@@ -16,7 +16,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 QUIET := HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 # What is installed beside Kedge.
-EXTRAS ?= test,dev
+EXTRAS ?= test,dev,docs
 
 # Many tests start programs and wait for them, so there are more processes than cores on a small machine.
 WORKERS ?= 3
@@ -28,7 +28,7 @@ SLOWEST ?= 10
 SPREAD := -n $(WORKERS) --dist worksteal --durations=$(SLOWEST)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-all corners check lint types contract docs demo bench mutants clean
+.PHONY: help setup test test-all corners check lint types contract site docs generated demo bench mutants clean
 MAKEFLAGS += --no-print-directory
 
 help:  ## list the tasks
@@ -78,8 +78,8 @@ newest-setup:
 newest:  ## the tests of private corners on the newest release of PyTorch
 	@$(MAKE) corners $(ON_NEWEST)
 
-check: setup  ## all that must pass: lint, types, import contract, tests
-	@$(MAKE) --jobs=4 lint types contract test
+check: setup  ## all that must pass: lint, types, import contract, the site of the docs, tests
+	@$(MAKE) --jobs=5 lint types contract site test
 
 lint: setup  ## check style and format
 	@echo "lint: ruff"
@@ -94,10 +94,25 @@ contract: setup  ## check which folder may import which
 	@echo "import contract: import-linter"
 	@$(BIN)/lint-imports --no-logo
 
-docs: setup  ## write what the docs take from the source: the list of rules, the import order and its picture
-	@echo "docs: docs/reference/rules.md with the rules' golden files, the import order and the lists in docs/explanation/how-it-works.md, docs/pictures/house.svg"
+# Without its advertisement of a successor: CONTRIBUTING.md says more.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+
+site: setup  ## build the site of the docs, strictly, in build/site
+	@echo "site: mkdocs"
+	@$(MKDOCS) build --strict --quiet
+
+# A browser is opened where there is a screen.
+ADDRESS ?= 127.0.0.1:8000
+SCREEN := $(or $(DISPLAY),$(WAYLAND_DISPLAY),$(filter Darwin,$(shell uname)))
+
+docs: setup  ## build the site of the docs, strictly, and show it, with every change; ADDRESS=127.0.0.1:8000
+	@$(MKDOCS) serve --strict --livereload --dev-addr $(ADDRESS) $(if $(SCREEN),--open)
+
+generated: setup  ## write what the docs take from the source: the list of rules, the import order and its picture
+	@echo "generated: docs/reference/rules.md with the rules' golden files, the import order and the lists in docs/explanation/how-it-works.md, docs/pictures/house.svg"
 	@$(BIN)/python -m tests.rules.goldens
 	@$(BIN)/python docs/pictures/house.py
+	@$(BIN)/python docs/pictures/steps.py
 
 demo: setup  ## watch a training with a mistake in it, then a healthy one, and see what Kedge says
 	@$(MAKE) watched MODEL=log-of-zero RECORDING=build/demo-mistake.kedge OPTIONS=--force

@@ -11,7 +11,7 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     │   ├── ActionArity         an action takes the wrong number of arguments
     │   ├── EditError           a returned value cannot replace the old one
     │   ├── InPlaceEdit         an action changed its value in place
-    │   ├── ConditionMet        the condition of an ``error_if`` holds
+    │   ├── ConditionMet        the condition of an error_if holds
     │   └── InterventionError   activations cannot be patched, ablated or steered in the requested way
     ├── ReadError               a record cannot be read
     │   ├── NotRecorded         nothing was recorded there
@@ -59,7 +59,7 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
 
     KedgeWarning
     ├── NeverFiredWarning       sites that did not fire, with causes
-    ├── ActionDisabled          an action failed and was switched off (``on_error="warn"``)
+    ├── ActionDisabled          an action failed and was switched off (on_error="warn")
     ├── SavedAside              saved tensors are ignored in some part of the program
     ├── NothingGained           moving a device's saved tensors to the CPU's memory would free nothing
     ├── NotPinned               the CPU's memory could not be locked for fast copies

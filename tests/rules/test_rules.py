@@ -126,8 +126,8 @@ def test_golden_recordings_are_written_by_their_makers(code, tmp_path, monkeypat
 
     for name in ("fires.json", "clean.json"):
         golden = FOLDER / code / name
-        assert golden.exists(), f"{code} has no {name}: run `make docs`"
-        assert (tmp_path / code / name).read_text() == golden.read_text(), "run `make docs`"
+        assert golden.exists(), f"{code} has no {name}: run `make generated`"
+        assert (tmp_path / code / name).read_text() == golden.read_text(), "run `make generated`"
 
 
 @each_rule
@@ -240,7 +240,7 @@ def test_a_code_like_no_other_lists_all():
 
 def test_the_page_of_rules_is_up_to_date():
     """``docs/reference/rules.md`` is made of the docstrings; to write it: ``python -m tests.rules.goldens``."""
-    assert DOCS.read_text() == markdown(), "run `make docs`"
+    assert DOCS.read_text() == markdown(), "run `make generated`"
 
 
 def _number(value: float) -> str:

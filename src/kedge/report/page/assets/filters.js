@@ -119,7 +119,7 @@ function termsOf(text) {
   return terms;
 }
 
-const quoted = (text) => text.replace(/[.*+?^${}()|[\]\\/-]/gu, "\\$&");
+const quoted = (text) => text.replace(/[.*+?^${}()|[\]\\/]/gu, "\\$&").replaceAll("-", "\\x2d");
 
 function pieceOf(piece) {
   if (piece === "*") return "[^.]*";

@@ -5,6 +5,7 @@ import { compact, counted, power, stepsText, whole } from "./numbers.js";
 import { css, scaleTable, topLevel } from "./colours.js";
 import { BROKEN } from "./recording.js";
 import { Cells } from "./cells.js";
+import { edgesOf, roundSteps } from "./steps.js";
 import { offered, telling } from "./quantities.js";
 import { change, listen, state } from "./state.js";
 
@@ -15,7 +16,6 @@ const [TALLEST, TALLEST_SHARE] = [600, 0.6];
 // Rows lower than this are named by block.
 const LEAST_NAMED = 7;
 const WIDEST = 320;
-const LEAST_COLUMN = 2;
 const LABEL_HEIGHT = 11;
 // A mark stands at the beginning of a wide column, which is its step; and so many pixels of the axis have one number.
 const [FROM_EDGE, TICK_ROOM] = [9, 70];
@@ -38,29 +38,6 @@ function striped(context) {
   const pattern = context.createPattern(tile, "repeat");
   pattern.setTransform(new DOMMatrix().scale(1 / dense));
   return pattern;
-}
-
-// Where columns begin and end: a column reaches from its first step to that of the next one, true to scale, but has a pixel.
-function edgesOf({ first, width }, plot) {
-  const gaps = Array.from({ length: width }, (_, column) => (column + 1 < width ? first[column + 1] - first[column] : 0));
-  if (width) gaps[width - 1] = width > 1 ? gaps[width - 2] : 1;
-  const least = Math.min(LEAST_COLUMN, plot / Math.max(width, 1));
-  const all = gaps.reduce((sum, gap) => sum + gap, 0);
-  const scale = (plot - least * width) / (all || 1);
-  const edges = [0];
-  for (const gap of gaps) edges.push(edges.at(-1) + least + gap * scale);
-  return edges;
-}
-
-// At most so many round steps, from the first column to the last.
-function roundSteps({ first, width }, most) {
-  const [low, high] = [first[0], first[width - 1]];
-  const least = (high - low) / Math.max(most, 1);
-  const size = 10 ** Math.floor(Math.log10(Math.max(least, 1)));
-  const every = [1, 2, 5, 10].map((times) => times * size).find((one) => one >= least);
-  const from = Math.ceil(low / every) * every;
-  const steps = Array.from({ length: Math.floor((high - from) / every) + 1 }, (_, at) => from + at * every);
-  return steps.length ? steps : [low];
 }
 
 export class HeatMap {

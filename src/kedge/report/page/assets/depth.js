@@ -18,6 +18,9 @@ const MOST_POINTS = 60;
 // in powers of two; and how many of a group, or which share of it, are no outliers any more.
 const [OUTLYING, LEAST_POWERS, FEW_OUTLIERS, MOST_OUTLIERS] = [5, 2, 3, 1 / 8];
 
+// Less than every power of two: a site of only zeros is the smallest of its block.
+const ONLY_ZEROS = -1e6;
+
 export const formatName = (format) => NAMES[format.name] || format.name;
 
 export class Depth {
@@ -206,7 +209,9 @@ function together({ name, points }) {
   const known = (key) => points.map((point) => point[key]).filter(Number.isFinite).sort((a, b) => a - b);
   const of = (key, share) => (known(key).length ? quantileOf(known(key), share) : NaN);
   const sites = points.map((point) => point.site);
-  return { name: name || "(root)", site: sites[0], sites, present: true, broken: points.some((point) => point.broken), rms: of("rms", 0.5), absmax: of("absmax", 1), q05: of("q05", 0) };
+  const scales = points.map((point) => Math.max(point.rms, ONLY_ZEROS)).filter((rms) => !Number.isNaN(rms));
+  const middle = scales.length ? medianOf(scales) : NaN;
+  return { name: name || "(root)", site: sites[0], sites, present: true, broken: points.some((point) => point.broken), rms: middle <= ONLY_ZEROS / 2 ? -Infinity : middle, absmax: of("absmax", 1), q05: of("q05", 0) };
 }
 
 // Sites whose rms is far from that of alike sites in other blocks.

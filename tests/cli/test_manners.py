@@ -42,7 +42,7 @@ MISTYPED = [
     ("report healthy --html -o folder", "cannot write folder: Is a directory;"),
     ("report healthy --html -o none/x.html", "cannot write none/x.html: No such file or directory; create the folder"),
     ("report healthy --json --all", "--json prints every module: leave --html, --headroom, --saved and --all out"),
-    ("report healthy --sites nosuch", "no module matches 'nosuch':"),
+    ("report healthy --sites nosuch", '"nosuch" selects nothing in this recording;'),
     ("report healthy --config none.toml", "cannot read none.toml: No such file or directory; name another file"),
     ("check healthy --select NAN-BURN", "there is no rule 'NAN-BURN': the nearest are NAN-BORN"),
     ("check healthy --select", "--select: expected one argument; see kedge check --help"),

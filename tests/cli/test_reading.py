@@ -180,7 +180,7 @@ def test_a_glob_that_matches_nothing_is_refused(recorded: Recorded, capsys: pyte
     assert main(["report", str(recorded()), "--sites", "lag"]) == 2
     assert capsys.readouterr() == (
         "",
-        "kedge: no module matches 'lag': the recording has 2 of them; the nearest are \"log\"\n",
+        'kedge: "lag" selects nothing in this recording; the nearest are "log"\n',
     )
 
 

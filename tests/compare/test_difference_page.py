@@ -176,6 +176,15 @@ def test_something_not_finite_is_a_cross(shown: Callable[..., Any]) -> None:
     assert "not finite" in page.inner_text(".legend")
 
 
+def test_the_filter_chooses_the_modules_too(shown: Callable[..., Any]) -> None:
+    """The table has those that it lets through, and says how many of all they are."""
+    page = shown(story(), story(factor=from_step(1, 1.5, "*:out")))
+    page.fill("#filter", "stem, relu")
+    page.wait_for_function("() => document.querySelectorAll('#parted tbody tr').length === 2")
+    assert page.locator("#parted-count").inner_text().startswith("2 of ")
+    assert page.locator("#parted tbody th").all_inner_texts() == ["stem", "relu"]
+
+
 def test_keys_work(shown: Callable[..., Any]) -> None:
     """The keys that the help names do what it says."""
     page = shown(story(), story(factor=from_step(2, 2.0, "mid:out")))

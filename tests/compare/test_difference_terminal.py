@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from textwrap import dedent
 from typing import Any
+from zlib import crc32
 
 import pytest
 from rich.console import Console
@@ -200,6 +201,26 @@ def test_blocks_that_part_alike_share_a_line() -> None:
         ["h.1-11.attn", "1"],
         ["1", "module"],
     ]
+
+
+def test_a_table_of_wide_spreads_fits_a_narrow_terminal() -> None:
+    """It goes without the last distances, and without the values of A and B; no line is wrapped, and each name can be read."""
+    layers = [Layer(f"model.h.{i}.{part}", "Linear", (8, 8)) for i in range(12) for part in ("attn", "mlp")]
+
+    def scale(text: str, step: int) -> float:
+        return 1.234 * 10.0 ** -(5 + crc32(text.encode()) % 3)
+
+    def parting(text: str, step: int) -> float:
+        return 1 + 0.001 * (1 + crc32(text.encode()) % 4) * (step > 0)
+
+    runs = story(layers=layers, factor=scale), story(layers=layers, factor=later(scale, parting))
+
+    for width, titles in ((80, ["apart"]), (140, ["A", "B", "apart", "at", "last"])):
+        text = lines(*runs, width=width)
+        at = next(i for i, line in enumerate(text) if line.startswith("module "))
+        assert [title for title in text[at].split()[4:] if title != "steps"][: len(titles)] == titles
+        assert max(map(len, text)) <= width
+        assert text[at + 2].startswith("model.h.0-11.mlp ")
 
 
 def test_blocks_of_one_side_alone_share_a_name() -> None:

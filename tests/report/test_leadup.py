@@ -49,4 +49,4 @@ def test_long_names_are_cut_in_their_middle():
 
     (_, line) = lead_up({"before": {"steps": [0, 1], "sites": {name: course(1.0, 1.0)}}})
 
-    assert str(line) == "  encode…self.query.projection:out  ▄▄  1.00 → 1.00"
+    assert str(line) == "  enc…11…self.query.projection:out  ▄▄  1.00 → 1.00"

@@ -130,18 +130,13 @@ def test_lines_can_be_chosen_by_path(glob: str, chosen: list[str]) -> None:
 @pytest.mark.parametrize(
     ("glob", "message"),
     [
-        (
-            "h.0.mpl",
-            'no module matches \'h.0.mpl\': the recording has 8 of them; the nearest are "h.0.mlp", "h.0"',
-        ),
-        ("*.attn", "no module matches '*.attn': the recording has 8 of them; the nearest are \"**.attn\""),
-        (
-            "h.0-10.mlp",
-            "no module matches 'h.0-10.mlp': the recording has 8 of them; the nearest are \"h.*.mlp\"",
-        ),
-        ("atn", "no module matches 'atn': the recording has 8 of them; the nearest are \"attn\""),
-        ("embed, mpl", "no module matches 'embed, mpl': the recording has 8 of them; the nearest are \"mlp\""),
-        ("zzz", "no module matches 'zzz': the recording has 8 of them; try '**' for all of them"),
+        ("h.0.mpl", '"h.0.mpl" selects nothing in this recording; the nearest are "h.0.mlp", "h.0"'),
+        ("*.attn", '"*.attn" selects nothing in this recording; the nearest are "**.attn"'),
+        ("h.0-10.mlp", '"h.0-10.mlp" selects nothing in this recording; the nearest are "h.*.mlp"'),
+        ("0-10.mlp", '"0-10.mlp" selects nothing in this recording; the nearest are "**.*.mlp"'),
+        ("atn", '"atn" selects nothing in this recording; the nearest are "attn"'),
+        ("embed, mpl", '"mpl" selects nothing in this recording; the nearest are "mlp"'),
+        ("zzz", '"zzz" selects nothing in this recording; "**" selects everything'),
     ],
 )
 def test_a_choice_of_nothing_is_an_error(glob: str, message: str) -> None:

@@ -18,6 +18,7 @@ import pytest
 from rich.console import Console
 
 from kedge.errors import NoSuchSite
+from kedge.report.fitted_text import cut
 from kedge.report.terminal import ReportExtent, console_for, render
 from kedge.rules.registry import ALL
 from kedge.rules.rule import Finding, Rule
@@ -297,7 +298,7 @@ def test_many_findings_of_one_rule_are_counted() -> None:
     many = [Finding("DEAD-CHANNEL", "info", f"s{i}:out", -1, f"s{i}:out is dead.", remedy="Wake it.") for i in range(7)]
 
     short = report(network(), many).split("\n\n")
-    full = report(network(), many, extent=ReportExtent(most=None)).split("\n\n")
+    full = report(network(), many, extent=ReportExtent(most=None, folds=False)).split("\n\n")
 
     assert short[1] == "7 info"
     assert short[2].splitlines() == [
@@ -388,7 +389,7 @@ def test_a_folded_table_fits(width: int) -> None:
 
 def test_all_or_chosen_modules_can_be_shown() -> None:
     """Without a limit every module has its line; with a glob only those that match."""
-    assert len(re.findall(r"(?m)^  \d+ ", report(deep(100), extent=ReportExtent(most=None)))) == 100
+    assert len(re.findall(r"(?m)^  \d+ ", report(deep(100), extent=ReportExtent(most=None, folds=False)))) == 100
     assert re.findall(r"(?m)^  (\d+) ", report(deep(100), extent=ReportExtent(sites="1?,7"))) == [
         "7",
         *map(str, range(10, 20)),
@@ -404,6 +405,42 @@ def test_a_glob_without_a_match_draws_nothing() -> None:
     assert stream.getvalue() == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "width", "shown"),
+    [
+        ("encoder.stages.1.layers.0-1.layer.0.conv", 30, "enco…1.layers.0-1.layer.0.conv"),
+        ("encoder.stages.1.layers.0-1.layer.0.conv", 20, "e…1…0-1.layer.0.conv"),
+        ("model.h.0,2,…,98.mlp.c_fc", 22, "mo…h.0,2,…,98.mlp.c_fc"),
+        ("h.17.attn.resid_dropout:out.grad", 27, "h…17…resid_dropout:out.grad"),
+        ("rms of model.h.17.attn.c_proj", 24, "rms of …h.17.attn.c_proj"),
+        ("GPT2LMHeadModel", 10, "GPT2…Model"),
+        ("h.17.normalization", 8, "h.17…ion"),
+    ],
+)
+def test_a_cut_name_keeps_the_numbers_of_its_blocks(name: str, width: int, shown: str) -> None:
+    """Its words go from the left; else it is cut in its middle, never at its end."""
+    assert cut(name, width) == shown
+
+
+def test_a_block_of_only_zeros_in_a_step_unfolds() -> None:
+    """It is not like the others, though its newest figures are."""
+    names = [f"h.{i}" for i in range(48)]
+    figures = [
+        row(f"{name}:out", step, 0.0 if name == "h.5" and not step else 1.0) for name in names for step in (0, 1)
+    ]
+
+    drawn = report(Recording.build([f"{name}:out" for name in names], figures))
+
+    assert "h.0-4,6-47 " in drawn
+    assert re.search(r"h\.5 +1\.00 0", drawn)
+
+
+def test_chosen_blocks_fold_too() -> None:
+    """A filter of many modules has a line for those that are alike, unless all are asked for."""
+    assert "h.0-46.mlp" in report(blocks(), extent=ReportExtent("mlp", None))
+    assert "h.3.mlp" in report(blocks(), extent=ReportExtent("mlp", None, folds=False))
+
+
 def test_a_long_path_is_cut_in_its_middle() -> None:
     """The last segments of a path tell more than the first, and the first are not lost."""
     path = ".".join(f"block{i}" for i in range(30)) + ".attention.out"
@@ -411,7 +448,7 @@ def test_a_long_path_is_cut_in_its_middle() -> None:
 
     line = next(line for line in report(recording, width=80).splitlines() if "attention" in line)
 
-    assert line.startswith("  block0.bloc…5.")
+    assert line.startswith("  bloc…block")
     assert line.split()[0].endswith("block29.attention.out")
     assert len(line) <= 80
 
@@ -512,9 +549,11 @@ def test_a_large_recording_is_drawn_with_little_work(monkeypatch: pytest.MonkeyP
         return rows(self, site)
 
     monkeypatch.setattr(StatsTable, "rows", counted)
-    assert len(re.findall(r"▄+", report(_wide(steps=100), extent=ReportExtent(most=None)))) == 500
+    assert len(re.findall(r"▄+", report(_wide(steps=100), extent=ReportExtent(most=None, folds=False)))) == 500
     assert len(gathered) == len(set(gathered))
-    few, many = (_calls(partial(report, _wide(steps), extent=ReportExtent(most=None))) for steps in (100, 1000))
+    few, many = (
+        _calls(partial(report, _wide(steps), extent=ReportExtent(most=None, folds=False))) for steps in (100, 1000)
+    )
     assert many < 1.1 * few
 
 

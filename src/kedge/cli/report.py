@@ -157,7 +157,8 @@ def _draw_saved(recording: Recording, *, everything: bool) -> None:
 def _draw(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace, rules: Sequence[Rule]) -> None:
     from kedge.report.terminal import ReportExtent, console_for, render
 
-    extent = ReportExtent(sites=args.sites, most=None if args.all or args.sites else MOST_MODULES)
+    most = None if args.all or args.sites else MOST_MODULES
+    extent = ReportExtent(sites=args.sites, most=most, folds=not args.all)
     render(recording, findings, console_for(), extent, rules)
 
 

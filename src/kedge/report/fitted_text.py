@@ -1,7 +1,14 @@
-"""Text fitted to a width: wrapped, cut, filled, and joined into lines of a table."""
+"""Text fitted to a width: wrapped, cut, filled, and joined into lines of a table.
+
+# Note [Cut names]
+A path loses its words from the left, never the numbers of its blocks nor its last name, so that two modules that differ
+only in a number stay different: ``resnet.encoder.stages.1.layers.0`` becomes ``res…1.layers.0``. The script of the page,
+elements.js, does the same.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -13,6 +20,10 @@ from kedge.numbers import with_short_words
 WIDEST = 110
 #: The length from which a text is searched for very long names.
 _LONG = 400
+#: A path of at least two names, with what may follow its last one.
+_PATH = re.compile(r"[\w,…-]+(?:[.][\w,…-]+)+(?:[#:/\[].*)?")
+_LOST = "\0"
+_RUN_OF_LOST = re.compile(f"[.]?{_LOST}(?:[.]{_LOST})*[.]?")
 
 
 def print_paragraph(text: Text, console: Console, indent: int = 0) -> None:
@@ -36,11 +47,30 @@ def fit(content: str | Text, width: int, *, right: bool) -> Text:
 
 
 def cut(name: str, width: int) -> str:
-    """Return a name cut to a width in its middle; most of its end is kept, where paths differ most."""
+    """Return a name cut to a width in its middle; see Note [Cut names]."""
     if len(name) <= width:
         return name
+    before, space, path = name.rpartition(" ")
+    if _PATH.fullmatch(path):
+        shorter = before + space + _without_words(path, width - len(before + space))
+        if len(shorter) <= width:
+            return shorter
     start = min(max(width // 5, 4), width // 2)
     return f"{name[:start]}…{name[len(name) - (width - start - 1) :]}" if width > 1 else "…"[:width]
+
+
+def _without_words(path: str, width: int) -> str:
+    """Return a path without as many of its words, from the left, as do not fit; it may still be too long."""
+    *words, last = path.split(".")
+    shown, text = [*words, last], path
+    for place, word in enumerate(words):
+        if not word.isidentifier():
+            continue
+        shown[place] = _LOST
+        text = _RUN_OF_LOST.sub("…", ".".join(shown))
+        if len(text) <= width:
+            return f"{words[0][: width - len(text)]}{text}" if shown[0] == _LOST else text
+    return text
 
 
 def joined(cells: Sequence[str | Text], style: str = "") -> Text:

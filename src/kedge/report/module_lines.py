@@ -12,8 +12,8 @@ import numpy as np
 from kedge.errors import NoSuchSite
 from kedge.report.sparkline import ScaleSeries, median_series, scale_series
 from kedge.rules.rule import Finding
-from kedge.sites.filters import SiteFilter, nearest
-from kedge.sites.folding import Folding, outliers
+from kedge.sites.filters import SiteFilter
+from kedge.sites.folding import FEW_OUTLIERS, MOST_OUTLIERS, Folding, outliers
 from kedge.sites.site import escape
 from kedge.store.recording import Recording, SiteInfo
 
@@ -190,7 +190,18 @@ def _outlying(group: Sequence[ModuleLine]) -> set[int]:
     found: set[int] = set()
     for figure in FIGURES:
         found |= set(outliers([_last_finite(getattr(line, figure)) for line in group], share=figure == "zero"))
-    return found
+    return found | _only_zeros([line.out for line in group]) | _only_zeros([line.gradient for line in group])
+
+
+def _only_zeros(group: Sequence[ScaleSeries | None]) -> set[int]:
+    """Return the places of the few that had only zeros in a step in which the others had not."""
+    scales = np.array([series.rms for series in group if series is not None])
+    if len(scales) < len(group) or not scales.size:
+        return set()
+    zeros, known = scales == 0, (~np.isnan(scales)).sum(axis=0)
+    few = zeros.sum(axis=0) <= np.maximum(FEW_OUTLIERS, known * MOST_OUTLIERS)
+    rare = few & (2 * zeros.sum(axis=0) < known)
+    return set(np.flatnonzero((zeros & rare).any(axis=1)).tolist())
 
 
 def _last_finite(figure: ScaleSeries | float | None) -> float | None:
@@ -274,9 +285,7 @@ def matching(all_lines: Sequence[ModuleLine], text: str) -> tuple[ModuleLine, ..
     """
     paths = {path for line in all_lines for path in (line.path, *(site.path for site in line.all_sites))}
     chosen, sites = SiteFilter(text, paths), [site for line in all_lines for site in line.all_sites]
-    idle = chosen.idle(sites)
-    if idle is not None:
-        near = nearest(idle, paths, (site.type for site in sites))
-        hint = f"the nearest are {near}" if near else "try '**' for all of them"
-        raise NoSuchSite(f"no module matches {text!r}: the recording has {len(all_lines)} of them; {hint}")
+    problem = chosen.problem(sites)
+    if problem:
+        raise NoSuchSite(problem)
     return tuple(line for line in all_lines if any(map(chosen.chooses, line.all_sites)))

@@ -39,11 +39,13 @@ class ReportExtent:
 
     Attributes:
         sites: Patterns over module paths; all modules if None.
-        most: The most modules; no limit if None. Modules with findings are always shown.
+        most: The most lines; no limit if None. Modules with findings are always shown.
+        folds: Whether alike blocks share a line if there are many.
     """
 
     sites: str | None = None
     most: int | None = 40
+    folds: bool = True
 
 
 def console_for(stream: TextIO | None = None) -> Console:
@@ -90,7 +92,7 @@ def render(
     if not chosen or not len(recording.steps):
         console.print(_nothing(recording))
         return
-    made = list(chosen) if extent.most is None else folded(chosen, findings)
+    made = folded(chosen, findings) if extent.folds else list(chosen)
     _render_table(made, len(chosen), marks_of(made, findings), console, extent.most)
     console.print()
     print_paragraph(_legend(recording, made), console)

@@ -17,6 +17,8 @@ from kedge.sites.folding import pattern
 from kedge.sites.language import Term, parse, single
 from kedge.sites.site import PARAM_KINDS
 
+#: What is named if nothing is near.
+ALL = '"**" selects everything'
 _RANGE = re.compile(r"(?<![^.])\d+-\d+(?![^.])")
 
 
@@ -54,7 +56,8 @@ class SiteFilter:
     """
 
     def __init__(self, text: str, paths: Collection[str]) -> None:
-        self.terms = widened(parse(text), paths)
+        self._paths, self._read = paths, parse(text)
+        self.terms = widened(self._read, paths)
 
     def chooses(self, site: Named) -> bool:
         """Whether it selects a site."""
@@ -64,10 +67,13 @@ class SiteFilter:
                 chosen = not term.excluded
         return chosen
 
-    def idle(self, sites: Sequence[Named]) -> Term | None:
-        """Return the first term that would select some sites and selects none."""
-        positive = (term for term in self.terms if not term.excluded)
-        return next((term for term in positive if not any(means(term, site) for site in sites)), None)
+    def problem(self, sites: Sequence[Named]) -> str:
+        """Return what is wrong with the first term that selects none of these sites; empty if each selects some."""
+        for said, term in zip(self._read, self.terms, strict=True):
+            if not term.excluded and not any(means(term, site) for site in sites):
+                near = nearest(term, self._paths, (site.type for site in sites))
+                return f'"{said}" selects nothing in this recording; {f"the nearest are {near}" if near else ALL}'
+        return ""
 
 
 def widened(terms: Iterable[Term], paths: Collection[str]) -> tuple[Term, ...]:
@@ -121,11 +127,11 @@ def nearest(term: Term, paths: Iterable[str], types: Iterable[str] = ()) -> str:
 
 
 def _variants(term: Term) -> Iterator[Term]:
-    """Yield a term with ``*`` in place of the numbers of folded blocks, as a report names them, and one at any depth."""
+    """Yield terms with ``*`` in place of the numbers of folded blocks, as a report names them, and one at any depth."""
     typed = term.path[1:] if term.path[:1] == ("**",) else term.path
     starred = tuple(_RANGE.sub("*", segment.removesuffix("*") or "*") for segment in typed)
     if any(_RANGE.search(segment) for segment in typed):
-        yield Term(starred)
+        yield from (Term(starred), Term(("**", *starred)))
     if typed[:1] == ("*",):
         yield Term(("**", *typed[1:]))
     yield Term(("**", *typed))
@@ -139,4 +145,4 @@ def _near_names(term: Term, known: Sequence[str]) -> list[str]:
         return list({pattern(path): path for path in reversed(near)}.values())[::-1][:3]
     segments = dict.fromkeys(segment for path in known for segment in path.split(".") if not segment.isdecimal())
     near = difflib.get_close_matches(plain, segments, 3, 0.5)
-    return near or [name for name in segments if plain and plain in name][:3]
+    return near or sorted(name for name in segments if plain and plain in name)[:3]

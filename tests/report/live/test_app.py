@@ -166,7 +166,7 @@ def test_the_filter_is_in_the_site_language_and_is_taken_back(ended: Path) -> No
         assert screen.shown == ["blocks.0.attn", "blocks.0.mlp"]
         await screen.press(*".zzz")
         assert screen.shown == list(PATHS)
-        assert "no module matches '*.0.*.zzz'" in screen.text("#problem")
+        assert '"*.0.*.zzz" selects nothing' in screen.text("#problem")
         await screen.press("{")
         assert "cannot read the selector" in screen.text("#problem")
         await screen.press("escape")

@@ -6,8 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from kedge.report.head import is_written
+from kedge.report.live.detail import detail
 from kedge.report.live.heading import heading
 from kedge.report.live.reading import QUIET, RunReader, RunState
+from kedge.report.module_lines import lines
+from kedge.store.recording import Recording
+from kedge.store.writing.lock import LOCK
 
 
 class Clock:
@@ -91,6 +96,27 @@ def test_a_killed_run_is_told(run, clock) -> None:
     late = RunReader(run.path, clock=clock)
     late.read()
     assert late.state is RunState.KILLED
+
+    (run.path / LOCK).unlink()
+    unknown = RunReader(run.path, clock=clock)
+    unknown.read()
+    assert unknown.state is RunState.UNCLEAR
+    assert is_written(Recording.open(run.path)) is None
+
+
+def test_a_curve_is_true_to_scale_over_the_steps() -> None:
+    """The last of three sampled steps is nine times as far from the second as that from the first."""
+    figures = {"count": 1, "nonzero": 1}
+    rows = [
+        figures | {"site": "fc:out", "step": step, "sum": x, "sumsq": x * x} for step, x in ((0, 1), (10, 1), (100, 9))
+    ]
+    (line,) = lines(Recording.build(["fc:out"], rows))
+
+    drawn = detail(line, (0, 0), (), 120).plain.splitlines()
+    top = next(row for row in drawn if row.strip().startswith("9.00"))
+    wide = drawn[11].index("100") + 3
+
+    assert len(top) - len(top[9:].lstrip("⠀ ")) > 0.9 * wide
 
 
 def test_findings_come_when_they_are_due(run, clock) -> None:

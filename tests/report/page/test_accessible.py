@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +33,7 @@ def violations(axe: Any, page: Any) -> list[str]:
     """Return what axe-core finds wrong with a page as it stands."""
     return [
         f"{one['id']}: {node['target']} {node['failureSummary']}"
-        for one in axe.run(page).response["violations"]
+        for one in axe.run(page, options={"rules": {"target-size": {"enabled": True}}}).response["violations"]
         for node in one["nodes"]
     ]
 
@@ -96,6 +98,39 @@ def test_the_pages_fit_a_phone_and_a_wall(
             assert page.locator("main").bounding_box()["width"] > 2000
 
 
+@pytest.mark.parametrize("sandbox", ["", "allow-scripts"])
+def test_the_page_works_inside_another_one(
+    sandbox: str, broken: Recording, saved: Callable[..., str], tab: Any
+) -> None:
+    """As viewers of notebooks and editors show it: with no address and no storage of its own."""
+    text = Path(saved(broken).removeprefix("file://")).read_text(encoding="utf-8")
+    within = f'sandbox="{sandbox}"' if sandbox else ""
+    tab.page.set_content(f'<iframe {within} width="1300" height="700" srcdoc="{html.escape(text)}"></iframe>')
+    frame = tab.page.frames[-1]
+    frame.wait_for_selector("html[data-ready=yes]")
+
+    frame.fill("#filter", "conv")
+    frame.wait_for_function("() => document.querySelector('#cells').dataset.rows === '1'")
+    frame.click("#theme")
+    frame.locator(".finding .link").first.click()
+    assert frame.locator("#panel-site").is_visible()
+    frame.locator("nav a", has_text="modules").click()
+    assert frame.evaluate("document.activeElement.id") == "modules"
+    assert frame.locator("#panel-site").is_visible()
+
+
+def test_the_tables_have_captions_and_their_rows_names(saved: Callable[..., str], tab: Any) -> None:
+    """A screen reader says what a table is about, and in which row it reads."""
+    page = tab.open(saved(tower(), findings=found()))
+    page.locator(".apart button").click()
+
+    tables = page.locator("table:not(.u-legend)")
+    assert tables.count() >= 2
+    for table in tables.all():
+        assert table.locator("caption").count() == 1
+        assert table.locator("tbody th:not([scope=row]), thead th:not([scope=col])").count() == 0
+
+
 def test_paper_has_the_whole_page_in_dark_on_light(saved: Callable[..., str], tab: Any) -> None:
     """Printed, there is no bar, no control and no scrolling box, and the colours are those of paper."""
     page = tab.open(saved(tower(), findings=found()))
@@ -106,6 +141,9 @@ def test_paper_has_the_whole_page_in_dark_on_light(saved: Callable[..., str], ta
     assert page.locator(".bar nav, .bar input, .toolbar input").locator("visible=true").count() == 0
     assert page.evaluate("getComputedStyle(document.querySelector('.heat-scroll')).maxHeight") == "none"
     assert page.locator("h1").is_visible()
+    page.set_viewport_size({"width": 700, "height": 900})
+    wide = "() => [...document.querySelectorAll('canvas')].map(one => one.getBoundingClientRect().right - innerWidth)"
+    assert max(page.evaluate(wide)) <= 0
 
 
 def test_evidence_is_in_words(saved: Callable[..., str], tab: Any) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from kedge.errors import NoSuchSite
+from kedge.report.module_lines import lines, matching
 from kedge.report.page.document import condense
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
@@ -16,7 +18,7 @@ BLOCKS, PARTS = 48, ("attn.q", "attn", "mlp", "")
 ODD, BAD = "h.17.mlp", "h.31.attn"
 
 
-def tower(odd: bool = True) -> Recording:
+def tower(odd: bool = True, zero: str = "") -> Recording:
     """Build a recording of a model of alike blocks, one of them far from the others, in 20 steps of which three are far apart."""
     paths = ["embed", *(f"h.{i}.{part}".rstrip(".") for i in range(BLOCKS) for part in PARTS), "head", ""]
     sites = [
@@ -33,6 +35,7 @@ def tower(odd: bool = True) -> Recording:
     for step in (0, 1, 2, 19):
         for place, site in enumerate(sites):
             scale = (1.0 + place / 500) * (300.0 if odd and site["path"] == ODD else 1.0)
+            scale *= 0.0 if site["site"] == f"{zero}:out" and not step else 1.0
             figures = {"sum": scale, "sumsq": scale**2 * 8, "min": -scale, "max": scale}
             rows.append({"site": site["site"], "step": step, "count": 8, "nonzero": 8, **figures})
     return Recording.build(sites, rows, roots=[{"name": "Net", "prefix": "", "parameters": 9}])
@@ -120,15 +123,73 @@ def test_the_filter_takes_the_site_language_and_says_what_is_wrong(page: Any) ->
     for typed, rows, said in (
         ("att", 48, ""),
         ("**{mlp}, !h.1*.**", 37, ""),
-        ("atn", 0, 'selects nothing; the nearest are "attn"'),
+        ("atn", 0, '"atn" selects nothing in this recording; the nearest are "attn"'),
         ("h.**x", 195, '"**" must stand alone between dots'),
     ):
         page.fill("#filter", typed)
         page.wait_for_function(
             "rows => document.querySelector('#cells').dataset.rows === String(rows)", arg=rows
         ) if rows else None
-        page.wait_for_function("said => document.querySelector('#filter-problem').textContent.includes(said)", arg=said)
+        page.wait_for_function(
+            "said => document.querySelector('#filter-problem').textContent.includes(said)", arg=said, timeout=4000
+        )
         assert problem.is_visible() == bool(said)
+
+
+def test_a_filter_that_selects_nothing_is_told_as_in_the_terminal(page: Any) -> None:
+    """The same words, and the same names as nearest."""
+    made = lines(tower())
+    for typed in ("atn", "att, mpl", "h.0-47.attn", "*.attn", "h.3.atn", "**{Mpl}", "m", "zzz", "hed:out.grad"):
+        page.fill("#filter", typed)
+        try:
+            matching(made, typed)
+            said = ""
+        except NoSuchSite as error:
+            said = str(error)
+        page.wait_for_function(
+            "said => document.querySelector('#filter-problem').textContent === said", arg=said, timeout=4000
+        )
+
+
+def test_the_way_to_the_worst_finding_is_unfolded(page: Any) -> None:
+    """What holds it has an open mark; the module itself a filled one, and is on the page without a click."""
+    assert page.locator(f".tree [data-path='{BAD}']").is_visible()
+    assert page.locator(".tree .badge.open").count() == 3  # the model, h and the block
+    assert page.locator(".tree .badge:not(.open)").count() == 1
+
+
+def test_the_axis_has_round_steps_where_they_are(page: Any) -> None:
+    """Step 15 is within the third column, which reaches over steps 2 to 18."""
+    drawn = page.evaluate(
+        """() => {
+          const texts = [];
+          const fill = CanvasRenderingContext2D.prototype.fillText;
+          CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+            if (this.canvas.className === "axis") texts.push([text, x]);
+            return fill.call(this, text, x, y);
+          };
+          document.querySelector("#relative").click();
+          CanvasRenderingContext2D.prototype.fillText = fill;
+          const { left, plot } = document.querySelector("#cells").dataset;
+          return texts.filter(([text]) => text !== "step").map(([text, x]) => [text, (x - left) / plot]);
+        }"""
+    )
+    places = {int(text): share for text, share in drawn}
+    assert 0 in places
+    assert len(places) >= 6
+    wide = (places[16] - places[2]) / 14
+    assert wide == pytest.approx((places[8] - places[4]) / 4, rel=0.01)
+    assert places[18] < 0.6  # the last column is as wide as the one before
+
+
+def test_blocks_of_only_zeros_stand_out(saved: Callable[..., str], tab: Any) -> None:
+    """One block gives only zeros in the first step, as others do not: it is a node of its own, and named at that step."""
+    page = tab.open(saved(tower(odd=False, zero=ODD), findings=[]))
+
+    assert page.locator(".tree .many").all_inner_texts() == ["0-16,18-47"]
+    page.locator("#depth-step").evaluate("input => { input.value = 0; input.dispatchEvent(new Event('input')); }")
+    assert page.locator(".apart button").all_inner_texts() == [ODD]
+    assert "only zeros" in page.locator(".apart").inner_text()
 
 
 def test_a_legend_says_that_the_newest_value_is_not_finite(saved: Callable[..., str], tab: Any) -> None:

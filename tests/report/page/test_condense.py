@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from kedge.report.page.columns import form_of, packed
 from kedge.report.page.document import Document, condense
+from kedge.report.page.figures import STATES, WORDS, words
 from kedge.report.page.redact import shareable
 from kedge.report.page.render import page_of, render_page
 from kedge.report.page.step_bins import MOST, Bins, Grouping
@@ -25,6 +26,7 @@ from kedge.rules.rule import Finding
 from kedge.store.exponents import quantile
 from kedge.store.recording import Recording
 from tests.report.page.runs import Run
+from tests.rules.goldens import FOLDER, load
 
 NAN = float("nan")
 DTYPES = {"f8": "<f8", "f4": "<f4", "b2": "<u2", "u1": "u1", "n1": "u1"}
@@ -428,3 +430,13 @@ def test_a_page_to_share_has_no_line_of_the_producer() -> None:
 
     assert any("log made it" in message for message in told)
     assert not any("secret" in message for message in told)
+
+
+@pytest.mark.parametrize("golden", sorted(FOLDER.glob("*/fires.json")), ids=lambda file: file.parent.name)
+def test_the_evidence_of_every_rule_has_words(golden: Path) -> None:
+    """No raw key of it stands on the page."""
+    _, findings = load(golden)
+
+    keys = {key for finding in findings for key, value in finding["evidence"].items() if words({key: value})}
+
+    assert keys <= {*WORDS, *STATES}

@@ -35,6 +35,7 @@ SCRIPTS = (
     "charts.js",
     "quantities.js",
     "cells.js",
+    "steps.js",
     "heatmap.js",
     "keys.js",
 )

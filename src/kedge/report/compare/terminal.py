@@ -40,7 +40,8 @@ LEGEND = "· equal, ▁ under 1e-7 apart, each higher block ten times more, █ 
 BROKEN_LEGEND = ", ✗ not finite"
 STEP_LABEL, WIDEST_CELL = 11, 4
 STEP, FIGURE, LEAST_LABEL, LEAST_PART, MOST_PART = 6, 8, 14, 10, 24
-WIDEST_LABEL, WIDEST_COURSE, LEAST_COURSE = 44, 40, 8
+READABLE_LABEL, WIDEST_LABEL, WIDEST_COURSE, LEAST_COURSE = 24, 44, 40, 8
+FIGURES = ("A", "B", "apart", "at end")
 
 
 def render(
@@ -111,13 +112,15 @@ def _table(comparison: Comparison, width: int, most: int | None) -> Iterator[Tex
     if not shown:  # only losses part
         return
     cells = [_figures(line) for line in shown]
-    widths = [max(FIGURE, *(len(row[i]) for row in cells)) for i in range(4)]
     parts = min(max(LEAST_PART, *(len(line.part) for line in shown)), MOST_PART)
-    figures = STEP + parts + sum(widths) + 6
-    label = max(min(max(len(line.label) for line in shown), WIDEST_LABEL, width - figures), LEAST_LABEL)
+    longest = max(len(line.label) for line in shown)
+    titles, cells = _fitting(cells, width - STEP - parts - 3 - min(longest, READABLE_LABEL))
+    widths = [max(FIGURE, *(len(row[i]) for row in cells)) for i in range(len(titles))]
+    figures = STEP + parts + sum(widths) + 2 + len(titles)
+    label = max(min(longest, WIDEST_LABEL, width - figures), LEAST_LABEL)
     course = min(width - figures - label - 1, WIDEST_COURSE, len(comparison.steps))
     course = course if course >= min(LEAST_COURSE, len(comparison.steps)) else 0
-    titles = ("step", "first in", "A", "B", "apart", "at end")
+    titles = ("step", "first in", *titles)
     all_widths = (STEP, parts, *widths)
     yield joined([fit("module", label, right=False), *_cells(titles, all_widths), _course_title(course)], "bold")
     for line, row in zip(shown, cells, strict=True):
@@ -128,6 +131,15 @@ def _table(comparison: Comparison, width: int, most: int | None) -> Iterator[Tex
     hidden = sum(len(line.members) for line in folds[len(shown) :])
     equal = [line for line in made if line.first is None]
     yield Text(_rest(hidden, len(equal), comparison.tolerance), "dim")
+
+
+def _fitting(cells: list[list[str]], width: int) -> tuple[tuple[str, ...], list[list[str]]]:
+    """Return the titles and the cells of the figures that fit: without the last distance, and then without those of A and B."""
+    kept = list(range(len(FIGURES)))
+    for spare in ({3}, {0, 1}):
+        if sum(max(FIGURE, *(len(row[i]) for row in cells)) + 1 for i in kept) > width:
+            kept = [i for i in kept if i not in spare]
+    return tuple(FIGURES[i] for i in kept), [[row[i] for i in kept] for row in cells]
 
 
 def _course_title(width: int) -> str:

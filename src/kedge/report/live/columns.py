@@ -33,8 +33,9 @@ def layout(width: int, lines: Sequence[ModuleLine]) -> tuple[TableColumn, ...]:
     free = width - sum(column.width + 1 for column in (*details, *figures)) - 2
     name = max(LEAST_NAME, min(longest, MOST_NAME, free - 2 * LEAST_COURSE))
     course = max(LEAST_COURSE, min(MOST_COURSE, (free - name) // 2))
-    out = TableColumn("over the steps", course, lambda line: over_steps(line.out, course, "cyan"))
-    gradient = TableColumn("over the steps", course, lambda line: over_steps(line.gradient, course, "green"))
+    title = "over the steps" if course >= len("over the steps") else "course"
+    out = TableColumn(title, course, lambda line: over_steps(line.out, course, "cyan"))
+    gradient = TableColumn(title, course, lambda line: over_steps(line.gradient, course, "green"))
     module = TableColumn("module", name, lambda line: line.label, key=_label, falling=False)
     return (module, *details, out_scale, out, gradient_scale, gradient, *rest)
 

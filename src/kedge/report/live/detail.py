@@ -14,10 +14,13 @@ from kedge.report.module_lines import ModuleLine
 from kedge.report.module_table import BAD
 from kedge.rules.rule import Finding
 from kedge.store.recording import STATISTICS, Recording, SiteInfo
+from kedge.store.rows import Floats
 
 HEIGHT = 8
 FIGURES_WIDTH = 34
 SCALE_WIDTH = 8
+#: The most steps of which a curve is drawn.
+MOST_STEPS = 50_000
 #: The statistics with curves, in the order in which keys go through them.
 COURSES = ("rms", "mean", "std", "absmax", "zero", "q05", "q50", "q95", "saturated", "nonfinite")
 
@@ -78,7 +81,7 @@ def _choices(sites: Sequence[SiteInfo], site: SiteInfo, names: Sequence[str], na
 def _curve(recording: Recording, site: SiteInfo, name: str, width: int) -> list[Text]:
     """Return the curve of a statistic, with its scale on the left and the steps below."""
     wide = max(width - SCALE_WIDTH - 3, 8)
-    steps, drawn = recording.steps, plot(recording.series(site, name), wide, HEIGHT)
+    steps, drawn = recording.steps, plot(_to_scale(recording, site, name), wide, HEIGHT)
     if drawn is None:
         return [Text(f"no finite value of {name} was recorded yet", "dim"), *[Text("")] * HEIGHT]
     ends = {0: compact(drawn.high), HEIGHT - 1: compact(drawn.low)}
@@ -89,6 +92,15 @@ def _curve(recording: Recording, site: SiteInfo, name: str, width: int) -> list[
     first, last = str(steps[0]), str(steps[-1])
     axis = f"{'step':>{SCALE_WIDTH}} {first}{last:>{max(wide - len(first), len(last) + 1)}}"
     return [*rows, Text(axis, "dim")]
+
+
+def _to_scale(recording: Recording, site: SiteInfo, name: str) -> Floats:
+    """Return a statistic at steps as far apart as each other; between two sampled ones it is that of the first."""
+    values, steps = recording.series(site, name), recording.steps
+    if not len(steps):
+        return values
+    even = np.linspace(steps[0], steps[-1], min(int(steps[-1] - steps[0]) + 1, MOST_STEPS))
+    return np.asarray(values[np.searchsorted(steps, even, side="right") - 1])
 
 
 def _figures(recording: Recording, site: SiteInfo) -> list[Text]:

@@ -17,6 +17,7 @@ STYLES = {
     RunState.ENDED: "bold",
     RunState.FAILED: "bold red",
     RunState.KILLED: "bold red",
+    RunState.UNCLEAR: "bold yellow",
 }
 DOT = "●"
 _MOST_LOSSES, _LOSS_WIDTH = 2, 30

@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from kedge.errors import RecordingError
 from kedge.report.curves import Curve, losses_of
+from kedge.report.head import is_written
 from kedge.report.module_lines import ModuleLine, folded, lines
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding, Rule
 from kedge.store.follow import Follower, Pace
 from kedge.store.recording import Recording
-from kedge.store.writing.lock import check_written
 
 #: The seconds without a new step after which the lock of the writers is checked.
 QUIET = 5.0
@@ -31,6 +30,7 @@ class RunState(Enum):
     ENDED = "ended"
     FAILED = "failed"
     KILLED = "killed"
+    UNCLEAR = "running, or killed"
 
 
 @dataclass(frozen=True)
@@ -128,13 +128,7 @@ class RunReader:
             return RunState.FAILED if end.get("exit") else RunState.ENDED
         if self._clock() - self._last_news < QUIET:
             return RunState.RUNNING
-        return RunState.RUNNING if _is_written(self.path) else RunState.KILLED
+        return _STATES[is_written(self.snapshot.recording)]
 
 
-def _is_written(folder: Path) -> bool:
-    """Whether a process writes a recording; True if that cannot be known."""
-    try:
-        check_written(folder)
-    except RecordingError:
-        return True
-    return False
+_STATES = {True: RunState.RUNNING, False: RunState.KILLED, None: RunState.UNCLEAR}

@@ -36,6 +36,7 @@ SCRIPTS = (
     "findings.js",
     "quantities.js",
     "cells.js",
+    "steps.js",
     "heatmap.js",
     "depth.js",
     "curves.js",

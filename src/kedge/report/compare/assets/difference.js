@@ -17,11 +17,10 @@ function showDifference(recording) {
   byId("name").title = run.name;
   document.title = `${run.name} · Kedge`;
   fill(byId("status"), make("span", { class: `pill ${told.parted ? "error" : "fine"}` }, told.parted ? "✗ they part" : "✓ no difference"));
-  const differs = Object.entries(told.differs).map(([name, { a, b }]) => make("tr", {}, make("th", {}, name), make("td", {}, a || "–", " → ", b || "–")));
-  const side = (name, key) => make("tr", {}, make("th", {}, name), make("td", { class: "mono" }, told[key], "  ", make("span", { class: "faint" }, commands[key])));
+  const differs = Object.entries(told.differs).map(([name, { a, b }]) => make("tr", {}, make("th", { scope: "row" }, name), make("td", {}, a || "–", " → ", b || "–")));
+  const side = (name, key) => make("tr", {}, make("th", { scope: "row" }, name), make("td", { class: "mono" }, told[key], "  ", make("span", { class: "faint" }, commands[key])));
   fill(byId("sides"), side("A", "a"), side("B", "b"), differs);
   showVerdict(recording);
-  showParted(recording);
   showAlignment(told);
 }
 
@@ -39,21 +38,23 @@ const named = ({ a, b }) => (a === b ? a : `${a} = ${b}`);
 
 const siteLink = (site, text) => make("button", { class: "link mono", onclick: () => change({ site }) }, text);
 
-function showParted({ told, parted }) {
-  byId("parted-count").textContent = told.modules.length ? whole(told.modules.length) : "none";
+function showParted({ told, parted }, { letsModule }) {
+  const chosen = parted.map((one) => ({ ...one, members: one.members.filter((place) => letsModule(told.modules[place].module.a)) })).filter((one) => one.members.length);
+  const many = chosen.reduce((sum, one) => sum + one.members.length, 0);
+  byId("parted-count").textContent = many < told.modules.length ? `${whole(many)} of ${whole(told.modules.length)}` : many ? whole(many) : "none";
   const row = ({ module, type, first, last }) =>
     make(
       "tr",
       {},
-      make("th", {}, siteLink(first.site.a, named(module) || `(${type})`)),
+      make("th", { scope: "row" }, siteLink(first.site.a, named(module) || `(${type})`)),
       [type, whole(first.step), `${first.site.a.slice(module.a.length).replace(/^[.:]/, "")} ${first.statistic}`, number(first.a), number(first.b), number(first.apart), number(last)].map((text) => make("td", {}, text)),
     );
-  const rows = parted.flatMap(({ label, members }) => {
+  const rows = chosen.flatMap(({ label, members }) => {
     const own = members.map((place) => told.modules[place]);
     return own.length > 1 ? foldedRows(label, own, own.map(row)) : own.map(row);
   });
   const titles = ["module", "type", "first at step", "in", "A", "B", "apart", "at last"].map((text) => make("th", { scope: "col" }, text));
-  fill(byId("parted-body"), told.modules.length ? make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "modules that part" }, make("table", { class: "room" }, make("thead", {}, make("tr", {}, titles)), make("tbody", {}, rows))) : make("p", { class: "empty" }, "No module parts."));
+  fill(byId("parted-body"), chosen.length ? make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "modules that part" }, make("table", { class: "room" }, make("caption", { class: "unseen" }, "the modules that part, in the order in which they do"), make("thead", {}, make("tr", {}, titles)), make("tbody", {}, rows))) : make("p", { class: "empty" }, told.modules.length ? "No module that parts passes the filter." : "No module parts."));
   byId("parted").classList.toggle("bare", !told.modules.length);
 }
 
@@ -76,7 +77,7 @@ function foldedRows(label, own, rows) {
   };
   const button = make("button", { class: "link mono", "aria-expanded": "false", onclick: unfold }, make("span", { "aria-hidden": "true" }, "▸ "), label);
   const cells = [type, whole(first.step), `${first.site.a.slice(own[0].module.a.length).replace(/^[.:]/, "")} ${first.statistic}`, spread((one) => one.first.a), spread((one) => one.first.b), spread((one) => one.first.apart), spread((one) => one.last)];
-  return [make("tr", {}, make("th", {}, button, make("span", { class: "faint" }, ` ×${own.length}`)), cells.map((text) => make("td", {}, text))), ...rows];
+  return [make("tr", {}, make("th", { scope: "row" }, button, make("span", { class: "faint" }, ` ×${own.length}`)), cells.map((text) => make("td", {}, text))), ...rows];
 }
 
 // Numbers that JSON does not have are written as words.
@@ -168,6 +169,7 @@ function begin() {
   panel.show(recording);
   const input = byId("filter");
   const tellFilter = () => {
+    showParted(recording, filter());
     input.classList.toggle("on", !filter().all);
     byId("filter-problem").textContent = filter().problem;
     byId("filter-problem").hidden = !filter().problem;

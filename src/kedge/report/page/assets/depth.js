@@ -11,12 +11,15 @@ const KINDS = { out: "outputs", "out.grad": "output gradients", param: "paramete
 const NAMES = { float16: "fp16", bfloat16: "bf16", float32: "fp32", float8_e4m3fn: "fp8 e4m3", float8_e5m2: "fp8 e5m2" };
 // Limits farther from the data than this are named and not drawn: they would press the data into a line.
 const REACH = 22;
-const [MOST_LABELS, LABEL_ROOM] = [30, 24];
+const [MOST_LABELS, LABEL_ROOM, LONGEST_TICK] = [30, 24, 16];
 // More sites than this are drawn as blocks.
 const MOST_POINTS = 60;
 // As in kedge.sites.folding: how far an outlier is from the median, as a multiple of the median distance, and at least,
 // in powers of two; and how many of a group, or which share of it, are no outliers any more.
 const [OUTLYING, LEAST_POWERS, FEW_OUTLIERS, MOST_OUTLIERS] = [5, 2, 3, 1 / 8];
+
+// Less than every power of two: a site of only zeros is the smallest of its block.
+const ONLY_ZEROS = -1e6;
 
 export const formatName = (format) => NAMES[format.name] || format.name;
 
@@ -95,7 +98,7 @@ export class Depth {
 
   // Which sites are far from alike ones in other blocks, with links to them.
   name(points, outliers) {
-    const link = ({ point, times }) => ["  ", make("button", { class: "link mono", onclick: () => change({ site: point.site.site }) }, point.site.path || "(root)"), ` ${times >= 1 ? `×${compact(times)}` : `÷${compact(1 / times)}`}`];
+    const link = ({ point, times }) => ["  ", make("button", { class: "link mono", onclick: () => change({ site: point.site.site }) }, point.site.path || "(root)"), ` ${times >= 1 ? `×${compact(times)}` : times > 0 ? `÷${compact(1 / times)}` : "only zeros"}`];
     const blocks = points.length > MOST_POINTS && `${points.length} sites in ${blocksOf(points).length} blocks: of each block the largest |x|, the median rms and the least quantile. `;
     fill(this.apart, blocks, outliers.length > 0 && ["Far from the same site of other blocks, in rms:", outliers.map(link)]);
     this.apart.hidden = !blocks && !outliers.length;
@@ -113,7 +116,7 @@ export class Depth {
     const far = limits.filter((limit) => !near.includes(limit));
     this.note.textContent = far.length ? `far away: ${far.map((limit) => limit.name).join("; ")}` : "";
     const places = new Map(points.flatMap((point, at) => point.sites.map((site) => [site.id, at])));
-    const named = outliers.map(({ point }) => ({ at: places.get(point.site.id), value: point.rms, name: cut(point.site.path, 34) })).sort((a, b) => a.at - b.at);
+    const named = outliers.map(({ point }) => ({ at: places.get(point.site.id), value: point.rms, name: cut(point.site.path, 34) })).filter(({ value }) => Number.isFinite(value)).sort((a, b) => a.at - b.at);
     const values = named.map((one) => one.value);
     const ends = [low, high, ...values, ...near.map((limit) => limit.value)];
     const every = Math.ceil(points.length / Math.max(Math.min(MOST_LABELS, Math.floor(this.picture.clientWidth / LABEL_ROOM)), 1));
@@ -125,13 +128,13 @@ export class Depth {
       xLabel: "site",
       xValue: (at) => cut(points[at]?.name ?? "", 30),
       xAxis: {
-        size: points.length > 6 ? 26 + Math.min(Math.max(...points.map(({ name }) => name.length), 6), 17) * 3.9 : 30,
-        rotate: points.length > 6 ? -38 : 0,
+        size: points.length > 6 ? 26 + Math.min(Math.max(...points.map(({ name }) => name.length), 6), LONGEST_TICK) * 3.9 : 30,
+        rotate: points.length > 6 ? 38 : 0,
         splits: () => points.map((_, at) => at).filter((at) => at % every === 0),
-        values: (_, ticks) => ticks.map((at) => cut(points[at]?.name ?? "", 17)),
+        values: (_, ticks) => ticks.map((at) => cut(points[at]?.name ?? "", LONGEST_TICK)),
         grid: { show: false },
       },
-      yAxis: { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? power("2", tick) : "")), size: 50 },
+      yAxis: { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? power("2", tick) : "")), size: 66 },
       yRange: () => [Math.min(...ends) - 1.5, Math.max(...ends) + 3],
       series: [
         { label: "largest |x|", values: list("absmax"), width: 1, value: asPower },
@@ -156,6 +159,7 @@ export class Depth {
       make(
         "table",
         {},
+        make("caption", { class: "unseen" }, "the distance of all sites from the limits of number formats, in powers of two"),
         make("thead", {}, make("tr", {}, ["format", "doublings to overflow", "halvings to subnormal", "so it"].map((text) => make("th", { scope: "col" }, text)))),
         make("tbody", {}, rows),
       ),
@@ -205,7 +209,9 @@ function together({ name, points }) {
   const known = (key) => points.map((point) => point[key]).filter(Number.isFinite).sort((a, b) => a - b);
   const of = (key, share) => (known(key).length ? quantileOf(known(key), share) : NaN);
   const sites = points.map((point) => point.site);
-  return { name: name || "(root)", site: sites[0], sites, present: true, broken: points.some((point) => point.broken), rms: of("rms", 0.5), absmax: of("absmax", 1), q05: of("q05", 0) };
+  const scales = points.map((point) => Math.max(point.rms, ONLY_ZEROS)).filter((rms) => !Number.isNaN(rms));
+  const middle = scales.length ? medianOf(scales) : NaN;
+  return { name: name || "(root)", site: sites[0], sites, present: true, broken: points.some((point) => point.broken), rms: middle <= ONLY_ZEROS / 2 ? -Infinity : middle, absmax: of("absmax", 1), q05: of("q05", 0) };
 }
 
 // Sites whose rms is far from that of alike sites in other blocks.
@@ -213,12 +219,15 @@ function outliersOf(points) {
   return [...grouped(points).values()].flatMap((group) => {
     const known = group.filter((point) => Number.isFinite(point.rms));
     if (known.length < 3) return [];
+    const few = Math.max(FEW_OUTLIERS, group.length * MOST_OUTLIERS);
+    const zeros = group.filter((point) => point.rms === -Infinity);
+    const bare = zeros.length <= few && zeros.length * 2 < group.length ? zeros.map((point) => ({ point, times: 0 })) : [];
     const middle = medianOf(known.map((point) => point.rms));
     const far = (point) => Math.abs(point.rms - middle);
     const least = Math.max(OUTLYING * medianOf(known.map(far)), LEAST_POWERS);
     const found = known.filter((point) => far(point) > least);
-    if (found.length > Math.max(FEW_OUTLIERS, known.length * MOST_OUTLIERS)) return [];
-    return found.sort((a, b) => far(b) - far(a)).map((point) => ({ point, times: 2 ** (point.rms - middle) }));
+    if (found.length > few) return bare;
+    return [...bare, ...found.sort((a, b) => far(b) - far(a)).map((point) => ({ point, times: 2 ** (point.rms - middle) }))];
   });
 }
 
@@ -244,10 +253,10 @@ function headroomRow(format, points) {
   const under = points.filter((point) => smallOf(point) > -Infinity && smallOf(point) < Math.log2(format.smallest_normal)).length;
   const said = [over && `${over} overflow${over === 1 ? "s" : ""}`, under && `${under} below normal`].filter(Boolean).join(", ");
   const cell = (found) =>
-    make("td", { class: found && found.room < 0 ? "bad" : "" }, found ? [make("b", {}, signed(found.room)), " ", make("span", { class: "faint", title: found.point.site.site }, cut(found.point.site.path || "(root)", 15))] : "–");
-  if (!above && !below) return make("tr", {}, make("th", {}, formatName(format)), cell(above), cell(below), make("td", {}, "nothing finite"));
+    make("td", { class: found && found.room < 0 ? "bad" : "" }, found ? [make("b", {}, signed(found.room)), " ", make("span", { class: "faint", title: found.point.site.site }, cut(found.point.site.path || "(root)", 26))] : "–");
+  if (!above && !below) return make("tr", {}, make("th", { scope: "row" }, formatName(format)), cell(above), cell(below), make("td", {}, "nothing finite"));
   const tone = over ? "error" : under ? "warning" : "fine";
-  return make("tr", {}, make("th", {}, formatName(format)), cell(above), cell(below), make("td", { class: tone }, `${over ? "✗" : under ? "!" : "✓"} ${said || "fits"}`));
+  return make("tr", {}, make("th", { scope: "row" }, formatName(format)), cell(above), cell(below), make("td", { class: tone }, `${over ? "✗" : under ? "!" : "✓"} ${said || "fits"}`));
 }
 
 const smallOf = (point) => (Number.isFinite(point.q05) ? point.q05 : point.rms);

@@ -46,9 +46,29 @@ export function sized(canvas, width, height) {
   return context;
 }
 
-// Names are cut in their middle; most of the end is kept, where paths differ most.
+// Names are cut in their middle: see Note [Cut names] in fitted_text.py.
 export function cut(text, most) {
   if (text.length <= most) return text;
+  const before = text.slice(0, text.lastIndexOf(" ") + 1);
+  const path = text.slice(before.length);
+  const shorter = PATH.test(path) ? before + withoutWords(path, most - before.length) : text;
+  if (shorter.length <= most) return shorter;
   const start = Math.min(Math.max(Math.floor(most / 5), 4), Math.floor(most / 2));
   return `${text.slice(0, start)}…${text.slice(text.length - (most - start - 1))}`;
+}
+
+const PATH = /^[\p{L}\p{N}_,…-]+(?:\.[\p{L}\p{N}_,…-]+)+(?:[#:/[].*)?$/su;
+const WORD = /^[\p{L}_][\p{L}\p{N}_]*$/u;
+
+function withoutWords(path, most) {
+  const words = path.split(".").slice(0, -1);
+  const shown = path.split(".");
+  let text = path;
+  for (const [place, word] of words.entries()) {
+    if (!WORD.test(word)) continue;
+    shown[place] = "\0";
+    text = shown.join(".").replace(/\.?\0(?:\.\0)*\.?/gu, "…");
+    if (text.length <= most) return shown[0] === "\0" ? `${words[0].slice(0, most - text.length)}${text}` : text;
+  }
+  return text;
 }

@@ -3,7 +3,6 @@
 
 const FILTER_KINDS = ["out", "in", "out.grad", "in.grad", "in.share", "saved", "param", "param.grad", "param.acc", "grad", "acc", "pre", "post"];
 const OF_PARAMETER = ["param", "param.grad", "param.acc"];
-const NEAR = 0.5;
 
 class Unreadable extends Error {}
 
@@ -68,6 +67,7 @@ class FilterReader {
 
   term() {
     this.spaces();
+    const start = this.at;
     const term = { excluded: this.accept("!"), path: this.path(), types: [], call: null, op: null, kind: null, leaf: null };
     if (this.accept("{")) {
       term.types = this.enclosed("}").split(",").map((name) => name.trim());
@@ -84,6 +84,7 @@ class FilterReader {
       if (!FILTER_KINDS.includes(term.kind)) this.fail(`unknown kind "${term.kind}"`);
       if (this.accept("[")) term.leaf = this.enclosed("]");
     }
+    term.said = this.text.slice(start, this.at).join("");
     this.spaces();
     return term;
   }
@@ -118,7 +119,7 @@ function termsOf(text) {
   return terms;
 }
 
-const quoted = (text) => text.replace(/[.*+?^${}()|[\]\\/-]/gu, "\\$&");
+const quoted = (text) => text.replace(/[.*+?^${}()|[\]\\/]/gu, "\\$&").replaceAll("-", "\\x2d");
 
 function pieceOf(piece) {
   if (piece === "*") return "[^.]*";
@@ -142,7 +143,7 @@ const unescaped = (term) => term.path.join(".").replace(/\\(.)/gsu, "$1");
 function widenedTerm(term, paths) {
   const literal = isLiteral(term) ? unescaped(term) : null;
   const path = literal && !paths.has(literal) ? ["**", ...term.path.slice(0, -1), `${term.path.at(-1)}*`] : term.path;
-  return { ...term, literal: path === term.path ? literal : null, pattern: patternOf(path) };
+  return { ...term, path, literal: path === term.path ? literal : null, pattern: patternOf(path) };
 }
 
 function means(term, site) {
@@ -163,14 +164,65 @@ const around = (path) => (path === null ? [] : path.split(".").map((_, place, pa
 
 const callOf = (site) => Number(/#(\d+)(?=[:/])/u.exec(site.site)?.[1] ?? 0);
 
-const pairs = (text) => new Set([...text].slice(1).map((letter, at) => [...text][at] + letter));
+// What a term that selects nothing may have meant, as kedge.sites.filters.nearest has it.
+function nearTo(term, paths, types) {
+  const known = [...new Set(paths)].filter(Boolean);
+  const classes = [...new Set(types)].sort();
+  const wrong = term.types.find((name) => !classes.includes(name));
+  if (wrong !== undefined) {
+    const close = closeMatches(wrong, classes, 3, 0.5);
+    return (close.length ? close : classes.slice(0, 3)).map((name) => `"**{${name}}"`).join(", ");
+  }
+  for (const path of variants(term)) {
+    const pattern = patternOf(path);
+    if (known.some((one) => pattern.test(`.${one}`))) return `"${path.join(".")}"`;
+  }
+  return nearNames(term, known).map((name) => `"${name}"`).join(", ");
+}
 
-// Names that share many pairs of letters with a wrong one.
-function nearTo(term, paths) {
-  const wanted = pairs(term.path.join(".").replace(/[*?\\]/gu, ""));
-  const names = new Set(paths.flatMap((path) => path.split(".")).filter((name) => !/^\d+$/u.test(name)));
-  const share = (name) => (2 * [...pairs(name)].filter((pair) => wanted.has(pair)).length) / (pairs(name).size + wanted.size || 1);
-  return [...names].map((name) => [share(name), name]).filter(([close]) => close >= NEAR).sort((a, b) => b[0] - a[0]).slice(0, 3).map(([, name]) => `"${name}"`);
+const RANGES = /(?<![^.])\d+-\d+(?![^.])/gu;
+
+// A term with stars in place of the numbers of folded blocks, and one at any depth.
+function variants({ path }) {
+  const typed = path[0] === "**" ? path.slice(1) : path;
+  const starred = typed.map((segment) => (segment.replace(/\*$/u, "") || "*").replace(RANGES, "*"));
+  const ranged = typed.some((segment) => segment.search(RANGES) >= 0);
+  return [...(ranged ? [starred, ["**", ...starred]] : []), ...(typed[0] === "*" ? [["**", ...typed.slice(1)]] : []), ["**", ...typed]];
+}
+
+// The nearest segments for a term of one, else the nearest paths, one of several alike blocks.
+function nearNames(term, known) {
+  const plain = term.path.filter((segment) => segment !== "**").join(".").replace(/[*?\\]/gu, "");
+  if (plain.includes(".")) {
+    const near = closeMatches(plain, known, 12, 0.4).reverse();
+    return [...new Map(near.map((path) => [path.replace(/(?<![^.])(?:0|[1-9]\d*)(?![^.])/gu, "\0"), path])).values()].reverse().slice(0, 3);
+  }
+  const segments = [...new Set(known.flatMap((path) => path.split(".")))].filter((name) => !/^\d+$/u.test(name));
+  const near = closeMatches(plain, segments, 3, 0.5);
+  return near.length || !plain ? near : segments.filter((name) => name.includes(plain)).sort().slice(0, 3);
+}
+
+// As Python's difflib finds them: by the share of letters in common blocks.
+function closeMatches(word, names, most, least) {
+  const share = (name) => (2 * commonLetters(name, word)) / (name.length + word.length || 1);
+  return names.map((name) => [share(name), name]).filter(([close]) => close >= least).sort((a, b) => b[0] - a[0] || (a[1] < b[1] ? 1 : -1)).slice(0, most).map(([, name]) => name);
+}
+
+// The letters in the longest common block, and in those before and after it.
+function commonLetters(a, b) {
+  let [from, to, size] = [0, 0, 0];
+  let runs = [];
+  for (let i = 0; i < a.length; i++) {
+    const longer = [];
+    for (let j = 0; j < b.length; j++) {
+      if (a[i] !== b[j]) continue;
+      longer[j] = (runs[j - 1] || 0) + 1;
+      if (longer[j] > size) [from, to, size] = [i - longer[j] + 1, j - longer[j] + 1, longer[j]];
+    }
+    runs = longer;
+  }
+  if (!size) return 0;
+  return size + commonLetters(a.slice(0, from), b.slice(0, to)) + commonLetters(a.slice(from + size), b.slice(to + size));
 }
 
 function made(text, { sites }) {
@@ -187,8 +239,8 @@ function made(text, { sites }) {
   const chosen = new Set(sites.filter((site) => terms.reduce((found, term) => (found === term.excluded && means(term, site) ? !term.excluded : found), false)));
   const owners = new Set([...chosen].map((site) => site.owner));
   const idle = terms.find((term) => !term.excluded && !sites.some((site) => means(term, site)));
-  const near = idle ? nearTo(idle, paths) : [];
-  const problem = idle ? `"${text.trim()}" selects nothing${near.length ? `; the nearest are ${near.join(", ")}` : ""}` : "";
+  const near = idle && nearTo(idle, paths, sites.map((site) => site.type));
+  const problem = idle ? `"${idle.said}" selects nothing in this recording; ${near ? `the nearest are ${near}` : '"**" selects everything'}` : "";
   const recorded = new Set(sites.map((site) => site.owner));
   const holds = (path) => terms.reduce((found, term) => (found === term.excluded && names(term, path) ? !term.excluded : found), false);
   const told = new Map(terms.map((term) => [term, new Set(sites.filter((site) => means(term, site)).map((site) => site.owner))]));

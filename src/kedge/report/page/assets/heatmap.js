@@ -5,17 +5,20 @@ import { compact, counted, power, stepsText, whole } from "./numbers.js";
 import { css, scaleTable, topLevel } from "./colours.js";
 import { BROKEN } from "./recording.js";
 import { Cells } from "./cells.js";
+import { edgesOf, roundSteps } from "./steps.js";
 import { offered, telling } from "./quantities.js";
 import { change, listen, state } from "./state.js";
 
 const LEAST_ROW = 1;
 const MOST_ROW = 18;
-const TALLEST = 600;
+// The height of all rows: so much, or this share of a tall screen.
+const [TALLEST, TALLEST_SHARE] = [600, 0.6];
 // Rows lower than this are named by block.
 const LEAST_NAMED = 7;
-const WIDEST = 64;
-const LEAST_COLUMN = 2;
+const WIDEST = 320;
 const LABEL_HEIGHT = 11;
+// A mark stands at the beginning of a wide column, which is its step; and so many pixels of the axis have one number.
+const [FROM_EDGE, TICK_ROOM] = [9, 70];
 const STRIPE = 5;
 
 // What has no value is striped, as in the legend: no colour of a scale can be mistaken for it.
@@ -35,18 +38,6 @@ function striped(context) {
   const pattern = context.createPattern(tile, "repeat");
   pattern.setTransform(new DOMMatrix().scale(1 / dense));
   return pattern;
-}
-
-// Where columns begin and end: a column reaches from its first step to that of the next one, true to scale, but has a pixel.
-function edgesOf({ first, width }, plot) {
-  const gaps = Array.from({ length: width }, (_, column) => (column + 1 < width ? first[column + 1] - first[column] : 0));
-  if (width) gaps[width - 1] = width > 1 ? gaps[width - 2] : 1;
-  const least = Math.min(LEAST_COLUMN, plot / Math.max(width, 1));
-  const all = gaps.reduce((sum, gap) => sum + gap, 0);
-  const scale = (plot - least * width) / (all || 1);
-  const edges = [0];
-  for (const gap of gaps) edges.push(edges.at(-1) + least + gap * scale);
-  return edges;
 }
 
 export class HeatMap {
@@ -120,7 +111,7 @@ export class HeatMap {
     const { cells, scroll } = this;
     if (!cells || !scroll.clientWidth) return;
     const count = cells.sites.length;
-    this.row = Math.max(LEAST_ROW, Math.min(MOST_ROW, Math.floor(TALLEST / Math.max(count, 1))));
+    this.row = Math.max(LEAST_ROW, Math.min(MOST_ROW, Math.floor(Math.max(TALLEST, innerHeight * TALLEST_SHARE) / Math.max(count, 1))));
     const shown = scroll.clientWidth;
     this.left = Math.min(Math.max(...cells.sites.map((site) => this.label(site).length), 6) * 6.2 + 26, shown * 0.3);
     // A column gets a pixel at least: a spike that shares one would be lost.
@@ -172,6 +163,20 @@ export class HeatMap {
 
   middle(column) {
     return this.left + (this.edges[column] + this.edges[column + 1]) / 2;
+  }
+
+  // Where a column's mark is drawn.
+  markAt(column) {
+    return Math.min(this.middle(column), this.left + this.edges[column] + FROM_EDGE);
+  }
+
+  // Where a step is: in its column, as far as it is from the column's first step.
+  placeOf(step) {
+    const { first } = this.recording;
+    const column = this.recording.columnOf(step);
+    const [start, end] = [this.edges[column], this.edges[column + 1]];
+    const gap = column + 1 < first.length ? first[column + 1] - first[column] : (first[column] - first[column - 1] || 1);
+    return this.left + start + ((step - first[column]) / gap) * (end - start);
   }
 
   // Colour alone must not tell a broken cell.
@@ -245,7 +250,7 @@ export class HeatMap {
     context.textAlign = "center";
     context.font = `bold 10px ${colour("sans")}`;
     for (const { finding, row, column, open } of this.pins()) {
-      const [x, y] = [this.middle(column), this.top + (row + 0.5) * this.row];
+      const [x, y] = [this.markAt(column), this.top + (row + 0.5) * this.row];
       const focus = finding.number === state.finding;
       context.beginPath();
       context.arc(x, y, focus ? 9 : 7, 0, 2 * Math.PI);
@@ -274,16 +279,11 @@ export class HeatMap {
     context.font = `11px ${colour("sans")}`;
     context.textBaseline = "top";
     context.textAlign = "center";
-    const { first, width: columns } = this.recording;
-    let free = -Infinity;
-    for (let column = 0; column < columns; column++) {
-      const x = this.middle(column);
-      if (x < free) continue;
-      free = x + 70;
-      context.fillStyle = colour("line");
-      context.fillRect(x, 0, 1, 4);
+    for (const step of roundSteps(this.recording, this.plot / TICK_ROOM)) {
+      const x = this.placeOf(step);
       context.fillStyle = colour("faint");
-      context.fillText(whole(first[column]), x, 6);
+      context.fillRect(x, 0, 1, 4);
+      context.fillText(whole(step), x, 6);
     }
     context.textAlign = "right";
     context.fillText("step", this.left - 12, 6);

@@ -7,6 +7,7 @@ const typing = (target) => target instanceof HTMLInputElement ? target.type !== 
 
 export function listenToKeys({ recording, panel }) {
   printLight();
+  connectSections();
   const actions = {
     j: () => step(recording(), 1),
     k: () => step(recording(), -1),
@@ -28,6 +29,20 @@ export function listenToKeys({ recording, panel }) {
     event.preventDefault();
     actions[event.key]();
   });
+}
+
+// The links to the sections move the page themselves: in a page inside another one they would lead to that one's
+// address, and elsewhere they would take the place of the chosen site in it.
+function connectSections() {
+  for (const link of document.querySelectorAll(".bar nav a")) {
+    link.addEventListener("click", (event) => {
+      const section = byId(link.getAttribute("href").slice(1));
+      event.preventDefault();
+      section.tabIndex = -1;
+      section.focus({ preventScroll: true });
+      section.scrollIntoView();
+    });
+  }
 }
 
 // Paper is light, and what is drawn on canvases has to be drawn again for it.

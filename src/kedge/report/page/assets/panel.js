@@ -116,11 +116,11 @@ export class Panel {
     const row = (format) => {
       const [above, below] = [Math.log2(format.largest / most), Math.log2(least / format.smallest_normal)];
       const cell = (room) => make("td", { class: room < 0 ? "bad" : "" }, `${room < 0 ? "✗ " : ""}${room.toFixed(1)}`);
-      return make("tr", {}, make("th", {}, formatName(format)), cell(above), cell(below));
+      return make("tr", {}, make("th", { scope: "row" }, formatName(format)), cell(above), cell(below));
     };
     return [
       make("h3", {}, "Room in other formats, in powers of two"),
-      make("table", { class: "room" }, make("thead", {}, make("tr", {}, ["format", "to overflow", "to subnormal"].map((text) => make("th", { scope: "col" }, text)))), make("tbody", {}, recording.formats.map(row))),
+      make("table", { class: "room" }, make("caption", { class: "unseen" }, "the distance of this site from the limits of number formats, in powers of two"), make("thead", {}, make("tr", {}, ["format", "to overflow", "to subnormal"].map((text) => make("th", { scope: "col" }, text)))), make("tbody", {}, recording.formats.map(row))),
     ];
   }
 

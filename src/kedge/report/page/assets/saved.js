@@ -71,7 +71,7 @@ export class Saved {
     return make(
       "div",
       { class: "ledger", tabindex: 0, role: "region", "aria-label": `saved for backward by ${columns[0]}` },
-      make("table", {}, make("thead", {}, make("tr", {}, columns.map((title, place) => make("th", { class: place === words ? "words" : null }, title)))), make("tbody", {}, rows.map(({ cells, path }) => make("tr", {}, make("td", { class: "mono" }, this.label(cells[0], path, 60)), cells.slice(1).map((text, place) => cell(text, place + 1)))))),
+      make("table", {}, make("caption", { class: "unseen" }, `saved for backward by ${columns[0]}`), make("thead", {}, make("tr", {}, columns.map((title, place) => make("th", { scope: "col", class: place === words ? "words" : null }, title)))), make("tbody", {}, rows.map(({ cells, path }) => make("tr", {}, make("td", { class: "mono" }, this.label(cells[0], path, 60)), cells.slice(1).map((text, place) => cell(text, place + 1)))))),
       note.trim() && make("p", { class: "faint" }, note),
     );
   }

@@ -39,7 +39,16 @@ function remember(changed) {
   if (changed.some((key) => KEPT.includes(key))) {
     const named = KEPT.filter((key) => chosen[key]);
     const text = new URLSearchParams(named.map((key) => [key, chosen[key]])).toString();
-    history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search);
+    showAddress(text ? `#${text}` : location.pathname + location.search);
+  }
+}
+
+// A page inside another one may not have an address of its own, as in the viewers of notebooks and editors.
+function showAddress(address) {
+  try {
+    history.replaceState(null, "", address);
+  } catch (refused) {
+    console.debug(`the address does not name the place: ${refused.message}`);
   }
 }
 

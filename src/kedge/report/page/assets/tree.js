@@ -2,7 +2,7 @@
 // alike are one node, with the least and the largest of their figures; it unfolds into what is in each of them, and into
 // the blocks one by one.
 
-import { badge, byId, fill, make } from "./elements.js";
+import { badge, byId, fill, make, MARKS } from "./elements.js";
 import { brief, bytes, compact, thousands } from "./numbers.js";
 import { change, listen, state } from "./state.js";
 import { baseKind } from "./quantities.js";
@@ -36,6 +36,7 @@ export class Tree {
       return;
     }
     this.wanted = this.chosenPaths();
+    this.leads = this.markedPaths();
     const titles = ["module", "class", "output", "parameters", "rms", "gradient", this.saved && "saved for backward"].filter(Boolean);
     fill(this.host, make("div", { class: `tree${this.saved ? " with-saved" : ""}` }, make("div", { class: "row titles" }, titles.map((text) => make("span", {}, text))), roots.map((root) => this.node(root, 0))));
     this.markChosen();
@@ -53,6 +54,21 @@ export class Tree {
     return wanted;
   }
 
+  // The modules with a finding in them, and the worst severity of those; and the way to the worst of all is unfolded.
+  markedPaths() {
+    const inside = new Map();
+    const unfolded = new Set();
+    this.recording.findings.forEach((finding, place) => {
+      let node = this.nodes.get(this.recording.site(finding.site)?.owner)?.holder;
+      for (; node; node = node.holder) {
+        const { path } = node.module;
+        if (!inside.has(path) || SEVERITIES.indexOf(finding.severity) < SEVERITIES.indexOf(inside.get(path))) inside.set(path, finding.severity);
+        if (!place && finding.severity !== "info") unfolded.add(path);
+      }
+    });
+    return { inside, unfolded };
+  }
+
   lets(node) {
     return !this.wanted || node.members.some((one) => this.wanted.has(one.module.path));
   }
@@ -63,7 +79,7 @@ export class Tree {
     const many = node.members.length > 1;
     if (!node.held.length && !node.blocks) return make("div", { class: "leaf" }, row);
     const folds = !many && foldedNodes(this.recording.folds, node.held).length < node.held.length;
-    const open = !many && (this.wanted !== null || depth < OPEN_DEPTH || this.nodes.size <= FEW || folds);
+    const open = !many && (this.wanted !== null || depth < OPEN_DEPTH || this.nodes.size <= FEW || folds || this.leads.unfolded.has(node.module?.path ?? node.members[0].module.path));
     return this.branch(node.key, row, open, () => this.inside(node, depth + 1));
   }
 
@@ -143,7 +159,9 @@ export class Tree {
     const texts = new Set(node.members.flatMap(({ module }) => module.sites.map((id) => this.recording.sites[id].site)));
     const found = this.recording.findings.filter((finding) => texts.has(finding.site)).map((finding) => finding.severity);
     const severity = SEVERITIES.find((one) => found.includes(one));
-    return severity && badge(severity);
+    if (severity) return badge(severity);
+    const held = SEVERITIES.find((one) => node.members.some(({ module }) => this.leads.inside.get(module.path) === one));
+    return held && make("span", { class: `badge open ${held}`, title: `${held} of a module in it` }, MARKS[held]);
   }
 
   markChosen() {

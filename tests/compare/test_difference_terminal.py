@@ -215,7 +215,7 @@ def test_a_table_of_wide_spreads_fits_a_narrow_terminal() -> None:
 
     runs = story(layers=layers, factor=scale), story(layers=layers, factor=later(scale, parting))
 
-    for width, titles in ((80, ["apart"]), (140, ["A", "B", "apart", "at", "last"])):
+    for width, titles in ((80, ["apart"]), (140, ["A", "B", "apart", "at", "end"])):
         text = lines(*runs, width=width)
         at = next(i for i, line in enumerate(text) if line.startswith("module "))
         assert [title for title in text[at].split()[4:] if title != "steps"][: len(titles)] == titles

@@ -448,7 +448,7 @@ def test_a_long_path_is_cut_in_its_middle() -> None:
 
     line = next(line for line in report(recording, width=80).splitlines() if "attention" in line)
 
-    assert line.startswith("  bloc…block")
+    assert line.startswith("  block…block")
     assert line.split()[0].endswith("block29.attention.out")
     assert len(line) <= 80
 

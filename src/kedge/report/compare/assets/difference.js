@@ -53,7 +53,7 @@ function showParted({ told, parted }, { letsModule }) {
     const own = members.map((place) => told.modules[place]);
     return own.length > 1 ? foldedRows(label, own, own.map(row)) : own.map(row);
   });
-  const titles = ["module", "type", "first at step", "in", "A", "B", "apart", "at last"].map((text) => make("th", { scope: "col" }, text));
+  const titles = ["module", "type", "first at step", "in", "A", "B", "apart", "at end"].map((text) => make("th", { scope: "col" }, text));
   fill(byId("parted-body"), chosen.length ? make("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "modules that part" }, make("table", { class: "room" }, make("caption", { class: "unseen" }, "the modules that part, in the order in which they do"), make("thead", {}, make("tr", {}, titles)), make("tbody", {}, rows))) : make("p", { class: "empty" }, told.modules.length ? "No module that parts passes the filter." : "No module parts."));
   byId("parted").classList.toggle("bare", !told.modules.length);
 }

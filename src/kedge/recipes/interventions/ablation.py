@@ -39,7 +39,7 @@ def ablate(
         dim: The dimension of the positions: 1 for tokens and channels.
 
     Returns:
-        The handle: use it as a ``with`` block, or call ``remove()``.
+        The handle, used as a ``with`` block, or ended by ``remove()``.
 
     Examples:
         >>> with recipes.ablate(model, "relu", positions=[0, 2]):  # two channels

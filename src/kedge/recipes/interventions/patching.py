@@ -154,7 +154,7 @@ def patch(
             patch each site as a whole.
 
     Returns:
-        The table of effects: 0 for no change, 1 if the metric is that of the clean input.
+        The table of effects, where 0 is no change, and 1 means that the metric is that of the clean input.
 
     Examples:
         >>> table = recipes.patch(model, images[:1], images[1:2], "relu, fc", lambda output: output[0, 0])

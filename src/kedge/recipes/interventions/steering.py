@@ -93,7 +93,7 @@ def steer(
             keep the length of the value.
 
     Returns:
-        The handle: use it as a ``with`` block, or call ``remove()``.
+        The handle, used as a ``with`` block, or ended by ``remove()``.
 
     Examples:
         >>> direction = recipes.contrast(model, "fc", toward=[images[:4]], away=[images[4:]])
@@ -116,7 +116,7 @@ def contrast(model: nn.Module, site: str, toward: Iterable[Any], away: Iterable[
         away: Batches of inputs that it leads away from.
 
     Returns:
-        The direction, for `steer`: a tensor [width].
+        The direction, for `steer`, as a tensor [width].
     """
     ends = [means(model, site, inputs, over=None) for inputs in (toward, away)]
     for end in ends:

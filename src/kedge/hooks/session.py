@@ -38,7 +38,7 @@ class Session(Attachments):
             when: The schedule, such as ``kedge.every(10)``, in optimizer steps; None for always.
 
         Returns:
-            The handle, which removes the hook and is a mapping of the recorded values, as in ``acts["layer4"]`` and ``dict(acts)``.
+            The handle, which removes the hook and maps names to recorded values, as in ``acts["layer4"]`` and ``dict(acts)``.
 
         Raises:
             NoSiteMatched: If the selector matches nothing.

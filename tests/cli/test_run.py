@@ -208,6 +208,23 @@ def test_a_program_without_a_model_leaves_nothing(
     assert recordings(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import torchh", "the program ended with ModuleNotFoundError before it imported torch"),
+        (
+            "import torch; torch.nn.Linear(1, 1).weigth",
+            "the program ended with AttributeError before it called a module",
+        ),
+    ],
+)
+def test_a_program_that_fails_early_leaves_nothing(kedge: Kedge, script: Script, source: str, said: str) -> None:
+    """The last line gives the error as the cause, and does not guess about the program."""
+    done = kedge("run", script(source), fresh=True)
+
+    assert (done.stderr.splitlines()[-1], done.returncode) == (f"[kedge] nothing was recorded: {said}", 1)
+
+
 def test_a_watch_that_cannot_begin_is_told_as_such(kedge: Kedge, script: Script) -> None:
     """The failure has its line, and the last one does not say that the program did without torch."""
     source = "import sys; sys.modules['kedge.watch.run.summary'] = None; import torch; print('hello')"

@@ -90,6 +90,20 @@ def test_a_hint_that_was_one_says_nothing_new():
     assert judged(of(DEAD, "info"), of(RATE))[DEAD] == of(DEAD, "info")
 
 
+@pytest.mark.parametrize("cause", ["GRAD-VANISH", RATE, DEAD, "NOT-OPTIMIZED"])
+def test_no_learning_follows_from_what_stops_it(cause):
+    """It is a hint by itself; its advice to look at the labels would mislead where the fault is known."""
+    still = judged(of("NO-LEARNING", "info", site="loss", step=190), of(cause))["NO-LEARNING"]
+
+    assert still.message == f"NO-LEARNING was found. It may follow from {cause}."
+    assert (still.severity, still.remedy) == ("info", f"Fix {cause} first.")
+
+
+def test_no_learning_without_a_fault_keeps_its_remedy():
+    """Nothing else was found, so its own remedy is what there is."""
+    assert judged(of("NO-LEARNING", "info", site="loss"))["NO-LEARNING"].message == "NO-LEARNING was found."
+
+
 def test_a_nan_is_always_an_error():
     """Whatever made it."""
     found = judged(of(NAN, "error", step=50), *(of(cause.partition(":")[0]) for cause, _ in FOLLOWS))

@@ -13,7 +13,7 @@ from kedge.cli.meant import no_program
 from kedge.cli.watch_options import add_watch_options, check_selector
 from kedge.cli.watching import Watching
 from kedge.errors import ScriptError
-from kedge.program.ending import Ending, text_of
+from kedge.program.ending import Ending, ended_before, text_of
 from kedge.program.own_imports import OWN_IMPORTS
 from kedge.program.program import Program
 from kedge.program.restored import BeforeProgram
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kedge.watch.totals import WatchSummary
 
 NOTHING = "nothing was recorded"
-NO_TORCH = f"{NOTHING}: the program did not import torch"
+NO_TORCH = "the program did not import torch"
 
 
 class RunCommand:
@@ -162,7 +162,7 @@ class RunEnd:
         summary = self._finish(ending)
         if self.launch.leads and not self.output.quiet:
             self.launch.await_others(self.recorder.place)
-            for line in self._last_words(summary):
+            for line in self._last_words(summary, ending.error):
                 self.report(line)
         failed = self.recorder.failed or self.watching.failed
         return replace(ending, status=STATUS) if self.output.strict and failed and not ending.status else ending
@@ -176,12 +176,13 @@ class RunEnd:
         self.recorder.close()
         return summary
 
-    def _last_words(self, summary: WatchSummary | None) -> Iterable[str]:
+    def _last_words(self, summary: WatchSummary | None, error: BaseException | None) -> Iterable[str]:
         if summary is None:
-            return [NOTHING if self.watching.failed else NO_TORCH]
+            why = ended_before("it imported torch", error) or NO_TORCH
+            return [NOTHING if self.watching.failed else f"{NOTHING}: {why}"]
         from kedge.watch.run.summary import last_words
 
-        return last_words(self.output.name, self.recorder, summary, self.folder)
+        return last_words(self.output.name, self.recorder, summary, self.folder, error)
 
 
 def _signed(report: Callable[[str], None], rank: int) -> Callable[[str], None]:

@@ -50,6 +50,13 @@ class Ending:
         raise left
 
 
+def ended_before(point: str, error: BaseException | None) -> str:
+    """Return a sentence about a program that an error ended before some point; empty if it ended by itself."""
+    if error is None or isinstance(error, SystemExit):
+        return ""
+    return f"the program ended with {type(error).__name__} before {point}"
+
+
 def end_with(error: BaseException | None) -> Ending:
     """Print an error as Python does when a program ends with it.
 

@@ -3,9 +3,10 @@
 # Note [Consequences]
 A learning rate that is too large kills units, stops gradients and makes the loss jump. A rule of its own finds each of
 these, and the remedies of all but one would mislead. So a finding becomes info if a cause of it was found as a warning or
-an error, in the same model or in one that the same optimizer trains, and not clearly later. A finding that has become info
+an error, in the same model or in one that the same optimizer trains, and not clearly later. A finding that is info
 is not a cause: the first in the table decides, and there are no circles. The cause gets the worst severity of its effects:
-an input that stops all training is an error. A NaN ends the training, so it stays an error by itself.
+an input that stops all training is an error. A NaN ends the training, so it stays an error by itself. NO-LEARNING is info
+in any case, but gets the remedy of its cause.
 """
 
 from __future__ import annotations
@@ -23,20 +24,29 @@ from kedge.store.recording import Recording
 #: A finding that begins more than this number of measured steps before another one does not follow from it.
 LAG = 3
 
+#: What many faults lead to. It is always a hint, but its own remedy misleads where the fault is known.
+SYMPTOM = "NO-LEARNING"
+
 #: Each cause with its effects, the deepest cause first. After a colon stands the ``kind`` in the finding's evidence.
 FOLLOWS: tuple[tuple[str, frozenset[str]], ...] = tuple(
     (cause, frozenset(effects.split()))
     for cause, effects in (
         # Equal weights get equal gradients; weights of zero get none, and pass none on.
-        ("NEVER-INITIALISED", "INIT-SCALE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SPIKE"),
+        ("NEVER-INITIALISED", "INIT-SCALE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SPIKE NO-LEARNING"),
         # Inputs or weights that are too large or too small at the first step make outputs, gradients and steps so.
         (
             "INPUT-SCALE",
-            "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
+            (
+                "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large "
+                "NO-LEARNING"
+            ),
         ),
         (
             "INIT-SCALE",
-            "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
+            (
+                "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large "
+                "NO-LEARNING"
+            ),
         ),
         # A loss without a lower bound moves the weights without end; logarithms of logits make one.
         (
@@ -47,25 +57,30 @@ FOLLOWS: tuple[tuple[str, frozenset[str]], ...] = tuple(
         # Gradients that add up make steps that are too long.
         (
             "GRADS-KEPT",
-            "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
+            "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large NO-LEARNING",
         ),
         # One sample less its own mean is zero, whatever it was.
-        ("BATCH-OF-ONE", "DEAD-CHANNEL GRAD-ZERO SPIKE"),
+        ("BATCH-OF-ONE", "DEAD-CHANNEL GRAD-ZERO SPIKE NO-LEARNING"),
         # Steps that are too long overwrite the weights.
-        ("RATE-TOO-LARGE", "DEAD-CHANNEL GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large"),
+        (
+            "RATE-TOO-LARGE",
+            "DEAD-CHANNEL GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large NO-LEARNING",
+        ),
         # Parameters that are not trained stay in their first state.
-        ("NOT-OPTIMIZED", "DEAD-CHANNEL UPDATE-RATIO:small"),
+        ("NOT-OPTIMIZED", "DEAD-CHANNEL UPDATE-RATIO:small NO-LEARNING"),
         ("UNUSED-PARAM", "UPDATE-RATIO:small"),
         # Numbers below the range of a narrow dtype become zero.
-        ("UNDERFLOW", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small"),
+        ("UNDERFLOW", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small NO-LEARNING"),
         # If all gradients were always zero, no weight has changed, and dead units were dead at the start.
         ("GRAD-ZERO:all", "DEAD-CHANNEL UPDATE-RATIO:small"),
         # Units without a slope pass no gradient on.
-        ("DEAD-CHANNEL", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small"),
-        ("SATURATED", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small"),
-        ("GRAD-ZERO", "UPDATE-RATIO:small"),
+        ("DEAD-CHANNEL", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small NO-LEARNING"),
+        ("SATURATED", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small NO-LEARNING"),
+        ("GRAD-ZERO", "UPDATE-RATIO:small NO-LEARNING"),
+        # The first layers get nothing to learn from.
+        ("GRAD-VANISH", "NO-LEARNING"),
         # The gradient that grew is also the one that jumps, and it makes the steps long.
-        ("GRAD-EXPLODE", "SPIKE SCALE-DRIFT UPDATE-RATIO:large"),
+        ("GRAD-EXPLODE", "SPIKE SCALE-DRIFT UPDATE-RATIO:large NO-LEARNING"),
     )
 )
 
@@ -77,7 +92,8 @@ def follow(recording: Recording, findings: Iterable[Finding]) -> list[Finding]:
     for cause, effects in FOLLOWS:
         causes = [i for i, each in enumerate(found) if each.severity != "info" and cause in _kinds(each)]
         for at, finding in enumerate(found):
-            if finding.severity == "info" or not _kinds(finding) & effects:
+            hinted = finding.severity == "info" and finding.code != SYMPTOM
+            if hinted or "follows" in finding.evidence or not _kinds(finding) & effects:
                 continue
             why = next((i for i in causes if models.may_follow(finding, found[i])), None)
             if why is not None:

@@ -23,7 +23,8 @@ class GradVanish:
 
     Meaning:
         The weights of the first third of the layers get gradients that are orders of magnitude smaller than those of
-        the last third, and hardly change.
+        the last third, and hardly change. On its way back the gradient is multiplied once per layer, by the weights
+        and by the slope of the activation, which is at most 1/4 for a sigmoid; many factors below one leave nothing.
 
     Formula:
         For every weight r = rms(gradient) / rms(weight), and a = rms(gradient of its module's output). In each measured

@@ -10,7 +10,7 @@ from kedge import native
 from kedge.errors import RecordingError
 from kedge.native import on_device
 from kedge.numbers import counted, percent, seconds
-from kedge.program.ending import text_of
+from kedge.program.ending import ended_before, text_of
 from kedge.report.head import lost_ranks
 from kedge.report.verdict import advice, tally, verdict
 from kedge.rules.judgement import Judgement, judge
@@ -53,7 +53,13 @@ def end_of(summary: WatchSummary, status: int, error: BaseException | None) -> d
     }
 
 
-def last_words(name: str, recorder: RecordingSink, summary: WatchSummary, folder: Path | None = None) -> Iterator[str]:
+def last_words(
+    name: str,
+    recorder: RecordingSink,
+    summary: WatchSummary,
+    folder: Path | None = None,
+    error: BaseException | None = None,
+) -> Iterator[str]:
     """Yield the last lines for the user: the figures of the run, the findings, and the next command.
 
     Args:
@@ -61,9 +67,11 @@ def last_words(name: str, recorder: RecordingSink, summary: WatchSummary, folder
         recorder: The sink that wrote it.
         summary: The figures of the watch.
         folder: Where the search for the project's configuration begins; the working directory if None.
+        error: The error that ended the program; None if it ran to its last line.
     """
     if recorder.writer is None:
-        why = "" if recorder.failed or summary.failed else f": {NO_SITE if summary.steps else NO_MODULE}"
+        without_site = NO_SITE if summary.steps else ended_before("it called a module", error) or NO_MODULE
+        why = "" if recorder.failed or summary.failed else f": {without_site}"
         yield f"nothing was recorded{why}"
         return
     yield from words_on(name, recorder.place, summary, folder)

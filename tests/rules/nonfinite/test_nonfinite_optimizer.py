@@ -13,7 +13,8 @@ TOTAL = ":grad.norm"
 
 LOOK = (
     'To have the module named, run it again with "kedge run --budget none --every 1 SCRIPT". If no module is named then, the '
-    "loss or an optimizer's step made it."
+    "loss or an optimizer's step made it. "
+    'To have the operation named, run "kedge run --dump SCRIPT".'
 )
 
 

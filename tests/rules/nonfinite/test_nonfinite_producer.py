@@ -172,6 +172,9 @@ def test_a_producer_inside_a_module_is_a_site_of_it():
 
     assert (finding.site, finding.confidence) == ("log:out", 0.7)
     assert "probably log made it, in log, at train.py:37" in finding.message
+    assert finding.remedy.startswith(
+        "Print the inputs of these operations in step 27. Keep the input of log above zero"
+    )
 
 
 def test_rows_that_name_the_module_are_told_the_operation():

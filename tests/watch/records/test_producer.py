@@ -95,6 +95,34 @@ def test_a_loss_of_a_batch_that_is_not_finite_blames_no_operation_with_certainty
     assert [found for found in producers(spoiled) if found["certain"] and found["operation"] != "add"] == []
 
 
+def test_no_operation_behind_a_finite_output_is_suspected() -> None:
+    """The output of the model is a variable of the program, so the search passes over the divisions before it."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            moved = x + self.bias.sum()
+            return super().forward(moved / (moved.std() + 1.0))
+
+    def likelihood(y: Tensor, bad: bool) -> Tensor:
+        spread = y.exp().mean()
+        return spread + y.mean() / (y * (0.0 if bad else 1.0)).pow(2).mean().sqrt()
+
+    model = Scaled(4, 4)
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        for step in range(BAD + 1):
+            out = model(torch.randn(6, 4))
+            likelihood(out, step == BAD).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    (found,) = [event for event in watch(program, every=100).events if event["kind"] == "producer"]
+    assert (found["text"], found["certain"]) == ("spread = y.exp().mean()", False)
+    place = f"{found['file']}:{found['line'] + 1}"
+    assert found["detail"].endswith(f"so can sqrt at {place}, div at {place}")
+
+
 def test_parameters_that_are_not_finite_already_have_no_producer() -> None:
     """It was made in an earlier step, by the update."""
     model = nn.Linear(4, 3)

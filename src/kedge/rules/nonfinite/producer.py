@@ -163,7 +163,10 @@ class Producer:
             return REMEDIES["entry"]
         backward = self.event.get("where") == "backward"
         if self.name in _REMEDIES:
-            return _REMEDIES[self.name] + (_NOT_ITS_OUTPUT if backward else "")
+            first = (
+                "" if self.event.get("certain", True) else f"Print the inputs of these operations in step {self.step}. "
+            )
+            return first + _REMEDIES[self.name] + (_NOT_ITS_OUTPUT if backward else "")
         if backward:
             return REMEDIES["backward"].format(name=module or "the program")
         name = self.name + (f" in {module}" if module else "")

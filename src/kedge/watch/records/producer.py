@@ -5,7 +5,8 @@ When the first gradient arrives, the nodes between the loss and that parameter h
 the others still hold them: inputs of some operations, results of others. Values of the program's own variables, where
 it called backward, are known too. A node with finite inputs and a non-finite result made the first such value. For
 nodes that have run, dangerous inputs show it: a logarithm of zero, a division by zero. If no value shows it, the first
-operation behind the loss that can make such a value is named, without certainty.
+operation behind the loss that can make such a value is named, without certainty; not one behind a variable of the
+program that is finite, such as the model's output: it lies before the place.
 
 # Note [The line of an operation]
 Autograd can record the Python stack at which each node is made, as its anomaly mode does, which is slow. So it is
@@ -181,9 +182,12 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
             suspects.append(node)
         if bad:
             break
+    sound = set(behind(node for node, value in variables.items() if _is_finite(value)))
+    suspects = [node for node in suspects if node not in sound]
     if not suspects:
         return None
-    others = sorted({plain_name(n.name()) for n in suspects[1:]})
+    others = dict.fromkeys(_named(node, where[node]) for node in suspects[1:])
+    others.pop(_named(suspects[0], where[suspects[0]]), None)
     detail = "the loss is not finite, and this operation before it can produce non-finite values" + (
         f"; so can {', '.join(others)}" if others else ""
     )
@@ -217,6 +221,12 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[st
         + (f"; so can {', '.join(others)}" if others else "")
     )
     return _found(suspects[-1], where[suspects[-1]], detail, certain=False) | {"where": "backward"}
+
+
+def _named(node: Node, line: Mapping[str, Any] | None) -> str:
+    """Return the name of an operation, with its line if that is known."""
+    name = plain_name(node.name())
+    return f"{name} at {line['file']}:{line['line']}" if line else name
 
 
 def _is_dangerous(node: Node) -> bool:

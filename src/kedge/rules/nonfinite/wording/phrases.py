@@ -92,7 +92,7 @@ REMEDIES = {
     "parameter": "Check the checkpoint and the initialisation with torch.isfinite{before}.",
     "stepped": "Lower the learning rate or warm it up, clip gradients, and check the optimizer's state if it came from a "
     "checkpoint.",
-    "unseen": "{again}If no module is named then, the loss or an optimizer's step made it.",
+    "unseen": "{again}If no module is named then, the loss or an optimizer's step made it.{dumped}",
     "written": "Look at what the program does between backward() and step(): clip_grad_norm_ with an infinite norm turns "
     "every gradient into NaN (error_if_nonfinite=True reports it), accumulated gradients can overflow, and "
     "unscaling divides by a scale that may be zero.",
@@ -105,7 +105,7 @@ REMEDIES = {
     "calls: sqrt or norm at 0, pow below 1 at 0, a division, or torch.where around one of them. Change its input, not "
     "its output.{dumped}",
     "gap": "Look at the operations between these sites for one whose derivative is infinite: sqrt or norm at 0, "
-    "a division, or torch.where around one of them. Change its input, not its output.",
+    "a division, or torch.where around one of them. Change its input, not its output.{dumped}",
     "loss": "Look at the loss and its inputs: log of 0, division by a zero count (an empty mask), sqrt "
     "at 0, or a loss scale that is too large.",
 }

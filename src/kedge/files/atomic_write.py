@@ -24,8 +24,13 @@ _ADVICE = {
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
-    """Context that turns errors of the operating system into a RecordingError that says what to do."""
+def told(what: str, then: str = "") -> Iterator[None]:
+    """Context that turns errors of the operating system into a RecordingError that says what to do.
+
+    Args:
+        what: What is done, such as "write x.json".
+        then: What to do after the remedy; none if empty.
+    """
     try:
         yield
     except RecordingError:  # a subclass is an OSError too, and already has its message
@@ -33,7 +38,7 @@ def told(what: str) -> Iterator[None]:
     except OSError as error:
         cause = error.strerror or str(error)
         advice = _ADVICE.get(error.errno or 0, "check the disk, or name another place")
-        raise RecordingError(f"cannot {what}: {cause}; {advice}") from error
+        raise RecordingError(f"cannot {what}: {cause}; {advice}" + (f"; {then}" if then else "")) from error
 
 
 def replace(path: Path, text: str) -> None:

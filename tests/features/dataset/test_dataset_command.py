@@ -169,10 +169,12 @@ def test_bad_samples_are_listed(kedge, tmp_path):
     """What is left out is told, and without --on-bad skip it is an error with the key."""
     done = kedge("parts:net", "--data", "parts:Bad", "--sites", "4", code=2)
     assert "kedge: no features of sample '3' (and 6 more of its batch): ValueError: no image" in done.stderr
+    assert "leave such samples out with on_bad='skip' (--on-bad skip)" in done.stderr
     done = kedge("parts:net", "--data", "parts:Bad", "--sites", "4", "--on-bad", "skip", "--workers", "1")
 
     assert done.stderr.splitlines()[0] == "left out: 3: ValueError: no image"
     assert done.stderr.splitlines()[-1] == "left out: 2 more"
+    assert done.stdout.splitlines()[-1] == "  left out: 7 samples"
     assert len(open_features(tmp_path / "out").bad) == 7
 
 

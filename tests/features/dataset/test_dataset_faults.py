@@ -204,8 +204,11 @@ def test_a_full_disk_keeps_what_is_written(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(safetensors, "write_all", full)
-        with pytest.raises(RecordingError, match="cannot write .*shard-0-.*: No space left on device; free some space"):
+        with pytest.raises(
+            RecordingError, match="cannot write .*shard-0-.*: No space left on device; free some space"
+        ) as e:
             extract_dataset(features(), batches_of(Images()), tmp_path / "out", SMALL)
+    assert str(e.value).endswith("; then run it again, which keeps what is written")
     assert_is_a_part(tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir() if path.name.endswith(".part")] == []
     found = extract_dataset(features(), batches_of(Images()), tmp_path / "out", SMALL)

@@ -136,7 +136,9 @@ def bad_sample(found: Sequence[FailedSample]) -> BadSample:
     """Return the error about samples without features; it names the first."""
     first, more = found[0], f" (and {len(found) - 1} more of its batch)" if len(found) > 1 else ""
     remedy = (
-        "a stream cannot continue after this" if first.ends else "fix it, or leave such samples out with on_bad='skip'"
+        "a stream cannot continue after this"
+        if first.ends
+        else "fix it, or leave such samples out with on_bad='skip' (--on-bad skip)"
     )
     error = BadSample(f"no features of sample {first.key!r}{more}: {first.why}; {remedy}")
     if first.details:

@@ -19,6 +19,7 @@ from kedge.features.dataset.folder.stored_reducers import read_state
 from kedge.features.dataset.folder.stored_samples import StoredSamples
 from kedge.features.reduce.load_state import restore
 from kedge.features.reduce.reducer import Reducer
+from kedge.numbers import counted
 
 
 def open_features(folder: str | os.PathLike[str]) -> FeatureSet:
@@ -139,7 +140,7 @@ class FeatureSet(Mapping[str, FeatureColumn]):
             shapes = " or ".join(str(list(shape)) for shape in sorted(column.shapes)[:3])
             lines.append(f"  {name}  {str(column.dtype).removeprefix('torch.')} {shapes}")
         lines += [f"  {name}  {', '.join(map(repr, some))}" for name, some in self.reduced.items()]
-        return "\n".join(lines + ([f"  {len(self.bad):,} samples were left out"] if self.bad else []))
+        return "\n".join(lines + ([f"  left out: {counted(len(self.bad), 'sample')}"] if self.bad else []))
 
 
 def places_of(folder: Path) -> Iterator[tuple[str, str]]:

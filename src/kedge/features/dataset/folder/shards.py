@@ -93,7 +93,7 @@ class Shards:
 
     def _put(self, name: str, shard: Shard) -> None:
         path, temporary = self._folder / name, self._folder / f".{name}.part"
-        with told(f"write {path}"):
+        with told(f"write {path}", then="then run it again, which keeps what is written"):
             try:
                 self._format.write(temporary, shard)
                 rename_whole(temporary, path)

@@ -289,6 +289,17 @@ def test_batches_of_another_size() -> None:
     assert told.cause.evidence == "first shape 4x8 in A, 2x8 in B, at step 0"
 
 
+def test_a_frozen_parameter() -> None:
+    """Gradients of fewer numbers are not gradients of another scale."""
+    a = story()
+    norm = next(i for i, site in enumerate(a.sites) if site.kind == "grad.norm")
+    rows = [{**row, "count": row["count"] - 1} if row["site"] == norm else row for row in _rows(a)]
+    told = verdict(a=a, b=Recording.build(a.sites, rows, roots=a.roots))
+
+    assert told.cause.code == "trainable"
+    assert told.cause.headline.startswith("fewer parameters get gradients in B")
+
+
 def test_other_random_numbers() -> None:
     """A Dropout that is the first to differ drew other numbers."""
     layers = [*NET[:2], Layer("drop", "Dropout"), *NET[2:]]

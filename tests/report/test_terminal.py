@@ -366,7 +366,28 @@ def test_blocks_that_are_alike_share_a_line() -> None:
         ["head", "head", "8x4", "4.00"],
     ]
     assert "98 modules in 6 lines, with similar blocks in one; --all shows every module" in " ".join(drawn)
+    assert "h.17, h.47 have lines apart from similar blocks" in drawn
     assert "h.0-47: all of these blocks" in " ".join(drawn)
+
+
+def test_blocks_without_an_exception_name_none() -> None:
+    """A module of another shape or class is no such exception, though its path differs only in numbers."""
+    places = [{"site": f"h.{i}.fc:out", "type": "Linear", "shape": [8, 4 if i else 2]} for i in range(48)]
+
+    drawn = report(Recording.build(places, [row(place["site"], 0, 1.0) for place in places]))
+
+    assert "48 modules in 2 lines" in drawn
+    assert "apart from similar blocks" not in drawn
+
+
+@pytest.mark.parametrize(("steps", "shown"), [(60, True), (8, False), (None, False)])
+def test_curves_that_end_long_before_the_run_say_so(steps: int | None, shown: bool) -> None:
+    """Their last value is not that of the run: the budget may leave out the rest."""
+    site = {"site": "loss", "path": "loss", "kind": "loss", "root": -1, "shape": []}
+    events = [] if steps is None else [{**END, "steps": steps}]
+    made = Recording.build([site], [row("loss", step, 3.0) for step in range(8)], events=events)
+
+    assert ("no values after step 7 of 60" in report(made)) is shown
 
 
 def test_blocks_with_values_that_are_not_finite_do_not_hide_among_the_others() -> None:
@@ -413,6 +434,8 @@ def test_a_glob_without_a_match_draws_nothing() -> None:
         ("model.h.0,2,…,98.mlp.c_fc", 22, "mo…h.0,2,…,98.mlp.c_fc"),
         ("h.17.attn.resid_dropout:out.grad", 27, "h…17…resid_dropout:out.grad"),
         ("rms of model.h.17.attn.c_proj", 24, "rms of …h.17.attn.c_proj"),
+        ("transformer.h.31.attn.resid_dropout", 16, "…31…esid_dropout"),
+        ("transformer.h.0-30,32-47.attn.resid_dropout", 16, "tran…sid_dropout"),
         ("GPT2LMHeadModel", 10, "GPT2…Model"),
         ("h.17.normalization", 8, "h.17…ion"),
     ],

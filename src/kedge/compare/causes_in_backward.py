@@ -70,6 +70,14 @@ def norm(facts: FirstParting) -> PartingCause | None:
     """The cause if the norm at the end of backward differs, and no gradient does."""
     if facts.first.same.kind != "grad.norm":
         return None
+    if facts.first.statistic == "count":
+        a, b = (round(value) for value in (facts.first.a, facts.first.b))
+        return PartingCause(
+            "trainable",
+            f"{'fewer' if b < a else 'more'} parameters get gradients in B: some are frozen, or not used, in one run",
+            f"at step {facts.step} gradients have {a:,} numbers in A and {b:,} in B; "
+            "the forward pass and all gradients of backward that both have are equal; kedge sites lists frozen parameters",
+        )
     return PartingCause(
         "clipping",
         "gradients are accumulated or scaled differently: their norm at the end of backward differs",

@@ -22,6 +22,8 @@ WIDEST = 110
 _LONG = 400
 #: A path of at least two names, with what may follow its last one.
 _PATH = re.compile(r"[\w,…-]+(?:[.][\w,…-]+)+(?:[#:/\[].*)?")
+#: The fewest letters of a last name that are left beside the numbers of its blocks.
+_LEAST_LAST = 6
 _LOST = "\0"
 _RUN_OF_LOST = re.compile(f"[.]?{_LOST}(?:[.]{_LOST})*[.]?")
 
@@ -55,6 +57,10 @@ def cut(name: str, width: int) -> str:
         shorter = before + space + _without_words(path, width - len(before + space))
         if len(shorter) <= width:
             return shorter
+        numbers, _, last = shorter.rpartition("…")
+        room = width - len(numbers) - 1
+        if numbers and room >= _LEAST_LAST:
+            return f"{numbers}…{last[len(last) - room :]}"
     start = min(max(width // 5, 4), width // 2)
     return f"{name[:start]}…{name[len(name) - (width - start - 1) :]}" if width > 1 else "…"[:width]
 

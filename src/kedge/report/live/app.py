@@ -72,7 +72,7 @@ class LiveApp(App[KedgeError | None]):
         yield Static(id="head")
         with VerticalScroll(id="findings", can_focus=False):
             yield Static(id="found")
-        yield Input(id="filter", placeholder="sites: attn, h.3.**, **{Linear}")
+        yield Input(id="filter", placeholder="sites: attn, **.h.3.**, **{Linear}")
         yield Static(id="problem")
         yield Board()
         yield DetailPane()

@@ -53,10 +53,14 @@ export function cut(text, most) {
   const path = text.slice(before.length);
   const shorter = PATH.test(path) ? before + withoutWords(path, most - before.length) : text;
   if (shorter.length <= most) return shorter;
+  const last = shorter.lastIndexOf("…") + 1;
+  const room = most - last;
+  if (shorter !== text && last > 1 && room >= LEAST_LAST) return shorter.slice(0, last) + shorter.slice(shorter.length - room);
   const start = Math.min(Math.max(Math.floor(most / 5), 4), Math.floor(most / 2));
   return `${text.slice(0, start)}…${text.slice(text.length - (most - start - 1))}`;
 }
 
+const LEAST_LAST = 6;
 const PATH = /^[\p{L}\p{N}_,…-]+(?:\.[\p{L}\p{N}_,…-]+)+(?:[#:/[].*)?$/su;
 const WORD = /^[\p{L}_][\p{L}\p{N}_]*$/u;
 

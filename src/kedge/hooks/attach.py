@@ -68,6 +68,7 @@ class Attachments:
 
     def attach(self, target: Any, what: tuple[Any, ...], when: Schedule | None) -> Spec:
         """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
+        _check_order(target, what)
         if isinstance(target, (str, list, Selector)):  # a selector without a model
             target, what = this_block if is_of_block(target) else everywhere, (target, *what)
         selector, actions = _split(what)
@@ -199,6 +200,12 @@ def refresh() -> None:
                 "first to compile once"
             )
         )
+
+
+def _check_order(target: Any, what: tuple[Any, ...]) -> None:
+    """Refuse a path and then the model that has it: a module is a valid action, so this would hook every model with it."""
+    if isinstance(target, str) and what and isinstance(what[0], nn.Module) and target in dict(what[0].named_modules()):
+        raise TypeError(f'the model comes before the selector: hook(model, "{target}", action)')
 
 
 def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:

@@ -74,10 +74,11 @@ def failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
         raise error
     kind: Callable[[str], Exception] = type(error) if isinstance(error, ActionError) else ActionError
     what = str(error) if isinstance(error, ActionError) else f"{type(error).__name__}: {error}"
+    tap.failed = "raised"
     message = f"{tap.label} at {event.site} ({_moment(event)}, {describe(value)}): {what}"
     if tap.owner.on_error == "raise":
         _raise(kind(message), error)
-    tap.on, tap.when, tap.failed = False, None, True
+    tap.on, tap.when, tap.failed = False, None, "off"
     tap.owner.complain(ActionDisabled(f"{message}; this action is off for the rest of the session"))
 
 

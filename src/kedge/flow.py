@@ -81,11 +81,9 @@ def as_act(action: Action) -> Act:
     any_number = any(p.kind is p.VAR_POSITIONAL for p in params)
     needs_keywords = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in params)
     if needs_keywords or len(needed) > 2 or not (places or any_number):
-        makes = not needs_keywords and inspect.isfunction(action) and action.__module__.startswith("kedge.")
-        called = f"; did you mean {action.__name__}()?" if makes else ""
         raise ActionArity(
             f"the action {getattr(action, '__qualname__', action)}{inspect.signature(action)} cannot be called; "
-            f"an action takes (value) or (value, event), everything else needs a default{called}"
+            "an action takes (value) or (value, event), everything else needs a default"
         )
     if len(needed) == 2 or (len(places) > 1 and places[1].name == "event"):
         return action

@@ -484,5 +484,7 @@ def test_a_model_after_its_selector_is_refused() -> None:
 
 def test_an_action_without_its_brackets_is_told() -> None:
     """`kedge.record` makes actions, and is none."""
-    with pytest.raises(ActionArity, match=r"; did you mean record\(\)\?$"):
+    with pytest.raises(
+        ActionArity, match=r"^kedge\.record makes actions, and is none: call it, as in kedge\.record\(\.\.\.\)$"
+    ):
         kedge.hook(Net(), "a", kedge.record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +10,16 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from kedge.errors import ActionDisabled, EditNotRepeated, NoSiteMatched, NoSuchKind, Recompiled, SelectorError, warn
+from kedge.errors import (
+    ActionArity,
+    ActionDisabled,
+    EditNotRepeated,
+    NoSiteMatched,
+    NoSuchKind,
+    Recompiled,
+    SelectorError,
+    warn,
+)
 from kedge.flow import Action, Event, Schedule
 from kedge.hooks.everywhere import Everywhere, RootFinder, everywhere
 from kedge.hooks.firing.cause import Cause
@@ -214,6 +224,7 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
     Raises:
         SelectorError: If the selector's text cannot be parsed.
         TypeError: If there is no action, or one that cannot be called.
+        ActionArity: If it is a function that makes actions.
     """
     selector = Selector(what[0]) if what and selects(what[0]) else None
     actions = what if selector is None else what[1:]
@@ -222,7 +233,17 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
     for action in actions:
         if not callable(action) and not hasattr(action, "bind"):
             raise TypeError(f"{action!r} is not an action: it cannot be called; the order is target, selector, actions")
+        if _makes_actions(action):
+            raise ActionArity(
+                f"kedge.{action.__name__} makes actions, and is none: call it, as in kedge.{action.__name__}(...)"
+            )
     return selector, actions
+
+
+def _makes_actions(action: Action) -> bool:
+    """Whether an action is one of Kedge's functions that return actions, such as `kedge.record` without its brackets."""
+    ours = inspect.isfunction(action) and action.__module__.startswith("kedge.actions.")
+    return ours and action.__annotations__.get("return") != "bool"  # a condition of `error_if`
 
 
 def _of_model(selector: Selector | None) -> Selector:

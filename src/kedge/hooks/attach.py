@@ -233,17 +233,12 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
     for action in actions:
         if not callable(action) and not hasattr(action, "bind"):
             raise TypeError(f"{action!r} is not an action: it cannot be called; the order is target, selector, actions")
-        if _makes_actions(action):
+        ours = inspect.isfunction(action) and action.__module__.startswith("kedge.actions.")
+        if ours and action.__annotations__.get("return") != "bool":  # which is a condition of `error_if`
             raise ActionArity(
                 f"kedge.{action.__name__} makes actions, and is none: call it, as in kedge.{action.__name__}(...)"
             )
     return selector, actions
-
-
-def _makes_actions(action: Action) -> bool:
-    """Whether an action is one of Kedge's functions that return actions, such as `kedge.record` without its brackets."""
-    ours = inspect.isfunction(action) and action.__module__.startswith("kedge.actions.")
-    return ours and action.__annotations__.get("return") != "bool"  # a condition of `error_if`
 
 
 def _of_model(selector: Selector | None) -> Selector:

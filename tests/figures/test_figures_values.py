@@ -199,6 +199,7 @@ def test_numbers_of_every_kind_are_drawn(dtype):
         (lambda: figures.feature_maps(torch.ones(3, 4)), r"got float32\[3, 4\]"),
         (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3), sample=4), "sample=4"),
         (lambda: figures.feature_maps("relu1"), "not a str"),
+        (lambda: figures.feature_maps({"relu1": torch.ones(1, 2, 3, 3)}), r'one of its values, such as \["relu1"\]'),
         (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3, dtype=torch.complex64)), "this one is complex"),
         (lambda: figures.feature_maps(torch.rand(1, 2, 3, 3), most=0), "most must be at least 1"),
         (

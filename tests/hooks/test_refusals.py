@@ -405,7 +405,7 @@ def test_a_hook_that_records_nothing_cannot_be_read(actions: tuple[Any, ...], n:
 def test_a_strict_session_raises_where_another_warns() -> None:
     """A site that did not fire is a warning at the end, an error if the session is strict, and neither if the block raises."""
     model = Net()
-    message = "1 of 2 hooked sites never fired\n  a:in.grad: its value requires no grad; the forward ran without grad, or nothing before it is trainable"
+    message = "1 of 2 hooked sites never fired\n  a:in.grad: its value requires no grad; the forward ran without grad, or nothing before it is trainable; an input of the model needs requires_grad_()"
     with pytest.warns(NeverFiredWarning) as warned, kedge.session() as s:
         s.hook(model, "a, a:in.grad", kedge.record())
         model(torch.ones(2, 2))
@@ -474,3 +474,17 @@ def test_selectors_without_a_model_are_a_list(target: Any) -> None:
     """Another collection is no target, and the message says what to write."""
     with pytest.raises(NoSiteMatched, match="selectors without a model are a text or a list of texts$"):
         kedge.hook(target, kedge.record())
+
+
+def test_a_model_after_its_selector_is_refused() -> None:
+    """A module is an action too, so this would hook every model with it."""
+    with pytest.raises(TypeError, match=r'the model comes before the selector: hook\(model, "a", action\)'):
+        kedge.hook("a", Net(), kedge.record())
+
+
+def test_an_action_without_its_brackets_is_told() -> None:
+    """`kedge.record` makes actions, and is none."""
+    with pytest.raises(
+        ActionArity, match=r"^kedge\.record makes actions, and is none: call it, as in kedge\.record\(\.\.\.\)$"
+    ):
+        kedge.hook(Net(), "a", kedge.record)

@@ -59,3 +59,29 @@ def test_a_module_that_is_removed_has_that_cause() -> None:
     ledger = s.ledger()
     s.end(quiet=True)
     assert {ledger[site].cause.why for site in ("1", "1.0")} == {"it is no longer part of the model"}
+
+
+@pytest.mark.parametrize("site", ["0:out.grad", "0.weight:param.grad", "1"])
+def test_an_action_that_raised_is_the_cause(site: str) -> None:
+    """Also in a backward, which did reach the site."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    s = kedge.session()
+    s.hook(model, site, lambda value: value[:1])
+    with pytest.raises(kedge.errors.EditError):
+        model(torch.randn(3, 2)).sum().backward()
+    cause = s.ledger()[site].cause
+    s.end(quiet=True)
+
+    assert cause == ("its action raised an error each time", "see the error")
+
+
+def test_the_gradient_of_an_input_says_how_to_get_it() -> None:
+    """An input has a gradient only if it requires one."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    s = kedge.session()
+    s.hook(model, ":in.grad", kedge.record())
+    model(torch.randn(3, 2)).sum().backward()
+    cause = s.ledger()[":in.grad"].cause
+    s.end(quiet=True)
+
+    assert cause.remedy.endswith("; an input of the model needs requires_grad_()")

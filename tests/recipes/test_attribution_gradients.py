@@ -333,3 +333,13 @@ def test_a_function_of_the_output_is_asked_about_each_copy() -> None:
     )
 
     torch.testing.assert_close(together, one_by_one)
+
+
+def test_arguments_in_another_order_are_told() -> None:
+    """The images in place of the model, and the target in place of the layer."""
+    with pytest.raises(
+        AttributionError, match=r"takes a model first, not a Tensor; .* saliency\(model, target=3\)\(images\)"
+    ):
+        saliency(torch.zeros(1, 2))
+    with pytest.raises(AttributionError, match="a Tensor is not the name of a place in the model: give a selector"):
+        grad_cam(nn.Linear(2, 2), torch.zeros(1, 2))

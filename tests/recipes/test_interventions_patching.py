@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import InterventionError, NoSiteMatched
+from kedge.errors import InterventionError, NeverFiredWarning, NoSiteMatched
 from kedge.recipes.interventions.patching import patch
 from kedge.testing import assert_hooks_restored, assert_unhooked
 
@@ -173,3 +173,18 @@ def test_a_metric_that_gives_no_number_is_an_error_that_says_so(number) -> None:
     with pytest.raises(InterventionError, match="must return one real number"):
         patch(model, x[:1], x[1:2], "0", lambda out: number)
     assert_unhooked(model)
+
+
+def test_a_site_without_a_value_is_told() -> None:
+    """Its row is missing in the table; the warning says why."""
+    with pytest.warns(NeverFiredWarning, match=r"mix:out\[0\]: its value has no tensor \[0\]"):
+        table = patch(reader(), CLEAN, CORRUPTED, "mix:out[0], embed", difference)
+
+    assert [row.site for row in table] == ["embed:out"]
+
+
+def test_inputs_without_a_difference_say_so() -> None:
+    """Every effect is NaN then."""
+    table = patch(reader(), CLEAN, CLEAN, "embed", difference)
+
+    assert str(table).splitlines()[0].endswith(": without a difference, there is no effect")

@@ -186,3 +186,22 @@ def test_a_model_without_modules_inside_has_nothing_near() -> None:
         NoSiteMatched, match=r'^"a" matches nothing in this model; the nearest paths are none: it is empty$'
     ):
         Selector("a").on(nn.ModuleList())
+
+
+@pytest.mark.parametrize(("text", "site"), [("relu", "/relu"), ("0.softmax:out.grad", "0/softmax")])
+def test_a_function_that_is_taken_for_a_module_is_told_with_its_slash(text: str, site: str) -> None:
+    """`F.relu` is no module, and its path would not be found among those nearest."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(NoSiteMatched) as caught:
+        Selector(text).on(model)
+
+    assert str(caught.value).endswith(f'; a function that a forward calls has a slash before it: "{site}"')
+
+
+@pytest.mark.parametrize("text", ["relo", "1.relu", "relu:param", "relu/add"])
+def test_what_is_no_function_is_told_without_a_slash(text: str) -> None:
+    """A slash would not help there."""
+    with pytest.raises(NoSiteMatched) as caught:
+        Selector(text).on(nn.Sequential(nn.Linear(2, 2)))
+
+    assert "slash" not in str(caught.value)

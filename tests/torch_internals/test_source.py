@@ -9,13 +9,14 @@ import threading
 import zipfile
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from kedge.torch_internals.source_lines import SourceLine, call_site, forward_of, module_tree
+from kedge.torch_internals.source_lines import SourceLine, call_site, forward_of, module_tree, place_of
 
 NET = """
     import torch
@@ -234,3 +235,20 @@ def test_the_tree_lists_every_module_once():
     ]
     assert [e["file"] is None for e in tree] == [True, False, True, False, False, False]
     assert tree[3]["line"] == forward_of(Inner())[1]
+
+
+def test_a_cell_of_a_notebook_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that Jupyter names for a cell does not exist; its tracebacks say `In[4]`."""
+    compiler = pytest.importorskip("IPython.core.compilerop").CachingCompiler()
+    name = compiler.cache("x = 1", number=4)
+    monkeypatch.setattr("IPython.get_ipython", lambda: SimpleNamespace(compile=compiler))
+
+    assert place_of(name) == "In[4]"
+    assert place_of("/opt/net.py") == "/opt/net.py"
+
+
+def test_outside_of_notebooks_files_keep_their_names() -> None:
+    """IPython may be imported without a notebook."""
+    pytest.importorskip("IPython")
+
+    assert place_of("/opt/net.py") == "/opt/net.py"

@@ -83,6 +83,11 @@ def colours(figure: Figure, image: Any, beside: Any, label: str) -> None:
 
 def host(value: Any) -> Tensor:
     """Return a value as a dense tensor on the CPU: float64 stays, all else becomes float32."""
+    if hasattr(value, "keys"):
+        names = [f'["{name}"]' for name in value][:3]
+        raise CannotDraw(
+            f"a figure takes one tensor here, not a mapping: give one of its values, such as {', '.join(names)}"
+        )
     try:
         tensor = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +10,16 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from kedge.errors import ActionDisabled, EditNotRepeated, NoSiteMatched, NoSuchKind, Recompiled, SelectorError, warn
+from kedge.errors import (
+    ActionArity,
+    ActionDisabled,
+    EditNotRepeated,
+    NoSiteMatched,
+    NoSuchKind,
+    Recompiled,
+    SelectorError,
+    warn,
+)
 from kedge.flow import Action, Event, Schedule
 from kedge.hooks.everywhere import Everywhere, RootFinder, everywhere
 from kedge.hooks.firing.cause import Cause
@@ -68,6 +78,7 @@ class Attachments:
 
     def attach(self, target: Any, what: tuple[Any, ...], when: Schedule | None) -> Spec:
         """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
+        _check_order(target, what)
         if isinstance(target, (str, list, Selector)):  # a selector without a model
             target, what = this_block if is_of_block(target) else everywhere, (target, *what)
         selector, actions = _split(what)
@@ -201,12 +212,19 @@ def refresh() -> None:
         )
 
 
+def _check_order(target: Any, what: tuple[Any, ...]) -> None:
+    """Refuse a path and then the model that has it: a module is a valid action, so this would hook every model with it."""
+    if isinstance(target, str) and what and isinstance(what[0], nn.Module) and target in dict(what[0].named_modules()):
+        raise TypeError(f'the model comes before the selector: hook(model, "{target}", action)')
+
+
 def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
     """Return the selector, None without one, and the actions.
 
     Raises:
         SelectorError: If the selector's text cannot be parsed.
         TypeError: If there is no action, or one that cannot be called.
+        ActionArity: If it is a function that makes actions.
     """
     selector = Selector(what[0]) if what and selects(what[0]) else None
     actions = what if selector is None else what[1:]
@@ -215,6 +233,11 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
     for action in actions:
         if not callable(action) and not hasattr(action, "bind"):
             raise TypeError(f"{action!r} is not an action: it cannot be called; the order is target, selector, actions")
+        ours = inspect.isfunction(action) and action.__module__.startswith("kedge.actions.")
+        if ours and action.__annotations__.get("return") != "bool":  # which is a condition of `error_if`
+            raise ActionArity(
+                f"kedge.{action.__name__} makes actions, and is none: call it, as in kedge.{action.__name__}(...)"
+            )
     return selector, actions
 
 

@@ -226,7 +226,7 @@ class FoundRoot:
             old = before.get((tap.site, id(tap.action)))
             if old is not None:
                 tap.fired, tap.edited, tap.failed = old.fired, old.edited, old.failed
-                tap.on = tap.on and not old.failed
+                tap.on = tap.on and old.failed != "off"
                 done.add(id(old))
         for known in (past.taps, hook.spec.taps, self.owner.taps):
             known[:] = [tap for tap in known if id(tap) not in done]

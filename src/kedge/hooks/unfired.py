@@ -26,7 +26,9 @@ def explain(tap: Tap, session: Attachments) -> Cause:
         return Cause(
             f"its schedule did not select any of the steps 0 to {clock.step}", "start it earlier, or run longer"
         )
-    if tap.failed:
+    if tap.failed == "raised":
+        return Cause("its action raised an error each time", "see the error")
+    if tap.failed == "off":
         return Cause("its action was switched off", "see the warning issued when it failed")
     if isinstance(tap.gate, BlockGate):
         return tap.gate.why(tap)
@@ -178,7 +180,9 @@ def _explain_gradient(tap: Tap, session: Attachments, leaf: str | None = None) -
             "hook the module that made the viewed tensor, or avoid the in-place operation",
         )
     if kind in ("out.grad", "in.grad") and not seen.listened:
-        return Cause("its value requires no grad", "the forward ran without grad, or nothing before it is trainable")
+        given = "; an input of the model needs requires_grad_()" if kind == "in.grad" else ""
+        remedy = f"the forward ran without grad, or nothing before it is trainable{given}"
+        return Cause("its value requires no grad", remedy)
     return _explain_backward(session)
 
 

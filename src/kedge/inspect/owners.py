@@ -19,6 +19,7 @@ from kedge.hooks.gates.passes import PassBegins, PassEnds
 from kedge.hooks.gates.tensors import TensorGate
 from kedge.inspect.effects import function_in
 from kedge.torch_internals.hook_tables import computed_by
+from kedge.torch_internals.source_lines import place_of
 
 _OWNERS = {
     "kedge.": "kedge",
@@ -53,8 +54,7 @@ def source_of(function: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return ""
-    file, here = Path(code.co_filename), Path.cwd()
-    return f"{file.relative_to(here) if file.is_relative_to(here) else file}:{code.co_firstlineno}"
+    return f"{place_of(code.co_filename)}:{code.co_firstlineno}"
 
 
 def library_of(function: Any) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from kedge import notebook
 from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
@@ -302,4 +303,14 @@ class ModelLayout:
         plain = re.sub(r"[*?\\]", "", ".".join(term.path)).strip(".")
         known = [name for name in known if name] or known  # the root has no path to speak of
         near = difflib.get_close_matches(plain, known, 3, 0.3) or known[:3]
-        return "the nearest paths are " + (", ".join(f'"{n}"' for n in near) or "none: it is empty")
+        paths = "the nearest paths are " + (", ".join(f'"{n}"' for n in near) or "none: it is empty")
+        return paths + self._as_operation(term)
+
+    def _as_operation(self, term: Term) -> str:
+        """Return how to select a function of PyTorch that a forward calls, if a path ends in the name of one."""
+        parent, _, name = (term.literal or "").rpartition(".")
+        if term.kind not in (None, *OP_KINDS) or term.op is not None or parent not in self.modules:
+            return ""
+        if not any(callable(getattr(owner, name, None)) for owner in (functional, Tensor)):
+            return ""
+        return f'; a function that a forward calls has a slash before it: "{escape(parent)}/{name}"'

@@ -182,12 +182,24 @@ def _code(function: Any) -> CodeType | None:
 
 
 def place_of(file: str) -> str:
-    """Return a file for display: relative to the current folder if it is inside."""
+    """Return a file for display: relative to the current folder if it is inside, ``In[4]`` for a cell of a notebook."""
+    cell = _cell_of(file)
+    if cell is not None:
+        return cell
     try:
         here = f"{Path.cwd()}{os.sep}"
     except FileNotFoundError:  # the program has deleted the folder that it runs in
         return file
     return file.removeprefix(here)
+
+
+def _cell_of(file: str) -> str | None:
+    """Return the name that IPython gives a cell in its tracebacks; None for code that is not of a cell."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    named = name_of(file) if name_of is not None else None
+    return None if named is None else str(named[1])
 
 
 def is_running(frame: FrameType | None, within: FrameType | None) -> bool:

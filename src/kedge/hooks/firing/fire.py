@@ -65,19 +65,17 @@ def fire_one(tap: Tap, value: Tensor, event: Event) -> Tensor:
 
 
 def failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
-    """Raise an action's failure with its place, or disable the action if the session's `on_error` is "warn".
-
-    An error that a signal handler of the program raised meanwhile is raised as it is.
-    """
+    """Raise an action's failure with its place, or disable the action if the session's `on_error` is "warn"."""
     __tracebackhide__ = True
     if came_by_signal(error):
-        raise error
+        raise error  # as it is: a signal handler of the program raised it meanwhile
     kind: Callable[[str], Exception] = type(error) if isinstance(error, ActionError) else ActionError
     what = str(error) if isinstance(error, ActionError) else f"{type(error).__name__}: {error}"
+    tap.failed = "raised"
     message = f"{tap.label} at {event.site} ({_moment(event)}, {describe(value)}): {what}"
     if tap.owner.on_error == "raise":
         _raise(kind(message), error)
-    tap.on, tap.when, tap.failed = False, None, True
+    tap.on, tap.when, tap.failed = False, None, "off"
     tap.owner.complain(ActionDisabled(f"{message}; this action is off for the rest of the session"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from torch import Tensor
@@ -55,7 +55,9 @@ class Tap:
         self.broad = site.leaf is None and site.call is None
         #: Called with the value and the step instead of `act` if no event is needed; see Note [Values alone].
         self.measure: Measure | None = action.bind_value(site) if self.broad and isinstance(action, Measuring) else None
-        self.edited = self.failed = False
+        self.edited = False
+        #: Whether the action has raised an error, or one that switched it off.
+        self.failed: Literal["", "raised", "off"] = ""
         self.fired = 0
         self.gate: Any = None
         self.graph = InGraph(next(_numbers))

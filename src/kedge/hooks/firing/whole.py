@@ -76,7 +76,7 @@ def fire_whole(tap: Tap, values: Sequence[Any], events: Sequence[Event]) -> Sequ
     new = []
     with action.one_call(events):
         for value, event in zip(values, events, strict=True):
-            new.append(value if tap.failed else fire_one(tap, value, event))
+            new.append(value if tap.failed == "off" else fire_one(tap, value, event))
     return new
 
 

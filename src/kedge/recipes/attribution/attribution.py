@@ -19,6 +19,7 @@ from kedge.recipes.attribution.named import name_of, shortened
 from kedge.recipes.attribution.preserve_state import preserved_state
 from kedge.recipes.attribution.scores import Target, Targets, score
 from kedge.sites import leaves
+from kedge.sites.select import selects
 
 INPUT = ":in"
 
@@ -109,6 +110,16 @@ class Attribution:
     def __init__(
         self, model: nn.Module, method: Callable[[], Method], target: Targets = None, wrt: str | Sequence[str] = INPUT
     ) -> None:
+        if not isinstance(model, nn.Module):
+            raise AttributionError(
+                f"an attribution takes a model first, not a {type(model).__name__}; what the model is called with comes in a "
+                "second call, as in saliency(model, target=3)(images)"
+            )
+        if not selects(wrt):
+            raise AttributionError(
+                f'a {type(wrt).__name__} is not the name of a place in the model: give a selector, such as "layer4", '
+                "and the class to explain as target=..."
+            )
         if not wrt:
             raise AttributionError(f"wrt={wrt!r} names no site; leave it out for the input, or give a selector")
         self.model, self.method, self.target, self.wrt = model, method, target, wrt

@@ -77,6 +77,10 @@ class Patching:
         table = torch.tensor([line + [float("nan")] * (width - len(line)) for line in by_site], dtype=torch.float64)
         return table if self.rows[0].position is not None else table.squeeze(1)
 
+    def _title(self) -> str:
+        same = ": without a difference, there is no effect" if self.clean == self.corrupted else ""
+        return f"metric: clean {self.clean:.6g}, corrupted {self.corrupted:.6g}{same}"
+
     def _names(self) -> list[str]:
         return [row.site if row.position is None else f"{row.site} at {row.position}" for row in self.rows]
 
@@ -84,7 +88,7 @@ class Patching:
         """One line a patch, under the metrics of the two inputs."""
         names = self._names()
         width = max(map(len, names))
-        lines = [f"metric: clean {self.clean:.6g}, corrupted {self.corrupted:.6g}"]
+        lines = [self._title()]
         lines += [
             f"{name:{width}}  {r.metric:12.6g}  {r.effect:8.1%}" for name, r in zip(names, self.rows, strict=True)
         ]
@@ -93,8 +97,7 @@ class Patching:
     def _repr_html_(self) -> str:
         """The table for a notebook."""
         rows = [(n, f"{r.metric:.6g}", f"{r.effect:.1%}") for n, r in zip(self._names(), self.rows, strict=True)]
-        title = f"metric: clean {self.clean:.6g}, corrupted {self.corrupted:.6g}"
-        return notebook.table(("site", "metric", "effect"), rows, title=title, align="mrr")
+        return notebook.table(("site", "metric", "effect"), rows, title=self._title(), align="mrr")
 
 
 class _Values:
@@ -116,6 +119,10 @@ class _Patch:
 
     def __init__(self, kept: Tensor, position: int | None, dim: int) -> None:
         self.kept, self.position, self.dim = kept, position, dim
+
+    def __repr__(self) -> str:
+        """Its name in messages."""
+        return "patch"
 
     def __call__(self, value: Tensor, event: Event) -> Tensor:
         """Return the value of the clean input."""
@@ -180,12 +187,13 @@ def _run(model: nn.Module, given: Any, metric: Metric, *hook: Any) -> tuple[str,
     with preserved_state(model), torch.no_grad(), session() as s:
         hooked = s.hook(model, *hook) if hook else None
         number = metric(run(model, given))
+        values = hooked is not None and isinstance(hook[1], _Values) and hook[1].found  # else an error follows
         ledger = str(hooked.ledger()) if hooked is not None else ""
         if hooked is not None and not any(entry.fired for entry in hooked.ledger()) and isinstance(hook[1], _Patch):
             raise InterventionError(
                 f"{hook[0]} has a value for the clean input, but none for the corrupted one: {ledger}"
             )
-        s.end(quiet=True)
+        s.end(quiet=not values)
     if isinstance(number, Tensor) and number.numel() != 1:
         raise InterventionError(f"the metric returned {leaves.describe(number)}; it must return one number")
     try:

@@ -122,7 +122,15 @@ def offload(
         NoSuchCodec: If there is no such codec.
     """
     if not (model is None or isinstance(model, nn.Module)):
-        raise OffloadError(f"kedge.offload takes a torch.nn.Module, not a {type(model).__name__}")
+        raise OffloadError(
+            f"kedge.offload takes a torch.nn.Module, not a {type(model).__name__}; for several models, "
+            "give torch.nn.ModuleList([...])"
+        )
+    if isinstance(where, nn.Module):
+        raise OffloadError(
+            f"kedge.offload takes one model, and where= a selector of its modules, not a second {type(where).__name__}; "
+            "for several models, give torch.nn.ModuleList([...])"
+        )
     settings = OffloadSettings(where, to, min_bytes, codec, max_memory, max_slowdown)
     around = Offloading(None if model is None else original(model), settings)
     if model is None:

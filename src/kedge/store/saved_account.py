@@ -283,9 +283,8 @@ def _largest(rows: Sequence[Any], most: int | None) -> tuple[list[Any], int]:
     held = [row for row in rows if row.bytes or row.packed]
     if most is None or len(held) <= most:
         return held, 0
-    least = sorted((row.bytes for row in held), reverse=True)[most - 1]
-    chosen = [row for row in held if row.bytes >= least][:most]
-    return chosen, len(held) - len(chosen)
+    places = sorted(range(len(held)), key=lambda place: -held[place].bytes)[:most]
+    return [held[place] for place in sorted(places)], len(held) - most
 
 
 def _rest(left: int, noun: str) -> str:

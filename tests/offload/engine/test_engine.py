@@ -431,6 +431,10 @@ def test_a_selector_of_nothing_is_an_error(net):
         kedge.offload(net, "iner")
     with pytest.raises(OffloadError, match=r"takes a torch.nn.Module, not a list"):
         kedge.offload([net])
+    with pytest.raises(
+        OffloadError, match=r"takes one model, .* not a second .*; for several models, give torch.nn.Mod"
+    ):
+        kedge.offload(net, net)
 
 
 @pytest.mark.parametrize(

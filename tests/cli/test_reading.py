@@ -171,7 +171,7 @@ def test_the_report_is_drawn(recorded: Recorded, capsys: pytest.CaptureFixture[s
         "",
         "1 error",
     ]
-    assert "  module         type shape     out course zero     ✗" in out
+    assert "  module         type shape     out trend zero     ✗" in out
     assert "✗ log            Log  2x5       nan ▄▄✗      0%     1" in out
 
 

@@ -157,7 +157,8 @@ def test_a_recording_that_is_gone_too_is_told(tmp_path: Path, numbers: list[int]
     for number in mine:
         take(number, tmp_path / f"mine-{number}", numbers)
     with pytest.raises(
-        RecordingError, match=r"the program has closed the file, which is no longer at its path; leave it"
+        RecordingError,
+        match=r"the program has closed the file, which is no longer at its path; do not move or remove it",
     ):
         writer.stats(1, {"site": [0]})
     with pytest.raises(RecordingError):

@@ -91,7 +91,7 @@ def test_the_finding_names_the_operation_and_its_line(tmp_path: Path) -> None:
         ("1/mul#1:out", "nan", "y = y * 0.0"),
     ]
     assert birth["evidence"]["operation"]["file"] == "train.py"
-    assert "infinities in the operation 1/log:out (train.py:15): `y = torch.log(y)`, then NaN in" in birth["message"]
+    assert 'infinities in the operation 1/log:out (train.py:15): "y = torch.log(y)", then NaN in' in birth["message"]
     assert "was its last" not in birth["message"]
 
 

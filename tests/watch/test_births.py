@@ -82,7 +82,7 @@ def test_a_module_that_leaves_its_domain(step: int) -> None:
     finding = born(train(Net(Log()), zero_at(step)))
 
     assert (finding.site, finding.step, finding.severity) == ("middle:out", step, "error")
-    assert "in Net.forward: `return self.head(self.middle(self.fc(x)))`" in finding.message
+    assert 'in Net.forward: "return self.head(self.middle(self.fc(x)))"' in finding.message
     assert "log made it" in finding.message
     assert "outside of modules" not in finding.message
     line = "return torch.log(x)" if step else "return self.head(self.middle(self.fc(x)))"  # noted in the second step

@@ -167,7 +167,7 @@ def test_a_place_that_is_taken_is_an_error_before_anything_runs(watch):
         train(net(), 3)
     with pytest.raises(SelectorError):
         kedge.watch(sites="conv[")
-    with pytest.raises(ValueError, match="it must be 1 or more"):
+    with pytest.raises(ValueError, match="must be 1 or more"):
         kedge.watch(every=0)
 
     assert Recording.open("run.kedge").end["steps"] == 3

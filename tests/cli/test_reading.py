@@ -172,7 +172,7 @@ def test_the_report_is_drawn(recorded: Recorded, capsys: pytest.CaptureFixture[s
         "1 error",
     ]
     assert "  module         type shape     out trend zero     ✗" in out
-    assert "✗ log            Log  2x5       nan ▄▄✗      0%     1" in out
+    assert "✗ log            Log  2x5       nan ▄▄✗     0%     1" in out
 
 
 def test_a_glob_that_matches_nothing_is_refused(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:

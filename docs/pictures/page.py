@@ -3,7 +3,7 @@
 kedge run -o demo.kedge --budget none examples/digits.py --model deep-sigmoid --steps 300
 python docs/pictures/page.py demo.kedge page-light page-dark
 
-kedge run -o demo.kedge --every 1 --budget none examples/digits.py --model log-of-zero --steps 160
+kedge run -o demo.kedge examples/digits.py --model log-of-zero --steps 160
 python docs/pictures/page.py demo.kedge page-nan
 """
 

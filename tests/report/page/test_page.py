@@ -87,6 +87,22 @@ def test_a_click_on_a_cell_opens_its_site(shown: Any) -> None:
     assert panel.locator("h2").inner_text() == "fc.a:out"
 
 
+def test_a_band_between_quantiles_has_the_colour_of_bands(shown: Any) -> None:
+    """It is light enough to see the lines in it, in both themes: never an opaque area."""
+    shown.locator("#cells").click(position=cell(shown, 2, 3))
+    figure = shown.locator("#panel figure", has_text="quantiles of |x|")
+    opaque, tinted = figure.locator("canvas").evaluate(
+        """canvas => {
+          const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+          const alphas = Array.from({ length: data.length / 4 }, (_, at) => data[4 * at + 3]);
+          return [alphas.filter((alpha) => alpha > 200).length, alphas.filter((alpha) => alpha > 0 && alpha < 128).length]
+            .map((count) => count / alphas.length);
+        }"""
+    )
+    assert tinted > 0.02
+    assert opaque < 0.1
+
+
 def test_a_pointer_reads_the_numbers_of_a_cell(shown: Any, broken: Recording) -> None:
     """The word at the pointer has the site, the step, and the value that was recorded."""
     shown.locator("#cells").hover(position=cell(shown, 1, 4))

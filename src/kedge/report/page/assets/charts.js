@@ -15,7 +15,7 @@ const FEW_POINTS = 40;
 const drawn = new Map();
 
 // Put a chart in the place of the one before.
-//   x: steps; series: [{label, values, line?, width?}]; bands: [[upper, lower]] as numbers of series from 1
+//   x: steps; series: [{label, values, line?, width?}]; bands: [[upper, lower]] as numbers of series from 1, each with a tint of its own or none
 //   named: [{at, value, name}]; broken, zeros: places in x where something was not finite, or where a logarithmic axis cannot show a zero; bars: [{name, value}]; mark: a step to be marked
 export function chart(host, spec) {
   drop(host);
@@ -92,7 +92,7 @@ function options(spec, width) {
       { label: spec.xLabel || "step", value: (_, at) => (spec.xValue || whole)(at ?? spec.x[spec.x.length - 1]) },
       ...spec.series.map((one, place) => lineOf(one, place, spec)),
     ],
-    bands: (spec.bands || []).map((pair) => ({ series: pair, fill: pair.fill || colour("band") })),
+    bands: (spec.bands || []).map((pair) => ({ series: pair, fill: pair.tint || colour("band") })),
     hooks: { ...spec.hooks, drawClear: [(plot) => drawUnder(plot, spec)], draw: [(plot) => drawOver(plot, spec), ...(spec.hooks?.draw || [])] },
   };
 }

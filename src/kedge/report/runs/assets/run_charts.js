@@ -78,7 +78,7 @@ export class RunChart {
     const faint = this.drawn.length > FEW_RUNS ? FAINTER : FAINT;
     if (line.most) {
       const pair = [spec.series.length + 1, spec.series.length + 2];
-      pair.fill = () => inkOf(line.place, this.front, BAND);
+      pair.tint = () => inkOf(line.place, this.front, BAND);
       spec.series.push(this.lineOf(spec, line, line.most, 0.5, faint), this.lineOf(spec, line, line.least, 0.5, faint));
       spec.bands.push(pair);
     } else if (this.kept > 0) spec.series.push(this.lineOf(spec, line, line.values, 1, faint));

@@ -23,7 +23,8 @@ from types import SimpleNamespace
 import pytest
 
 import kedge
-from tests.report.page.conftest import CHROMIUM, FLAGS, LAPTOP, Watched
+from tests.chromium import launched
+from tests.report.page.conftest import LAPTOP, Watched
 from tests.report.page.test_accessible import FITS, violations
 
 ROOT = Path(__file__).parents[1]
@@ -225,13 +226,8 @@ def address(site):
 @pytest.fixture(scope="module")
 def chromium():
     """A browser without a window."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+    with launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.mark.timing

@@ -112,7 +112,7 @@ class Plugin:
 
     @pytest.fixture
     def sim(self) -> Any:
-        """Give the module of the simulated device, which is the accelerator of this test's process."""
+        """Return the module of the simulated device, which is the accelerator of this test's process."""
         from tests.accelerator import sim
 
         return sim

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,10 +17,9 @@ from kedge.report.compare import page as drawn
 from kedge.report.compare.head import Names
 from kedge.report.page import render
 from kedge.store.recording import Recording
+from tests.chromium import launched
 from tests.compare.stories import NET, from_step, story
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 ASSETS = Path(drawn.__file__).parent / "assets"
 IMPORTS = re.compile(r'^import \{([^}]*)\} from "\./(\w+\.js)";$', re.MULTILINE)
 NAMES = re.compile(r"^(?:export )?(?:const|let|function|class|async function) (\w+)", re.MULTILINE)
@@ -30,13 +28,8 @@ NAMES = re.compile(r"^(?:export )?(?:const|let|function|class|async function) (\
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, without a window."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+    with launched() as chromium:
         yield chromium
-        chromium.close()
 
 
 @pytest.fixture

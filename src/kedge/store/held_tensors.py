@@ -8,8 +8,9 @@ it bears, and at each moment the bytes of the spans add up to the bytes held.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, fields
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 #: The most spans that are listed, the largest; the bytes of the others are added up.
@@ -124,11 +125,4 @@ def limited(tensors: HeldTensors, moments: int, most: int = MOST_SPANS) -> HeldT
         changes[span.end] -= span.bytes
     numbers: dict[int, int] = {}
     spans = tuple(span._replace(kind=numbers.setdefault(span.kind, len(numbers))) for span in kept)
-    return HeldTensors(tuple(tensors.kinds[kind] for kind in numbers), spans, tuple(_running(changes[:-1])))
-
-
-def _running(changes: Sequence[int]) -> Iterator[int]:
-    total = 0
-    for change in changes:
-        total += change
-        yield total
+    return HeldTensors(tuple(tensors.kinds[kind] for kind in numbers), spans, tuple(accumulate(changes[:-1])))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,27 +13,18 @@ from kedge.report.page.render import render_page
 from kedge.rules.registry import ALL, check
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.chromium import launched
 from tests.report.page.runs import Run
 
 ROOT = Path(__file__).parents[3]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
 LAPTOP = {"width": 1366, "height": 768}
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium, without a window; one process can drive only one at a time, and other folders' tests have theirs."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("chromium is not installed")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS.split())
+    """Chromium, for the tests of one file; other folders have theirs."""
+    with launched() as chromium:
         yield chromium
-        chromium.close()
 
 
 class Watched:

@@ -29,7 +29,7 @@ def source(name: str) -> str:
 
 def test_every_asset_is_used() -> None:
     """What lies beside the page's code is in the page."""
-    used = {*render.SCRIPTS, *render.STYLES, render.LIBRARY, render.LICENCE, "page.html"}
+    used = {*render.SCRIPTS, *render.STYLES, render.HEAD, render.LIBRARY, render.LICENCE, "page.html"}
 
     assert {path.name for path in ASSETS.iterdir()} == used
 

@@ -32,11 +32,13 @@ SCRIPTS = (
     "filters.js",
     "recording.js",
     "state.js",
+    "crosses.js",
     "charts.js",
     "quantities.js",
     "cells.js",
     "steps.js",
     "heatmap.js",
+    "filter_field.js",
     "keys.js",
 )
 SCRIPT, FRAME = "difference.js", "difference.html"

@@ -31,6 +31,7 @@ SCRIPTS = (
     "recording.js",
     "state.js",
     "ranks.js",
+    "crosses.js",
     "charts.js",
     "head.js",
     "findings.js",
@@ -47,10 +48,12 @@ SCRIPTS = (
     "saved.js",
     "tree.js",
     "panel.js",
+    "filter_field.js",
     "keys.js",
     "main.js",
 )
 STYLES = ("uPlot.min.css", "page.css", "parts.css", "memory.css")
+HEAD = "head.html"
 LIBRARY = "uPlot.iife.min.js"
 LICENCE = "uPlot.LICENSE.txt"
 
@@ -82,15 +85,15 @@ def page_of(document: Document, *, live: bool = False) -> str:
     return assembled(asset("page.html"), script(), document, live=live)
 
 
-def assembled(template: str, code: str, document: Document, *, live: bool = False, more_style: str = "") -> str:
-    """Return the frame of a page with its content and script.
+def assembled(body: str, code: str, document: Document, *, live: bool = False, more_style: str = "") -> str:
+    """Return a page: its head, which all pages share, and its body with its content and script.
 
     Args:
-        template: The frame, with names in double braces for the parts.
+        body: The body, with names in double braces for the parts.
         code: The page's script.
         document: The content.
         live: Whether the page asks its server for news.
-        more_style: Styles of this frame's own parts.
+        more_style: Styles of this page's own parts.
     """
     style, scripts = stylesheet() + more_style, (asset(LIBRARY), code)
     policy = (
@@ -108,7 +111,7 @@ def assembled(template: str, code: str, document: Document, *, live: bool = Fals
         "document": inert(document.described),
         "tables": "\n".join(_table(name, text) for name, text in document.tables.items()),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], asset(HEAD) + body)
 
 
 def news_of(document: Document) -> str:

@@ -25,8 +25,10 @@ SCRIPTS = (
     "filters.js",
     "recording.js",
     "state.js",
+    "crosses.js",
     "charts.js",
     "quantities.js",
+    "filter_field.js",
     "keys.js",
 )
 OWN = ("run_choices.js", "run_table.js", "run_charts.js", "run_curves.js", "run_sites.js", "runs.js")

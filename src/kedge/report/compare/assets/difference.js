@@ -7,9 +7,8 @@ import { Recording } from "./recording.js";
 import { change, listen, recall, state } from "./state.js";
 import { chart, dropGone, plottable, wantsLog, zerosOf } from "./charts.js";
 import { HeatMap } from "./heatmap.js";
+import { connectFilter } from "./filter_field.js";
 import { listenToKeys, toggleTheme } from "./keys.js";
-
-const PAUSE = 120;
 
 function showDifference(recording) {
   const { told, run, commands } = recording;
@@ -167,21 +166,10 @@ function begin() {
   showDifference(recording);
   heatMap.show(recording);
   panel.show(recording);
-  const input = byId("filter");
-  const tellFilter = () => {
-    showParted(recording, filter());
-    input.classList.toggle("on", !filter().all);
-    byId("filter-problem").textContent = filter().problem;
-    byId("filter-problem").hidden = !filter().problem;
-  };
-  input.value = state.filter;
-  let pause;
-  input.addEventListener("input", () => {
-    clearTimeout(pause);
-    pause = setTimeout(() => change({ filter: input.value }), PAUSE);
-  });
-  listen((changed) => changed.has("filter") && tellFilter());
-  tellFilter();
+  const showTable = () => showParted(recording, filter());
+  listen((changed) => changed.has("filter") && showTable());
+  showTable();
+  connectFilter(filter);
   byId("theme").addEventListener("click", toggleTheme);
   byId("help-open").addEventListener("click", () => byId("help").showModal());
   listenToKeys({ recording: () => recording, panel });

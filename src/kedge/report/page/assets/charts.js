@@ -1,6 +1,7 @@
 // Line charts by uPlot: logarithmic where the values call for it, with marks for what is no number.
 
 import { colour, cut, fill, make } from "./elements.js";
+import { drawCrosses } from "./crosses.js";
 import { compact, round, whole } from "./numbers.js";
 
 // Lines differ in their dashes and not in colour alone.
@@ -200,19 +201,8 @@ function drawOver(plot, spec) {
   ctx.save();
   ctx.lineWidth = 1.5 * dense;
   ctx.strokeStyle = colour("broken");
-  ctx.beginPath();
   const reach = 3 * dense;
-  let before = -Infinity;
-  for (const place of spec.broken || []) {
-    const [x, y] = [plot.valToPos(spec.x[place], "x", true), bbox.top + reach + 2 * dense];
-    if (x < bbox.left || x > bbox.left + bbox.width || x - before < 3 * reach) continue;
-    before = x;
-    ctx.moveTo(x - reach, y - reach);
-    ctx.lineTo(x + reach, y + reach);
-    ctx.moveTo(x + reach, y - reach);
-    ctx.lineTo(x - reach, y + reach);
-  }
-  ctx.stroke();
+  drawCrosses(plot, (spec.broken || []).map((place) => spec.x[place]), bbox.top + reach + 2 * dense, reach);
   ctx.textBaseline = "bottom";
   ctx.textAlign = "center";
   ctx.font = `${10 * dense}px ${colour("sans")}`;

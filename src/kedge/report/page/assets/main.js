@@ -2,7 +2,7 @@
 
 import { byId, fill } from "./elements.js";
 import { filterOf } from "./filters.js";
-import { change, listen, recall, state } from "./state.js";
+import { listen, recall, state } from "./state.js";
 import { listenToRank, offerRanks, ranked } from "./ranks.js";
 import { showHead } from "./head.js";
 import { Findings } from "./findings.js";
@@ -12,9 +12,8 @@ import { Curves } from "./curves.js";
 import { Saved } from "./saved.js";
 import { Tree } from "./tree.js";
 import { Panel } from "./panel.js";
+import { connectFilter } from "./filter_field.js";
 import { listenToKeys, toggleTheme } from "./keys.js";
-
-const TYPING_PAUSE = 120;
 
 function carried() {
   const described = JSON.parse(byId("document").textContent);
@@ -36,15 +35,15 @@ function start() {
     saved: new Saved(byId("saved-body"), filter),
     tree: new Tree(byId("modules-body"), filter),
   };
+  const tellFilter = connectFilter(filter);
   const show = () => {
     recording = choose();
     showHead(recording);
     offerRanks(recording);
     for (const part of Object.values(parts)) part.show(recording);
-    tellFilter(filter());
+    tellFilter();
   };
   show();
-  connectFilter(filter);
   listenToRank();
   listen((changed) => changed.has("rank") && keepingPlace(show));
   byId("theme").addEventListener("click", toggleTheme);
@@ -57,23 +56,6 @@ function start() {
       keepingPlace(show);
     });
   }
-}
-
-function connectFilter(filter) {
-  const input = byId("filter");
-  input.value = state.filter;
-  let pause;
-  input.addEventListener("input", () => {
-    clearTimeout(pause);
-    pause = setTimeout(() => change({ filter: input.value }), TYPING_PAUSE);
-  });
-  listen((changed) => changed.has("filter") && tellFilter(filter()));
-}
-
-function tellFilter({ all, problem }) {
-  byId("filter").classList.toggle("on", !all);
-  byId("filter-problem").textContent = problem;
-  byId("filter-problem").hidden = !problem;
 }
 
 // A redraw changes heights for a moment; the reader must not notice.

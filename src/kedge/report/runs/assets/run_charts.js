@@ -1,6 +1,7 @@
 // A chart with a line for each run, over common axes.
 
 import { byId, fill, make } from "./elements.js";
+import { drawCrosses } from "./crosses.js";
 import { chart, plottable, wantsLog } from "./charts.js";
 import { compact, counted, seconds, whole } from "./numbers.js";
 import { dashOfRun, inFront, inkOf, isShown, sample } from "./run_choices.js";
@@ -102,19 +103,8 @@ export class RunChart {
     ctx.setLineDash([]);
     this.drawn.filter(({ broken }) => broken.length).forEach(({ place, x, broken }, row) => {
       const y = bbox.top + (2 + (row % MOST_ROWS) * 9) * dense + reach;
-      let before = -Infinity;
       ctx.strokeStyle = inkOf(place, this.front);
-      ctx.beginPath();
-      for (const number of broken) {
-        const across = plot.valToPos(x[number], "x", true);
-        if (across < bbox.left || across > bbox.left + bbox.width || across - before < 3 * reach) continue;
-        before = across;
-        ctx.moveTo(across - reach, y - reach);
-        ctx.lineTo(across + reach, y + reach);
-        ctx.moveTo(across + reach, y - reach);
-        ctx.lineTo(across - reach, y + reach);
-      }
-      ctx.stroke();
+      drawCrosses(plot, broken.map((number) => x[number]), y, reach);
     });
     ctx.restore();
   }

@@ -4,14 +4,13 @@ import { byId, fill, make } from "./elements.js";
 import { filterOf } from "./filters.js";
 import { Recording } from "./recording.js";
 import { change, listen, recall, state } from "./state.js";
+import { connectFilter } from "./filter_field.js";
 import { listenToKeys, toggleTheme } from "./keys.js";
 import { pointAt } from "./run_choices.js";
 import { RunTable } from "./run_table.js";
 import { showChips, smoothing } from "./run_charts.js";
 import { RunCurves } from "./run_curves.js";
 import { RunSites } from "./run_sites.js";
-
-const PAUSE = 120;
 
 function recordingOf({ sites }, { sheets, columns, curves, findings }, place) {
   return new Recording({ sites, sheets, columns, curves, findings }, (name) => byId(`table-run${place}-${name}`).textContent);
@@ -41,23 +40,6 @@ function connectControls({ runs }, redraw) {
     tell();
     redraw();
   });
-  tell();
-}
-
-function connectFilter(filter) {
-  const input = byId("filter");
-  const tell = () => {
-    input.classList.toggle("on", !filter().all);
-    byId("filter-problem").textContent = filter().problem;
-    byId("filter-problem").hidden = !filter().problem;
-  };
-  input.value = state.filter;
-  let pause;
-  input.addEventListener("input", () => {
-    clearTimeout(pause);
-    pause = setTimeout(() => change({ filter: input.value }), PAUSE);
-  });
-  listen((changed) => changed.has("filter") && tell());
   tell();
 }
 

@@ -69,11 +69,14 @@ corners: setup  ## run the tests of PyTorch's private corners alone; TORCH= as f
 	@$(PYTEST) $(SPREAD) $(CORNERS)
 
 # The smallest environment in which those run: no integrations, no pictures, no architectures of transformers.
-.PHONY: newest-setup newest
+.PHONY: newest-setup newest-clean newest
 ON_NEWEST := TORCH=$(NEWEST) EXTRAS=corners VENV=build/corners-$(NEWEST)
 
 newest-setup:
 	@$(MAKE) setup $(ON_NEWEST)
+
+newest-clean:
+	@rm -rf build/corners-$(NEWEST)
 
 newest:  ## the tests of private corners on the newest release of PyTorch
 	@$(MAKE) corners $(ON_NEWEST)

@@ -13,7 +13,7 @@ NAME = "sim_gloo"
 
 
 class Staged(dist.ProcessGroup):
-    """Calls gloo with copies on the host, and waits: what a collective returns is done."""
+    """Calls gloo with copies on the host, and waits: what a collective returns is done. What one rank sends another is not."""
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
@@ -31,9 +31,9 @@ class Staged(dist.ProcessGroup):
     def _call(self, name: str, out: Any, *given: Any) -> dist.Work:
         """Call gloo with outputs and inputs on the host, and copy the outputs back."""
         there = _on_host(out)
-        getattr(self._gloo, name)(there, *map(_on_host, given)).wait()
-        _copy(out, there)
-        return _Done()
+        work = _Copied(getattr(self._gloo, name)(there, *map(_on_host, given)), out, there)
+        work.wait()
+        return work
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         """See PyTorch."""
@@ -55,39 +55,68 @@ class Staged(dist.ProcessGroup):
 
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # the names since PyTorch 2.13
 
+    def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> dist.Work:
+        """See PyTorch."""
+        return [self._allgather_base(*each) for each in zip(outputs, inputs, strict=True)][-1]
+
+    def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> dist.Work:
+        """See PyTorch."""
+        one = dist.ReduceScatterOptions()
+        one.reduceOp = opts.reduceOp
+        return [self._reduce_scatter_base(*each, one) for each in zip(outputs, inputs, strict=True)][-1]
+
+    def alltoall_base(
+        self, output: Tensor, given: Tensor, out_sizes: list[int], in_sizes: list[int], opts: Any = None
+    ) -> dist.Work:
+        """See PyTorch."""
+        return self._call("alltoall_base", output, given, out_sizes, in_sizes, *_some(opts))
+
     def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work:
         """See PyTorch."""
         return self._call("scatter", outputs, inputs, *_some(opts))
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> dist.Work:
         """See PyTorch."""
-        return self._call("send", tensors, to, tag)
+        # Its sender waits for the receiver, who may be sending to it.
+        return _Copied(self._gloo.send(_on_host(tensors), to, tag), [], [])
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> dist.Work:
         """See PyTorch."""
-        return self._call("recv", tensors, source, tag)
+        there = _on_host(tensors)
+        return _Copied(self._gloo.recv(there, source, tag), tensors, there)
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """See PyTorch."""
-        self._gloo.barrier().wait()
-        return _Done()
+        work = _Copied(self._gloo.barrier(), [], [])
+        work.wait()
+        return work
 
 
-class _Done(dist.Work):
-    """Work that has ended."""
+class _Copied(dist.Work):
+    """Work of gloo on copies on the host, whose outputs are copied back by the first who waits."""
+
+    def __init__(self, work: dist.Work, out: Any, there: Any) -> None:
+        super().__init__()
+        self._work, self._out, self._there = work, out, there
+        self._waited = False
 
     def wait(self, timeout: Any = None) -> bool:
-        """Return at once."""
+        """Wait for gloo, and copy."""
+        if not self._waited:
+            self._work.wait()
+            _copy(self._out, self._there)
+            self._waited = True
         return True
 
     def is_completed(self) -> bool:
-        """Return that it has ended."""
-        return True
+        """Return whether the outputs are there."""
+        return self._waited
 
     def get_future(self) -> Any:
-        """Return a future that has come."""
-        future: Any = torch.futures.Future()
-        future.set_result(None)
+        """Return a future that has come, with the outputs."""
+        self.wait()
+        future: Any = torch.futures.Future(devices=sorted(_devices(self._out), key=str))
+        future.set_result(self._out)
         return future
 
 
@@ -98,6 +127,13 @@ def register() -> None:
 
 def _some(opts: Any) -> tuple[Any, ...]:
     return () if opts is None else (opts,)
+
+
+def _devices(value: Any) -> set[torch.device]:
+    """Return the devices besides the CPU that tensors are on."""
+    if isinstance(value, list):
+        return set().union(*map(_devices, value))
+    return {value.device} - {torch.device("cpu")}
 
 
 def _on_host(value: Any) -> Any:

@@ -14,7 +14,6 @@ import torch
 from tests.accelerator import build, data_parallel
 
 DEVICES = 2
-_initialized = True  # `torch.utils.checkpoint` looks here whether there is a generator to save
 _C: Any = None
 
 
@@ -95,6 +94,13 @@ def set_limit(bytes_: int, device: Any = None) -> None:
 # For PyTorch
 
 
+def __getattr__(name: str) -> Any:
+    """Return whether the device was used: `torch.utils.checkpoint` looks here whether there is a generator to save."""
+    if name == "_initialized":
+        return is_initialized()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def _index(device: Any = None) -> int:
     """Return the index of a device given in any way; without one that of the current device."""
     if isinstance(device, int):
@@ -109,16 +115,20 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return whether it can be used: always."""
-    return True
+    """Return whether this process has used it: anything was enqueued, a device was set or a generator's state read."""
+    return _C.is_begun()
+
+
+def init() -> None:
+    """Use it."""
+    _C.begin()
 
 
 def _is_in_bad_fork() -> bool:
     return not _C.is_usable()
 
 
-def _lazy_init() -> None:
-    pass
+_lazy_init = init
 
 
 def device_count() -> int:
@@ -138,6 +148,7 @@ def current_device() -> int:
 
 def set_device(device: Any) -> None:
     """Change this thread's device."""
+    init()
     torch.accelerator.set_device_index(_index(device))
 
 
@@ -231,11 +242,13 @@ def empty_cache() -> None:
 
 def get_rng_state(device: Any = "sim") -> torch.Tensor:
     """Return the state of a device's generator."""
+    init()
     return _C.default_generator(_index(device)).get_state()
 
 
 def set_rng_state(state: torch.Tensor, device: Any = "sim") -> None:
     """Change the state of a device's generator."""
+    init()
     _C.default_generator(_index(device)).set_state(state)
 
 

@@ -20,6 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
+from kedge.torch_internals import accelerators
+
 SEEDS = 20
 
 
@@ -549,6 +551,33 @@ def test_data_loader_pins(sim):
     for (batch,) in DataLoader(TensorDataset(torch.arange(4.0)), batch_size=2, pin_memory=True):
         assert batch.is_pinned()
         assert not torch.ones(1).is_pinned()
+
+
+def test_device_is_initialized_once_it_is_used(sim):
+    """As CUDA's: not by a question about it or a seed, but by the first tensor; and then there is a generator to save."""
+    torch.manual_seed(3)
+    assert (sim.is_available(), sim.device_count(), accelerators.in_use()) == (True, 2, None)
+    assert not (sim.is_initialized() or sim._initialized)
+    x = torch.ones(1, device="sim:1")
+    assert (sim.is_initialized(), sim._initialized, accelerators.in_use()) == (True, True, "sim")
+    assert x.item() == 1
+
+
+def test_setting_a_device_initializes(sim):
+    """Before there is any tensor on it."""
+    sim.set_device(1)
+    assert sim.is_initialized()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.uint8, torch.float32])
+def test_histograms_are_of_integers_too(sim, dtype):
+    """A card has the kernel that the CPU lacks; nothing waits for it."""
+    x = torch.tensor([0, 3, 3, 1, 7, 3], dtype=dtype)
+    sim.reset_counts()
+    found = torch.histc(x.to("sim", non_blocking=True), bins=4, min=0, max=3)
+    assert sim.counts()["syncs"] | {"copy": 0} == dict.fromkeys(sim.counts()["syncs"], 0)
+    assert found.dtype == dtype
+    assert found.tolist() == [1, 1, 0, 3]
 
 
 def test_fork_cannot_use_the_device(sim):

@@ -66,6 +66,8 @@ void wait_in_stream(c10::Stream stream, PointPtr point);
 bool is_idle(c10::Stream stream);
 
 bool is_usable(); // not in a fork of the process that used the device
+bool is_begun(); // whether this process has used it
+void begin(); // use it: whatever is enqueued does; raises where it is not usable
 
 // Waits of the host. Each raises what failed on the device, once; `kind` is the row of counts() in which it counts, if any.
 void synchronize(c10::Stream stream, const char* kind, const std::string& what);

@@ -654,6 +654,18 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor& input, double p, std::op
   return {at::mul(at::mul(input, mask), p == 1 ? 0.0 : 1 / (1 - p)), mask};
 }
 
+// Of integers it counts by the kernel for doubles, which is exact: the CPU has none for them, a card has.
+void histc(const c10::OperatorHandle& op, Stack* stack) {
+  auto& given = *(stack->end() - op.schema().arguments().size());
+  if (!c10::isIntegralType(given.toTensor().scalar_type(), false)) {
+    return fallback(op, stack);
+  }
+  const auto dtype = given.toTensor().scalar_type();
+  given = given.toTensor().to(at::kDouble);
+  fallback(op, stack);
+  stack->back() = stack->back().toTensor().to(dtype);
+}
+
 // Attention by its parts: mathematically plain, and the same kernels as on the CPU.
 int64_t attention_by_parts(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, double, bool,
                            std::optional<double>, bool) {
@@ -700,6 +712,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fallback>());
   }
   m.impl("native_dropout", native_dropout);
+  m.impl("histc", torch::CppFunction::makeFromBoxedFunction<&histc>());
   m.impl("_fused_sdp_choice", attention_by_parts);
 
   // Where the CPU has a kernel of its own beside one for all devices, the CPU's is taken: other kernels, other bits.

@@ -220,7 +220,7 @@ struct Hooks final : at::PrivateUse1HooksInterface {
     return true;
   }
   bool hasPrimaryContext(c10::DeviceIndex) const override {
-    return true;
+    return is_begun();
   }
   c10::DeviceIndex deviceCount() const override {
     return kDevices;
@@ -340,6 +340,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("default_generator", [](c10::DeviceIndex device) { return default_generator(device); });
   m.def("default_stream", [](c10::DeviceIndex device) { return stream_at(device, 0); });
   m.def("is_usable", &is_usable);
+  m.def("is_begun", &is_begun);
+  m.def("begin", &begin);
 }
 
 } // namespace sim

@@ -61,9 +61,7 @@ class Queue {
     if (ended) {
       return;
     }
-    TORCH_CHECK(
-        is_usable(), "sim was used before this process was forked: its streams have no threads here. Fork before the first use");
-    process = getpid();
+    begin();
     if (!thread_.joinable()) {
       thread_ = std::thread([this] { work(); });
     }
@@ -245,6 +243,17 @@ std::chrono::steady_clock::time_point Point::when() const {
 bool is_usable() {
   const pid_t first = process;
   return first == 0 || first == getpid();
+}
+
+bool is_begun() {
+  return process == getpid();
+}
+
+void begin() {
+  pid_t nobody = 0;
+  process.compare_exchange_strong(nobody, getpid());
+  TORCH_CHECK(
+      is_usable(), "sim was used before this process was forked: its streams have no threads here. Fork before the first use");
 }
 
 c10::Stream stream_at(c10::DeviceIndex device, c10::StreamId id) {

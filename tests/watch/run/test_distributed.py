@@ -13,9 +13,12 @@ import numpy as np
 import pytest
 import torch.distributed
 
+from kedge.report.head import lost_ranks
 from kedge.rules.registry import check
 from kedge.store.recording import Recording
 from tests import forked
+from tests.accelerator import build
+from tests.marks import full
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
@@ -23,7 +26,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 PROGRAM = """
-    import contextlib, json, os, sys
+    import contextlib, json, os, signal, sys
     import torch
     import torch.distributed as dist
     import torch.distributed._functional_collectives as functional
@@ -39,6 +42,7 @@ PROGRAM = """
     import kedge
 
     WORLD, STEPS = 4, 3
+    ROOT, DEVICE = sys.argv[1:]
 
     def say(*words):
         os.write(1, (json.dumps(words) + "\\n").encode())  # at once: four write to one file
@@ -69,7 +73,7 @@ PROGRAM = """
 
     def made(**options):
         torch.manual_seed(0)
-        return Net(**options)
+        return Net(**options).to(DEVICE)
 
     def shard(model, mesh):
         for layer in model.layers.values():
@@ -88,11 +92,11 @@ PROGRAM = """
             parallelize_module(layer, mesh, plan)
         return model
 
-    def train(model, share):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for step in range(STEPS):
+    def train(model, share, steps=STEPS):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)  # PyTorch takes no mix of DTensors and others together
+        for step in range(steps):
             torch.manual_seed(step)
-            loss = model(share(torch.randn(8, 4, 6))).square().mean()
+            loss = model(share(torch.randn(8, 4, 6).to(DEVICE))).square().mean()
             optimizer.zero_grad()
             loss.backward()
             yield [getattr(p.grad, "_local_tensor", p.grad).clone() for p in model.parameters()]
@@ -109,17 +113,18 @@ PROGRAM = """
             model.layers["2"].act = Log()
         for other in {str(i) for i in range(WORLD)} - {str(rank)}:
             del model.layers[other]
-        stage = PipelineStage(model, rank, WORLD, torch.device("cpu"))
+        here = next(model.parameters()).device
+        stage = PipelineStage(model, rank, WORLD, here)
         run = schedule(stage, 4, loss_fn=lambda found, wanted: (found - wanted).square().mean())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        junk = [torch.full((1 << 14,), float("nan")) for _ in range(64)]  # the memory that is allocated next
+        junk = [torch.full((1 << 14,), float("nan"), device=here) for _ in range(64)]  # the memory that is allocated next
         del junk
         with kedge.watch(f"{name}.kedge", every=1, budget=None, strict=True) as watch:
             watch.tell = None
             for step in range(STEPS):
                 torch.manual_seed(step)
-                given = {0: (torch.randn(8, 6),)}.get(rank, ())
-                run.step(*given, **({"target": torch.ones(8, 6)} if rank == WORLD - 1 else {}))
+                given = {0: (torch.randn(8, 6).to(here),)}.get(rank, ())
+                run.step(*given, **({"target": torch.ones(8, 6).to(here)} if rank == WORLD - 1 else {}))
                 optimizer.step()
                 optimizer.zero_grad()
 
@@ -137,6 +142,18 @@ PROGRAM = """
                 same = all(map(torch.equal, plain, gradients(to, again)))
                 say("offload", again, str(to), same)
 
+    def bereft(mesh, rank):
+        model, alone = shard(made(), mesh), made()
+        with kedge.watch("bereft.kedge", every=1, budget=None, strict=True) as watch:
+            watch.tell = None
+            try:
+                for step, _ in enumerate(train(model, lambda x: x.chunk(WORLD)[rank], 9)):
+                    if step == 5 and rank == WORLD - 1:
+                        os.kill(os.getpid(), signal.SIGKILL)
+            except RuntimeError:
+                say("bereft", rank)
+            list(train(alone, lambda x: x))
+
     def note_collectives():
         def noting(work, name):
             def call(*args, **named):
@@ -150,11 +167,23 @@ PROGRAM = """
         for name in ("all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast"):
             setattr(functional, name, noting(getattr(functional, name), name))
 
+    def load_device():
+        if DEVICE == "cpu":
+            return "gloo"
+        sys.path.insert(0, ROOT)
+        from tests.accelerator import process_group, sim
+        sim.load()
+        process_group.register()
+        return process_group.NAME
+
     def rank_of_four(rank):
-        dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=rank, world_size=WORLD)
+        backend = load_device()
+        if DEVICE != "cpu":
+            torch.accelerator.set_device_index(rank % 2)
+        dist.init_process_group(backend, init_method=f"file://{os.getcwd()}/store", rank=rank, world_size=WORLD)
         note_collectives()
-        line = init_device_mesh("cpu", (WORLD,))
-        table = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        line = init_device_mesh(DEVICE, (WORLD,))
+        table = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("data", "tensor"))
         watched("fsdp", shard(made(), line), lambda x: x.chunk(WORLD)[rank])
         watched("tensor", parallel(made(), line), lambda x: x)
         watched("both", shard(parallel(made(), table["tensor"]), table["data"]), lambda x: x.chunk(2)[rank // 2])
@@ -165,7 +194,7 @@ PROGRAM = """
         staged("broken", rank, Schedule1F1B, broken=True)
         offloaded(line, rank)
         dist.barrier()
-        dist.destroy_process_group()
+        bereft(line, rank)
 
     torch.set_num_threads(1)
     children = []
@@ -178,9 +207,10 @@ PROGRAM = """
             os._exit(0)
         children.append(child)
     ended = [os.waitpid(child, 0)[1] for child in children]
+    load_device()
     watched("one", made(), lambda x: x)
     watched("line", made(blocks=WORLD, head=False), lambda x: x)
-    sys.exit(any(ended))
+    sys.exit(ended != [0, 0, 0, signal.SIGKILL])
 """
 
 
@@ -196,12 +226,17 @@ class FourRanks:
         return Recording.open(self.folder / f"{name}.kedge")
 
 
-@pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> FourRanks:
-    """Run the program once."""
+@pytest.fixture(scope="module", params=["cpu", full("sim")])
+def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> FourRanks:
+    """Run the program once on the CPU, and once on the simulated device."""
+    if request.param == "sim":
+        if build.compiler() is None:
+            pytest.skip("no C++ compiler, or no headers of Python")
+        build.library()
     folder = tmp_path_factory.mktemp("four")
     (folder / "it.py").write_text(textwrap.dedent(PROGRAM))
-    done = forked.run([sys.executable, "-W", "ignore", "it.py"], cwd=folder, timeout=240)
+    root = str(Path(__file__).parents[3])
+    done = forked.run([sys.executable, "-W", "ignore", "it.py", root, request.param], cwd=folder, timeout=240)
     assert done.returncode == 0, done.stderr
     return FourRanks([json.loads(line) for line in done.stdout.splitlines()], folder)
 
@@ -294,3 +329,15 @@ def test_gradients_of_sharded_models_are_the_same_with_offload(four: FourRanks) 
 
     assert len(found) == 4 * 2 * 3
     assert all(same for *_, same in found)
+
+
+def test_ranks_go_on_alone_after_one_has_died(four: FourRanks) -> None:
+    """What the dead one has recorded is read with the rest, and no rank waits for it."""
+    recording = four.recording("bereft")
+
+    assert sorted(line[1] for line in four.lines if line[0] == "bereft") == [0, 1, 2]
+    assert list(lost_ranks(recording)) == ["rank 3 have no recorded end: killed, or still running"]
+    assert [recording.of_rank(rank).steps.tolist() for rank in (0, 1, 2)] == [[*range(9)]] * 3
+    *_, last = recording.of_rank(3).steps.tolist()
+    assert last <= 4
+    assert check(recording) == ()

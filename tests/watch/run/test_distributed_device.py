@@ -1,4 +1,7 @@
-"""Ranks whose model is on a device: merged, sharded and parallel models are what they are on the CPU."""
+"""Two ranks whose model is on a device: sharded, parallel and in stages, it is recorded as on the CPU.
+
+`test_distributed.py` has four ranks, and all that is known of them, on the CPU; `make test-all` runs that on the device too.
+"""
 
 from __future__ import annotations
 
@@ -21,44 +24,64 @@ pytestmark = pytest.mark.skipif(
 
 PROGRAM = """
     import os, sys
+    from collections import OrderedDict
     sys.path.insert(0, sys.argv[1])
     import torch
     import torch.distributed as dist
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     import kedge
 
     WORLD = 2
 
-    def train(kind, device, rank):
+    def made(device):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)).to(device)
-        mesh = init_device_mesh(device, (WORLD,))
-        if kind == "fsdp":
-            fully_shard(model[0], mesh=mesh)
-            fully_shard(model, mesh=mesh)
-        else:
-            parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        return nn.Sequential(OrderedDict(up=nn.Linear(6, 12), act=nn.ReLU(), down=nn.Linear(12, 3))).to(device)
+
+    def sharded(device, rank):
+        model, mesh = made(device), init_device_mesh(device, (WORLD,))
+        fully_shard(model.up, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model, lambda batch: model(batch.chunk(WORLD)[rank].to(device)).square().mean().backward()
+
+    def parallel(device, rank):
+        model, mesh = made(device), init_device_mesh(device, (WORLD,))
+        parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        return model, lambda batch: model(batch.to(device)).square().mean().backward()
+
+    def staged(device, rank):
+        model = made(device)
+        for other in ("down",) if rank == 0 else ("up", "act"):
+            delattr(model, other)
+        stage = PipelineStage(model, rank, WORLD, next(model.parameters()).device)
+        schedule = Schedule1F1B(stage, 4, loss_fn=lambda found, wanted: (found - wanted).square().mean())
+        given = (lambda batch: [batch.to(device)]) if rank == 0 else (lambda batch: [])
+        wanted = {"target": torch.ones(8, 3).to(device)} if rank else {}
+        return model, lambda batch: schedule.step(*given(batch), **wanted)
+
+    def train(kind, device, rank):
+        model, step = globals()[kind](device, rank)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         with kedge.watch(f"{kind}-{device}.kedge", every=1, budget=None, strict=True) as watch:
             watch.tell = None
-            for step in range(3):
-                torch.manual_seed(step)
+            for number in range(3):
+                torch.manual_seed(number)
                 batch = torch.randn(8, 6)
-                batch = (batch.chunk(WORLD)[rank] if kind == "fsdp" else batch).to(device)
                 optimizer.zero_grad()
-                model(batch).square().mean().backward()
+                step(batch)
                 optimizer.step()
 
     def one_rank(rank):
         from tests.accelerator import process_group, sim
         sim.load()
         process_group.register()
+        torch.accelerator.set_device_index(rank)
         meeting = f"file://{os.getcwd()}/store"
         dist.init_process_group(process_group.NAME, init_method=meeting, rank=rank, world_size=WORLD)
-        for kind in ("fsdp", "tensor"):
+        for kind in ("sharded", "parallel", "staged"):
             for device in ("cpu", "sim"):
                 train(kind, device, rank)
         dist.barrier()
@@ -93,7 +116,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "tensor"])
+@pytest.mark.parametrize("kind", ["sharded", "parallel", "staged"])
 def test_ranks_on_a_device_record_what_they_do_on_the_cpu(kind: str, folder: Path) -> None:
     """The same sites and counts, and sums up to the rounding of float32, of values and parameters, sharded or not."""
     host, device = (Recording.open(folder / f"{kind}-{where}.kedge") for where in ("cpu", "sim"))

@@ -55,7 +55,9 @@ class Staged(dist.ProcessGroup):
 
     all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # the names since PyTorch 2.13
 
-    def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> dist.Work:
+    def allgather_into_tensor_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
+    ) -> dist.Work:
         """See PyTorch."""
         return [self._allgather_base(*each) for each in zip(outputs, inputs, strict=True)][-1]
 

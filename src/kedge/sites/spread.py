@@ -9,6 +9,11 @@ be added up over the ranks: each holds an addend of every element, and only the 
 The parameters of one model are often on different meshes: tensor parallelism leaves some as ordinary tensors, and FSDP
 spreads those over one dimension of the mesh, others over two. All ranks of the widest mesh belong to one model, so along
 its other dimensions they hold the same.
+
+# Note [A mesh belongs to the program]
+What was found for a mesh is known as long as that mesh exists, and no longer: it holds process groups, which a program may
+end and make anew, with other ranks. Two meshes are equal if they have the same ranks in the same order, and this process may
+have another place in each; so the place counts, too.
 """
 
 from __future__ import annotations
@@ -16,8 +21,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, distributed, nn
 
@@ -51,7 +56,15 @@ def spread_of(value: Tensor, wide: Any = None) -> Spread | None:
     mesh, placements = _placed(value)
     if mesh is None and wide is None:
         return None
-    return _spread_on(mesh, placements, wide)
+    first, second = wide if mesh is None else mesh, mesh if wide is None else wide
+    key = placements, first.get_coordinate(), second.get_coordinate()
+    known = _known.get(first)
+    if known is None:
+        known = _known[first] = WeakKeyDictionary()
+    found = known.setdefault(second, {})
+    if key not in found:
+        found[key] = _spread_on(mesh, placements, wide)
+    return found[key]
 
 
 def widest_mesh(values: Iterable[Tensor]) -> Any:
@@ -91,7 +104,10 @@ def _placed(value: Tensor) -> tuple[Any, tuple[Any, ...]]:
     return value.device_mesh, tuple(value.placements)
 
 
-@lru_cache(maxsize=256)
+#: By the mesh of the value and the widest one of its model, or the only one of them; see Note [A mesh belongs to the program].
+_known: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, Spread]]] = WeakKeyDictionary()
+
+
 def _spread_on(mesh: Any, placements: tuple[Any, ...], wide: Any) -> Spread:
     partial = any(placement.is_partial() for placement in placements)
     shared = [placement.is_replicate() or placement.is_partial() for placement in placements]

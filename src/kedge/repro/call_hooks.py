@@ -15,6 +15,7 @@ from kedge.repro.finiteness import PendingChecks
 from kedge.repro.gradient_hooks import GradientHooks
 from kedge.repro.input_edges import CallEdges
 from kedge.sites import leaves
+from kedge.sites.spread import gathers
 from kedge.stderr import Shield
 from kedge.torch_internals import device_graphs, modes
 from kedge.torch_internals.accelerators import generator_states
@@ -57,7 +58,7 @@ class CallHooks:
             if module in self._known or isinstance(module, torch.jit.ScriptModule):
                 continue
             watched = self._known[module] = WatchedModule(label(path))
-            self._tracker.follow(module, watched, outermost=module is root)
+            self._tracker.follow(module, watched, outermost=module is root, inside=gathers(module))
             self._gradients.follow_parameters(watched, module)
 
     def join(self, root: nn.Module, label: str) -> None:
@@ -102,7 +103,7 @@ class CallHooks:
             self._gradients.follow_output(call, name, tensor)
         if call.began:
             self._late(call)
-        if not calls.modules:
+        if not calls.modules or call.gathers:
             self._checks.read()
 
     def _begin(self, watched: WatchedModule, call: RecordedCall, found: Iterable[tuple[str, Tensor]]) -> None:

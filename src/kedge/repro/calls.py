@@ -9,6 +9,11 @@ is never used as the original. Once a module was seen to work in place, its inpu
 The hooks on the gradients of a call's outputs hold the call, and the graph holds the hooks: when the program drops the
 graph without a backward, the call goes with it. After a backward has passed through it, a call releases its tensors at
 once, as autograd does.
+
+# Note [Gathered parameters]
+Under ``fully_shard`` the parameters of a module are whole on this rank only while it runs, forward or backward: its own
+hooks gather them, and free them again. So a call of such a module ends before those hooks, and sums that are not read yet
+are read then, and again in the backward, as soon as gradients have reached the call's inputs.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from kedge.sites import leaves
+from kedge.sites.spread import gathers
 from kedge.torch_internals import accelerators
 from kedge.torch_internals.module_tables import own_buffers, own_parameters
 from kedge.torch_internals.tensors import version_of
@@ -137,13 +143,14 @@ class RecordedCall:
         label: Its path in the recording.
         outer: The watched call that it was made in, if any.
         began: Whether it was active already when its module was hooked.
+        gathers: Whether its parameters are whole only while it runs; see Note [Gathered parameters].
         state: The arguments, and all else that its result depends on.
         gradients: Those that pass through it in the backward.
     """
 
     def __init__(self, module: nn.Module, label: str, outer: RecordedCall | None) -> None:
         self.module, self.label, self.outer = module, label, outer
-        self.began = False
+        self.began, self.gathers = False, gathers(module)
         self.state, self.gradients = CallState(module), CallGradients()
         self._copy_buffers()
 

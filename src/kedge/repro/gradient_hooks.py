@@ -103,6 +103,8 @@ class GradientHooks:
             if not call.gradients.by_edge:
                 self._checks.add("in.grad", (call,), gradient)
             self._arrived(call, name)
+            if call.gathers:
+                self._checks.read()
 
     def _of_parameter(self, watched: WatchedModule, name: str, gradient: Tensor) -> None:
         calls = tuple(watched)

@@ -19,6 +19,7 @@ from kedge.repro.finiteness import counts
 from kedge.repro.python_source import SourceWriter, attributes
 from kedge.repro.suspects import SuspectCall
 from kedge.sites.leaves import own_part
+from kedge.sites.spread import is_whole, type_of
 from kedge.torch_internals.module_tables import empty_entries, own_buffers, own_children, own_parameters
 from kedge.torch_internals.tensors import version_of
 
@@ -89,8 +90,11 @@ class CallPackage:
     def attribute(self, value: Tensor) -> None:
         """Save a tensor found in a module's attribute."""
         name = f"attribute.{sum(n.startswith('attribute.') for n in self.tensors)}"
-        self._names[id(value)] = f'tensor("{name}"{_layout(value)})'
         self._kept.append(value)
+        if not is_whole(value):
+            self._names[id(value)] = 'missing("a tensor that is spread over several ranks")'
+            return
+        self._names[id(value)] = f'tensor("{name}"{_layout(value)})'
         self._add(name, value)
 
     def writer(self) -> SourceWriter:
@@ -145,7 +149,7 @@ class CallPackage:
             )
 
     def _add(self, name: str, value: Tensor) -> None:
-        value = value.detach()
+        value = own_part(value.detach())
         self.size += value.nbytes
         if self.size > self.limit:
             raise TooLarge
@@ -169,8 +173,12 @@ class SuspectPackages:
         call = suspect.call
         if call is None or call.state.args is None:
             return
-        if any(own_part(value) is not value for value in _tensors_of(call)):
-            suspect.why = "its tensors are spread over several ranks: one rank's part of them does not run by itself"
+        part = next((name for name, value in _tensors_of(call) if not is_whole(value)), None)
+        if part is not None:
+            suspect.why = (
+                f"{call.label or 'the model'} computes with {part}, of which this rank has only its part; "
+                "run the program in one process to keep the call"
+            )
             return
         package = CallPackage(suspect, suspect.step, self._limit)
         try:
@@ -191,9 +199,13 @@ class SuspectPackages:
         self._packages = {key: package for key, package in self._packages.items() if key in kept}
 
 
-def _tensors_of(call: RecordedCall) -> Iterator[Tensor]:
-    yield from (kept.tensor for kept in call.state.inputs.values())
-    yield from call.module.parameters()
+def _tensors_of(call: RecordedCall) -> Iterator[tuple[str, Tensor]]:
+    yield from ((name, kept.tensor) for name, kept in call.state.inputs.items())
+    yield from call.module.named_parameters()
+    yield from call.module.named_buffers()
+    yield from (
+        (f"the gradient of its output {name}".rstrip(), kept.tensor) for name, kept in call.gradients.arrived.items()
+    )
 
 
 def _copied(call: RecordedCall, module: nn.Module) -> bool:
@@ -201,6 +213,7 @@ def _copied(call: RecordedCall, module: nn.Module) -> bool:
 
 
 def _layout(value: Tensor) -> str:
+    value = own_part(value)
     return "" if value.is_contiguous() else f", {tuple(value.stride())}"
 
 
@@ -214,7 +227,7 @@ def _script(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -
 
 def _docstring(package: CallPackage, call: RecordedCall) -> str:
     suspect = package.suspect
-    what = f"{call.label or 'the model'} ({type(call.module).__name__})"
+    what = f"{call.label or 'the model'} ({type_of(call.module).__name__})"
     return (
         f'"""Run {what} again as at step {package.step}, where its {suspect.direction} made the first {suspect.value}.\n\n'
         "    python replay.py [DEVICE]\n\n"
@@ -259,7 +272,7 @@ def _modules(root: nn.Module, writer: SourceWriter) -> tuple[str, dict[str, str]
             shared[name] = first[id(module)]
             continue
         first[id(module)] = name
-        kind = type(module)
+        kind = type_of(module)
         own = ", ".join(f"{n!r}: {writer.write(v)}" for n, v in attributes(module).items())
         source = (name, kind.__module__, kind.__qualname__, module.training)
         rows += f"        ({', '.join(map(repr, source))}, {{{own}}}, {_entries(module)!r}),\n"
@@ -276,7 +289,7 @@ def _places(root: nn.Module) -> tuple[list[str], str]:
     """Return the folders that the modules' classes are imported from, and the program's script."""
     folders: dict[str, None] = {}
     script = ""
-    for source in {type(m).__module__ for m in root.modules()}:
+    for source in {type_of(m).__module__ for m in root.modules()}:
         file = getattr(sys.modules.get(source), "__file__", None)
         if file is None:
             continue

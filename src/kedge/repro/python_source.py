@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.torch_internals.module_tables import REBUILT
+from kedge.torch_internals.module_tables import REBUILT, SHARDING
 
 _PLAIN = (type(None), bool, int, str, bytes, type(Ellipsis))
 _TORCH = (torch.dtype, torch.memory_format, torch.layout)
@@ -120,8 +120,8 @@ def imported(thing: Any) -> str:
 
 
 def attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes that a module's own code has set, without parameters, buffers, modules and hooks."""
-    own = {n: v for n, v in vars(module).items() if n not in _BARE and n not in _OURS}
+    """Return the attributes that a module's own code has set, without parameters, buffers, modules, hooks and shards."""
+    own = {n: v for n, v in vars(module).items() if n not in _BARE and n not in _OURS and not n.startswith(SHARDING)}
     if isinstance(module, nn.RNNBase):  # rebuilt from the parameters
         own = {n: v for n, v in own.items() if n not in REBUILT}
     return own

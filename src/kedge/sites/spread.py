@@ -87,6 +87,24 @@ def counted_once(values: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     return counted, [part for (part, _), counts in zip(parts, here, strict=True) if not counts]
 
 
+def is_whole(value: Tensor) -> bool:
+    """Whether this rank holds all of a value: of a distributed one, each rank of its mesh does, or there is but one."""
+    mesh, placements = _placed(value)
+    if mesh is None:
+        return own_part(value) is value
+    return all(placement.is_replicate() or ranks == 1 for placement, ranks in zip(placements, mesh.shape, strict=True))
+
+
+def gathers(module: nn.Module) -> bool:
+    """Whether the parameters of a module are whole only while it runs, as under ``fully_shard``."""
+    return isinstance(module, _fsdp_modules())
+
+
+def type_of(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module; under ``fully_shard``, which derives one for each module, the one that it was of before."""
+    return next(kind for kind in type(module).__mro__ if not issubclass(kind, _fsdp_modules()))
+
+
 def averaged_over(model: nn.Module) -> Spread | None:
     """Return the ranks that share the gradients of a model in DistributedDataParallel; None without it."""
     model = dynamo.unwrap(model)
@@ -94,6 +112,11 @@ def averaged_over(model: nn.Module) -> Spread | None:
         return None
     ranks = tuple(sorted(distributed.get_process_group_ranks(model.process_group)))
     return Spread(ranks, leads=distributed.get_rank() == ranks[0])
+
+
+def _fsdp_modules() -> Any:
+    """Return the base of the classes that ``fully_shard`` makes; without it, which is not imported yet, no class."""
+    return getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
 
 
 def _placed(value: Tensor) -> tuple[Any, tuple[Any, ...]]:

@@ -12,6 +12,9 @@ from kedge.torch_internals.corners import lacks
 REBUILT = ("_flat_weights", "_flat_weight_refs")
 """Attributes of recurrent modules that follow from their parameters."""
 
+SHARDING = ("__composable_api_state_key", "_is_fsdp_managed_module", "_fsdp_use_orig_params")
+"""What the names of attributes begin with that ``fully_shard`` and its like give to modules."""
+
 _Table = Mapping[str, Any]
 
 

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.skipif(
 
 PROGRAM = """
     import contextlib, json, os, signal, sys
+    ROOT, DEVICE = sys.argv[1:]
+    sys.path.insert(0, ROOT)
     import torch
     import torch.distributed as dist
     import torch.distributed._functional_collectives as functional
@@ -40,9 +42,9 @@ PROGRAM = """
     )
     from torch.utils.checkpoint import checkpoint
     import kedge
+    from tests.accelerator import ranks
 
     WORLD, STEPS = 4, 3
-    ROOT, DEVICE = sys.argv[1:]
 
     def say(*words):
         os.write(1, (json.dumps(words) + "\\n").encode())  # at once: four write to one file
@@ -167,20 +169,7 @@ PROGRAM = """
         for name in ("all_reduce", "all_gather_tensor", "reduce_scatter_tensor", "all_to_all_single", "broadcast"):
             setattr(functional, name, noting(getattr(functional, name), name))
 
-    def load_device():
-        if DEVICE == "cpu":
-            return "gloo"
-        sys.path.insert(0, ROOT)
-        from tests.accelerator import process_group, sim
-        sim.load()
-        process_group.register()
-        return process_group.NAME
-
     def rank_of_four(rank):
-        backend = load_device()
-        if DEVICE != "cpu":
-            torch.accelerator.set_device_index(rank % 2)
-        dist.init_process_group(backend, init_method=f"file://{os.getcwd()}/store", rank=rank, world_size=WORLD)
         note_collectives()
         line = init_device_mesh(DEVICE, (WORLD,))
         table = init_device_mesh(DEVICE, (2, 2), mesh_dim_names=("data", "tensor"))
@@ -197,17 +186,8 @@ PROGRAM = """
         bereft(line, rank)
 
     torch.set_num_threads(1)
-    children = []
-    for rank in range(WORLD):
-        child = os.fork()
-        if not child:
-            os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="localhost", MASTER_PORT="29555")
-            rank_of_four(rank)
-            sys.stdout.flush()
-            os._exit(0)
-        children.append(child)
-    ended = [os.waitpid(child, 0)[1] for child in children]
-    load_device()
+    ended = ranks.run(WORLD, DEVICE, rank_of_four)
+    ranks.load(DEVICE)
     watched("one", made(), lambda x: x)
     watched("line", made(blocks=WORLD, head=False), lambda x: x)
     sys.exit(ended != [0, 0, 0, signal.SIGKILL])

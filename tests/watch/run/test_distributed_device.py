@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 PROGRAM = """
-    import os, sys
+    import sys
     from collections import OrderedDict
     sys.path.insert(0, sys.argv[1])
     import torch
@@ -34,6 +34,7 @@ PROGRAM = """
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
     import kedge
+    from tests.accelerator import ranks
 
     WORLD = 2
 
@@ -75,33 +76,13 @@ PROGRAM = """
                 optimizer.step()
 
     def one_rank(rank):
-        from tests.accelerator import process_group, sim
-        sim.load()
-        process_group.register()
-        torch.accelerator.set_device_index(rank)
-        meeting = f"file://{os.getcwd()}/store"
-        dist.init_process_group(process_group.NAME, init_method=meeting, rank=rank, world_size=WORLD)
         for kind in ("sharded", "parallel", "staged"):
             for device in ("cpu", "sim"):
                 train(kind, device, rank)
         dist.barrier()
 
     torch.set_num_threads(1)
-    children = []
-    for rank in range(WORLD):
-        child = os.fork()
-        if not child:
-            os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="localhost", MASTER_PORT="29556")
-            status = 1
-            try:
-                one_rank(rank)
-                status = 0
-            finally:
-                if status:
-                    sys.excepthook(*sys.exc_info())
-                os._exit(status)
-        children.append(child)
-    sys.exit(any([os.waitpid(child, 0)[1] for child in children]))
+    sys.exit(any(ranks.run(WORLD, "sim", one_rank)))
 """
 
 

@@ -155,7 +155,9 @@ class CallTracker(Generic[S, T]):
         """The active calls on this thread."""
         return self._thread.open
 
-    def follow(self, module: nn.Module, subject: S, *, outermost: bool = False, first: bool = False) -> None:
+    def follow(
+        self, module: nn.Module, subject: S, *, outermost: bool = False, first: bool = False, inside: bool = False
+    ) -> None:
         """Follow the calls of a module from the next one on.
 
         Args:
@@ -164,11 +166,14 @@ class CallTracker(Generic[S, T]):
             outermost: Whether the program, as a rule, calls the module from outside of all others: its calls then first
                 remove those that an interrupt has left.
             first: Whether the call begins before other hooks run.
+            inside: Whether the call ends before other hooks run.
         """
         before = CallBegins(self.begin, subject, outermost=outermost)
         self._undos.append(module.register_forward_pre_hook(before, prepend=first, with_kwargs=True).remove)
         if self._on_end is not None:
-            self._undos.append(module.register_forward_hook(CallEnds(self.end), always_call=True).remove)
+            self._undos.append(
+                module.register_forward_hook(CallEnds(self.end), prepend=inside, always_call=True).remove
+            )
         self._undos.append(conceal(module))
 
     def follow_all(self, subject: S) -> None:

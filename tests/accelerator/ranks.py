@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ def _begin(rank: int, world: int, device: str, work: Callable[[int], object]) ->
         group = load(device)
         if device != "cpu":
             torch.accelerator.set_device_index(rank % sim.DEVICES)
-        dist.init_process_group(group, init_method=f"file://{os.getcwd()}/store", rank=rank, world_size=world)
+        dist.init_process_group(group, init_method=f"file://{Path.cwd()}/store", rank=rank, world_size=world)
         work(rank)
         status = 0
     finally:

@@ -169,7 +169,7 @@ def test_optimizers_that_never_step_do_not_make_the_training_wait(sim: Any) -> N
 def test_a_dump_waits_after_the_forward_and_before_the_update(sim: Any, tmp_path: Any) -> None:
     """That is what it costs: the sums are read together, before anything changes the inputs or the parameters."""
     training = Training(sim)
-    dump = FirstBadCall(tmp_path, Memory(), lambda: 0)
+    dump = FirstBadCall(lambda: tmp_path, Memory(), lambda: 0)
     dump.watch(training.model, lambda path: path)
     training()
     dump.close()

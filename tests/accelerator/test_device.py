@@ -557,7 +557,7 @@ def test_device_is_initialized_once_it_is_used(sim):
     """As CUDA's: not by a question about it or a seed, but by the first tensor; and then there is a generator to save."""
     torch.manual_seed(3)
     assert (sim.is_available(), sim.device_count(), accelerators.in_use()) == (True, 2, None)
-    assert not (sim.is_initialized() or sim._initialized)
+    assert (sim.is_initialized(), sim._initialized) == (False, False)
     x = torch.ones(1, device="sim:1")
     assert (sim.is_initialized(), sim._initialized, accelerators.in_use()) == (True, True, "sim")
     assert x.item() == 1

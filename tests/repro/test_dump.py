@@ -80,6 +80,9 @@ class Told(NamedTuple):
     def event(self, event: Mapping[str, Any]) -> None:
         self.events.append(event)
 
+    def place(self) -> Path | None:
+        return self.folder if (self.folder / "manifest.json").exists() else None
+
     @property
     def dumps(self) -> list[Path]:
         return sorted(self.folder.glob("dump-*"))
@@ -112,7 +115,7 @@ def train(
     optimizer = torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(1))], lr=0.0)
     ended: list[int] = []
     optimizer.register_step_post_hook(lambda *_: ended.append(len(ended)))
-    dump = FirstBadCall(log.folder, log, lambda: len(ended), limit=limit)
+    dump = FirstBadCall(log.place, log, lambda: len(ended), limit=limit)
     if not begun:
         dump.watch(model, lambda path: path)
     for number, batch in enumerate(batches):
@@ -372,7 +375,7 @@ def test_an_operation_beside_a_child_is_its_containers(child: Callable[[], nn.Mo
 def test_a_forward_that_raises_leaves_nothing_of_its_graph(log: Told) -> None:
     """Where a call lies in the graph is known only while it lasts, however it ends."""
     model = net(nn.Linear(3, 3))  # it is given 8
-    dump = FirstBadCall(log.folder, log, lambda: 0)
+    dump = FirstBadCall(log.place, log, lambda: 0)
     dump.watch(model, lambda path: path)
     made: list[weakref.ref[Any]] = []
     handle = model.act.register_forward_hook(lambda m, i, out: made.append(weakref.ref(out)))
@@ -640,7 +643,7 @@ def test_other_hooks_ahead_of_optimizers_run_all_the_same(log: Told) -> None:
     ran: list[int] = []
     hooks = [register_optimizer_step_pre_hook(lambda *_: ran.append(1))]
     model = net(Log())
-    dump = FirstBadCall(log.folder, log, lambda: 0)
+    dump = FirstBadCall(log.place, log, lambda: 0)
     dump.watch(model, lambda path: path)
     hooks.append(register_optimizer_step_pre_hook(lambda *_: ran.append(2)))
     model(zeroed(positive())).sum().backward()
@@ -668,7 +671,7 @@ def test_it_waits_for_the_folder(log: Told, tmp_path: Path) -> None:
     """The recording begins with the end of the first step; what is found before is written then, or told at the end."""
     (log.folder / "manifest.json").unlink()
     model = net(Log())
-    dump = FirstBadCall(log.folder, log, lambda: 0)
+    dump = FirstBadCall(log.place, log, lambda: 0)
     dump.watch(model, lambda path: path)
     model(zeroed(positive())).sum().backward()
     dump.step_ended(suspicious=True)
@@ -731,7 +734,7 @@ def test_watching_changes_no_bit(log: Told) -> None:
             nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(inplace=True), nn.Linear(8, 2)
         )
         optimizer = torch.optim.Adam(model.parameters())
-        dump = FirstBadCall(log.folder, log, lambda: 0) if watched else None
+        dump = FirstBadCall(log.place, log, lambda: 0) if watched else None
         if dump:
             dump.watch(model, lambda path: path)
         for _ in range(3):
@@ -761,7 +764,7 @@ def test_watching_changes_no_bit(log: Told) -> None:
 def test_what_is_kept_goes_with_the_graph_and_the_backward(log: Told) -> None:
     """Neither a forward without a backward nor a loss that lives on keeps a step's inputs."""
     model = net(nn.Tanh())
-    dump = FirstBadCall(log.folder, log, lambda: 0)
+    dump = FirstBadCall(log.place, log, lambda: 0)
     dump.watch(model, lambda path: path)
 
     inputs: list[weakref.ref[Any]] = []
@@ -812,7 +815,7 @@ class Log:
         print(event["kind"])
 
 
-dump = FirstBadCall(Path("run.kedge"), Log(), lambda: 0)
+dump = FirstBadCall(lambda: Path("run.kedge"), Log(), lambda: 0)
 dump.watch(model, lambda path: path)
 model(torch.zeros(2, 3)).sum().backward()
 dump.close()
@@ -921,7 +924,7 @@ def batched(dump: FirstBadCall) -> None:
 @pytest.mark.parametrize("program", [lazy, unused, batched])
 def test_what_has_no_values_is_passed_over(program: Callable[[FirstBadCall], None], log: Told, capsys) -> None:
     """Buffers before they have a shape, the gradient of an unused output, and a wrapper of many gradients: no failure."""
-    dump = FirstBadCall(log.folder, log, lambda: 0)
+    dump = FirstBadCall(log.place, log, lambda: 0)
     program(dump)
     dump.close()
     assert capsys.readouterr().err == ""

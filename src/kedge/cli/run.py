@@ -123,7 +123,7 @@ def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
         report = _signed(report, launch.rank)
     recorder = _recorder(program, order, output, report)
     watching = Watching(recorder, order, report, strict=output.strict)
-    watching.place = recorder.place
+    watching.place = recorder.folder
     before, folder = BeforeProgram(), Path.cwd()
     watching.begin()
     ending = program.run()

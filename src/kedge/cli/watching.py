@@ -29,7 +29,7 @@ class Watching:
         strict: Whether a failure here ends the program.
 
     Attributes:
-        place: The recording; None without one.
+        place: Returns the recording, or None as long as there is none; None without one.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Watching:
         strict: bool = False,
     ) -> None:
         self.log, self.order = log, order
-        self.place: Path | None = None
+        self.place: Callable[[], Path | None] | None = None
         self._beginning = Shield(*BEGINNING, tell=complain, strict=strict)
         self._ending = Shield(*ENDING, tell=complain, strict=strict)
         self.watch: Watcher | None = None

@@ -1,4 +1,4 @@
-"""The folder of a dump: written as soon as the recording's own folder exists."""
+"""The folder of a dump: written as soon as there is a recording to which this process writes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ class DumpWriter:
     """Writes the chosen call into the recording.
 
     Args:
-        folder: The folder of the recording, which may not exist yet.
+        place: Returns the folder of the recording; None as long as this process does not record into one.
         log: Receives the events.
         rerun: Returns the operations that made the value, given the folder of the dump.
     """
 
     def __init__(
-        self, folder: Path, log: EventLog, rerun: Callable[[Path], list[dict[str, Any]]] | None = None
+        self,
+        place: Callable[[], Path | None],
+        log: EventLog,
+        rerun: Callable[[Path], list[dict[str, Any]]] | None = None,
     ) -> None:
-        self._folder, self._log, self._rerun = folder, log, rerun
+        self._place, self._log, self._rerun = place, log, rerun
         self._chosen: tuple[CallPackage, bool] | None = None
         self._written: Path | None = None
 
@@ -45,9 +48,10 @@ class DumpWriter:
 
     def write(self) -> None:
         """Write the chosen call, if there is one and the recording exists."""
-        if self._chosen is not None and (self._folder / "manifest.json").exists():
+        folder = None if self._chosen is None else self._place()
+        if folder is not None and self._chosen is not None:
             chosen, self._chosen = self._chosen, None
-            Shield("writing the dump", "there is none")(self._write, *chosen)
+            Shield("writing the dump", "there is none")(self._write, folder, *chosen)
 
     def give_up(self) -> bool:
         """Drop a chosen call that could not be written; returns whether there was one."""
@@ -60,10 +64,10 @@ class DumpWriter:
         if made and self._written is not None:
             self._log.event({"kind": "operation", "folder": self._written.name, "operations": made})
 
-    def _write(self, package: CallPackage, reached: bool) -> None:
+    def _write(self, folder: Path, package: CallPackage, reached: bool) -> None:
         name = f"dump-{package.step}" + (f"-{rank()}" if rank() else "")
-        package.write(self._folder / name)
-        self._written, suspect = self._folder / name, package.suspect
+        package.write(folder / name)
+        self._written, suspect = folder / name, package.suspect
         module = suspect.call.label if suspect.call is not None else None
         value = {"site": suspect.site, "folder": name, "module": module, "value": suspect.value}
         about = {"step": package.step, **value, "direction": suspect.direction, "reached": reached}

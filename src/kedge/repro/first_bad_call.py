@@ -41,7 +41,7 @@ class FirstBadCall:
     """Keeps the first call of a run that made a non-finite value; see Note [What a dump costs].
 
     Args:
-        folder: The folder of the recording, which may not exist yet.
+        place: Returns the folder of the recording; None as long as this process does not record into one.
         log: Receives the events.
         step: Returns the number of the active step; see Note [Which step].
         rerun: Returns the operations that made the value, given the folder of the dump.
@@ -50,7 +50,7 @@ class FirstBadCall:
 
     def __init__(
         self,
-        folder: Path,
+        place: Callable[[], Path | None],
         log: EventLog,
         step: Callable[[], int],
         *,
@@ -63,7 +63,7 @@ class FirstBadCall:
         self._hooks = CallHooks(self._checks, self._shield, self._keep_late)
         self._search = FirstBadSearch(self._keep, step)
         self._packages = SuspectPackages(limit)
-        self._dump = DumpWriter(folder, log, rerun)
+        self._dump = DumpWriter(place, log, rerun)
         self._why: tuple[int, str] | None = None
         self._before_steps = register_optimizer_step_pre_hook(self._before_update)
 

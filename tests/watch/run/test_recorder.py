@@ -74,6 +74,18 @@ def test_a_rank_keeps_what_it_sees_until_there_is_a_recording(told: list[str], t
     assert told == []
 
 
+def test_a_rank_has_a_folder_once_it_has_joined(told: list[str], tmp_path: Path) -> None:
+    """Not before, though rank 0 has made it: what is noted of a dump would be lost. And it is that of its own attempt."""
+    first, again = ({"rank": 0, "world": 2, "run": "a", "attempt": f"here:1/{number}"} for number in (9, 0))
+    recorder = rank_at(tmp_path / "it.kedge", told)
+    with create(tmp_path / "it.kedge", first, force=False), create(tmp_path / "it.restart-1.kedge", again, force=False):
+        assert recorder.folder() is None
+        recorder.sites([], [])
+        assert recorder.folder() == tmp_path / "it.restart-1.kedge"
+        recorder.close()
+    assert told == []
+
+
 def test_a_rank_waits_a_while_at_the_end(told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it says that there is nothing to take part in, once."""
     monkeypatch.setattr(recorder_module, "PATIENCE_AT_THE_END", 0.1)

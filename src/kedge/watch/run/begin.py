@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from kedge.watch.run.ranks import places
 from kedge.watch.watcher import Watcher
 
 
-def make_watch(log: StepSink, options: WatchOptions, place: Path | None = None) -> Watcher:
+def make_watch(log: StepSink, options: WatchOptions, place: Callable[[], Path | None] | None = None) -> Watcher:
     """Return a watcher for all models of this process; it does not watch yet.
 
     Args:
         log: Receives the records.
         options: The options of the watch.
-        place: The recording, whose folder also receives the repro of ``--dump``; without one, none is made.
+        place: Returns the recording, whose folder also receives the repro of ``--dump``, or None as long as there is
+            none; without it, no repro is made.
     """
     watch = Watcher(Meter(), log, sites=options.sites, n=options.every, budget=options.budget)
     if options.dump and place is not None:

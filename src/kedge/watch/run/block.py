@@ -110,7 +110,7 @@ class WatchBlock:
 
     def _install(self, sinks: Sinks) -> None:
         refresh()
-        watch = make_watch(sinks, self.options, self.recording.absolute())
+        watch = make_watch(sinks, self.options, sinks.recorder.folder)
         with ExitStack() as undo:
             undo.push(watch)
             watch.__enter__()

@@ -70,6 +70,10 @@ class RecordingSink:
         """Whether writing has failed."""
         return self._shield.failure is not None
 
+    def folder(self) -> Path | None:
+        """Return the recording that this process writes into; None before. A later attempt of ranks has its own."""
+        return None if self.writer is None else self.writer.path
+
     def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
         """Write the list of sites; the first call makes the recording."""
         self._attempt(lambda writer: writer.sites(sites, roots))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import kedge
 from kedge.actions.measure.meter import Meter
 from kedge.repro.first_bad_call import FirstBadCall
+from kedge.torch_internals.accelerators import generator_states
 from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import GUARDED, MEASURED, SKIPPED, Memory, at_levels, fix_kinds, watch
@@ -174,6 +175,16 @@ def test_a_dump_waits_after_the_forward_and_before_the_update(sim: Any, tmp_path
     training()
     dump.close()
     assert training.waits == [2] * (STEPS - 1)
+
+
+def test_a_dump_reads_the_states_of_all_generators_without_a_wait(sim: Any) -> None:
+    """They are kept on the host: for each call of a module it reads those of all devices."""
+    torch.ones(1, device="sim:1")
+    sim.reset_counts()
+    assert [*generator_states()] == ["cpu", "sim:0", "sim:1"]
+    counts = sim.counts()
+    assert sum(counts["syncs"].values()) == counts["kernels"] == 0
+    assert {number for number, _ in counts["copies"].values()} == {0}
 
 
 ACTIONS = {

@@ -16,8 +16,10 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
+from kedge.repro.first_bad_call import FirstBadCall
 from kedge.store.recording import Recording
 from tests.marks import full
+from tests.watch.watched import Memory
 
 EVERYTHING = "**:out, **:out.grad, **:in.grad, **:param.grad"
 pytestmark = pytest.mark.filterwarnings(
@@ -215,6 +217,19 @@ def test_a_split_model_leaves_each_device_in_one_copy(sim: Any, tmp_path: Path) 
             waits.append({kind: n for kind, n in counts["syncs"].items() if n})
     assert copies == [2] * 6
     assert waits == [{"copy": 1}] * 6
+
+
+def test_a_dump_of_a_split_model_waits_twice_for_each_device(sim: Any, tmp_path: Path) -> None:
+    """After the forward and before the update, for the sums of each; the batch waits once itself."""
+    net, step = split()
+    dump, waits = FirstBadCall(lambda: tmp_path, Memory(), lambda: 0), []
+    dump.watch(net, lambda path: path)
+    for number in range(3):
+        sim.reset_counts()
+        step(number)
+        waits.append({kind: n for kind, n in sim.counts()["syncs"].items() if n})
+    dump.close()
+    assert waits == [{"copy": 1 + 2 * 2}] * 3
 
 
 def test_features_of_a_data_set_are_those_of_the_cpu(sim: Any, tmp_path: Path) -> None:

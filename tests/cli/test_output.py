@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 from kedge.cli.main import main
 from kedge.cli.output import PLAIN
 from kedge.cli.progress import progress
+from kedge.stderr import SpacedLines, reports_to
 
 Recorded = Callable[..., Path]
 
@@ -103,13 +105,58 @@ def test_short_work_is_not_shown(screen: Screen) -> None:
 def test_only_a_terminal_that_is_watched_shows_progress(
     name: str, screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In CI, on a dumb terminal and in a file there is no line that is drawn again and again."""
+    """In CI, on a dumb terminal and in a file no line is drawn again and again: short work writes nothing there."""
     if name:
         monkeypatch.setenv(name, {"CI": "true", "TERM": "dumb"}[name])
-    before = threading.active_count()
+    stream = screen if name else io.StringIO()
 
-    with redirect_stderr(screen if name else io.StringIO()), progress("reading it", patience=0.01):
-        assert threading.active_count() == before
+    with redirect_stderr(stream), progress("reading it", patience=0):
+        pass
+
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("name", ["CI", "TERM", ""])
+def test_elsewhere_long_work_is_told_in_lines_that_stay(
+    name: str, screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log shows that the command lives, without control characters and colours."""
+    if name:
+        monkeypatch.setenv(name, {"CI": "true", "TERM": "dumb"}[name])
+    else:
+        monkeypatch.setattr(screen, "isatty", lambda: False)
+
+    with redirect_stderr(screen), progress("reading it", lines=SpacedLines(first=0.0, longest=600.0)):
+        assert screen.written.wait(30)
+
+    assert re.fullmatch(r"(\[kedge\] reading it: [\d.e-]+ s\n)+", screen.getvalue())
+
+
+def test_lines_are_further_and_further_apart() -> None:
+    """The first after ten seconds, each after twice the time, but at most ten minutes later."""
+    now, told = [0.0], []
+    lines = SpacedLines(clock=lambda: now[0])
+    with reports_to(told.append):
+        for _ in range(9):
+            now[0] += lines.wait
+            assert lines.wait == 0
+            lines.tell(f"{lines.passed:.0f}")
+
+    assert told == ["10", "20", "40", "80", "160", "320", "640", "1240", "1840"]
+
+
+@pytest.mark.parametrize("word", ["-q", "--quiet"])
+def test_progress_can_be_turned_off(word: str, recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For one command: the next one shows it again."""
+    threads: list[str] = []
+    started = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (threads.append(self.name), started(self)))
+    run = str(recorded())
+
+    assert main(["check", run, word]) == 0
+    assert threads == []
+    assert main(["check", run]) == 0
+    assert len(threads) == 2
 
 
 def test_a_report_as_json_has_the_run_its_findings_and_its_modules(

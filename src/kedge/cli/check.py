@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kedge.cli.config import add_config
 from kedge.cli.documents import judged
 from kedge.cli.output import print_json
-from kedge.cli.progress import progress
+from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import add_recording, open_recording, recording_named
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class CheckCommand:
         parser.add_argument("--strict", action="store_true", help="exit with 3 if a rule had too little data to judge")
         parser.add_argument("--select", metavar="CODES", help="run only these rules (codes separated by commas)")
         parser.add_argument("--ignore", metavar="CODES", help="run all rules except these (codes separated by commas)")
+        add_quiet(parser)
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:

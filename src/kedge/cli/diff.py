@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kedge.cli.output import print_json
 from kedge.cli.page_file import write_page
-from kedge.cli.progress import progress
+from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import open_recording, recording_named
 from kedge.cli.sites_option import add_sites
 
@@ -54,6 +54,7 @@ class DiffCommand:
         form.add_argument("--json", action="store_true", help="print one JSON object")
         form.add_argument("--html", action="store_true", help="write a page (one HTML file) instead")
         parser.add_argument("-o", dest="output", metavar="FILE.html", help="the file of the page (default: A-B.html)")
+        add_quiet(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Compare, and print or write the result."""

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from kedge.cli.progress import progress
+from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import add_recording, open_recording, recording_named
 from kedge.cli.sites_option import add_sites, only_sites
 from kedge.errors import RecordingExists, required
@@ -28,6 +28,7 @@ class ExportCommand:
         parser.add_argument("-o", metavar="FILE", help="the file to write (default: RUN's name, ending in .parquet)")
         add_sites(parser, "write only these sites")
         parser.add_argument("--force", action="store_true", help="replace an existing file")
+        add_quiet(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Write the file."""

@@ -32,6 +32,7 @@ from kedge.cli.live import LiveCommand
 from kedge.cli.meant import no_command
 from kedge.cli.output import make_writable
 from kedge.cli.parser import CANNOT, CommandParser
+from kedge.cli.progress import heed_quiet
 from kedge.cli.query import QueryCommand
 from kedge.cli.report import ReportCommand
 from kedge.cli.run import RunCommand
@@ -154,6 +155,7 @@ def _in_order(typed: Sequence[str], commands: Collection[str]) -> list[str]:
 def _run(command: Command, args: argparse.Namespace) -> int | Ending:
     if not isinstance(command, RUNS):
         make_writable()
+    heed_quiet(args)
     try:
         ended = command.run(args)
         if not isinstance(ended, Ending) and sys.stdout is not None:

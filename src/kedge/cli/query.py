@@ -10,7 +10,7 @@ from typing import Any
 
 from kedge.cli.config import add_config
 from kedge.cli.output import print_json
-from kedge.cli.progress import progress
+from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import add_recording, is_recording, open_recording, recording_named
 from kedge.cli.sites_option import add_sites, only_sites
 from kedge.errors import required
@@ -43,6 +43,7 @@ class QueryCommand:
             help=f"print every row, not only the first {MOST_ROWS} (--json and --csv always do)",
         )
         add_sites(parser, "leave only these sites in the tables stats and sites")
+        add_quiet(parser)
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kedge.cli.config import add_config
 from kedge.cli.output import print_json
 from kedge.cli.page_file import write_page
-from kedge.cli.progress import progress
+from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import SUFFIX, expanded, open_recording, recording_named
 from kedge.cli.several import page_beside, report_several
 from kedge.cli.sites_option import add_sites, only_sites
@@ -76,6 +76,7 @@ class ReportCommand:
         parser.add_argument(
             "--no-source", action="store_true", help="leave source lines and their files out of the page"
         )
+        add_quiet(parser)
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:

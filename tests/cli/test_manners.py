@@ -13,6 +13,7 @@ import pytest
 
 from kedge.cli.extract import ExtractCommand
 from kedge.cli.main import main
+from kedge.cli.recordings import expanded, scanned
 from kedge.cli.sites import SitesCommand
 
 #: What is typed, and what the answer says; RUN has a healthy recording, a broken one, programs, a folder and a file.
@@ -38,7 +39,7 @@ MISTYPED = [
     ("report healthy broken --saved", "--headroom, --saved and --all are for a single recording: name one"),
     (
         "report healthy broken --sites log",
-        "a table of several recordings has no modules: leave --sites out, or add --html",
+        "a table of several recordings has no modules: leave --sites out, add --html, or name one",
     ),
     ("report healthy --html --all", "a page has all sites: leave --all out"),
     ("report healthy --htlm", "there is no option --htlm; did you mean --html?"),
@@ -191,6 +192,37 @@ def test_without_a_name_the_newest_recording_is_read(
     """It is named on stderr, so that stdout has the answer alone."""
     assert typed(line) == status
     assert capsys.readouterr().err == "[kedge] reading healthy.kedge, the newest recording here\n"
+
+
+def test_any_name_will_do_for_a_recording(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One without the suffix is found like the others: as the newest, as a near name, and in a folder."""
+    (here / "healthy.kedge").rename(here / "healthy")
+
+    assert typed("check") == 0
+    assert capsys.readouterr().err == "[kedge] reading healthy, the newest recording here\n"
+    assert typed("check helthy") == 2
+    assert capsys.readouterr().err.endswith("did you mean healthy?\n")
+    assert [one.name for one in scanned(str(here))] == ["train.py.7.kedge", "broken.kedge", "healthy"]
+    assert [Path(path).name for path in expanded([str(here)])] == ["train.py.7.kedge", "broken.kedge", "healthy"]
+
+
+def test_what_only_looks_like_a_recording_is_not_found(here: Path) -> None:
+    """Other programs have manifests, too, and Kedge begins a recording in a hidden folder; a newer version's counts."""
+    for name, text in {
+        "site": '{"name": "a web page", "format": "html"}',
+        "broken-json": "{",
+        ".new.kedge.12ab": '{"format": 1}',
+        "newer": '{"format": 99, "kedge": "9.0"}',
+    }.items():
+        (here / name).mkdir()
+        (here / name / "manifest.json").write_text(text)
+    (here / "torn.kedge").mkdir()
+    (here / "file.kedge").touch()
+
+    found = {one.name: one.whole for one in scanned(str(here))}
+    whole = ["train.py.7.kedge", "broken.kedge", "healthy.kedge", "newer"]
+    assert found == dict.fromkeys(whole, True) | {"torn.kedge": False}
+    assert scanned(str(here / "nothing")) == []
 
 
 def test_where_there_is_no_recording_one_must_be_made(

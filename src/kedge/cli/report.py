@@ -137,7 +137,7 @@ def _check_several(args: argparse.Namespace) -> None:
     if args.headroom or args.saved or args.all:
         args.parser.refuse("--headroom, --saved and --all are for a single recording: name one")
     if args.sites and not args.html:
-        args.parser.refuse("a table of several recordings has no modules: leave --sites out, or add --html")
+        args.parser.refuse("a table of several recordings has no modules: leave --sites out, add --html, or name one")
 
 
 def _draw_headroom(recording: Recording, sites: str | None) -> None:

@@ -91,9 +91,10 @@ def _file_of(stream: Any) -> tuple[int, int] | None:
 
 
 def print_error(text: str) -> None:
-    """Write one line to stderr, if there is one; `print` would write to stdout in its place."""
+    """Write one line to stderr, if there is one that can be written; `print` would write to stdout in its place."""
     if sys.stderr is not None:
-        sys.stderr.write(f"{text}\n")
+        with suppress(OSError):  # a failure to report cannot be reported anywhere
+            sys.stderr.write(f"{text}\n")
 
 
 _elsewhere: list[Callable[[str], None]] = []

@@ -80,6 +80,39 @@ MISTYPED = [
     ("run healthy.kedge", "cannot run healthy.kedge: it is a recording; to read it: kedge report healthy.kedge"),
     ("run train.ipynb", "cannot run train.ipynb: it is a notebook; use kedge.watch in a cell of it"),
     ("run python train.py", "there is no such file in {here}; leave python out: kedge run train.py"),
+    ("run python", "cannot run python: there is no such file in {here}; check the path"),
+    ("run -- python train.py --lr 1", "leave python out: kedge run train.py --lr 1"),
+    ("run python -m package.train", "leave python out: kedge run -m package.train"),
+    ("run .venv/bin/python3.11 -u -W error train.py", "kedge: .venv/bin/python3.11 -u -W error -m kedge run train.py"),
+    ("run python -c 1", "code on the command line cannot be recorded; write it into a file"),
+    (
+        "run torchrun --nproc-per-node 2 train.py --lr 1",
+        "watched: torchrun --nproc-per-node 2 -m kedge run train.py --lr 1",
+    ),
+    ("run torchrun --nproc-per-node 2 -m a.b", "watched: torchrun --nproc-per-node 2 -m kedge run -m a.b"),
+    ("run torchrun --help", "watched: torchrun --help -m kedge run SCRIPT"),
+    ("run -m torch.distributed.run train.py", "watched: python -m torch.distributed.run -m kedge run train.py"),
+    ("run python -m torch.distributed.run train.py", "watched: python -m torch.distributed.run -m kedge run train.py"),
+    (
+        "run accelerate launch --num_processes 2 train.py",
+        "watched: accelerate launch --num_processes 2 -m kedge run train.py",
+    ),
+    ("run bin/torchrun train.py", "watched: bin/torchrun -m kedge run train.py"),
+    ("run deepspeed --module a.b", "watched: deepspeed --module kedge run -m a.b"),
+    (
+        "torchrun train.py",
+        "torchrun is not a command; torchrun starts other processes, and each of them is to be watched",
+    ),
+    ("run A=1 B='x y' python train.py", "variables stand before kedge: A=1 B='x y' kedge run train.py"),
+    ("run nohup nice -n 5 python train.py", "nohup stands before kedge: nohup nice -n 5 kedge run train.py"),
+    ("run uv run train.py", "uv stands before kedge: uv run kedge run train.py"),
+    ("run job.sh", "cannot run job.sh: job.sh is for a shell; write kedge run into it in place of python"),
+    ("run ./bin/job", "./bin/job is for a shell; write kedge run into it in place of python"),
+    ("run bash job.sh", "job.sh is for a shell; write kedge run into it in place of python"),
+    ("run package.train", "there is no such file in {here}; did you mean: kedge run -m package.train"),
+    ("run ''", "the name of the program is empty: name a script, or -m and a module"),
+    ("help repot", "there is no command 'repot'; did you mean: kedge report --help"),
+    ("--help frobnicate", "there is no command 'frobnicate'; the commands are run, attach, report,"),
     ("run -m", "name the program to run: a script, or -m and a module"),
     ("run -m nosuch", "cannot run -m nosuch: there is no module nosuch; check the name"),
     ("run -m train.py", "this is a file; to run a file, leave -m out: kedge run train.py"),
@@ -113,6 +146,14 @@ def here(tmp_path: Path, recorded: Callable[..., Path], monkeypatch: pytest.Monk
     (tmp_path / "bad.py").write_text("def (:\n")
     (tmp_path / "folder").mkdir()
     (tmp_path / "taken.txt").write_text("mine")
+    (tmp_path / "job.sh").write_text("python train.py\n")
+    for name, text in (
+        ("bin/torchrun", "raise SystemExit"),
+        ("bin/job", "#!/usr/bin/env bash\n"),
+        ("package/train.py", ""),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import re
 import sys
 import threading
@@ -215,3 +217,67 @@ def test_rules_are_explained_as_json(capsys: pytest.CaptureFixture[str]) -> None
 
     assert main(["explain", "--json"]) == 0
     assert {"SPIKE", "NAN-BORN"} <= {rule["code"] for rule in json.loads(capsys.readouterr().out)}
+
+
+class Unwritable(io.StringIO):
+    """An output that cannot be written; its number is that of another file, which may be closed."""
+
+    def __init__(self, number: int, file: Path) -> None:
+        super().__init__()
+        self.number, self.own = number, os.open(file, os.O_WRONLY | os.O_CREAT)
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, os.strerror(self.number))
+
+    def fileno(self) -> int:
+        return self.own
+
+
+@pytest.mark.parametrize("line", ["report RUN", "check RUN", "check RUN --json", "diff RUN RUN", "completion bash"])
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.EPIPE, (141, "")),
+        (errno.ENOSPC, (2, "kedge: the output cannot be written: No space left on device\n")),
+        (errno.EIO, (2, "kedge: the output cannot be written: Input/output error\n")),
+    ],
+    ids=["a closed pipe", "a full disk", "a broken disk"],
+)
+def test_an_output_that_cannot_be_written_is_no_finding(
+    number: int,
+    told: tuple[int, str],
+    line: str,
+    recorded: Recorded,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The exit status is not 1, which would mean an error of the training, and there is no traceback."""
+    run = recorded()
+    stream = Unwritable(number, run.with_name("output"))
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    status = main([str(run) if word == "RUN" else word for word in line.split()])
+
+    os.close(stream.own)
+    assert (status, capsys.readouterr().err) == told
+
+
+def test_an_error_that_cannot_be_told_keeps_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where stderr is full, as on a full disk."""
+    monkeypatch.setattr(sys, "stderr", Unwritable(errno.ENOSPC, tmp_path / "errors"))
+
+    assert main(["check", "nothing.kedge"]) == 2
+
+
+@pytest.mark.parametrize("words", [["check"], ["run", "train.py"], ["sites", "train.py"]])
+def test_a_working_directory_that_is_gone_is_named(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after the folder was removed in another terminal."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    assert main(words) == 2
+
+    assert capsys.readouterr().err == "kedge: the working directory does not exist any more; change to another one\n"

@@ -35,6 +35,7 @@ MISTYPED = [
     ("report ./broke.kedge", "there is no such folder; did you mean ./broken.kedge?"),
     ("report train.py", "train.py is not a recording: it is a file; its newest recording is train.py.7.kedge"),
     ("report bad.py", "bad.py is not a recording: it is a file; name a folder that kedge run wrote"),
+    ("report torn", "torn.kedge is not a recording: the folder is empty and has no manifest.json; name a folder"),
     ("report folder", "folder is not a recording: the folder is empty and has no manifest.json; name a folder"),
     ("report healthy broken --saved", "--headroom, --saved and --all are for a single recording: name one"),
     (
@@ -145,6 +146,7 @@ def here(tmp_path: Path, recorded: Callable[..., Path], monkeypatch: pytest.Monk
     (tmp_path / "train.py").write_text("raise SystemExit('this program is not to be run')\n")
     (tmp_path / "bad.py").write_text("def (:\n")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "torn.kedge").mkdir()
     (tmp_path / "taken.txt").write_text("mine")
     (tmp_path / "job.sh").write_text("python train.py\n")
     for name, text in (
@@ -243,8 +245,9 @@ def test_any_name_will_do_for_a_recording(here: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "[kedge] reading healthy, the newest recording here\n"
     assert typed("check helthy") == 2
     assert capsys.readouterr().err.endswith("did you mean healthy?\n")
-    assert [one.name for one in scanned(str(here))] == ["train.py.7.kedge", "broken.kedge", "healthy"]
-    assert [Path(path).name for path in expanded([str(here)])] == ["train.py.7.kedge", "broken.kedge", "healthy"]
+    names = ["train.py.7.kedge", "broken.kedge", "healthy", "torn.kedge"]
+    assert [one.name for one in scanned(str(here))] == names
+    assert [Path(path).name for path in expanded([str(here)])] == names
 
 
 def test_what_only_looks_like_a_recording_is_not_found(here: Path) -> None:
@@ -257,7 +260,6 @@ def test_what_only_looks_like_a_recording_is_not_found(here: Path) -> None:
     }.items():
         (here / name).mkdir()
         (here / name / "manifest.json").write_text(text)
-    (here / "torn.kedge").mkdir()
     (here / "file.kedge").touch()
 
     found = {one.name: one.whole for one in scanned(str(here))}

@@ -109,6 +109,7 @@ def build_parser() -> AllCommands:
     """Return the parser of all commands."""
     parser = AllCommands(prog="kedge", allow_abbrev=False)
     parser.add_argument(
+        "-V",
         "--version",
         action=_Version,
         help="print the version and exit; with -v, also the private parts of PyTorch that Kedge uses",
@@ -146,12 +147,12 @@ def _read(typed: Sequence[str]) -> argparse.Namespace:
 
 
 def _in_order(typed: Sequence[str]) -> list[str]:
-    """Return the words with the command first, also for `kedge help run` and `kedge --help run`; `[""]` if there are none."""
+    """Return the words with the command first, also for `kedge help run` and `kedge version`; `[""]` if there are none."""
     helps = typed and typed[0] in ("help", "-h", "--help")
     if helps:
         about = next((word for word in typed[1:] if not word.startswith("-")), "help")
         return ["--help"] if about == "help" else [about, "--help"]
-    return list(typed) or [""]
+    return ["--version"] if list(typed) == ["version"] else list(typed) or [""]
 
 
 def _run(command: Command, args: argparse.Namespace) -> int | Ending:

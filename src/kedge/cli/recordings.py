@@ -68,9 +68,10 @@ def expanded(names: Sequence[str]) -> list[str]:
 
 
 def _with_suffix(name: str) -> str:
-    """Return the path of the recording that a name stands for."""
+    """Return the path of the recording that a name stands for, also if that is damaged or cannot be read."""
     full = name.rstrip(os.sep) + SUFFIX
-    return full if is_recording(full) and not is_recording(name) else name
+    is_meant = is_recording(full) or (os.path.isdir(full) and not os.path.lexists(name))
+    return full if is_meant and not is_recording(name) else name
 
 
 def _inside(folder: str) -> list[str]:

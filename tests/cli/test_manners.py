@@ -151,7 +151,7 @@ def here(tmp_path: Path, recorded: Callable[..., Path], monkeypatch: pytest.Monk
     (tmp_path / "job.sh").write_text("python train.py\n")
     for name, text in (
         ("bin/torchrun", "raise SystemExit"),
-        ("bin/job", "#!/usr/bin/env bash\n"),
+        ("bin/job", "#!/bin/bash -e\n"),
         ("package/train.py", ""),
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)

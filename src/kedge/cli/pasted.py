@@ -136,4 +136,4 @@ def _is_shell_script(path: str) -> bool:
             line = file.readline(200).decode("latin-1").split()
     except OSError:
         return False
-    return bool(line) and line[0].startswith("#!") and os.path.basename(line[-1]) in _SHELLS
+    return bool(line) and line[0].startswith("#!") and any(os.path.basename(word) in _SHELLS for word in line)

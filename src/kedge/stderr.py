@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -90,9 +91,10 @@ def _file_of(stream: Any) -> tuple[int, int] | None:
 
 
 def print_error(text: str) -> None:
-    """Write one line to stderr, if there is one; `print` would write to stdout in its place."""
+    """Write one line to stderr, if there is one that can be written; `print` would write to stdout in its place."""
     if sys.stderr is not None:
-        sys.stderr.write(f"{text}\n")
+        with suppress(OSError):  # a failure to report cannot be reported anywhere
+            sys.stderr.write(f"{text}\n")
 
 
 _elsewhere: list[Callable[[str], None]] = []
@@ -198,6 +200,38 @@ def _place_of(error: Exception) -> str:
     files = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     own = [(file, line) for file, line in files if file.is_relative_to(_PACKAGE) and file != Path(__file__)]
     return f"{own[-1][0].relative_to(_PACKAGE)}:{own[-1][1]}" if own else ""
+
+
+class SpacedLines:
+    """Lines about long work for a log: the first after some time, each further one after twice the time, up to a longest pause.
+
+    Args:
+        first: The seconds before the first line.
+        longest: The longest pause between two lines, in seconds.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self, first: float = 10.0, longest: float = 600.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._next, self._longest, self._clock = first, longest, clock
+        self._begun = clock()
+
+    @property
+    def passed(self) -> float:
+        """The seconds since the work began."""
+        return self._clock() - self._begun
+
+    @property
+    def wait(self) -> float:
+        """The seconds until the next line is due; none if it is."""
+        return max(self._next - self.passed, 0.0)
+
+    def tell(self, text: str) -> None:
+        """Write a line."""
+        say(text)
+        passed = self.passed
+        self._next = passed + min(passed, self._longest)
 
 
 def shows_progress(stream: Any) -> bool:

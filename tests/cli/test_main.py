@@ -31,10 +31,11 @@ class Raises:
         raise self.error
 
 
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("word", ["--version", "-V", "version"])
+def test_the_version_is_that_of_the_package(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     """``kedge --version`` prints what is installed."""
     with pytest.raises(SystemExit) as left:
-        main(["--version"])
+        main([word])
 
     assert left.value.code == 0
     assert capsys.readouterr().out == f"kedge {metadata.version('kedge')}\n"

@@ -13,6 +13,7 @@ import pytest
 
 from kedge.cli.extract import ExtractCommand
 from kedge.cli.main import main
+from kedge.cli.recordings import expanded, scanned
 from kedge.cli.sites import SitesCommand
 
 #: What is typed, and what the answer says; RUN has a healthy recording, a broken one, programs, a folder and a file.
@@ -34,8 +35,14 @@ MISTYPED = [
     ("report ./broke.kedge", "there is no such folder; did you mean ./broken.kedge?"),
     ("report train.py", "train.py is not a recording: it is a file; its newest recording is train.py.7.kedge"),
     ("report bad.py", "bad.py is not a recording: it is a file; name a folder that kedge run wrote"),
+    ("report torn", "torn.kedge is not a recording: the folder is empty and has no manifest.json; name a folder"),
     ("report folder", "folder is not a recording: the folder is empty and has no manifest.json; name a folder"),
-    ("report healthy broken --saved", "--headroom, --saved, --sites and --all are for a single recording: name one"),
+    ("report healthy broken --saved", "--headroom, --saved and --all are for a single recording: name one"),
+    (
+        "report healthy broken --sites log",
+        "a table of several recordings has no modules: leave --sites out, add --html, or name one",
+    ),
+    ("report healthy --html --all", "a page has all sites: leave --all out"),
     ("report healthy --htlm", "there is no option --htlm; did you mean --html?"),
     ("report healthy -x", "there is no option -x; see kedge report --help"),
     ("report healthy -o x.html", "-o and --no-source are for pages: add --html"),
@@ -43,6 +50,13 @@ MISTYPED = [
     ("report healthy --html -o none/x.html", "cannot write none/x.html: No such file or directory; create the folder"),
     ("report healthy --json --all", "--json prints every module: leave --html, --headroom, --saved and --all out"),
     ("report healthy --sites nosuch", '"nosuch" selects nothing in this recording;'),
+    ("report healthy --html --sites lgo", '"lgo" selects nothing in this recording; the nearest are "log"'),
+    ("report healthy broken --html --sites lgo", '"lgo" selects nothing in this recording; the nearest are "log"'),
+    ("serve healthy --sites lgo", '"lgo" selects nothing in this recording; the nearest are "log"'),
+    ("diff healthy broken --sites lgo", '"lgo" selects nothing in these recordings; the nearest are "log"'),
+    ("diff healthy broken --html --sites lgo", '"lgo" selects nothing in these recordings; the nearest are "log"'),
+    ("query healthy SELECT --sites lgo", '"lgo" selects nothing in this recording; the nearest are "log"'),
+    ("export healthy --parquet --sites lgo", '"lgo" selects nothing in this recording; the nearest are "log"'),
     ("report healthy --config none.toml", "cannot read none.toml: No such file or directory; name another file"),
     ("check healthy --select NAN-BURN", "there is no rule 'NAN-BURN': the nearest are NAN-BORN"),
     ("check healthy --select", "--select: expected one argument; see kedge check --help"),
@@ -67,6 +81,39 @@ MISTYPED = [
     ("run healthy.kedge", "cannot run healthy.kedge: it is a recording; to read it: kedge report healthy.kedge"),
     ("run train.ipynb", "cannot run train.ipynb: it is a notebook; use kedge.watch in a cell of it"),
     ("run python train.py", "there is no such file in {here}; leave python out: kedge run train.py"),
+    ("run python", "cannot run python: there is no such file in {here}; check the path"),
+    ("run -- python train.py --lr 1", "leave python out: kedge run train.py --lr 1"),
+    ("run python -m package.train", "leave python out: kedge run -m package.train"),
+    ("run .venv/bin/python3.11 -u -W error train.py", "kedge: .venv/bin/python3.11 -u -W error -m kedge run train.py"),
+    ("run python -c 1", "code on the command line cannot be recorded; write it into a file"),
+    (
+        "run torchrun --nproc-per-node 2 train.py --lr 1",
+        "watched: torchrun --nproc-per-node 2 -m kedge run train.py --lr 1",
+    ),
+    ("run torchrun --nproc-per-node 2 -m a.b", "watched: torchrun --nproc-per-node 2 -m kedge run -m a.b"),
+    ("run torchrun --help", "watched: torchrun --help -m kedge run SCRIPT"),
+    ("run -m torch.distributed.run train.py", "watched: python -m torch.distributed.run -m kedge run train.py"),
+    ("run python -m torch.distributed.run train.py", "watched: python -m torch.distributed.run -m kedge run train.py"),
+    (
+        "run accelerate launch --num_processes 2 train.py",
+        "watched: accelerate launch --num_processes 2 -m kedge run train.py",
+    ),
+    ("run bin/torchrun train.py", "watched: bin/torchrun -m kedge run train.py"),
+    ("run deepspeed --module a.b", "watched: deepspeed --module kedge run -m a.b"),
+    (
+        "torchrun train.py",
+        "torchrun is not a command; torchrun starts other processes, and each of them is to be watched",
+    ),
+    ("run A=1 B='x y' python train.py", "variables stand before kedge: A=1 B='x y' kedge run train.py"),
+    ("run nohup nice -n 5 python train.py", "nohup stands before kedge: nohup nice -n 5 kedge run train.py"),
+    ("run uv run train.py", "uv stands before kedge: uv run kedge run train.py"),
+    ("run job.sh", "cannot run job.sh: job.sh is for a shell; write kedge run into it in place of python"),
+    ("run ./bin/job", "./bin/job is for a shell; write kedge run into it in place of python"),
+    ("run bash job.sh", "job.sh is for a shell; write kedge run into it in place of python"),
+    ("run package.train", "there is no such file in {here}; did you mean: kedge run -m package.train"),
+    ("run ''", "the name of the program is empty: name a script, or -m and a module"),
+    ("help repot", "there is no command 'repot'; did you mean: kedge report --help"),
+    ("--help frobnicate", "there is no command 'frobnicate'; the commands are run, attach, report,"),
     ("run -m", "name the program to run: a script, or -m and a module"),
     ("run -m nosuch", "cannot run -m nosuch: there is no module nosuch; check the name"),
     ("run -m train.py", "this is a file; to run a file, leave -m out: kedge run train.py"),
@@ -81,6 +128,7 @@ MISTYPED = [
     ("attach 1 --for soon", "--for: 'soon' is not a time; write one such as 90s, 5m or 2h"),
     ("sites tran.py", "did you mean: kedge sites train.py"),
     ("sites --ops --json train.py", "--json lists only sites: leave --ops out"),
+    ("sites --ops --sites a train.py", "--sites chooses no operations: leave --ops out"),
     ("serve healthy --port x", "--port: 'x' is not a port; name a number up to 65535"),
     ("serve nothing.kedge", "there is no such folder; here there is"),
     ("live healthy", "kedge live needs a terminal, and its output is not one; kedge report prints"),
@@ -98,7 +146,16 @@ def here(tmp_path: Path, recorded: Callable[..., Path], monkeypatch: pytest.Monk
     (tmp_path / "train.py").write_text("raise SystemExit('this program is not to be run')\n")
     (tmp_path / "bad.py").write_text("def (:\n")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "torn.kedge").mkdir()
     (tmp_path / "taken.txt").write_text("mine")
+    (tmp_path / "job.sh").write_text("python train.py\n")
+    for name, text in (
+        ("bin/torchrun", "raise SystemExit"),
+        ("bin/job", "#!/bin/bash -e\n"),
+        ("package/train.py", ""),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -178,6 +235,37 @@ def test_without_a_name_the_newest_recording_is_read(
     """It is named on stderr, so that stdout has the answer alone."""
     assert typed(line) == status
     assert capsys.readouterr().err == "[kedge] reading healthy.kedge, the newest recording here\n"
+
+
+def test_any_name_will_do_for_a_recording(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One without the suffix is found like the others: as the newest, as a near name, and in a folder."""
+    (here / "healthy.kedge").rename(here / "healthy")
+
+    assert typed("check") == 0
+    assert capsys.readouterr().err == "[kedge] reading healthy, the newest recording here\n"
+    assert typed("check helthy") == 2
+    assert capsys.readouterr().err.endswith("did you mean healthy?\n")
+    names = ["train.py.7.kedge", "broken.kedge", "healthy", "torn.kedge"]
+    assert [one.name for one in scanned(str(here))] == names
+    assert [Path(path).name for path in expanded([str(here)])] == names
+
+
+def test_what_only_looks_like_a_recording_is_not_found(here: Path) -> None:
+    """Other programs have manifests, too, and Kedge begins a recording in a hidden folder; a newer version's counts."""
+    for name, text in {
+        "site": '{"name": "a web page", "format": "html"}',
+        "broken-json": "{",
+        ".new.kedge.12ab": '{"format": 1}',
+        "newer": '{"format": 99, "kedge": "9.0"}',
+    }.items():
+        (here / name).mkdir()
+        (here / name / "manifest.json").write_text(text)
+    (here / "file.kedge").touch()
+
+    found = {one.name: one.whole for one in scanned(str(here))}
+    whole = ["train.py.7.kedge", "broken.kedge", "healthy.kedge", "newer"]
+    assert found == dict.fromkeys(whole, True) | {"torn.kedge": False}
+    assert scanned(str(here / "nothing")) == []
 
 
 def test_where_there_is_no_recording_one_must_be_made(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -15,6 +18,7 @@ import pytest
 from kedge.cli.main import main
 from kedge.cli.output import PLAIN
 from kedge.cli.progress import progress
+from kedge.stderr import SpacedLines, reports_to
 
 Recorded = Callable[..., Path]
 
@@ -103,13 +107,58 @@ def test_short_work_is_not_shown(screen: Screen) -> None:
 def test_only_a_terminal_that_is_watched_shows_progress(
     name: str, screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In CI, on a dumb terminal and in a file there is no line that is drawn again and again."""
+    """In CI, on a dumb terminal and in a file no line is drawn again and again: short work writes nothing there."""
     if name:
         monkeypatch.setenv(name, {"CI": "true", "TERM": "dumb"}[name])
-    before = threading.active_count()
+    stream = screen if name else io.StringIO()
 
-    with redirect_stderr(screen if name else io.StringIO()), progress("reading it", patience=0.01):
-        assert threading.active_count() == before
+    with redirect_stderr(stream), progress("reading it", patience=0):
+        pass
+
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("name", ["CI", "TERM", ""])
+def test_elsewhere_long_work_is_told_in_lines_that_stay(
+    name: str, screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log shows that the command lives, without control characters and colours."""
+    if name:
+        monkeypatch.setenv(name, {"CI": "true", "TERM": "dumb"}[name])
+    else:
+        monkeypatch.setattr(screen, "isatty", lambda: False)
+
+    with redirect_stderr(screen), progress("reading it", lines=SpacedLines(first=0.0, longest=600.0)):
+        assert screen.written.wait(30)
+
+    assert re.fullmatch(r"(\[kedge\] reading it: [\d.e-]+ s\n)+", screen.getvalue())
+
+
+def test_lines_are_further_and_further_apart() -> None:
+    """The first after ten seconds, each after twice the time, but at most ten minutes later."""
+    now, told = [0.0], []
+    lines = SpacedLines(clock=lambda: now[0])
+    with reports_to(told.append):
+        for _ in range(9):
+            now[0] += lines.wait
+            assert lines.wait == 0
+            lines.tell(f"{lines.passed:.0f}")
+
+    assert told == ["10", "20", "40", "80", "160", "320", "640", "1240", "1840"]
+
+
+@pytest.mark.parametrize("word", ["-q", "--quiet"])
+def test_progress_can_be_turned_off(word: str, recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For one command: the next one shows it again."""
+    threads: list[str] = []
+    started = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (threads.append(self.name), started(self)))
+    run = str(recorded())
+
+    assert main(["check", run, word]) == 0
+    assert threads == []
+    assert main(["check", run]) == 0
+    assert len(threads) == 2
 
 
 def test_a_report_as_json_has_the_run_its_findings_and_its_modules(
@@ -168,3 +217,67 @@ def test_rules_are_explained_as_json(capsys: pytest.CaptureFixture[str]) -> None
 
     assert main(["explain", "--json"]) == 0
     assert {"SPIKE", "NAN-BORN"} <= {rule["code"] for rule in json.loads(capsys.readouterr().out)}
+
+
+class Unwritable(io.StringIO):
+    """An output that cannot be written; its number is that of another file, which may be closed."""
+
+    def __init__(self, number: int, file: Path) -> None:
+        super().__init__()
+        self.number, self.own = number, os.open(file, os.O_WRONLY | os.O_CREAT)
+
+    def write(self, text: str) -> int:
+        raise OSError(self.number, os.strerror(self.number))
+
+    def fileno(self) -> int:
+        return self.own
+
+
+@pytest.mark.parametrize("line", ["report RUN", "check RUN", "check RUN --json", "diff RUN RUN", "completion bash"])
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (errno.EPIPE, (141, "")),
+        (errno.ENOSPC, (2, "kedge: the output cannot be written: No space left on device\n")),
+        (errno.EIO, (2, "kedge: the output cannot be written: Input/output error\n")),
+    ],
+    ids=["a closed pipe", "a full disk", "a broken disk"],
+)
+def test_an_output_that_cannot_be_written_is_no_finding(
+    number: int,
+    told: tuple[int, str],
+    line: str,
+    recorded: Recorded,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The exit status is not 1, which would mean an error of the training, and there is no traceback."""
+    run = recorded()
+    stream = Unwritable(number, run.with_name("output"))
+    monkeypatch.setattr(sys, "stdout", stream)
+
+    status = main([str(run) if word == "RUN" else word for word in line.split()])
+
+    os.close(stream.own)
+    assert (status, capsys.readouterr().err) == told
+
+
+def test_an_error_that_cannot_be_told_keeps_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where stderr is full, as on a full disk."""
+    monkeypatch.setattr(sys, "stderr", Unwritable(errno.ENOSPC, tmp_path / "errors"))
+
+    assert main(["check", "nothing.kedge"]) == 2
+
+
+@pytest.mark.parametrize("words", [["check"], ["run", "train.py"], ["sites", "train.py"]])
+def test_a_working_directory_that_is_gone_is_named(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As after the folder was removed in another terminal."""
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    assert main(words) == 2
+
+    assert capsys.readouterr().err == "kedge: the working directory does not exist any more; change to another one\n"

@@ -11,6 +11,7 @@ import pytest
 
 from kedge.cli.main import main
 from kedge.rules import registry
+from kedge.rules.judgement import Judgement
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
 
@@ -55,6 +56,23 @@ def test_an_error_checks_with_1(recorded: Recorded, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "✗ error   NAN-BORN  log:out, step 10"
     assert out[-1] == f"1 error: {len(registry.ALL)} rules over 3 measured steps"
+
+
+@pytest.mark.parametrize(
+    ("severity", "failing"),
+    [("error", ["error", "warning", "info"]), ("warning", ["warning", "info"]), ("info", ["info"])],
+)
+def test_the_severity_that_fails_can_be_set(
+    severity: str, failing: list[str], recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finding counts if it is as bad as the word after ``--fail-on``, or worse; never means that none does."""
+    found = Judgement((Finding("BAD", severity, "log:out", 3, "It is so."),), (), rules=1, measured=3)
+    monkeypatch.setattr("kedge.rules.judgement.judge", lambda *_: found)
+    run = str(recorded())
+
+    words = ("error", "warning", "info", "never")
+    assert [word for word in words if main(["check", run, "--fail-on", word]) == 1] == failing
+    assert main(["check", run]) == (severity == "error")
 
 
 @pytest.mark.usefixtures("rules")

@@ -62,6 +62,24 @@ def test_the_list_is_printed_as_json(kedge: Kedge, script: Script) -> None:
     }
 
 
+def test_chosen_sites_are_listed_alone(kedge: Kedge, script: Script) -> None:
+    """The filter goes by the names that a recording has, and models without a chosen site are left out."""
+    name = script(TWO)
+    for text, found in {
+        "fc": [["fc", "fc.weight", "fc.bias"]],
+        "**{Linear}:param": [["fc.weight", "fc.bias"]],
+        "Tan": [[""]],
+        "**:out,!fc": [[""], [""]],
+    }.items():
+        done = kedge("sites", "--json", "--sites", text, name)
+        assert (done.stderr, done.returncode) == ("training\n", 0)
+        assert [[site["path"] for site in one["sites"]] for one in json.loads(done.stdout)] == found
+
+    wrong = kedge("sites", "--sites", "fk", name)
+    assert wrong.stderr == 'training\nkedge: "fk" selects nothing in the models of this program; the nearest are "fc"\n'
+    assert (wrong.stdout, wrong.returncode) == ("", 2)
+
+
 def test_without_a_model_the_list_is_empty(kedge: Kedge, script: Script) -> None:
     """A script that reads the list always gets one; the reason is on stderr."""
     done = kedge("sites", "--json", script("print('hello')"))

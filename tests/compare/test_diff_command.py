@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -233,3 +234,61 @@ def test_a_difference_is_read_without_torch(written: Write) -> None:
     ended = subprocess.run([sys.executable, "-c", code, a, b], capture_output=True, text=True, check=True)
 
     assert ended.stdout.splitlines()[-1] == "[1, 1, 1] False"
+
+
+def test_the_chosen_modules_are_shown_alone(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table and the map are of the chosen sites; the verdict and the exit status are of all."""
+    a, b = written("a"), written("b", factor=from_step(2, 2.0, "mid:out", "head:out"))
+    main(["diff", a, b])
+    verdict = capsys.readouterr().out.partition("✗")[2].splitlines()[:2]
+
+    assert main(["diff", a, b, "--sites", "hea"]) == 1
+
+    out = capsys.readouterr().out
+    assert out.partition("✗")[2].splitlines()[:2] == verdict
+    assert re.findall(r"^(\w+) +2 +out", out, re.MULTILINE) == ["head"]
+    assert "sites of 1 module aligned by name" in out
+
+
+def test_chosen_modules_that_are_equal_are_said_to_be(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """The runs part elsewhere: there is no table, and one line says that these modules do not."""
+    a, b = written("a"), written("b", factor=from_step(2, 2.0, "mid:out"))
+
+    assert main(["diff", a, b, "--sites", "stem,relu"]) == 1
+
+    assert "\n2 modules are equal to the last bit in all steps\n" in capsys.readouterr().out
+
+
+def test_the_object_has_the_chosen_modules(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their lines alone, the common sites counted among them, and the first difference of all."""
+    a, b = written("a"), written("b", factor=from_step(2, 2.0, "mid:out", "head:out"))
+
+    assert main(["diff", a, b, "--json", "--sites", "**:out,!mid"]) == 1
+
+    found = json.loads(capsys.readouterr().out)
+    assert [line["module"]["a"] for line in found["modules"]] == ["head"]
+    assert found["sites"] == 5
+    assert found["first"]["site"]["a"] == "mid:out"
+
+
+def test_a_module_may_be_chosen_by_its_name_in_either_run(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """A renamed module is found under both names, on the page too."""
+    layers = [replace(layer, path="other", key="mid") if layer.path == "mid" else layer for layer in NET]
+    a, b = written("a"), written("b", layers=layers, factor=from_step(2, 2.0, "other:out"))
+
+    for name in ("mid", "other"):
+        assert main(["diff", a, b, "--json", "--sites", name]) == 1
+        assert json.loads(capsys.readouterr().out)["modules"][0]["module"] == {"a": "mid", "b": "other"}
+    assert main(["diff", a, b, "--html", "-o", f"{a}.html", "--sites", "other"]) == 1
+    page = Path(f"{a}.html").read_text(encoding="utf-8")
+    assert 'data-filter="other"' in page
+    assert '"other":{"site":"other:out","path":"other","kind":"out","type":"Linear","owner":"other"}' in page
+
+
+def test_a_module_of_one_run_alone_cannot_be_chosen(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has nothing to be compared with, and the answer says so."""
+    a, b = written("a", layers=(*NET, Layer("extra", "Tanh", shape=(4, 3)))), written("b")
+
+    assert main(["diff", a, b, "--sites", "extra"]) == 2
+
+    assert '"extra" selects nothing that both recordings have' in capsys.readouterr().err

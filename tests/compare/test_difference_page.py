@@ -40,9 +40,9 @@ def shown(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     )
     wrong: list[str] = []
 
-    def open_page(a: Recording, b: Recording) -> Any:
+    def open_page(a: Recording, b: Recording, chosen: str = "") -> Any:
         file = tmp_path / "page.html"
-        file.write_text(page_of(a, b), encoding="utf-8")
+        file.write_text(page_of(a, b, chosen), encoding="utf-8")
         page = context.new_page()
         page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
@@ -57,10 +57,10 @@ def shown(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     assert wrong == []
 
 
-def page_of(a: Recording, b: Recording) -> str:
+def page_of(a: Recording, b: Recording, chosen: str = "") -> str:
     """Draw the page of two runs."""
     found = compare(a, b)
-    return drawn.render_difference(found, judge(found), Names("a.kedge", "b.kedge"))
+    return drawn.render_difference(found, judge(found), Names("a.kedge", "b.kedge"), chosen)
 
 
 def colour(page: Any, row: int, column: int) -> list[int]:
@@ -176,6 +176,20 @@ def test_the_filter_chooses_the_modules_too(shown: Callable[..., Any]) -> None:
     page.wait_for_function("() => document.querySelectorAll('#parted tbody tr').length === 2")
     assert page.locator("#parted-count").inner_text().startswith("2 of ")
     assert page.locator("#parted tbody th").all_inner_texts() == ["stem", "relu"]
+
+
+def test_the_page_opens_with_the_filter_it_was_written_with(shown: Callable[..., Any]) -> None:
+    """A module passes under its name in B too; another filter in the address counts more, and an empty field shows all."""
+    layers = [replace(layer, path="other", key="mid") if layer.path == "mid" else layer for layer in NET]
+    page = shown(story(), story(layers=layers, factor=from_step(1, 1.5, "*:out")), "other")
+    assert page.input_value("#filter") == "other"
+    assert page.locator("#parted tbody th").all_inner_texts() == ["mid = other"]
+    page.fill("#filter", "")
+    page.wait_for_function("() => document.querySelectorAll('#parted tbody tr').length > 1")
+    page.goto(page.url.partition("#")[0] + "#filter=stem")
+    page.reload()
+    page.wait_for_selector("html[data-ready=yes]")
+    assert page.locator("#parted tbody th").all_inner_texts() == ["stem"]
 
 
 def test_keys_work(shown: Callable[..., Any]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kedge.cli.config import add_config
 from kedge.cli.documents import judged
 from kedge.cli.output import print_json
-from kedge.cli.progress import progress
+from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import add_recording, open_recording, recording_named
 
 if TYPE_CHECKING:
@@ -19,9 +19,19 @@ if TYPE_CHECKING:
 UNJUDGED = 3
 """The exit status of ``--strict`` if a rule had too few samples to judge."""
 
+FAILING = {
+    "error": ("error",),
+    "warning": ("error", "warning"),
+    "info": ("error", "warning", "info"),
+    "never": (),
+}
+"""The severities that fail, by the word after ``--fail-on``."""
+
 
 class CheckCommand:
     """List the problems of a run; exit with 1 if there is an error.
+
+    --fail-on warning also exits with 1 for a warning, --fail-on info for any finding, --fail-on never for none.
 
     If a rule had too little data to judge, the last lines name it and the command that collects enough; with --strict
     the exit status is then 3.
@@ -47,9 +57,16 @@ class CheckCommand:
         parser.add_argument(
             "--json", dest="format", action="store_const", const="json", help="the same as --format json"
         )
+        parser.add_argument(
+            "--fail-on",
+            choices=FAILING,
+            default="error",
+            help="least severity of a finding that makes the exit status 1 (default: error)",
+        )
         parser.add_argument("--strict", action="store_true", help="exit with 3 if a rule had too little data to judge")
         parser.add_argument("--select", metavar="CODES", help="run only these rules (codes separated by commas)")
         parser.add_argument("--ignore", metavar="CODES", help="run all rules except these (codes separated by commas)")
+        add_quiet(parser)
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -68,7 +85,7 @@ class CheckCommand:
             _annotate(recording, judgement)
         else:
             _print(judgement)
-        if any(finding.severity == "error" for finding in judgement.findings):
+        if any(finding.severity in FAILING[args.fail_on] for finding in judgement.findings):
             return 1
         return UNJUDGED if args.strict and not judgement.complete else 0
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from kedge.cli.output import print_json
 from kedge.cli.page_file import write_page
-from kedge.cli.progress import progress
+from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import open_recording, recording_named
+from kedge.cli.sites_option import add_sites
 
 if TYPE_CHECKING:
     from kedge.compare.comparison import Comparison
@@ -28,6 +29,9 @@ class DiffCommand:
 
     --ranks compares two ranks of one run. They diverge if their parameters, updates or
     gradient norms differ; their data may differ.
+
+    --sites shows some modules alone. The verdict and the exit status are still those of all modules, since the cause
+    of a difference may lie in others.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -45,21 +49,28 @@ class DiffCommand:
         parser.add_argument(
             "--all", action="store_true", help="list every module that differs, not only the first ones"
         )
+        add_sites(parser, "show only the differences of these modules; with --html, begin with this filter")
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print one JSON object")
         form.add_argument("--html", action="store_true", help="write a page (one HTML file) instead")
         parser.add_argument("-o", dest="output", metavar="FILE.html", help="the file of the page (default: A-B.html)")
+        add_quiet(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Compare, and print or write the result."""
         from kedge.compare.comparison import compare
         from kedge.compare.verdict import judge, judge_ranks
+        from kedge.report.compare.chosen import chosen_part
 
         a, b, names = _sides(args)
         with progress("comparing"):
             comparison = compare(a, b, args.tolerance)
+            part = comparison if args.sites is None else chosen_part(comparison, args.sites)
             verdict = judge_ranks(comparison) if args.ranks else judge(comparison)
-        _print(comparison, verdict, names, args)
+        if args.html:
+            _write(comparison, verdict, names, args)
+        else:
+            _print(part, verdict, names, args)
         return int(verdict.parted)
 
 
@@ -91,9 +102,7 @@ def _sides(args: argparse.Namespace) -> tuple[Recording, Recording, Names]:
 
 
 def _print(comparison: Comparison, verdict: Verdict, names: Names, args: argparse.Namespace) -> None:
-    if args.html:
-        _write(comparison, verdict, names, args)
-    elif args.json:
+    if args.json:
         from kedge.report.compare.document import document
 
         print_json(document(comparison, verdict, names))
@@ -110,7 +119,7 @@ def _write(comparison: Comparison, verdict: Verdict, names: Names, args: argpars
     from kedge.report.compare.page import render_difference
 
     file = Path(args.output or _beside(args.a, args.b or f"ranks-{args.ranks[0]}-{args.ranks[1]}"))
-    write_page(file, render_difference(comparison, verdict, names))
+    write_page(file, render_difference(comparison, verdict, names, args.sites or ""))
 
 
 def _beside(a: str, b: str) -> str:

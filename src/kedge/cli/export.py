@@ -6,8 +6,9 @@ import argparse
 import os
 from pathlib import Path
 
-from kedge.cli.progress import progress
+from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import add_recording, open_recording, recording_named
+from kedge.cli.sites_option import add_sites, only_sites
 from kedge.errors import RecordingExists, required
 
 
@@ -25,7 +26,9 @@ class ExportCommand:
         form = parser.add_mutually_exclusive_group(required=True)
         form.add_argument("--parquet", action="store_true", help="write Parquet, the only format")
         parser.add_argument("-o", metavar="FILE", help="the file to write (default: RUN's name, ending in .parquet)")
+        add_sites(parser, "write only these sites")
         parser.add_argument("--force", action="store_true", help="replace an existing file")
+        add_quiet(parser)
 
     def run(self, args: argparse.Namespace) -> int:
         """Write the file."""
@@ -33,7 +36,7 @@ class ExportCommand:
             from kedge.store.export.parquet import is_other, write_parquet
         from kedge.numbers import sized
 
-        recording = open_recording(recording_named(args.recording))
+        recording = only_sites(open_recording(recording_named(args.recording)), args.sites)
         path = Path(args.o) if args.o else _beside(recording.path)
         if os.path.lexists(path) and (is_other(path) or not args.force):
             remedy = "name another file with -o"

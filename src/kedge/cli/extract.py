@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedge.cli.factory import named
 from kedge.cli.output import make_writable
+from kedge.cli.progress import add_quiet
 from kedge.cli.reducers import failed, function, pair, reducers
 from kedge.errors import ScriptError
 
@@ -66,6 +67,7 @@ class ExtractCommand:
         self._add_summing(parser)
         self._add_loading(parser)
         self._add_writing(parser)
+        add_quiet(parser)
 
     def _add_summing(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -162,6 +164,7 @@ def _options(args: argparse.Namespace) -> Options:
         on_bad=args.on_bad,
         format=args.format,
         device=args.device,
+        progress=False if args.quiet else None,
         **shards,
     )
 

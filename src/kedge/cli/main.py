@@ -13,10 +13,11 @@ own. On disk, beyond rich: 0.5 MB (click), 8.6 (typer, with pydantic), 3.0 (cycl
 from __future__ import annotations
 
 import argparse
+import errno
 import inspect
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -32,6 +33,7 @@ from kedge.cli.live import LiveCommand
 from kedge.cli.meant import no_command
 from kedge.cli.output import make_writable
 from kedge.cli.parser import CANNOT, CommandParser
+from kedge.cli.progress import heed_quiet
 from kedge.cli.query import QueryCommand
 from kedge.cli.report import ReportCommand
 from kedge.cli.run import RunCommand
@@ -107,6 +109,7 @@ def build_parser() -> AllCommands:
     """Return the parser of all commands."""
     parser = AllCommands(prog="kedge", allow_abbrev=False)
     parser.add_argument(
+        "-V",
         "--version",
         action=_Version,
         help="print the version and exit; with -v, also the private parts of PyTorch that Kedge uses",
@@ -132,7 +135,7 @@ def _read(typed: Sequence[str]) -> argparse.Namespace:
     """Return the arguments of the command that was typed; exit if there is none."""
     parser = build_parser()
     words = parser.own
-    first, *rest = _in_order(typed, words)
+    first, *rest = _in_order(typed)
     if first in words:
         return words[first].read(rest)
     if first and first not in parser.options:
@@ -143,17 +146,19 @@ def _read(typed: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args([first])  # it prints what the option asks for, and exits
 
 
-def _in_order(typed: Sequence[str], commands: Collection[str]) -> list[str]:
-    """Return the words with the command first, also for `kedge help run` and `kedge --help run`; `[""]` if there are none."""
+def _in_order(typed: Sequence[str]) -> list[str]:
+    """Return the words with the command first, also for `kedge help run` and `kedge version`; `[""]` if there are none."""
     helps = typed and typed[0] in ("help", "-h", "--help")
     if helps:
-        return [typed[1], "--help"] if typed[1:] and typed[1] in commands else ["--help"]
-    return list(typed) or [""]
+        about = next((word for word in typed[1:] if not word.startswith("-")), "help")
+        return ["--help"] if about == "help" else [about, "--help"]
+    return ["--version"] if list(typed) == ["version"] else list(typed) or [""]
 
 
 def _run(command: Command, args: argparse.Namespace) -> int | Ending:
     if not isinstance(command, RUNS):
         make_writable()
+    heed_quiet(args)
     try:
         ended = command.run(args)
         if not isinstance(ended, Ending) and sys.stdout is not None:
@@ -163,12 +168,34 @@ def _run(command: Command, args: argparse.Namespace) -> int | Ending:
         print_error(f"kedge: {visible(said, lines=True)}")
         return CANNOT
     except BrokenPipeError:
-        # The reader of the output has closed it. Python would report that again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # its reader has closed it
         return BROKEN_PIPE_STATUS
+    except OSError as error:
+        told = _about_surroundings(error, command)
+        if told is None:
+            raise
+        print_error(f"kedge: {told}")
+        return CANNOT
     except KeyboardInterrupt:
         return SIGINT_STATUS
     return ended
+
+
+def _drop_output() -> None:
+    """Write to nowhere from here on: Python would report again, when it flushes at exit, that the output cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _about_surroundings(error: OSError, command: Command) -> str | None:
+    """Return what to say about an output or a working directory that cannot be used; None for an error of a file."""
+    if error.filename is not None:
+        return None
+    if error.errno == errno.ENOENT:  # from os.getcwd()
+        return "the working directory does not exist any more; change to another one"
+    if isinstance(command, RUNS):
+        return None
+    _drop_output()
+    return f"the output cannot be written: {error.strerror or error}"
 
 
 def _lacks_torch(what: str) -> int:

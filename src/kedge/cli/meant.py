@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from kedge.cli.parser import CommandParser, nearest
+from kedge.cli.pasted import pasted_line
 from kedge.cli.recordings import is_recording
 
 #: The commands under the names that other tools have for them.
@@ -43,6 +44,13 @@ def no_command(word: str, rest: Sequence[str], commands: Mapping[str, CommandPar
     if word.startswith("-"):
         known = nearest(option, ("--help", "--version"))
         return f"there is no option {option}; " + (f"did you mean {known}?" if known else "see kedge --help")
+    return _no_such_command(word, rest, commands)
+
+
+def _no_such_command(word: str, rest: Sequence[str], commands: Mapping[str, CommandParser]) -> str:
+    pasted = pasted_line("run", [word, *rest])
+    if pasted is not None:
+        return f"{word} is not a command; {pasted}"
     near = OTHER_NAMES.get(word.lower()) or nearest(word.lower(), commands)
     if near is not None:
         return f"there is no command {word!r}; did you mean: {_line(near, *rest)}"
@@ -64,18 +72,25 @@ def no_program(prog: str, target: str, args: Sequence[str]) -> str | None:
             f"cannot run {target}: it is a notebook; use kedge.watch in a cell of it, "
             f"or make a script of it: jupyter nbconvert --to script {shlex.quote(target)}"
         )
-    if os.path.lexists(target):
-        return None
-    remedy = _other_program(prog, target, args)
-    return None if remedy is None else f"cannot run {target}: there is no such file in {os.getcwd()}; {remedy}"
+    if not target:
+        return "the name of the program is empty: name a script, or -m and a module"
+    found = "" if os.path.lexists(target) else f"there is no such file in {os.getcwd()}; "
+    remedy = pasted_line(prog, [target, *args]) or (_other_program(prog, target, args) if found else None)
+    return None if remedy is None else f"cannot run {target}: {found}{remedy}"
+
+
+def no_module(prog: str, words: Sequence[str]) -> str | None:
+    """Return what to say about a module that starts other processes, which would not be recorded; None for any other."""
+    said = pasted_line(prog, ["-m", *words])
+    return None if said is None else f"cannot run -m {words[0]}: {said}"
 
 
 def _other_program(prog: str, target: str, args: Sequence[str]) -> str | None:
     """Return what to do about a path where no program is; None if nothing better is known than to check it."""
-    if os.path.basename(target).startswith("python") and args:
-        return f"leave {target} out: {_line(prog, *args)}"
     if os.path.isfile(f"{target}.py"):
         return f"did you mean: {_line(prog, f'{target}.py', *args)}"
+    if os.path.isfile(f"{target.replace('.', os.sep)}.py"):
+        return f"did you mean: {_line(prog, '-m', target, *args)}"
     folder, name = os.path.split(target)
     near = nearest(name.removesuffix(".py"), _programs(folder or os.curdir))
     return f"did you mean: {_line(prog, os.path.join(folder, f'{near}.py'), *args)}" if near else None

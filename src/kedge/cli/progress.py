@@ -1,47 +1,69 @@
-"""A line on stderr while a command works for longer than a second."""
+"""A command at work for longer than a second: a line that counts seconds on a terminal, elsewhere a line now and then."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO
 
-from kedge.stderr import shows_progress
+from kedge.numbers import seconds
+from kedge.stderr import SpacedLines, shows_progress
 
 if TYPE_CHECKING:
     import threading
 
-#: The seconds before the first line, and between two.
+#: The seconds before the first line, and between two, on a terminal.
 PATIENCE = 1.0
+
+_quiet: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+def add_quiet(parser: argparse.ArgumentParser) -> None:
+    """Add the option of every command that shows progress; `heed_quiet` follows it."""
+    parser.add_argument("-q", "--quiet", action="store_true", help="show no progress")
+
+
+def heed_quiet(args: argparse.Namespace) -> None:
+    """Show no progress from here on if the command has been told so."""
+    _quiet.set(getattr(args, "quiet", False))
 
 
 @contextmanager
-def progress(what: str, patience: float = PATIENCE) -> Iterator[None]:
-    """Show that the work of a block goes on, and for how long; the line is erased at its end.
+def progress(what: str, patience: float = PATIENCE, lines: SpacedLines | None = None) -> Iterator[None]:
+    """Show that the work of a block goes on, and for how long.
+
+    On a terminal, a line counts the seconds and is erased at the end. Elsewhere, as in a file or in CI, lines stay, and each
+    comes later after the one before.
 
     Args:
         what: The work, such as ``reading train.kedge``.
-        patience: The seconds before the line appears.
+        patience: The seconds before the line on a terminal appears.
+        lines: When lines elsewhere are due.
     """
-    if sys.stderr is None or not shows_progress(sys.stderr):
+    if sys.stderr is None or _quiet.get():
         yield
         return
     import threading
 
     over = threading.Event()
-    line = threading.Thread(target=_tell, args=(what, sys.stderr, over, patience), daemon=True)
-    line.start()
+    if shows_progress(sys.stderr):
+        work = threading.Thread(target=_draw, args=(what, sys.stderr, over, patience), daemon=True)
+    else:
+        work = threading.Thread(target=_write, args=(what, over, lines or SpacedLines()), daemon=True)
+    work.start()
     try:
         yield
     finally:
         over.set()
-        line.join()
+        work.join()
 
 
-def _tell(what: str, stream: TextIO, over: threading.Event, patience: float) -> None:
+def _draw(what: str, stream: TextIO, over: threading.Event, patience: float) -> None:
     begun, shown = time.monotonic(), False
     while not over.wait(patience):
         shown = True
@@ -51,6 +73,11 @@ def _tell(what: str, stream: TextIO, over: threading.Event, patience: float) -> 
     if shown:
         stream.write("\r\x1b[K")
         stream.flush()
+
+
+def _write(what: str, over: threading.Event, lines: SpacedLines) -> None:
+    while not over.wait(lines.wait):
+        lines.tell(f"{what}: {seconds(lines.passed)}")
 
 
 def _width(stream: TextIO) -> int:

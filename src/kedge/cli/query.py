@@ -10,8 +10,9 @@ from typing import Any
 
 from kedge.cli.config import add_config
 from kedge.cli.output import print_json
-from kedge.cli.progress import progress
+from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import add_recording, is_recording, open_recording, recording_named
+from kedge.cli.sites_option import add_sites, only_sites
 from kedge.errors import required
 from kedge.numbers import for_json
 
@@ -41,6 +42,8 @@ class QueryCommand:
             action="store_true",
             help=f"print every row, not only the first {MOST_ROWS} (--json and --csv always do)",
         )
+        add_sites(parser, "leave only these sites in the tables stats and sites")
+        add_quiet(parser)
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -58,9 +61,10 @@ class QueryCommand:
         from kedge.rules.registry import check
 
         recording, rules = open_recording(recording_named(args.recording)), configured_rules(config=args.config)
+        chosen = only_sites(recording, args.sites)
         sql = sys.stdin.read() if args.sql == "-" else args.sql
         with progress("querying"):
-            names, rows = ask(recording, sql, lambda: check(recording, rules))
+            names, rows = ask(chosen, sql, lambda: check(recording, rules))
         if args.json:
             print_json([dict(zip(names, map(for_json, row), strict=True)) for row in rows])
         elif args.csv:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kedge.cli.parser import nearest
 from kedge.cli.progress import progress
-from kedge.errors import NotARecording
+from kedge.errors import NewerFormat, NotARecording, RecordingError
 from kedge.numbers import listed
 from kedge.stderr import say
 
@@ -65,23 +68,17 @@ def expanded(names: Sequence[str]) -> list[str]:
 
 
 def _with_suffix(name: str) -> str:
-    """Return the path of the recording that a name stands for."""
+    """Return the path of the recording that a name stands for, also if that is damaged or cannot be read."""
     full = name.rstrip(os.sep) + SUFFIX
-    return full if is_recording(full) and not is_recording(name) else name
+    is_meant = is_recording(full) or (os.path.isdir(full) and not os.path.lexists(name))
+    return full if is_meant and not is_recording(name) else name
 
 
 def _inside(folder: str) -> list[str]:
     """Return the paths of all recordings in a folder that is not one itself, in the order in which they began."""
     if is_recording(_with_suffix(folder)) or not os.path.isdir(folder):
         return []
-    found = []
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        if is_recording(path):
-            found.append((os.stat(os.path.join(path, _MANIFEST)).st_mtime_ns, path))
-        elif name.endswith(SUFFIX) and os.path.isdir(path):  # a damaged one
-            found.append((os.stat(path).st_mtime_ns, path))
-    return [path for _, path in sorted(found)]
+    return [os.path.join(folder, found.name) for found in scanned(folder)]
 
 
 def open_recording(name: str) -> Recording:
@@ -96,8 +93,60 @@ def open_recording(name: str) -> Recording:
         return Recording.open(name)
 
 
+@dataclass(frozen=True, order=True)
+class FoundRecording:
+    """A recording in a folder; those of a folder are sorted by the time at which they began.
+
+    Attributes:
+        began: That time, in nanoseconds.
+        name: The name of its folder.
+        whole: Whether it has a manifest. One that a crash or a copy has left without can be named, but not read.
+    """
+
+    began: int
+    name: str
+    whole: bool
+
+
+def scanned(folder: str) -> list[FoundRecording]:
+    """Return the recordings in a folder, in the order in which they began; none if the folder cannot be read.
+
+    A folder counts by its suffix, even if it is damaged: then the user has to know. Without the suffix it counts by its
+    manifest, since `kedge run -o NAME` gives it any name; other programs have files of the same name, so that is read. Folders
+    whose names begin with a dot do not count: Kedge makes a recording in one of them before it gets its name.
+    """
+    with suppress(OSError):
+        return sorted(found for entry in os.scandir(folder) if (found := _found(entry)) is not None)
+    return []
+
+
+def _found(entry: os.DirEntry[str]) -> FoundRecording | None:
+    if entry.name.startswith("."):
+        return None
+    with suppress(OSError):  # it may be removed meanwhile, or be another user's
+        named = entry.name.endswith(SUFFIX)
+        if is_recording(entry.path) and (named or _has_own_manifest(entry.path)):
+            return FoundRecording(os.stat(os.path.join(entry.path, _MANIFEST)).st_mtime_ns, entry.name, whole=True)
+        if named and entry.is_dir():
+            return FoundRecording(entry.stat().st_mtime_ns, entry.name, whole=False)
+    return None
+
+
+def _has_own_manifest(path: str) -> bool:
+    """Whether the manifest in a folder is Kedge's, of this version or a newer one."""
+    from kedge.store.reading.json_files import read_manifest
+
+    try:
+        read_manifest(Path(path))
+    except NewerFormat:
+        return True
+    except RecordingError:
+        return False
+    return True
+
+
 def _newest() -> str:
-    found = _recordings(os.curdir)
+    found = _readable(os.curdir)
     if not found:
         raise NotARecording(
             f"no recording is named, and there is none in {os.getcwd()}: kedge run writes one; or name its folder"
@@ -108,7 +157,7 @@ def _newest() -> str:
 def _must_be_near(name: str) -> None:
     """Refuse a path without a recording, if it is known which one may have been meant."""
     folder, last = os.path.split(name.rstrip(os.sep))
-    known = _recordings(folder or os.curdir)
+    known = _readable(folder or os.curdir)
     if os.path.isfile(name):
         own = [each for each in known if each.startswith(f"{last}.")]
         if own:
@@ -121,15 +170,6 @@ def _must_be_near(name: str) -> None:
         raise NotARecording(f"{name} is not a recording: there is no such folder; {remedy}")
 
 
-def _recordings(folder: str) -> list[str]:
-    """Return the names of the recordings in a folder, the newest first."""
-    found = []
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    for name in names:
-        manifest = os.path.join(folder, name, _MANIFEST)
-        if name.endswith(SUFFIX) and os.path.isfile(manifest):
-            found.append((os.stat(manifest).st_mtime_ns, name))
-    return [name for _, name in sorted(found, reverse=True)]
+def _readable(folder: str) -> list[str]:
+    """Return the names of the recordings in a folder that can be read, the newest first."""
+    return [found.name for found in reversed(scanned(folder)) if found.whole]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from kedge.cli.config import add_config
 from kedge.cli.output import print_json
 from kedge.cli.page_file import write_page
-from kedge.cli.progress import progress
+from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import SUFFIX, expanded, open_recording, recording_named
 from kedge.cli.several import page_beside, report_several
+from kedge.cli.sites_option import add_sites, only_sites
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,11 +56,7 @@ class ReportCommand:
             nargs="*",
             help=f"the recording, with or without {SUFFIX} (default: the newest one in this folder); or several to compare",
         )
-        parser.add_argument(
-            "--sites",
-            metavar="SELECTOR",
-            help="show only these modules, such as 'encoder.**' or '**{Linear}'; attn means '**.attn*'",
-        )
+        add_sites(parser, "show only these modules; with --html, begin with this filter")
         parser.add_argument(
             "--all", action="store_true", help=f"list every module (default: {MOST_MODULES}, and those with findings)"
         )
@@ -79,6 +76,7 @@ class ReportCommand:
         parser.add_argument(
             "--no-source", action="store_true", help="leave source lines and their files out of the page"
         )
+        add_quiet(parser)
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -106,13 +104,14 @@ class ReportCommand:
         if args.html:
             written = is_written(recording)
             recording = shareable(recording, source=not args.no_source)
+        only_sites(recording, args.sites)  # a wrong filter is refused before the work
         with progress("judging"):
             findings = check(recording, rules)
         if args.html:
             from kedge.report.page.render import render_page
 
             with progress("drawing the page"):
-                page = render_page(recording, findings, rules, written=written)
+                page = render_page(recording, findings, rules, written=written, chosen=args.sites or "")
             _write(args, page)
         elif args.json:
             _print_json(recording, findings, args, rules)
@@ -130,13 +129,15 @@ def _check(args: argparse.Namespace) -> None:
         args.parser.refuse("--saved is a table of its own: leave --html, --headroom and --sites out")
     if args.json and (args.html or args.headroom or args.saved or args.all):
         args.parser.refuse("--json prints every module: leave --html, --headroom, --saved and --all out")
-    if args.html and (args.sites or args.all):
-        args.parser.refuse("a page has all sites and filters them itself: leave --sites and --all out")
+    if args.html and args.all:
+        args.parser.refuse("a page has all sites: leave --all out")
 
 
 def _check_several(args: argparse.Namespace) -> None:
-    if args.headroom or args.saved or args.sites or args.all:
-        args.parser.refuse("--headroom, --saved, --sites and --all are for a single recording: name one")
+    if args.headroom or args.saved or args.all:
+        args.parser.refuse("--headroom, --saved and --all are for a single recording: name one")
+    if args.sites and not args.html:
+        args.parser.refuse("a table of several recordings has no modules: leave --sites out, add --html, or name one")
 
 
 def _draw_headroom(recording: Recording, sites: str | None) -> None:

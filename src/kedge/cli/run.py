@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kedge.cli.meant import no_program
+from kedge.cli.meant import no_module, no_program
 from kedge.cli.watch_options import add_watch_options, check_selector
 from kedge.cli.watching import Watching
 from kedge.errors import ScriptError
@@ -112,7 +112,8 @@ def program_of(args: argparse.Namespace) -> Program:
         del words[0]
     if not words:
         args.parser.refuse("name the program to run: a script, or -m and a module")
-    if args.module is None and (said := no_program(args.word, words[0], words[1:])) is not None:
+    said = no_program(args.word, words[0], words[1:]) if args.module is None else no_module(args.word, words)
+    if said is not None:
         args.parser.refuse(said)
     return Program(words[0], args.module is not None, words[1:])
 

@@ -7,9 +7,11 @@ import os
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 from kedge.cli.config import add_config
 from kedge.cli.recordings import add_recording, recording_named
+from kedge.cli.sites_option import add_sites, only_sites
 from kedge.errors import CannotServe
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class ServeCommand:
         """Add the command's arguments."""
         add_recording(parser)
         parser.add_argument("--port", type=_port, default=0, help="the port (default: a free one)")
+        add_sites(parser, "let the page begin with this filter")
         parser.add_argument("--open", action="store_true", help="open the page in the browser")
         parser.add_argument(
             "--token-file", metavar="FILE", help="write the token to this file, for Prometheus to read /metrics with"
@@ -61,16 +64,20 @@ class ServeCommand:
         name = recording_named(args.recording)
         follower = Follower(name)
         # Any other file is refused here, with a message that names its kind.
-        news = News(follower, condensed, follower.poll() or Recording.open(name))
+        recording = follower.poll() or Recording.open(name)
+        if recording.sites:  # a run that has only begun has none yet
+            only_sites(recording, args.sites)
+        news = News(follower, condensed, recording)
         server = _server(news, args.port)
         with running(server):
             if args.token_file:
                 _write_secret(args.token_file, server.token)
-            print(f"{name} is served at {server.address}\npress Ctrl-C to stop", flush=True)
+            address = server.address + (f"#{urlencode({'filter': args.sites})}" if args.sites else "")
+            print(f"{name} is served at {address}\npress Ctrl-C to stop", flush=True)
             if args.open:
                 import webbrowser
 
-                webbrowser.open(server.address)
+                webbrowser.open(address)
             try:
                 while True:
                     time.sleep(news.refresh())

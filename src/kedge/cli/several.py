@@ -37,9 +37,12 @@ def report_several(names: Sequence[str], args: argparse.Namespace, rules: Sequen
     table = _read(names, args, rules)
     if args.html:
         from kedge.report.runs.page import render_runs_page
+        from kedge.sites.filters import chosen_sites
 
+        if args.sites is not None:  # a wrong filter is refused before the work
+            chosen_sites(args.sites, [site for run in table.runs for site in run.recording.sites])
         with progress("drawing the page"):
-            page = render_runs_page(table, pages_beside(names, file))
+            page = render_runs_page(table, pages_beside(names, file), args.sites or "")
         write_page(file, page)
     elif args.json:
         print_json(table.document())

@@ -6,11 +6,13 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.output import make_writable, print_json
 from kedge.cli.run import add_program, program_of
+from kedge.cli.sites_option import add_sites
+from kedge.cli.watch_options import check_selector
 from kedge.cli.watching import Watching
 from kedge.numbers import counted
 from kedge.program.after_import import AfterImport
@@ -21,7 +23,7 @@ from kedge.watch.run.options import WatchOptions
 if TYPE_CHECKING:
     from kedge.inspect.function_operations import OutsideListing
     from kedge.inspect.operations import Listing
-    from kedge.sites.table import SiteRow
+    from kedge.sites.table import SiteRow, Sites
     from kedge.watch.models.roots import RootModule
     from kedge.watch.watcher import Watcher
 
@@ -47,14 +49,19 @@ class SitesCommand:
             action="store_true",
             help="list every module on its own line (default: similar blocks share a line)",
         )
+        add_sites(parser, "list only these sites")
         add_program(parser)
 
     def run(self, args: argparse.Namespace) -> int | Ending:
         """Run the first step and print the list."""
         if args.ops and args.json:
             args.parser.refuse("--json lists only sites: leave --ops out")
+        if args.ops and args.sites:
+            args.parser.refuse("--sites chooses no operations: leave --ops out")
         program = program_of(args)
         program.check()
+        if args.sites is not None:
+            check_selector(args.sites)
         held: list[Any] = ModelListings() if args.ops else []
         watching = Watching(FirstStepSink(), WatchOptions(every=1), messenger(), holding=held)
         watching.begin()
@@ -62,8 +69,8 @@ class SitesCommand:
             ending = program.run()
         make_writable()
         if args.json:
-            return _print_documents(watching.watch, ending)
-        tables = list(_tables(watching.watch, held, folded=not args.all))
+            return _print_documents(watching.watch, args.sites, ending)
+        tables = list(_tables(watching.watch, held, args.sites, folded=not args.all))
         if not tables:
             messenger()(
                 _NOTHING if isinstance(held, ModelListings) else f"{_NOTHING}; with --ops, its operations are listed"
@@ -139,31 +146,27 @@ class ModelListings(list[Any]):
         listing.add(model, begun=True)
 
 
-def _tables(watch: Watcher | None, held: list[Any], *, folded: bool) -> Iterator[str]:
+def _tables(watch: Watcher | None, held: list[Any], text: str | None, *, folded: bool) -> Iterator[str]:
     if watch is None:  # the program has not imported torch, and so Kedge has not
         return
-    from kedge.sites.table import Sites, sites
-
-    for root in watch.models.roots:
+    for root, rows in _listed(watch, text):
         model = root.module()
         prefix = f", recorded as {root.prefix}.*" if root.prefix else ""
         head = f"{root.types['']} ({counted(root.parameters, 'parameter')}{prefix})"
-        if model is not None:
-            yield f"{head}\n\n{sites(model).table(folded=folded)}"
+        if rows:
+            yield f"{head}\n\n{rows.table(folded=folded)}"
             if isinstance(held, ModelListings) and id(model) in held.operations:
                 listing = held.operations[id(model)]
                 listing.session.end(quiet=True)
                 yield str(listing.operations())
-        elif rows := tuple(_loose(watch, root)):
-            yield f"{head}\n\n{Sites(rows).table(folded=folded)}"
     alone = held.alone if isinstance(held, ModelListings) and not held else None
     if alone is not None and (listed := alone.operations()):
         yield f"operations outside of modules, with statistics of their results\n\n{listed}"
 
 
-def _print_documents(watch: Watcher | None, ending: Ending) -> int | Ending:
+def _print_documents(watch: Watcher | None, text: str | None, ending: Ending) -> int | Ending:
     """Print the list as JSON, also if it is empty; returns the exit status, or how the program ended."""
-    documents = list(_documents(watch))
+    documents = list(_documents(watch, text))
     print_json(documents)
     if not documents:
         messenger()(_NOTHING)
@@ -171,17 +174,56 @@ def _print_documents(watch: Watcher | None, ending: Ending) -> int | Ending:
     return 0 if isinstance(ending.error, FirstStepTaken) else ending
 
 
-def _documents(watch: Watcher | None) -> Iterator[dict[str, Any]]:
+def _documents(watch: Watcher | None, text: str | None) -> Iterator[dict[str, Any]]:
     """Yield what is known of each model, as plain values."""
     if watch is None:  # as in `_tables`
         return
-    from kedge.sites.table import sites
-
-    for root in watch.models.roots:
-        model = root.module()
-        rows = [asdict(row) for row in (_loose(watch, root) if model is None else sites(model))]
+    for root, rows in _listed(watch, text):
         about = {"model": root.types[""], "parameters": root.parameters, "prefix": root.prefix or None}
-        yield {**about, "sites": rows}
+        yield {**about, "sites": [asdict(row) for row in rows]}
+
+
+@dataclass(frozen=True, eq=False)
+class RowSite:
+    """A site of a row, as a filter asks for it, under the names that a recording has."""
+
+    row: SiteRow
+    path: str
+    kind: str
+    type: str
+    owner: str
+
+    @property
+    def site(self) -> str:
+        """Its text."""
+        return f"{self.path}:{self.kind}"
+
+
+def _listed(watch: Watcher, text: str | None) -> list[tuple[RootModule, Sites]]:
+    """Return the rows of each model; if a text chooses some, without the models that have none of them.
+
+    Raises:
+        NoSuchSite: A part of the text selects nothing.
+    """
+    from kedge.sites.filters import chosen_sites
+    from kedge.sites.table import Sites, sites
+
+    models = [(root, root.module()) for root in watch.models.roots]
+    listed = [(root, Sites(tuple(_loose(watch, root))) if one is None else sites(one)) for root, one in models]
+    every = [site for root, rows in listed for site in _row_sites(root, rows)]
+    if text is None or not every:
+        return listed
+    kept = {id(site.row) for site in chosen_sites(text, every, "the models of this program")}
+    chosen = [(root, Sites(tuple(row for row in rows if id(row) in kept))) for root, rows in listed]
+    return [(root, rows) for root, rows in chosen if rows]
+
+
+def _row_sites(root: RootModule, rows: Sites) -> Iterator[RowSite]:
+    types = {row.path: row.type for row in rows if row.shape is None}
+    for row in rows:
+        owner = row.path if row.shape is None else row.path.rpartition(".")[0]
+        for kind in row.kinds:
+            yield RowSite(row, root.label(row.path), kind, types.get(owner, row.type), root.label(owner))
 
 
 def _loose(watch: Watcher, root: RootModule) -> Iterator[SiteRow]:

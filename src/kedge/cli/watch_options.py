@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from kedge.cli.sites_option import add_sites
+
 
 def add_watch_options(parser: argparse.ArgumentParser) -> None:
     """Add what is measured, how often, and at which cost."""
     parser.add_argument("--force", action="store_true", help="replace an existing recording")
-    parser.add_argument("--sites", metavar="SELECTOR", help="sites to record, such as 'encoder.**' (default: all)")
+    add_sites(parser, "record only these sites")
     parser.add_argument(
         "--every",
         metavar="N",

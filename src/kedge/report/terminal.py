@@ -50,6 +50,14 @@ class ReportExtent:
     folds: bool = True
 
 
+class OutputConsole(Console):
+    """A console that leaves it to the command what a closed pipe means: rich would end it with the status of a finding."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the error again."""
+        raise BrokenPipeError
+
+
 def console_for(stream: TextIO | None = None) -> Console:
     """Return a console as wide as the terminal; without a terminal, a plain one of 100 columns.
 
@@ -57,7 +65,7 @@ def console_for(stream: TextIO | None = None) -> Console:
     """
     stream = stream or sys.stdout
     plain = True if os.environ.get("CI") and not os.environ.get("FORCE_COLOR") else None  # None: as NO_COLOR says
-    console = Console(file=stream, highlight=False, soft_wrap=False, no_color=plain)
+    console = OutputConsole(file=stream, highlight=False, soft_wrap=False, no_color=plain)
     width = console.width if console.is_terminal or os.environ.get("COLUMNS") else PLAIN_WIDTH
     console.width = min(max(width, NARROWEST), WIDEST)
     return console

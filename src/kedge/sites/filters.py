@@ -11,8 +11,9 @@ import difflib
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from kedge.errors import NoSuchSite
 from kedge.sites.folding import pattern
 from kedge.sites.language import Term, parse, single
 from kedge.sites.site import PARAM_KINDS
@@ -41,6 +42,9 @@ class Named(Protocol):
     def owner(self) -> str: ...  # noqa: D102
 
 
+N = TypeVar("N", bound=Named)
+
+
 class SiteFilter:
     """The sites of a recording that a text selects.
 
@@ -67,13 +71,37 @@ class SiteFilter:
                 chosen = not term.excluded
         return chosen
 
-    def problem(self, sites: Sequence[Named]) -> str:
-        """Return what is wrong with the first term that selects none of these sites; empty if each selects some."""
+    def problem(self, sites: Sequence[Named], where: str = "this recording") -> str:
+        """Return what is wrong with the first term that selects none of these sites; empty if each selects some.
+
+        Args:
+            sites: The sites.
+            where: What has them, as the answer names it.
+        """
         for said, term in zip(self._read, self.terms, strict=True):
             if not term.excluded and not any(means(term, site) for site in sites):
                 near = nearest(term, self._paths, (site.type for site in sites))
-                return f'"{said}" selects nothing in this recording; {f"the nearest are {near}" if near else ALL}'
+                return f'"{said}" selects nothing in {where}; {f"the nearest are {near}" if near else ALL}'
         return ""
+
+
+def chosen_sites(text: str, sites: Sequence[N], where: str = "this recording") -> tuple[N, ...]:
+    """Return the sites that a text selects.
+
+    Args:
+        text: A text of the site language; see Note [Words].
+        sites: The sites to choose from.
+        where: What has them, for messages.
+
+    Raises:
+        NoSuchSite: A part of the text selects none of them.
+        SelectorError: The text cannot be read.
+    """
+    chosen = SiteFilter(text, {path for site in sites for path in (site.path, site.owner)})
+    problem = chosen.problem(sites, where)
+    if problem:
+        raise NoSuchSite(problem)
+    return tuple(filter(chosen.chooses, sites))
 
 
 def widened(terms: Iterable[Term], paths: Collection[str]) -> tuple[Term, ...]:

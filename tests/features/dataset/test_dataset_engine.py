@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+import re
 import time
 import weakref
 
@@ -11,7 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from kedge.errors import ExtractionFailed
-from kedge.features.dataset import Options, compute, extract_dataset, open_features
+from kedge.features.dataset import Options, compute, engine, extract_dataset, open_features
 from kedge.features.dataset.folder import shards
 from kedge.features.dataset.folder.files import entries
 from kedge.features.dataset.folder.formats.safetensors import Safetensors
@@ -20,6 +22,7 @@ from kedge.features.dataset.folder.shards import Shards
 from kedge.features.dataset.ranks import SharingRank
 from kedge.features.dataset.samples.batch import SampleBatch
 from kedge.features.extract import extract
+from kedge.stderr import SpacedLines
 from tests.features.dataset.imagesets import (
     Dicts,
     Doubling,
@@ -48,6 +51,24 @@ def test_values_are_those_of_a_loop_in_memory(tmp_path, workers):
     assert found.samples == tuple(map(str, range(50)))
     assert_equal(found, in_memory(loader))
     assert_equal(open_features(tmp_path / "out"), in_memory(loader))
+
+
+@pytest.mark.parametrize(("source", "total"), [(Images(), " of 50"), (Stream(), "")], ids=["data set", "stream"])
+def test_a_log_tells_how_far_a_long_extraction_is(tmp_path, capfd, monkeypatch, source, total):
+    """Where no progress bar is shown there are lines, unless nothing is to be shown or another rank tells of it."""
+    now = itertools.count(0.0, 8.0)
+    monkeypatch.setattr(engine, "SpacedLines", lambda: SpacedLines(clock=lambda: next(now)))
+    extract_dataset(features(), batches_of(source), tmp_path / "a")
+
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) > 1
+    line = rf"\[kedge\] features: (\d+){total} samples(, [\d,]+/s)?(, [\d.]+ \w+ left)?"
+    counts = [int(re.fullmatch(line, one)[1]) for one in told]
+    assert counts == sorted(set(counts))
+
+    extract_dataset(features(), batches_of(source), tmp_path / "b", Options(progress=False))
+    extract_dataset(features(), batches_of(source), tmp_path / "c", Options(rank=SharingRank(1, 2)))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_plain_function_will_do(tmp_path):

@@ -40,7 +40,8 @@ from kedge.features.dataset.samples.loading import BatchSource, is_loader, is_st
 from kedge.features.dataset.samples.names import SampleKeys, must_be_names, must_be_possible
 from kedge.features.dataset.samples.placed import LoadedBatch, why
 from kedge.files.atomic_write import told
-from kedge.stderr import shows_progress
+from kedge.numbers import seconds
+from kedge.stderr import SpacedLines, shows_progress
 
 
 def extract_dataset(
@@ -171,10 +172,22 @@ def _write(computed: Iterator[Columns], destination: FeatureDestination, total: 
     shards = Shards(destination.folder, destination.rank.rank, options)
     shown = options.progress if destination.rank.rank == 0 else False
     with ShardWriter(shards, options.shard_bytes) as writer, progress_bar(shown, Console(stderr=True)) as bar:
-        task = bar.add_task("features", total=total)
+        bar.add_task("features", total=total)
+        [task] = bar.tasks
+        log = SpacedLines() if bar.disable and shown is None else None
         for columns in chain(first, computed):
             writer.put(columns)
-            bar.advance(task, len(columns.places) + len(columns.bad))
+            bar.advance(task.id, len(columns.places) + len(columns.bad))
+            if log is not None and not log.wait:
+                log.tell(told_progress(task))
+
+
+def told_progress(task: Task) -> str:
+    """Return the progress as a line: the number of samples, their rate, and the time left."""
+    of = "" if task.total is None else f" of {task.total:,.0f}"
+    rate = "" if task.speed is None else f", {task.speed:,.0f}/s"
+    left = "" if task.time_remaining is None else f", {seconds(task.time_remaining)} left"
+    return f"{task.description}: {task.completed:,.0f}{of} samples{rate}{left}"
 
 
 class SampleRate(ProgressColumn):

@@ -37,7 +37,7 @@ class Options:
         device: The device for batches; by default that of the model's first parameter.
         shard_bytes: The size at which a shard is written, less for the first ones; as many bytes again may wait meanwhile.
         shard_seconds: The age at which a shard is written, so that a kill loses no more than that.
-        progress: Whether to show progress; None: if stderr is a terminal, but not in CI.
+        progress: Whether to show a progress bar; None: on a terminal, but not in CI; elsewhere a line is written now and then.
         split: Whether the ranks of a distributed run share out the loader's samples; False if each rank's loader already
             yields a part of its own. A loader with a `DistributedSampler` is recognised.
         rank: The rank of this process; None: from torchrun or `torch.distributed`.

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kedge.compare.alignment.sites import SameSite
 from kedge.compare.comparison import Comparison
 from kedge.compare.first_parting import ROUNDING_ULPS
 from kedge.compare.verdict import Verdict
@@ -56,10 +57,11 @@ KINDS = {
 LEAST_POWER = 0.001
 
 
-def render_difference(comparison: Comparison, verdict: Verdict, names: Names) -> str:
-    """Return the comparison of two recordings as an HTML page."""
+def render_difference(comparison: Comparison, verdict: Verdict, names: Names, chosen: str = "") -> str:
+    """Return the comparison of two recordings as an HTML page, which opens with a filter."""
     code = bundled(SCRIPTS, asset(SCRIPT, __package__))
-    return assembled(asset(FRAME, __package__), code, condense_difference(comparison, verdict, names))
+    content = condense_difference(comparison, verdict, names)
+    return assembled(asset(FRAME, __package__), code, content, chosen=chosen)
 
 
 def condense_difference(comparison: Comparison, verdict: Verdict, names: Names) -> Document:
@@ -115,8 +117,16 @@ def _sites(comparison: Comparison) -> list[dict[str, Any]]:
             "owner": same.a.owner,
             "block": block(same.a.path),
         }
+        | _other_names(same)
         for same in comparison.alignment.sites
     ]
+
+
+def _other_names(same: SameSite) -> dict[str, Any]:
+    """Return what a filter asks of a site under its name in B, if it has another one there."""
+    if same.a.site == same.b.site:
+        return {}
+    return {"other": {key: getattr(same.b, key) for key in ("site", "path", "kind", "type", "owner")}}
 
 
 def _parted(comparison: Comparison) -> list[dict[str, Any]]:

@@ -50,8 +50,8 @@ def render(
     """Print the comparison of two recordings: the verdict, their differences, and their common sites.
 
     Args:
-        comparison: The comparison.
-        verdict: The verdict.
+        comparison: The comparison, or the chosen part of it.
+        verdict: The verdict on all of it.
         names: The names of the recordings.
         console: The console to print to.
         most: The most modules in the table; all of them if None.
@@ -65,6 +65,9 @@ def render(
         console.print()
         for text in (*_map(comparison, console.width), Text(), *_table(comparison, console.width, most)):
             console.print(text)
+    elif verdict.first is not None and comparison.modules:  # what parts is not among the chosen sites
+        console.print()
+        console.print(Text(_rest(0, len(comparison.modules), comparison.tolerance), "dim"))
     console.print()
     for text in _common(comparison):
         print_paragraph(text, console)
@@ -203,7 +206,8 @@ def _aligned(comparison: Comparison) -> str:
     }
     ways = [f"{hows.count(how)} {words}" for how, words in named.items() if how in hows]
     how = ways[0].partition(" ")[2] if len(ways) == 1 else ", ".join(ways)
-    return f"{counted(len(alignment.sites), 'site')} of {counted(len(alignment.modules), 'module')} aligned {how}"
+    sites, modules = counted(len(alignment.sites), "site"), counted(len(alignment.modules), "module")
+    return f"{sites} of {modules} aligned {how}".rstrip()  # a loss alone has no module
 
 
 def _steps(comparison: Comparison) -> str:

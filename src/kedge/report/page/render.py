@@ -62,7 +62,12 @@ _EXPORT = re.compile(r"^export (?=const|let|function|class|async)", re.MULTILINE
 
 
 def render_page(
-    recording: Recording, findings: Sequence[Finding], rules: Sequence[Rule] = (), *, written: bool | None = None
+    recording: Recording,
+    findings: Sequence[Finding],
+    rules: Sequence[Rule] = (),
+    *,
+    written: bool | None = None,
+    chosen: str = "",
 ) -> str:
     """Return a recording as an HTML page.
 
@@ -71,21 +76,25 @@ def render_page(
         findings: The findings of the rules, the worst first.
         rules: The rules that were run.
         written: Whether a process still writes the recording; None if that is not known.
+        chosen: The filter with which the page opens.
     """
-    return page_of(condense(recording, findings, rules, written=written))
+    return page_of(condense(recording, findings, rules, written=written), chosen=chosen)
 
 
-def page_of(document: Document, *, live: bool = False) -> str:
+def page_of(document: Document, *, live: bool = False, chosen: str = "") -> str:
     """Return the page with its content.
 
     Args:
         document: The content.
         live: Whether the page asks its server for news.
+        chosen: The filter with which the page opens.
     """
-    return assembled(asset("page.html"), script(), document, live=live)
+    return assembled(asset("page.html"), script(), document, live=live, chosen=chosen)
 
 
-def assembled(body: str, code: str, document: Document, *, live: bool = False, more_style: str = "") -> str:
+def assembled(
+    body: str, code: str, document: Document, *, live: bool = False, more_style: str = "", chosen: str = ""
+) -> str:
     """Return a page: its head, which all pages share, and its body with its content and script.
 
     Args:
@@ -94,6 +103,7 @@ def assembled(body: str, code: str, document: Document, *, live: bool = False, m
         document: The content.
         live: Whether the page asks its server for news.
         more_style: Styles of this page's own parts.
+        chosen: The filter with which the page opens.
     """
     style, scripts = stylesheet() + more_style, (asset(LIBRARY), code)
     policy = (
@@ -104,6 +114,7 @@ def assembled(body: str, code: str, document: Document, *, live: bool = False, m
         "policy": html.escape(policy, quote=True),
         "title": html.escape(document.described["run"]["name"] or "recording"),
         "live": "live" if live else "file",
+        "chosen": html.escape(chosen, quote=True),
         "style": style,
         "licence": _comment(asset(LICENCE)),
         "library": scripts[0],

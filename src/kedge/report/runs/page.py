@@ -37,14 +37,16 @@ FRAME, STYLE = "runs.html", "runs.css"
 MOST_TOGETHER = 12_000
 
 
-def render_runs_page(table: RunTable, pages: Sequence[str | None] = ()) -> str:
+def render_runs_page(table: RunTable, pages: Sequence[str | None] = (), chosen: str = "") -> str:
     """Return several runs as an HTML page.
 
     Args:
         table: The runs.
         pages: The address of each run's own page; None for a run without one.
+        chosen: The filter with which the page opens.
     """
-    return assembled(asset(FRAME, __package__), _script(), condense_runs(table, pages), more_style=_style())
+    content = condense_runs(table, pages)
+    return assembled(asset(FRAME, __package__), _script(), content, more_style=_style(), chosen=chosen)
 
 
 @cache

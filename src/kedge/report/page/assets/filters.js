@@ -146,7 +146,10 @@ function widenedTerm(term, paths) {
   return { ...term, path, literal: path === term.path ? literal : null, pattern: patternOf(path) };
 }
 
-function means(term, site) {
+// A site that two recordings share has a name in each of them, and either will do.
+const means = (term, site) => meansOne(term, site) || (site.other !== undefined && meansOne(term, site.other));
+
+function meansOne(term, site) {
   const at = (path) => term.pattern.test(path ? `.${path}` : "") && (!term.types.length || term.types.includes(site.type));
   const kind = site.kind.split("[")[0];
   const named =
@@ -228,7 +231,8 @@ function commonLetters(a, b) {
 function made(text, { sites }) {
   const everything = { all: true, problem: "", lets: () => true, letsModule: () => true, letsIn: () => true };
   if (!text.trim()) return everything;
-  const paths = sites.flatMap((site) => [site.path, site.owner]);
+  const named = sites.flatMap((site) => (site.other ? [site, site.other] : [site]));
+  const paths = named.flatMap((site) => [site.path, site.owner]);
   let terms;
   try {
     terms = termsOf(text).map((term) => widenedTerm(term, new Set(paths)));
@@ -239,7 +243,7 @@ function made(text, { sites }) {
   const chosen = new Set(sites.filter((site) => terms.reduce((found, term) => (found === term.excluded && means(term, site) ? !term.excluded : found), false)));
   const owners = new Set([...chosen].map((site) => site.owner));
   const idle = terms.find((term) => !term.excluded && !sites.some((site) => means(term, site)));
-  const near = idle && nearTo(idle, paths, sites.map((site) => site.type));
+  const near = idle && nearTo(idle, paths, named.map((site) => site.type));
   const problem = idle ? `"${idle.said}" selects nothing in this recording; ${near ? `the nearest are ${near}` : '"**" selects everything'}` : "";
   const recorded = new Set(sites.map((site) => site.owner));
   const holds = (path) => terms.reduce((found, term) => (found === term.excluded && names(term, path) ? !term.excluded : found), false);

@@ -69,9 +69,10 @@ function stored(key) {
   }
 }
 
-// Takes up what the address kept: also the further choices of a page that has any.
+// Takes up the filter that the page was written with, and what the address kept: also the further choices of a page that has any.
 export function recall(...more) {
   KEPT.push(...more);
+  chosen.filter = document.documentElement.dataset.filter ?? "";
   const address = new URLSearchParams(location.hash.slice(1));
   for (const key of KEPT) if (address.get(key)) chosen[key] = address.get(key);
   const theme = stored("kedge.theme");

@@ -1,0 +1,139 @@
+"""Lines that were pasted whole behind a command: the place at which ``kedge run`` belongs in them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Sequence
+
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_PYTHON = re.compile(r"python[\d.]*(\.exe)?")
+#: Options of python that take the next word.
+_TAKING = ("-W", "-X")
+_SHELLS = ("bash", "dash", "sh", "zsh", "fish")
+
+#: Programs that start another one, whose words come after theirs.
+STARTERS = (
+    *("env", "mpirun", "nice", "nohup", "numactl", "setsid", "srun", "stdbuf", "sudo", "taskset", "time"),
+    *("conda", "hatch", "micromamba", "pdm", "pipenv", "pixi", "poetry", "uv"),
+)
+#: Programs and modules that start processes which train, with the option before the name of a module.
+LAUNCHERS = {
+    "torchrun": "-m",
+    "torch.distributed.run": "-m",
+    "torch.distributed.launch": "-m",
+    "accelerate": "-m",
+    "accelerate.commands.launch": "-m",
+    "deepspeed": "--module",
+    "deepspeed.launcher.runner": "--module",
+}
+
+
+def pasted_line(prog: str, words: Sequence[str]) -> str | None:
+    """Return what is wrong with a line that was typed as the program to run, and the right one; None if it may be a program.
+
+    Args:
+        prog: The command, such as ``run``.
+        words: The words after it, with ``-m`` in front of a module.
+    """
+    finders = (_launch_line, _variables_line, _python_line, _shell_line, _starter_line)
+    return next((said for find in finders if (said := find(prog, words)) is not None), None)
+
+
+def _line(prog: str, words: Sequence[str]) -> str:
+    return shlex.join(["kedge", prog, *words])
+
+
+def _launched(words: Sequence[str]) -> str | None:
+    """Return the launcher that a line starts with, as a program or as a module; None if there is none."""
+    rest = words[1:] if _is_python(words[0]) else words
+    if rest[:1] == ["-m"] and rest[1:]:
+        return rest[1] if rest[1] in LAUNCHERS else None
+    name = os.path.basename(words[0])
+    return name if name in LAUNCHERS and not _is_own(words[0]) else None
+
+
+def _is_own(path: str) -> bool:
+    """Whether a file of a launcher's name is a program of the user's: the launchers are files of Python, too."""
+    folder = os.path.basename(os.path.dirname(os.path.abspath(path)))
+    return os.path.lexists(path) and folder not in ("bin", "Scripts")
+
+
+def _launch_line(prog: str, words: Sequence[str]) -> str | None:
+    launcher = _launched(words)
+    if launcher is None:
+        return None
+    option = LAUNCHERS[launcher]
+    given = ["python", *words] if words[0] == "-m" else list(words)
+    after = given.index(launcher) + 1 if launcher in given else 1
+    place = next((i for i, word in enumerate(given) if i >= after and _is_program(word)), None)
+    head, tail = (given, ["SCRIPT"]) if place is None else (given[:place], given[place:])
+    if tail[0] == "--module":
+        tail[0] = "-m"
+    line = shlex.join([*head, option, "kedge", prog, *tail])
+    return f"{launcher} starts other processes, and each of them is to be watched: {line}"
+
+
+def _variables_line(prog: str, words: Sequence[str]) -> str | None:
+    if not _VARIABLE.fullmatch(words[0]) or os.path.lexists(words[0]):
+        return None
+    last = next((i for i, word in enumerate(words) if not _VARIABLE.fullmatch(word)), len(words))
+    pairs = [word.partition("=") for word in words[:last]]
+    variables = " ".join(f"{key}={shlex.quote(value)}" for key, _, value in pairs)
+    return f"variables stand before kedge: {variables} {_line(prog, _without_python(words[last:]))}"
+
+
+def _python_line(prog: str, words: Sequence[str]) -> str | None:
+    python, rest = words[0], list(words[1:])
+    if not _is_python(python) or not rest or os.path.isdir(python):
+        return None
+    options: list[str] = []
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+        taken = 2 if rest[0] in _TAKING else 1
+        options, rest = options + rest[:taken], rest[taken:]
+    if rest[:1] == ["-c"]:
+        return "code on the command line cannot be recorded; write it into a file"
+    if options:
+        line = shlex.join([python, *options, "-m", "kedge", prog, *(rest or ["SCRIPT"])])
+        return f"options of python stand before kedge: {line}"
+    return f"leave {python} out: {_line(prog, rest)}"
+
+
+def _shell_line(prog: str, words: Sequence[str]) -> str | None:
+    script = words[0]
+    if os.path.basename(script) in _SHELLS and words[1:] and not os.path.lexists(script):
+        script = words[1]
+    elif not os.path.isfile(script) or not _is_shell_script(script):
+        return None
+    return f"{script} is for a shell; write kedge {prog} into it in place of python"
+
+
+def _starter_line(prog: str, words: Sequence[str]) -> str | None:
+    place = next((i for i, word in enumerate(words) if i and (_is_python(word) or _is_program(word))), None)
+    if words[0] not in STARTERS or place is None or os.path.lexists(words[0]):
+        return None
+    return f"{words[0]} stands before kedge: {shlex.join(words[:place])} {_line(prog, _without_python(words[place:]))}"
+
+
+def _is_python(word: str) -> bool:
+    return _PYTHON.fullmatch(os.path.basename(word)) is not None
+
+
+def _is_program(word: str) -> bool:
+    return word.endswith(".py") or word in ("-m", "--module")
+
+
+def _without_python(words: Sequence[str]) -> Sequence[str]:
+    return words[1:] if words and _is_python(words[0]) else words
+
+
+def _is_shell_script(path: str) -> bool:
+    if path.endswith(".sh"):
+        return True
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(200).decode("latin-1").split()
+    except OSError:
+        return False
+    return bool(line) and line[0].startswith("#!") and any(os.path.basename(word) in _SHELLS for word in line)

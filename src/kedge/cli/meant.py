@@ -45,7 +45,7 @@ def no_command(word: str, rest: Sequence[str], commands: Mapping[str, CommandPar
         return f"there is no option {option}; " + (f"did you mean {known}?" if known else "see kedge --help")
     near = OTHER_NAMES.get(word.lower()) or nearest(word.lower(), commands)
     if near is not None:
-        return f"there is no command {word!r}; did you mean: {_line(near, *rest)}"
+        return f"there is no command {word!r}; did you mean: {_line(near, *rest)} (all commands: kedge --help)"
     return f"there is no command {word!r}; the commands are {', '.join(commands)}"
 
 

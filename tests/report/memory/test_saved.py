@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from kedge.report.saved import render_saved
+from kedge.report.memory.saved import render_saved
 from kedge.store.recording import Recording
 
 MIB = 2**20

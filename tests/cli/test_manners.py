@@ -20,6 +20,8 @@ from kedge.cli.sites import SitesCommand
 MISTYPED = [
     ("repot", "there is no command 'repot'; did you mean: kedge report"),
     ("repot healthy.kedge --all", "there is no command 'repot'; did you mean: kedge report healthy.kedge --all"),
+    ("rnu train.py", "no command 'rnu'; did you mean: kedge run train.py (all commands: kedge --help)"),
+    ("rum", "there is no command 'rum'; did you mean: kedge run (all commands: kedge --help)"),
     ("RUN train.py", "did you mean: kedge run train.py"),
     ("show healthy", "there is no command 'show'; did you mean: kedge report healthy"),
     ("frobnicate", "there is no command 'frobnicate'; the commands are run, attach, report,"),

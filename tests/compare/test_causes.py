@@ -56,6 +56,11 @@ def test_a_difference_within_the_tolerance() -> None:
     assert told.cause.evidence.endswith("are at most 1e-06 apart, and 1e-05 is tolerated")
 
 
+def other_data(first: int) -> Factor:
+    """Multiply the inputs from a step on, in each step by another factor."""
+    return lambda text, step: 1.3 + step / 10 if text in {":in", "stem:in"} and step >= first else 1.0
+
+
 EVERYTHING = spread(0, 0.2, *FORWARD, *BACKWARD, "*:update", ":grad.norm")
 
 CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -72,16 +77,44 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "other numbers in one parameter": (
         "parameters",
         {"factor": both(from_step(0, 1.5, "mid.weight:param"), from_step(0, 1.1, "head:out"))},
-        "1 of 3 parameters begins with other values",
+        "1 of 3 parameters begins with other values: mid",
+    ),
+    "zeros in one parameter": (
+        "parameters",
+        {"factor": both(from_step(0, 0.0, "mid.weight:param"), from_step(0, 1.1, "head:out"))},
+        "1 of 3 parameters begins with zeros in B: mid",
+    ),
+    "a module that returns zeros": (
+        "code",
+        {"factor": from_step(1, 0.0, "mid:out", "act:in")},
+        "mid (Linear) returns only zeros in B",
+    ),
+    "inputs of another scale": (
+        "data",
+        {"factor": from_step(0, 2.0, ":in", "stem:in", "*:out")},
+        "another scale of the data: the inputs are 2 times as large in B",
+    ),
+    "one parameter of another dtype": (
+        "dtype",
+        {
+            "dtypes": lambda text: "bfloat16" if text == "mid.weight:param" else "float32",
+            "factor": spread(0, 2.0**-9, "mid.weight:param", "mid:out"),
+        },
+        "another dtype: parameters of mid are float32 in A and bfloat16 in B",
+    ),
+    "another rate for one parameter": (
+        "rate",
+        {"factor": both(from_step(0, 0.1, "mid.weight:update"), spread(1, 0.1, *PARAMETERS, *FORWARD))},
+        "another learning rate of some parameters: the updates of mid are 0.1 times as large in B",
     ),
     "other inputs": (
         "data",
-        {"factor": both(from_step(0, 1.3, ":in", "stem:in"), spread(0, 0.2, "*:out"))},
+        {"factor": both(other_data(0), spread(0, 0.2, "*:out"))},
         "other data, or the same in another order",
     ),
     "other inputs from the middle on": (
         "data",
-        {"factor": from_step(2, 1.3, ":in", "stem:in", "*:out")},
+        {"factor": both(other_data(2), from_step(2, 1.3, "*:out"))},
         "other data, or the same in another order",
     ),
     "another activation": (
@@ -214,6 +247,18 @@ def test_evidence_tells_what_is_equal() -> None:
     assert told.cause.evidence == "at step 2 parameters, forward and gradients are equal to the last bit"
     assert told.first is not None
     assert told.first.same.text == "stem.weight:update"
+
+
+def test_an_update_that_is_rounding_does_not_hide_a_rate() -> None:
+    """A bias before a batch norm is updated by rounding alone, which has no common factor with the others."""
+    a = story(factor=from_step(0, 1e-8, "mid.weight:update"))
+    halved = both(
+        from_step(0, 0.5, "stem.weight:update", "head.weight:update"), from_step(0, 1.3e-8, "mid.weight:update")
+    )
+    told = verdict(a=a, b=story(factor=halved))
+
+    assert told.cause.headline == "another learning rate: the updates of all 2 parameters are 0.5 times as large in B"
+    assert told.cause.evidence.endswith("; 1 update left out, mere rounding")
 
 
 @pytest.mark.parametrize(

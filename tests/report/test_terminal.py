@@ -366,7 +366,7 @@ def test_blocks_that_are_alike_share_a_line() -> None:
         ["head", "head", "8x4", "4.00"],
     ]
     assert "98 modules in 6 lines, with similar blocks in one; --all shows every module" in " ".join(drawn)
-    assert "h.17, h.47 have lines apart from similar blocks" in drawn
+    assert "h.17, h.47 are apart from similar blocks; the furthest: h.47.mlp has out 500, the others 1.0..2.0" in drawn
     assert "h.0-47: all of these blocks" in " ".join(drawn)
 
 
@@ -394,7 +394,7 @@ def test_blocks_with_values_that_are_not_finite_do_not_hide_among_the_others() -
     """They fold among themselves, and the figure says so."""
     drawn = report(blocks(frozenset(f"h.{i}.mlp" for i in range(30, 47))), extent=ReportExtent(most=40))
 
-    lines = [line.split()[:4] for line in drawn.splitlines() if ".mlp" in line]
+    lines = [line.split()[:4] for line in drawn.splitlines() if ".mlp" in line and "apart" not in line]
     assert lines == [
         ["h.0-29.mlp", "mlp", "8x4", "1.0..1.6"],
         ["h.30-46.mlp", "mlp", "8x4", "nan"],

@@ -53,7 +53,7 @@ def _no_such_command(word: str, rest: Sequence[str], commands: Mapping[str, Comm
         return f"{word} is not a command; {pasted}"
     near = OTHER_NAMES.get(word.lower()) or nearest(word.lower(), commands)
     if near is not None:
-        return f"there is no command {word!r}; did you mean: {_line(near, *rest)}"
+        return f"there is no command {word!r}; did you mean: {_line(near, *rest)} (all commands: kedge --help)"
     return f"there is no command {word!r}; the commands are {', '.join(commands)}"
 
 

@@ -10,6 +10,8 @@ from kedge.json_input.reading import visible
 
 #: The exit status of a command that cannot be carried out.
 CANNOT = 2
+#: Words of at most so many letters resemble another with one letter wrong or in the wrong place.
+SHORT = 3
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -58,4 +60,5 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that a mistyped one resembles most; None if it resembles none."""
     from difflib import get_close_matches  # only now: a program that is run may have a module of this name
 
-    return next(iter(get_close_matches(word, list(known), n=1, cutoff=0.7)), None)
+    least = 0.7 if len(word) > SHORT else 0.66  # two of three letters in order, as in "rnu"
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=least)), None)

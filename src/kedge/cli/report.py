@@ -148,7 +148,7 @@ def _draw_headroom(recording: Recording, sites: str | None) -> None:
 
 
 def _draw_saved(recording: Recording, *, everything: bool) -> None:
-    from kedge.report.saved import render_saved
+    from kedge.report.memory.saved import render_saved
     from kedge.report.terminal import console_for
     from kedge.store.saved_account import MOST_ROWS
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from math import sqrt
 
 import numpy as np
 
-from kedge.compare.first_parting import FirstParting, PartingCause, is_from_outside
-from kedge.compare.measures import coarser
+from kedge.compare.first_parting import FirstParting, PartingCause, common_factor, is_from_outside
+from kedge.compare.measures import Compared, coarser
+from kedge.compare.parameter_names import names_of_parameters, share_of
 from kedge.compare.wording import change_between, names_of_modules, text_of_shape
 from kedge.numbers import counted
+from kedge.store.rows import Floats
 
 #: Norms of n random numbers differ by 1 / sqrt(2 n) of themselves, one standard deviation; this number is allowed.
 DEVIATIONS = 6
 #: Batches are the same in another order if this share of their sums is.
 SAME_BATCHES = 0.9
+#: The spread of the factors of parameters that begin with another scale.
+SCALED = 1e-3
+#: Totals of the same numbers in another order are equal up to this, relative to their size.
+SAME_TOTALS = 1e-7
 #: Fewer batches than this show no order.
 LEAST_BATCHES = 5
 
@@ -51,11 +58,13 @@ def dtype_of_parameters(facts: FirstParting) -> PartingCause | None:
     if not other or not all(facts.fits_dtypes(facts.parting(i)) for i in facts.parted("param")):
         return None
     same = facts.sites[other[0]]
-    many = f"{len(other)} of {counted(len(facts.compared('param')), 'parameter')}"
+    chosen, known = facts.paths(other), facts.paths(facts.compared("param"))
+    which = f" of {names_of_parameters(chosen, known)}" if len(chosen) < len(known) else ""
     return PartingCause(
         "dtype",
-        f"another dtype: parameters are {same.a.dtype} in A and {same.b.dtype} in B",
-        f"{many}, equal at step {facts.step} up to the rounding of {coarser(same.a.dtype, same.b.dtype)}",
+        f"another dtype: parameters{which} are {same.a.dtype} in A and {same.b.dtype} in B",
+        f"{share_of(chosen, known)}, equal at step {facts.step} up to the rounding of "
+        f"{coarser(same.a.dtype, same.b.dtype)}",
     )
 
 
@@ -109,12 +118,30 @@ def parameters(facts: FirstParting) -> PartingCause | None:
     parted = facts.parted("param")
     if not parted:
         return None
-    names = ", ".join(facts.sites[i].text for i in parted[:3]) + (" and others" if len(parted) > 3 else "")
+    known = facts.compared("param")
+    telling = [i for i in known if i in parted or not np.isnan(facts.ratios([i])).all()]  # zeros fit every scale
+    names = names_of_parameters(facts.paths(parted), facts.paths(telling))
     return PartingCause(
         "parameters",
-        f"{_some_begin(facts, parted)} with other values",
-        f"these are {names}, at step {facts.step}; the others are {facts.equal_before()}",
+        f"{_some_begin(facts, parted)} {_otherwise(facts, parted)}: {names}",
+        f"at step {facts.step}; {'the others are' if len(parted) < len(known) else 'everything before is'} "
+        f"{facts.equal_before()}",
     )
+
+
+def _otherwise(facts: FirstParting, parted: list[int]) -> str:
+    """Return words for the difference of some parameters: another scale, zeros, or other values."""
+    for side in ("a", "b"):
+        if not any(facts.comparison.value(i, facts.column, "rms", side) for i in parted):
+            return f"with zeros in {side.upper()}"
+    factor = _other_scale([facts.ratios(parted, statistic) for statistic in ("rms", "min", "max")])
+    return "with other values" if factor is None else f"{factor:.4g} times as large in B"
+
+
+def _other_scale(ratios: Sequence[Floats]) -> float | None:
+    """Return the factor that all ratios equal; None if they differ, or it is one."""
+    factor = common_factor(np.concatenate(ratios), SCALED)
+    return None if factor is None or abs(factor - 1) <= SCALED else factor
 
 
 def _some_begin(facts: FirstParting, parted: list[int]) -> str:
@@ -161,7 +188,22 @@ def data(facts: FirstParting) -> PartingCause | None:
     shared = _shared_batches(facts, inputs[0])
     if shared >= SAME_BATCHES:
         return PartingCause("order", "another order of the data: the same batches in another sequence", evidence)
+    steps = _steps_to_same_total(facts, inputs[0])
+    if steps is not None:
+        evidence += f"; in {counted(steps, 'step')} they add up to the same in both"
+        return PartingCause("order", "another order of the data: the same samples in other batches", evidence)
+    factor = _scale_of_inputs(facts, inputs[0])
+    if factor is not None:
+        headline = f"another scale of the data: the inputs are {factor:.4g} times as large in B"
+        return PartingCause("data", headline, evidence)
     return PartingCause("data", "other data, or the same in another order", evidence)
+
+
+def _scale_of_inputs(facts: FirstParting, site: int) -> float | None:
+    """Return the factor by which an input is larger in B in every step from the first difference on; None without one."""
+    compared = np.flatnonzero(~np.isnan(facts.comparison.apart[site, facts.column :])) + facts.column
+    statistics: tuple[Compared, ...] = ("rms", "min", "max", "mean")
+    return _other_scale([facts.ratios([site], name, int(step)) for name in statistics for step in compared])
 
 
 def _unrecorded(facts: FirstParting) -> PartingCause | None:
@@ -193,6 +235,32 @@ def _shared_batches(facts: FirstParting, site: int) -> float:
     ]
     total = max(sum(count.values()) for count in sums)
     return sum((sums[0] & sums[1]).values()) / total if total >= LEAST_BATCHES else 0.0
+
+
+def _steps_to_same_total(facts: FirstParting, site: int) -> int | None:
+    """Return the number of steps after which all inputs since the first difference have the same sums and sizes.
+
+    Different data seldom do: where sums or sizes of single batches are equal too, as those of one-hot vectors, nothing
+    is concluded.
+    """
+    same = facts.sites[site]
+    rows = [facts.comparison.a.rows(same.a), facts.comparison.b.rows(same.b)]
+    places = [np.flatnonzero(own.step >= facts.step) for own in rows]
+    n = min(map(len, places))
+    a, b = places[0][:n], places[1][:n]
+    steps = np.arange(facts.step, facts.step + n)
+    n = int(np.argmin([*((rows[0].step[a] == steps) & (rows[1].step[b] == steps)), False]))
+    counts, sums, sizes = (
+        [np.cumsum(getattr(own, name)[where[:n]]) for own, where in zip(rows, (a, b), strict=True)]
+        for name in ("count", "sum", "sumsq")
+    )
+    near = np.minimum(SAME_TOTALS, 1e-3 / np.sqrt(np.maximum(counts[0], 1)))  # far less than totals differ by chance
+    same_sums = np.abs(sums[0] - sums[1]) <= near * np.sqrt(counts[0] * sizes[0])
+    same_sizes = np.abs(sizes[0] - sizes[1]) <= near * sizes[0]
+    found = np.flatnonzero(same_sums & same_sizes & (counts[0] == counts[1]))
+    if not len(found) or same_sums[: found[0]].any() or same_sizes[: found[0]].any() or not found[0]:
+        return None
+    return int(found[0]) + 1
 
 
 def _at(facts: FirstParting) -> str:

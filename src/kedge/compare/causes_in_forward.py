@@ -112,7 +112,9 @@ def code(facts: FirstParting) -> PartingCause | None:
     same = facts.first.same
     if same.kind == "in":
         headline = f"the input of {same.module.label} is computed differently, by code between modules"
-        return PartingCause("code", headline, f"{_before(facts)}; functions such as F.dropout are not modules")
+        return PartingCause(
+            "code", headline, f"{_before(facts)}; functions such as F.dropout are not modules: compare their arguments"
+        )
     if same.kind != "out":
         return None
     known = [i for i in facts.compared("in") if facts.sites[i].module is same.module]
@@ -120,11 +122,14 @@ def code(facts: FirstParting) -> PartingCause | None:
     parameters = [i for i in facts.compared("param") if facts.sites[i].module is same.module]
     given = f"{inputs} {facts.equal_before()}" + (", and so are its parameters" if parameters and known else "")
     if DRAWING.search(same.module.a.type):
-        given += "; such a module may drop values at random: use the same seed in both"
+        given += "; such a module may drop values at random: compare its rate of dropout, and use the same seed in both"
     name = name_of_module(same.module.a)
     if is_called_from_outside(facts.comparison.a, same) and same.module.leaf:
         given += "; whole numbers, such as targets, are not measured"
         return PartingCause("loss", f"{name} computes something else, or gets other targets", given)
+    a, b = (facts.comparison.value(facts.sites.index(same), facts.column, "rms", side) for side in ("a", "b"))
+    if (a == 0) != (b == 0):
+        return PartingCause("code", f"{name} returns only zeros in {'A' if a == 0 else 'B'}", given)
     return PartingCause("code", f"{name} computes something else", given)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from kedge.compare.alignment.sites import SameSite
 from kedge.compare.comparison import Comparison, Parting
+from kedge.compare.measures import Compared
 from kedge.rules.recorded.roots import root_path
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
@@ -84,9 +85,20 @@ class FirstParting:
         """Whether both recordings begin with that step."""
         return all(len(r.steps) and r.steps[0] == self.step for r in (self.comparison.a, self.comparison.b))
 
-    def ratios(self, sites: Iterable[int]) -> Floats:
-        """Return the root mean square of each site in B relative to A; NaN if both are zero."""
-        values = [[self.comparison.value(i, self.column, "rms", side) for side in ("b", "a")] for i in sites]
+    def paths(self, sites: Iterable[int]) -> list[str]:
+        """Return the paths of sites in A, such as those of parameters."""
+        return [self.sites[i].a.path for i in sites]
+
+    def ratios(self, sites: Iterable[int], statistic: Compared = "rms", column: int | None = None) -> Floats:
+        """Return a statistic of each site in B relative to A; NaN if both are zero.
+
+        Args:
+            sites: The places of the sites.
+            statistic: The statistic.
+            column: The place of the step; that of the first difference if None.
+        """
+        column = self.column if column is None else column
+        values = [[self.comparison.value(i, column, statistic, side) for side in ("b", "a")] for i in sites]
         both = np.array(values, dtype=np.float64).reshape(-1, 2)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = both[:, 0] / both[:, 1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kedge.compare import causes_before_forward, causes_in_backward, causes_in_forward
+from kedge.compare import causes_before_forward, causes_in_backward, causes_in_forward, causes_in_modes
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.first_parting import FirstParting, PartingCause, is_from_outside
 from kedge.numbers import counted
@@ -26,6 +26,8 @@ FINDERS: tuple[Finder, ...] = (
     causes_before_forward.dtype_of_inputs,
     causes_before_forward.data,
     causes_in_forward.dtype,
+    causes_in_modes.mode,
+    causes_in_modes.dropping,
     causes_in_forward.randomness,
     causes_in_forward.layer,
     causes_in_forward.rounding,

@@ -106,6 +106,14 @@ class ModuleLine:
         value = value.last if isinstance(value, ScaleSeries) else value
         return [] if value is None else [value]
 
+    def newest_finite(self, figure: str) -> float | None:
+        """Return the newest finite value of a figure: what comes after a NaN tells no blocks apart."""
+        value = getattr(self, figure)
+        if not isinstance(value, ScaleSeries):
+            return None if value is None else float(value)
+        known = value.rms[np.isfinite(value.rms)]
+        return float(known[-1]) if len(known) else None
+
     @property
     def structure(self) -> Hashable:
         """What lines must have in common to fold: type, shapes, dtypes and kinds of their sites."""
@@ -189,7 +197,7 @@ def _outlying(group: Sequence[ModuleLine]) -> set[int]:
     """Return the places of the lines with a figure that is far from that of the others."""
     found: set[int] = set()
     for figure in FIGURES:
-        found |= set(outliers([_last_finite(getattr(line, figure)) for line in group], share=figure == "zero"))
+        found |= set(outliers([line.newest_finite(figure) for line in group], share=figure == "zero"))
     return found | _only_zeros([line.out for line in group]) | _only_zeros([line.gradient for line in group])
 
 
@@ -202,14 +210,6 @@ def _only_zeros(group: Sequence[ScaleSeries | None]) -> set[int]:
     few = zeros.sum(axis=0) <= np.maximum(FEW_OUTLIERS, known * MOST_OUTLIERS)
     rare = few & (2 * zeros.sum(axis=0) < known)
     return set(np.flatnonzero((zeros & rare).any(axis=1)).tolist())
-
-
-def _last_finite(figure: ScaleSeries | float | None) -> float | None:
-    """Return the newest finite value of a figure: what comes after a NaN tells no blocks apart."""
-    if not isinstance(figure, ScaleSeries):
-        return figure
-    known = figure.rms[np.isfinite(figure.rms)]
-    return float(known[-1]) if len(known) else None
 
 
 def _ratio(recording: Recording, change: SiteInfo, value: SiteInfo) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

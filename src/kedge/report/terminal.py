@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
 from rich.console import Console
 from rich.text import Text
 
-from kedge.numbers import compact, counted, listed
+from kedge.numbers import compact, counted
+from kedge.report.apart import apart_blocks, sentence
 from kedge.report.curves import curves_of
 from kedge.report.findings import MARKS, STYLES, render_findings
 from kedge.report.fitted_text import cut, print_paragraph
@@ -22,13 +23,11 @@ from kedge.report.sparkline import NOT_FINITE
 from kedge.report.verdict import advice, left_open, tally, verdict
 from kedge.rules.judgement import Judgement, judgement_of
 from kedge.rules.rule import SEVERITIES, Finding, Rule
-from kedge.sites.folding import block, pattern
 from kedge.store.recording import Recording
 
 PLAIN_WIDTH = 100
 NARROWEST, WIDEST = 80, 200
 _MOST_CURVES, _CURVE_WIDTH = 6, 25
-_MOST_APART = 3
 _FOLDED = (
     " h.0-47: all of these blocks; 1.2..3.4 is the smallest and the largest figure among them, and the trend is their median. "
     "A block that has a finding, or is far from the others, has a line of its own."
@@ -168,21 +167,9 @@ def _render_table(
     for amount in _amounts(made, shown, modules):
         console.print()
         print_paragraph(Text(f"{amount}; --all shows every module, --sites SELECTOR the ones you choose"), console)
-    apart = _apart(made)
+    apart = sentence(apart_blocks(made))
     if apart:
-        has = "has lines" if len(apart) == 1 else "have lines"
-        print_paragraph(Text(f"{listed(apart, _MOST_APART)} {has} apart from similar blocks"), console)
-
-
-def _apart(made: Sequence[ModuleLine]) -> list[str]:
-    """Return the blocks with a line of their own beside one of similar blocks."""
-    kinds = {_kind(line) for line in made if isinstance(line, FoldedLine)}
-    alone = [line for line in made if not isinstance(line, FoldedLine) and _kind(line) in kinds]
-    return list(dict.fromkeys(block(line.path) for line in alone))
-
-
-def _kind(line: ModuleLine) -> tuple[Hashable, str, str]:
-    return pattern(line.path), line.type, line.shape
+        print_paragraph(Text(apart), console)
 
 
 def _amounts(made: Sequence[ModuleLine], shown: Sequence[int], modules: int) -> Iterator[str]:

@@ -18,10 +18,11 @@ A model's own inputs count as held, and no remedy frees them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from kedge.numbers import sized
+from kedge.sites.folding import Fold, Folding
 from kedge.store.held_tensors import NO_TENSORS, HeldTensors, held_tensors_of
 
 MOST_ROWS = 24
@@ -32,6 +33,9 @@ _BY_LINE = ("line", "tensors", "packed", "held", "rebuild", WORDS)
 _NOTE = (
     "packed: all saved tensors, each as often as it was saved. held: each storage once, for the module that saved it first. "
     "rebuild to checkpoint: what each would free. A module's figures include those of its submodules."
+)
+_NOTE_FOLDED = (
+    " h.0-47: the sum over all of these blocks, which hold the same; one that holds something else has its own line."
 )
 _NOTE_OPERATIONS = (
     "packed: all saved tensors, each as often as it was saved. held: each storage once, for the operation that saved it first. "
@@ -155,6 +159,11 @@ class SavedAccount:
     items: tuple[Mapping[str, Any], ...]
     course: BytesOverStep
 
+    @property
+    def holders(self) -> list[Sums]:
+        """The totals of each module with its submodules, if it saved anything."""
+        return [sums for sums in self.tree if sums.bytes or sums.packed]
+
     def entry(self) -> dict[str, Any]:
         """Return the account as an event of a recording; see docs/reference/recording.md."""
         return {
@@ -235,10 +244,44 @@ def sections(account: SavedAccount, most: int | None = MOST_ROWS) -> Iterator[Te
         most: The most modules and lines to list, the largest ones; None for all.
     """
     yield TextTable("", ("saved for backward", ""), tuple(_totals(account)))
-    chosen, left = _largest(account.tree, most)
-    yield TextTable("by module", _BY_MODULE, tuple(map(_row, chosen)), _NOTE + _rest(left, "module"))
+    folds = folded_sums(account.holders, unfolded=most is None)
+    chosen, _ = _largest([sums for _, sums in folds], most)
+    places = {id(sums) for sums in chosen}
+    left = sum(len(fold.members) for fold, sums in folds if id(sums) not in places)
+    several = _NOTE_FOLDED if any(fold.folded for fold, _ in folds) else ""
+    yield TextTable("by module", _BY_MODULE, tuple(map(_row, chosen)), _NOTE + several + _rest(left, "module"))
     chosen, left = _largest(account.lines, most)
     yield TextTable("by line", _BY_LINE, tuple(map(_line, chosen)), _rest(left, "line").strip())
+
+
+def folded_sums(modules: Iterable[Sums], *, unfolded: bool = False) -> list[tuple[Fold[Sums], Sums]]:
+    """Return modules, those of many whose totals are equal together, with the sums over them.
+
+    Args:
+        modules: The totals of modules.
+        unfolded: Whether each module stands by itself.
+    """
+    known = list(modules)
+    folds = _FOLDING.each(known) if unfolded else _FOLDING.shown(known)
+    return [(fold, _sum(fold)) for fold in folds]
+
+
+def _figures(sums: Sums) -> tuple[int, ...]:
+    return tuple(getattr(sums, name) for name in _FIGURES)
+
+
+def _sum(fold: Fold[Sums]) -> Sums:
+    """Return the sums over the modules of a fold; they are those of its only one, if it is one."""
+    totals = (sum(column) for column in zip(*map(_figures, fold.members), strict=True))
+    return replace(
+        fold.members[0],
+        path=fold.name if fold.folded else fold.members[0].path,
+        **dict(zip(_FIGURES, totals, strict=True)),
+    )
+
+
+_FIGURES = [field.name for field in fields(Sums) if field.name != "path"]
+_FOLDING = Folding[Sums](lambda sums: named(sums.path), lambda _: None, _figures)
 
 
 def operations_table(operations: Sequence[Sums], most: int | None = MOST_ROWS) -> TextTable:

@@ -346,6 +346,24 @@ def test_a_finding_is_drawn_with_what_it_rests_on(evidence: dict[str, Any], draw
 
 
 @pytest.mark.parametrize(
+    ("code", "evidence", "caption"),
+    [
+        ("INIT-SCALE", "profile", "root mean square of each layer's output"),
+        ("GRAD-VANISH", "profile", "gradient of each weight relative to its size"),
+        ("OWN-RULE", "profile", "value of each layer"),
+        ("RANK-DEPARTS", "rms", "root mean square on each rank"),
+        ("RANK-DEPARTS", "lost_bytes", "lost bytes"),
+    ],
+)
+def test_a_figure_of_several_places_says_what_it_shows(code: str, evidence: str, caption: str) -> None:
+    """Its caption is in words of the reader, and not the name in the evidence."""
+    finding = Finding(code, "error", "fc:out", 4, "So.", {evidence: {"a": 1.0, "b": 2.0, "c": 4.0}})
+    described = condense(Recording.build(["fc:out"]), [finding]).described
+
+    assert described["findings"][0]["figure"]["name"] == caption
+
+
+@pytest.mark.parametrize(
     ("evidence", "labels"),
     [
         ({"steps": [1, 2, 3], "norm": [1.0, 2.0, None]}, ["norm"]),

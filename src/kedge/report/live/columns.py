@@ -16,28 +16,54 @@ LEAST_NAME, MOST_NAME = 16, 48
 LEAST_COURSE, MOST_COURSE = 8, 40
 #: Narrower terminals go without the types, and then without the updates.
 NARROW, NARROWER = 100, 72
+#: The columns that are left out one after the other where there is no room for all.
+SPARE = ("broken", "gradient course", "out course", "update", "gradient", "out")
 
 
 def layout(width: int, lines: Sequence[ModuleLine]) -> tuple[TableColumn, ...]:
-    """Return the columns fitted to a width.
+    """Return the columns fitted to a width: all of a line is visible.
 
     Args:
         width: The most characters of a line.
         lines: The lines of the table.
     """
     longest = max((len(line.label) for line in lines), default=0)
-    details = (_TYPE,) if width >= NARROW else ()
-    last = (_UPDATE, _BROKEN) if width >= NARROWER else (_BROKEN,)
-    out_scale, gradient_scale, *rest = (wide_enough(column, lines) for column in (_OUT, _GRADIENT, *last))
-    figures = (out_scale, gradient_scale, *rest)
-    free = width - sum(column.width + 1 for column in (*details, *figures)) - 2
-    name = max(LEAST_NAME, min(longest, MOST_NAME, free - 2 * LEAST_COURSE))
-    course = max(LEAST_COURSE, min(MOST_COURSE, (free - name) // 2))
+    chosen = _chosen(width, lines)
+    courses = [name for name in chosen if name.endswith("course")]
+    free = width - sum(chosen[name].width + 1 for name in chosen if name not in courses) - len(courses)
+    name = max(min(LEAST_NAME, free), min(longest, MOST_NAME, free - len(courses) * LEAST_COURSE))
+    course = max(LEAST_COURSE, min(MOST_COURSE, (free - name) // max(len(courses), 1)))
     title = "over the steps" if course >= len("over the steps") else "course"
-    out = TableColumn(title, course, lambda line: over_steps(line.out, course, "cyan"))
-    gradient = TableColumn(title, course, lambda line: over_steps(line.gradient, course, "green"))
+    drawn = {
+        "out course": TableColumn(title, course, lambda line: over_steps(line.out, course, "cyan")),
+        "gradient course": TableColumn(title, course, lambda line: over_steps(line.gradient, course, "green")),
+    }
     module = TableColumn("module", name, lambda line: line.label, key=_label, falling=False)
-    return (module, *details, out_scale, out, gradient_scale, gradient, *rest)
+    return (module, *(drawn.get(name, column) for name, column in chosen.items()))
+
+
+def _chosen(width: int, lines: Sequence[ModuleLine]) -> dict[str, TableColumn]:
+    """Return the columns beside the name that there is room for, by what they show; curves in their least width."""
+    course = TableColumn("course", LEAST_COURSE, lambda _: "")
+    made = {
+        "type": _TYPE,
+        "out": wide_enough(_OUT, lines),
+        "out course": course,
+        "gradient": wide_enough(_GRADIENT, lines),
+        "gradient course": course,
+        "update": wide_enough(_UPDATE, lines),
+        "broken": _BROKEN,
+    }
+    if width < NARROW:
+        del made["type"]
+    if width < NARROWER:
+        del made["update"]
+    spare = [name for name in SPARE if name != "broken" or not any(line.broken for line in lines)]
+    for name in spare:
+        if LEAST_NAME + sum(column.width + 1 for column in made.values()) <= width:
+            break
+        made.pop(name, None)
+    return made
 
 
 def in_order(lines: Sequence[ModuleLine], column: TableColumn | None, turned: bool) -> list[ModuleLine]:

@@ -26,7 +26,7 @@ from kedge.rules.rule import Finding, Rule
 from kedge.sites.folding import block
 from kedge.store.formats import FORMATS
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.saved_account import account_of, named, newest, sections
+from kedge.store.saved_account import account_of, folded_sums, newest, sections
 
 #: The formats whose limits the page draws.
 SHOWN_FORMATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32")
@@ -162,8 +162,10 @@ def _account(recording: Recording) -> dict[str, Any] | None:
     account = None if event is None else account_of(event)
     if event is None or account is None:
         return None
-    largest = sorted((sums for sums in account.modules if sums.bytes), key=lambda sums: -sums.bytes)[:MOST_BARS]
-    names = {named(sums.path): sums.path for sums in account.tree}
+    bars = sorted(folded_sums(sums for sums in account.modules if sums.bytes), key=lambda fold: -fold[1].bytes)[
+        :MOST_BARS
+    ]
+    names = {fold.name: fold.members[0].path for fold, _ in folded_sums(account.holders)}
     totals, modules, lines = sections(account)
     return {
         "step": event.get("step"),
@@ -173,13 +175,13 @@ def _account(recording: Recording) -> dict[str, Any] | None:
         "lines": asdict(lines),
         "bars": [
             {
-                "path": sums.path,
-                "name": named(sums.path),
+                "path": fold.members[0].path,
+                "name": fold.name,
                 "held": sums.bytes,
                 "rebuild": sums.rebuild,
                 "offload": sums.offload,
             }
-            for sums in largest
+            for fold, sums in bars
         ],
         "course": memory_content(account.course, account.parameters),
     }

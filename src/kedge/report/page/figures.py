@@ -116,6 +116,15 @@ STATES: dict[str, dict[bool, str]] = {
     "once_alive": {True: "they were alive before", False: "they were never alive"},
     "recovered": {True: "finite again later", False: "not finite again until the end"},
 }
+#: The words above figures of several places, by the rule, if it matters, and the name in its evidence.
+CAPTIONS: dict[tuple[str, str], str] = {
+    ("GRAD-VANISH", "profile"): "gradient of each weight relative to its size",
+    ("INIT-SCALE", "profile"): "root mean square of each layer's output",
+    ("", "profile"): "value of each layer",
+    ("", "next"): "bytes held by the next modules",
+    ("", "rms"): "root mean square on each rank",
+    ("", "shares"): "share at each site",
+}
 #: The rules that compare places, not steps.
 COMPARED = {"SAVED-MEMORY", "RANK-DEPARTS"}
 
@@ -126,9 +135,9 @@ def figure(recording: Recording, finding: Finding) -> dict[str, Any] | None:
     A profile over the depth is preferred, then the series of the site around the step, at full resolution, then
     other figures of the evidence.
     """
-    profile, places = finding.evidence.get("profile"), _places(finding.evidence)
+    profile, places = finding.evidence.get("profile"), _places(finding)
     if _is_profile(profile):
-        return _profile("profile", profile)
+        return _profile(_caption(finding.code, "profile"), profile)
     if finding.code in COMPARED and places is not None:
         return places
     given = _series_of_evidence(finding.evidence)
@@ -174,9 +183,15 @@ def _is_profile(value: object) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, Mapping) and len(value) >= LEAST_PROFILE and all(map(_is_number, value.values()))
 
 
-def _places(evidence: Mapping[str, Any]) -> dict[str, Any] | None:
+def _places(finding: Finding) -> dict[str, Any] | None:
     """Return figures of several places in the evidence: ``{"conv1.weight": 1e-9, ...}``."""
-    return next((_profile(name, value) for name, value in evidence.items() if _is_profile(value)), None)
+    named = ((name, value) for name, value in finding.evidence.items() if _is_profile(value))
+    return next((_profile(_caption(finding.code, name), value) for name, value in named), None)
+
+
+def _caption(code: str, name: str) -> str:
+    """Return the words above a figure of several places, given the rule and the name in its evidence."""
+    return CAPTIONS.get((code, name)) or CAPTIONS.get(("", name)) or name.replace("_", " ")
 
 
 def _profile(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:

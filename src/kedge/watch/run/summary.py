@@ -11,6 +11,7 @@ from kedge.errors import RecordingError
 from kedge.native import on_device
 from kedge.numbers import counted, percent, seconds
 from kedge.program.ending import ended_before, text_of
+from kedge.report.apart import apart_in_short
 from kedge.report.head import lost_ranks
 from kedge.report.verdict import advice, tally, verdict
 from kedge.rules.judgement import Judgement, judge
@@ -113,7 +114,9 @@ def _checked(place: Path, folder: Path | None) -> list[str]:
 
 def _judged(place: Path, folder: Path | None) -> list[str]:
     recording = Recording.open(place)
-    return [*lost_ranks(recording), in_short(judge(recording, configured_rules(folder=folder)))]
+    judgement = judge(recording, configured_rules(folder=folder))
+    apart = apart_in_short(recording, judgement.findings)
+    return [*lost_ranks(recording), in_short(judgement), *([apart] if apart else [])]
 
 
 def in_short(judgement: Judgement) -> str:

@@ -160,10 +160,10 @@ function drawSeries(host, title, figure) {
 function drawProfile(host, title, figure) {
   const values = figure.values.map((value) => (typeof value === "number" ? value : null));
   const log = wantsLog(values.filter((value) => value !== null));
-  fill(title, `${figure.name.replaceAll("_", " ")}, from ${cut(figure.labels[0], 24)} to ${cut(figure.labels.at(-1), 24)}`);
+  fill(title, `${figure.name}, from ${cut(figure.labels[0], 24)} to ${cut(figure.labels.at(-1), 24)}`);
   chart(host, {
     x: values.map((_, at) => at),
-    series: [{ label: figure.name.replaceAll("_", " "), values: plottable(values, log) }],
+    series: [{ label: figure.name, values: plottable(values, log) }],
     log,
     height: 132,
     xLabel: "at",

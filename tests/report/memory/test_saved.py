@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from kedge.report.saved import render_saved
+from kedge.report.memory.saved import render_saved
 from kedge.store.recording import Recording
 
 MIB = 2**20
@@ -49,3 +49,20 @@ def test_a_wide_terminal_has_every_column() -> None:
     assert "bf16" in text
     assert "int8" in text
     assert "…" not in text.partition("line")[0]
+
+
+def test_the_totals_of_every_run_fold_too() -> None:
+    """Modules of many blocks that hold the same share a line, with the sum over them; --all lists each."""
+    modules = [{"path": f"h.{i}.attn", "tensors": 2, "bytes": 1000 + (i == 17)} for i in range(48)]
+    made = Recording.build(events=[{"kind": "saved", "step": 0, "bytes": 48001, "modules": modules}])
+    short, full = io.StringIO(), io.StringIO()
+    render_saved(made, Console(file=short, width=100), 40)
+    render_saved(made, Console(file=full, width=100), None)
+
+    assert [line.split() for line in short.getvalue().splitlines()[1:4]] == [
+        ["module", "tensors", "held"],
+        ["h.0-16,18-47.attn", "94", "47", "kB"],
+        ["h.17.attn", "2", "1", "kB"],
+    ]
+    assert "the totals of 48 modules that every run counts, blocks that hold the same in one line" in short.getvalue()
+    assert sum(".attn" in line for line in full.getvalue().splitlines()) == 48

@@ -19,8 +19,10 @@ from kedge.store.saved_account import (
     WORDS,
     BytesOverStep,
     SavedAccount,
+    Sums,
     TextTable,
     account_of,
+    folded_sums,
     named,
     newest,
     sections,
@@ -52,7 +54,7 @@ def render_saved(recording: Recording, console: Console, most: int | None) -> No
         return
     account = account_of(event)
     if account is None:
-        _render_counted(event, console)
+        _render_counted(event, console, most)
         return
     console.print(Text(f"step {event.get('step')}, at its peak", "bold"))
     for section in sections(account, most):
@@ -136,19 +138,22 @@ def _heights(course: BytesOverStep, most: int) -> list[float]:
     return highest
 
 
-def _render_counted(event: Mapping[str, Any], console: Console) -> None:
+def _render_counted(event: Mapping[str, Any], console: Console, most: int | None) -> None:
     """Print the bytes of each module, which every run counts."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("module", no_wrap=True)
     for title in ("tensors", "held"):
         table.add_column(title, justify="right", no_wrap=True)
-    for module in sorted(event["modules"], key=lambda module: -module["bytes"]):
-        table.add_row(named(module["path"]), f"{module['tensors']:,}", sized(module["bytes"]))
+    modules = [Sums(each["path"], each["tensors"], bytes=each["bytes"]) for each in event["modules"]]
+    folds = folded_sums(modules, unfolded=most is None)
+    for _, sums in sorted(folds, key=lambda fold: -fold[1].bytes):
+        table.add_row(named(sums.path), f"{sums.tensors:,}", sized(sums.bytes))
     console.print(Text(f"step {event.get('step')}: {sized(event['bytes'])} saved for backward", "bold"))
     console.print(table)
     console.print()
     said = (
-        f"These are the totals of {counted(len(event['modules']), 'module')} that every run counts; "
+        f"These are the totals of {counted(len(event['modules']), 'module')} that every run counts"
+        f"{', blocks that hold the same in one line with their sum' if any(fold.folded for fold, _ in folds) else ''}; "
         "kedge run --saved records every tensor, with its line and ways to free its memory."
     )
     print_paragraph(Text(said, "dim"), console)

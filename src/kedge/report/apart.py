@@ -1,0 +1,134 @@
+"""Blocks apart from similar ones: those with a line of their own beside a line that stands for the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from kedge.numbers import listed
+from kedge.report.module_lines import FIGURES, FoldedLine, ModuleLine, folded, lines
+from kedge.report.module_table import spread
+from kedge.report.sparkline import ScaleSeries
+from kedge.rules.rule import Finding
+from kedge.sites.folding import outliers, pattern
+from kedge.store.recording import Recording
+
+#: The most blocks that a sentence names.
+MOST_NAMED = 3
+#: The figures as the table names them.
+_TITLES = {"out": "out", "gradient": "grad", "update": "update", "zero": "zero"}
+
+
+@dataclass(frozen=True)
+class ApartBlock:
+    """A block with a line apart from those of similar blocks.
+
+    Attributes:
+        name: The path of the block.
+        at_end: Whether it is the first or the last of its kind, which often differ from the others by nature.
+        reason: The figure that is far from the others, in words; empty if it has a line of its own for another reason,
+            such as a finding.
+        distance: The distance of that figure from the others on a logarithmic scale.
+    """
+
+    name: str
+    at_end: bool
+    reason: str = ""
+    distance: float = 0.0
+
+
+def apart_blocks(made: Sequence[ModuleLine]) -> list[ApartBlock]:
+    """Return the blocks with lines apart from similar blocks, in the order of a table, given its lines."""
+    similar: dict[tuple[Hashable, str, str], list[ModuleLine]] = {}
+    for line in made:
+        if isinstance(line, FoldedLine):
+            similar.setdefault(_kind(line), []).extend(line.members)
+    found: dict[str, ApartBlock] = {}
+    for line in made:
+        if not isinstance(line, FoldedLine) and _kind(line) in similar:
+            block = _block(line, similar[_kind(line)])
+            found[block.name] = max(found.get(block.name, block), block, key=lambda one: one.distance)
+    return [block for block in found.values() if not any(_within(block.name, other) for other in found)]
+
+
+def sentence(blocks: Sequence[ApartBlock]) -> str:
+    """Return the blocks that are apart in words, with the reason of the furthest one; empty if there are none."""
+    if not blocks:
+        return ""
+    furthest = max(blocks, key=lambda block: block.distance)
+    names = listed([block.name for block in blocks], MOST_NAMED)
+    what = f"{names} {'is' if len(blocks) == 1 else 'are'} apart from similar blocks"
+    if not furthest.reason:
+        return what
+    return f"{what}{'; the furthest' if len(blocks) > 1 else ''}: {furthest.reason}"
+
+
+def apart_in_short(recording: Recording, findings: Sequence[Finding]) -> str:
+    """Return the blocks inside a model that are apart from similar ones, in a line; empty if there are none.
+
+    Those with no more than a finding have been named with it, and the ends of a model often differ by nature.
+    """
+    blocks = apart_blocks(folded(lines(recording), findings))
+    return sentence([block for block in blocks if block.reason and not block.at_end])
+
+
+def _kind(line: ModuleLine) -> tuple[Hashable, str, str]:
+    return pattern(line.path), line.type, line.shape
+
+
+def _within(name: str, other: str) -> bool:
+    return name.startswith(f"{other}.")
+
+
+def _block(line: ModuleLine, others: Sequence[ModuleLine]) -> ApartBlock:
+    """Return the block that a line stands for: the outermost numbered one that holds none of the others."""
+    parts = line.path.split(".")
+    numbered = [place for place, part in enumerate(parts) if part.isdecimal()]
+    for place in numbered:
+        name = ".".join(parts[: place + 1])
+        if not any(other.path == name or _within(other.path, name) for other in others):
+            break
+    numbers = [int(other.path.split(".")[place]) for other in others]
+    reasons = [(distance, text) for distance, text in _reasons(line, others)]
+    distance, reason = max(reasons, key=lambda one: one[0], default=(0.0, ""))
+    return ApartBlock(name, not min(numbers) < int(parts[place]) < max(numbers), reason, distance)
+
+
+def _reasons(line: ModuleLine, others: Sequence[ModuleLine]) -> Iterator[tuple[float, str]]:
+    """Yield the figures of a line that are far from those of others, in words, each with its distance."""
+    for figure in FIGURES:
+        own, theirs = line.newest_finite(figure), [other.newest_finite(figure) for other in others]
+        known = [value for value in theirs if value is not None]
+        distance = _distance(own, known, share=figure == "zero")
+        if own is not None and distance:
+            said = [spread(values, share=figure == "zero").plain for values in ([own], known)]
+            yield distance, f"{line.label} has {_TITLES[figure]} {said[0]}, the others {said[1]}"
+        else:
+            yield from _zeros(line, others, figure)
+
+
+def _distance(own: float | None, others: Sequence[float], *, share: bool) -> float:
+    """Return the distance of a figure from others, on a logarithmic scale; 0 if it is not far."""
+    if own is None or not others:
+        return 0.0
+    middle = median(others)
+    if share:
+        return abs(own - middle) if 0 in outliers([own, *others], share=True) else 0.0
+    if (own == 0) != (middle == 0):
+        return math.inf
+    return abs(math.log(own / middle)) if 0 in outliers([own, *others]) else 0.0
+
+
+def _zeros(line: ModuleLine, others: Sequence[ModuleLine], figure: str) -> Iterator[tuple[float, str]]:
+    """Yield that a line had only zeros in a step in which the others had not; as far as the least outlier."""
+    own = getattr(line, figure)
+    theirs = [getattr(other, figure) for other in others]
+    if isinstance(own, ScaleSeries) and all(isinstance(series, ScaleSeries) for series in theirs):
+        steps = np.flatnonzero((own.rms == 0) & ~np.any([series.rms == 0 for series in theirs], axis=0))
+        if len(steps):
+            step = int(line.recording.steps[steps[0]])
+            yield 1.0, f"{line.label} had {_TITLES[figure]} 0 at step {step}, the others had not"

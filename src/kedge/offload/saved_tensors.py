@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import NoSuchKind
+from kedge.arguments import called_as, described
+from kedge.errors import NoSuchKind, WrongCall
 from kedge.hooks.placing.module_calls import ModuleCalls
 from kedge.hooks.saved.keeper import keep
 from kedge.offload.bill.bill import Bill, bill_of
@@ -43,6 +44,7 @@ def saved(
 ) -> Any: ...
 
 
+@called_as("kedge.saved(model)(images), with the arguments of the model in a call of their own")
 def saved(
     target: Callable[..., Any], *, loss: Loss | None = None, backward: bool = False, min_bytes: int = LEAST
 ) -> Any:
@@ -70,6 +72,7 @@ def saved(
 
     Raises:
         NoSuchKind: If the target is not a module and cannot be called.
+        WrongCall: If `loss` is not a function, or `min_bytes` not a number.
 
     Examples:
         >>> report = kedge.saved(model)(images)
@@ -78,17 +81,15 @@ def saved(
     """
     if not callable(target) or isinstance(target, type):
         raise NoSuchKind(
-            f"kedge.saved takes a module or a function, not {_described(target)}; to list what existing code saves, "
+            f"kedge.saved takes a module or a function, not {described(target)}; to list what existing code saves, "
             "give a function that runs it: kedge.saved(lambda: x.exp())"
         )
+    if not (loss is None or callable(loss)) or isinstance(loss, type):
+        raise WrongCall(f"saved(loss={described(loss)}): loss is a function from the output to the loss, such as torch.sum")
+    if not isinstance(min_bytes, int):
+        raise WrongCall(f"saved(min_bytes={described(min_bytes)}): min_bytes is a number of bytes")
     of_call = BillOfCall(target, loss, min_bytes, backward=backward)
     return of_call if isinstance(target, nn.Module) or takes_arguments(target) else of_call()
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    return f"a {type(value).__name__}"
 
 
 class BillOfCall:

@@ -11,8 +11,9 @@ from typing import Any
 
 
 class _Callable(ModuleType):
-    def __call__(self, model: Any) -> Any:
-        return import_module("kedge.sites.table").sites(model)
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        return import_module("kedge.sites.table").sites(*args, **options)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kedge.arguments import called_as, described, not_a_model
 from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.hooks.handle import Hooked
@@ -112,12 +113,12 @@ class Attribution:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise AttributionError(
-                f"an attribution takes a model first, not a {type(model).__name__}; what the model is called with comes in a "
+                f"an attribution takes a model first, not {not_a_model(model)}; what the model is called with comes in a "
                 "second call, as in saliency(model, target=3)(images)"
             )
         if not selects(wrt):
             raise AttributionError(
-                f'a {type(wrt).__name__} is not the name of a place in the model: give a selector, such as "layer4", '
+                f'{described(wrt)} is not the name of a place in the model: give a selector, such as "layer4", '
                 "and the class to explain as target=..."
             )
         if not wrt:
@@ -206,6 +207,7 @@ class _Magnitude(Method):
         return gradient.abs()
 
 
+@called_as("recipes.gradient(model, target=3)(images)")
 def gradient(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
     """Explain a score by its signed gradient with respect to the input.
 
@@ -225,6 +227,7 @@ def gradient(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[st
     return Attribution(model, Method, target, wrt)
 
 
+@called_as("recipes.saliency(model, target=3)(images)")
 def saliency(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
     """Explain a score by the magnitude of its gradient: where a small change has the largest effect.
 

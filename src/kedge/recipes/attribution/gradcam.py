@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kedge.arguments import called_as
 from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.hooks.session import Session
@@ -103,6 +104,7 @@ class _GradCam(Method):
         )
 
 
+@called_as('recipes.grad_cam(model, "layer4", target=3)(images)')
 def grad_cam(
     model: nn.Module,
     site: str,

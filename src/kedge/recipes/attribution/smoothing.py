@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kedge.arguments import called_as, described
 from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.hooks.session import session
@@ -55,6 +56,11 @@ class Smoothed:
     def __init__(self, attribution: Attribution, samples: int, noise: float, seed: int, at_once: int) -> None:
         self.attribution, self.samples, self.noise = attribution, samples, noise
         self.seed, self.at_once = seed, at_once
+
+    def __repr__(self) -> str:
+        """The attribution, and what to do with it."""
+        inner = repr(self.attribution).partition(":")[0].strip("<>")
+        return f"<smoothgrad of {inner}, {self.samples} samples: call it like the model>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the averaged attribution for these arguments; see `Attribution`."""
@@ -128,6 +134,7 @@ def _repeated(given: tuple[tuple[Any, ...], dict[str, Any]], n: int, copies: int
     return leaves.put(given, {name: t.repeat(copies, *[1] * (t.dim() - 1)) for name, t in found})
 
 
+@called_as("recipes.smoothgrad(recipes.saliency(model), samples=25)(images)")
 def smoothgrad(
     attribution: Attribution, *, samples: int = 25, noise: float = 0.15, seed: int = 0, at_once: int = 1
 ) -> Smoothed:
@@ -151,6 +158,16 @@ def smoothgrad(
         >>> recipes.smoothgrad(recipes.saliency(model), samples=5)(images).shape
         torch.Size([8, 1, 8, 8])
     """
+    if not isinstance(attribution, Attribution):
+        raise AttributionError(
+            f"smoothgrad takes an attribution, not {described(attribution)}; give one without the images, as in "
+            "smoothgrad(saliency(model))(images)"
+        )
+    if not all(isinstance(each, int) for each in (samples, at_once, seed)) or not isinstance(noise, (int, float)):
+        raise AttributionError(
+            f"smoothgrad(samples={described(samples)}, noise={described(noise)}, seed={described(seed)}, "
+            f"at_once={described(at_once)}): these are whole numbers, and noise a number"
+        )
     if samples < 1 or at_once < 1 or noise < 0:
         raise AttributionError(
             f"smoothgrad(samples={samples}, noise={noise}, at_once={at_once}): there must be at least one copy, at "

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from kedge.arguments import called_as
 from kedge.errors import InterventionError
 from kedge.flow import Event, as_act
 from kedge.hooks.handle import Hooked
@@ -25,6 +26,7 @@ _PASSES = 16
 By: TypeAlias = float | Tensor | Callable[..., Tensor]
 
 
+@called_as('recipes.ablate(model, "layer4")')
 def ablate(
     model: nn.Module, sites: Selectors, by: By = 0.0, *, positions: Positions = None, dim: int = 1
 ) -> Hooked[Any]:
@@ -175,6 +177,7 @@ def _dimensions(value: Tensor, over: Sequence[int] | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(d % value.dim() for d in over))
 
 
+@called_as('recipes.means(model, "layer4", batches)')
 def means(model: nn.Module, sites: Selectors, inputs: Iterable[Any], *, over: int | Sequence[int] | None = 0) -> Means:
     """Compute the mean values at some sites over reference inputs, for `ablate`.
 
@@ -241,6 +244,7 @@ class Resample:
         return "resample()"
 
 
+@called_as("recipes.resample(seed=0)")
 def resample(seed: int = 0) -> Resample:
     """Replace each sample's value by that of another sample of its batch: an action for `ablate`.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge import notebook
+from kedge.arguments import called_as
 from kedge.errors import InterventionError
 from kedge.flow import Event
 from kedge.hooks.session import session
@@ -136,6 +137,7 @@ class _Patch:
         return torch.where(mask(value, self.position, self.dim), self.kept, value)
 
 
+@called_as('recipes.patch(model, clean, corrupted, "layer4", metric)')
 def patch(
     model: nn.Module,
     clean: Any,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kedge.arguments import called_as
 from kedge.errors import InterventionError
 from kedge.hooks.handle import Hooked
 from kedge.hooks.session import hook
@@ -72,6 +73,7 @@ class Steering:
         return moved if self.positions is None else torch.where(mask(value, self.positions, self.dim), moved, value)
 
 
+@called_as('recipes.steer(model, "layer4", direction)')
 def steer(
     model: nn.Module,
     site: str,
@@ -103,6 +105,7 @@ def steer(
     return hook(model, site, Steering(direction, strength, norm=norm, positions=positions))
 
 
+@called_as('recipes.contrast(model, "layer4", toward, away)')
 def contrast(model: nn.Module, site: str, toward: Iterable[Any], away: Iterable[Any]) -> Tensor:
     """Return the direction from one set of inputs to another: the difference of their mean values.
 

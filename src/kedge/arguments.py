@@ -1,0 +1,102 @@
+"""Calls that do not fit a function's arguments: the decorator that explains them, and words for what was given."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from kedge.errors import WrongCall
+
+_C = TypeVar("_C", bound=Callable[..., Any])
+_KINDS = {"torch.nn.modules.module.Module": "the module", "torch.nn.parameter.Parameter": "the parameter"}
+_MOST = 40
+
+
+def called_as(example: str) -> Callable[[_C], _C]:
+    """Return a decorator that answers a call which does not fit the arguments with what was given and the right call.
+
+    Python's own error knows neither. A call that fits costs nothing more, and errors inside the function pass unchanged.
+
+    Args:
+        example: The right call, as in ``kedge.saved(model)(images)``.
+    """
+
+    def decorate(function: _C) -> _C:
+        if isinstance(function, type):
+            type.__setattr__(function, "__init__", _explained(function.__init__, function.__name__, example))
+            return function
+        return _explained(function, function.__qualname__.removesuffix(".__init__"), example)
+
+    return decorate
+
+
+def _explained(function: Any, name: str, example: str) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            own = error.__traceback__
+            if own is None or own.tb_next is not None:  # the function has begun
+                raise
+        raise WrongCall(_refusal(function, name, example, args, kwargs))
+
+    return call
+
+
+def _refusal(function: Any, name: str, example: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    signature = inspect.signature(function)
+    known = [each for each in signature.parameters if each != "self"]
+    if len(known) < len(signature.parameters):
+        args = args[1:]
+    try:
+        signature.bind(*([None] * (len(known) < len(signature.parameters))), *args, **kwargs)
+    except TypeError as error:
+        problem = str(error)
+    unknown = next((each for each in kwargs if each not in known), None)
+    if unknown is not None:
+        problem = f"there is no argument {unknown!r}"
+    near = difflib.get_close_matches(unknown or "", known, 1)
+    has = ", ".join(known)
+    advice = f"; did you mean {near[0]}?" if near else f"; it takes {has or 'no arguments'}" if unknown or args else ""
+    given = ", ".join([*map(described, args), *(f"{each}={described(value)}" for each, value in kwargs.items())])
+    return f"{name}({given}): {problem}{advice}; use it as in: {example}"
+
+
+def described(value: Any) -> str:
+    """Return a short description of an argument for messages, such as ``the module Net``, ``a list`` or ``'layer4'``."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        shown = repr(value)
+        return shown if len(shown) <= _MOST else f"{shown[: _MOST - 4]}...{shown[-1]}"
+    bases = {f"{base.__module__}.{base.__name__}" for base in type(value).__mro__}
+    kind = next((word for base, word in _KINDS.items() if base in bases), None)
+    name = type(value).__name__
+    if kind is not None:
+        return kind if kind.endswith(name.lower()) else f"{kind} {name}"
+    if "torch.Tensor" in bases:
+        return "a tensor"
+    if inspect.isroutine(value):
+        return f"the function {getattr(value, '__name__', name)}"
+    return f"{'an' if name[:1] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def is_module(value: Any) -> bool:
+    """Whether an argument is a PyTorch module; known without importing PyTorch."""
+    return any(f"{base.__module__}.{base.__name__}" == next(iter(_KINDS)) for base in type(value).__mro__)
+
+
+def not_a_model(value: Any) -> str:
+    """Return what to do about an argument that is not a model: its description, and how to make a model of it."""
+    if isinstance(value, type):
+        return f"{described(value)}; create the model first, as in model = {value.__name__}(...)"
+    if is_module(value):
+        return described(value)
+    if isinstance(value, (list, tuple, set)) and any(map(is_module, value)):
+        return f"{described(value)}; for several models, give torch.nn.ModuleList([...]) or use one after the other"
+    return described(value)

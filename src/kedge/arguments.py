@@ -5,13 +5,15 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from kedge.errors import WrongCall
 
 _C = TypeVar("_C", bound=Callable[..., Any])
 _KINDS = {"torch.nn.modules.module.Module": "the module", "torch.nn.parameter.Parameter": "the parameter"}
+_LOADERS = {"DataLoader", "TensorDataset", "Subset", "ImageFolder"}
 _MOST = 40
 
 
@@ -26,9 +28,11 @@ def called_as(example: str) -> Callable[[_C], _C]:
 
     def decorate(function: _C) -> _C:
         if isinstance(function, type):
-            type.__setattr__(function, "__init__", _explained(function.__init__, function.__name__, example))
+            begin = vars(function)["__init__"]
+            type.__setattr__(function, "__init__", _explained(begin, function.__name__, example))
             return function
-        return _explained(function, function.__qualname__.removesuffix(".__init__"), example)
+        explained: _C = _explained(function, function.__qualname__.removesuffix(".__init__"), example)
+        return explained
 
     return decorate
 
@@ -62,7 +66,7 @@ def _refusal(function: Any, name: str, example: str, args: Sequence[Any], kwargs
         problem = f"there is no argument {unknown!r}"
     near = difflib.get_close_matches(unknown or "", known, 1)
     has = ", ".join(known)
-    advice = f"; did you mean {near[0]}?" if near else f"; it takes {has or 'no arguments'}" if unknown or args else ""
+    advice = f" (did you mean {near[0]}?)" if near else f"; it takes {has or 'no arguments'}" if unknown or args else ""
     given = ", ".join([*map(described, args), *(f"{each}={described(value)}" for each, value in kwargs.items())])
     return f"{name}({given}): {problem}{advice}; use it as in: {example}"
 
@@ -74,7 +78,7 @@ def described(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         shown = repr(value)
         return shown if len(shown) <= _MOST else f"{shown[: _MOST - 4]}...{shown[-1]}"
-    bases = {f"{base.__module__}.{base.__name__}" for base in type(value).__mro__}
+    bases = _bases(value)
     kind = next((word for base, word in _KINDS.items() if base in bases), None)
     name = type(value).__name__
     if kind is not None:
@@ -86,9 +90,60 @@ def described(value: Any) -> str:
     return f"{'an' if name[:1] in 'AEIOUaeiou' else 'a'} {name}"
 
 
+@contextmanager
+def noted_arguments(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Context for the call of a model: an error in it gets a note about arguments that a model cannot take."""
+    try:
+        yield
+    except Exception as error:
+        for note in _notes(model, [*args, *kwargs.values()]):
+            if note not in getattr(error, "__notes__", ()):
+                error.add_note(note)
+        raise
+
+
+def _notes(model: Any, given: Sequence[Any]) -> Iterator[str]:
+    """Yield what is odd about the arguments of a model: a loader instead of a batch, or another device."""
+    for one in given:
+        if type(one).__name__ in _LOADERS:
+            yield f"[kedge] {described(one)} was given where the model takes a batch; use next(iter(loader)), or a loop over it"
+    devices = {str(each.device) for each in model.parameters()} if is_module(model) else set()
+    others = [str(one.device) for one in given if "torch.Tensor" in _bases(one) and str(one.device) not in devices]
+    if devices and others:
+        (there, *more), here = sorted(devices), others[0]
+        if not more:
+            yield f'[kedge] the model is on {there}, and an argument is on {here}; move it with .to("{there}")'
+
+
+def _bases(value: Any) -> set[str]:
+    return {f"{base.__module__}.{base.__name__}" for base in type(value).__mro__}
+
+
+def unknown_name(module: str, name: str, known: Sequence[str], others: Mapping[str, Sequence[str]]) -> str:
+    """Return the message for a name that a module lacks, with the nearest ones.
+
+    Args:
+        module: The module.
+        name: The name.
+        known: The names of the module.
+        others: The names of other modules, which may have it.
+    """
+    text = f"module {module!r} has no attribute {name!r}"
+    plain = {each.replace("_", ""): each for each in known}
+    near = difflib.get_close_matches(name.replace("_", "").lower(), plain, 3, 0.75)
+    elsewhere = [
+        f"{other}.{each}"
+        for other, names in others.items()
+        for each in names
+        if each.replace("_", "").lower() == name.replace("_", "").lower()
+    ]
+    found = [*elsewhere, *(plain[each] for each in near)]
+    return f"{text}; did you mean {' or '.join(found)}?" if found else text
+
+
 def is_module(value: Any) -> bool:
     """Whether an argument is a PyTorch module; known without importing PyTorch."""
-    return any(f"{base.__module__}.{base.__name__}" == next(iter(_KINDS)) for base in type(value).__mro__)
+    return next(iter(_KINDS)) in _bases(value)
 
 
 def not_a_model(value: Any) -> str:

@@ -65,6 +65,8 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     ├── NothingGained           moving a device's saved tensors to the CPU's memory would free nothing
     ├── NotPinned               the CPU's memory could not be locked for fast copies
     ├── LimitOutOfReach         saved tensors cannot be brought within a memory limit
+    ├── AttachedTwice           a hook was attached again, and the first one is still in place
+    ├── InTrainingMode          an attribution or intervention runs a model in training mode
     ├── EditNotRepeated         an edit ended before the backward of a checkpoint that has it
     ├── Recompiled              compiled code was discarded, to compile the hooks in
     ├── OffloadFailed           a saved tensor could not be moved and stayed in place
@@ -338,6 +340,14 @@ class NeverFiredWarning(KedgeWarning):
 
 class ActionDisabled(KedgeWarning):
     """An action raised and was switched off for the rest of its session."""
+
+
+class AttachedTwice(KedgeWarning):
+    """A hook was attached again without a block, and the first one is still in place, so both run."""
+
+
+class InTrainingMode(KedgeWarning):
+    """An attribution or intervention runs a model in training mode, with dropout or the statistics of the batch."""
 
 
 class EditNotRepeated(KedgeWarning):

@@ -50,7 +50,7 @@ def error_if(condition: Callable[[Tensor], Any]) -> ErrorIf:
         >>> with kedge.hook(model, "**", kedge.error_if(kedge.nonfinite)):
         ...     output = model(images)
     """
-    if not callable(condition):
+    if not callable(condition) or isinstance(condition, ErrorIf):
         raise WrongCall(
             f"error_if({described(condition)}): the condition is a function that takes the value and returns a bool; give it "
             "without calling it, as in kedge.error_if(kedge.nonfinite)"

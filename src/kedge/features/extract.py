@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, Unpack, o
 import torch
 from torch import nn
 
-from kedge.arguments import called_as, described, not_a_model
+from kedge.arguments import called_as, described, not_a_model, noted_arguments
 from kedge.errors import ExtractError, WrongCall
 from kedge.features.capture import Transform, Wanted
 from kedge.features.collect import Collected
@@ -47,7 +47,8 @@ class Features(nn.Module):
             Overwritten: If the forward changes a value in place that earlier forwards left unchanged.
         """
         __tracebackhide__ = True
-        return self.work.run(self.model, args, kwargs)
+        with noted_arguments(self.model, args, kwargs):
+            return self.work.run(self.model, args, kwargs)
 
     @contextmanager
     def collect(self) -> Iterator[Mapping[str, list[Any]]]:
@@ -225,7 +226,9 @@ def _wishes(sites: Wishes) -> list[tuple[str, str | Transform | None]]:
     if isinstance(sites, Mapping):
         given = [(str(text), wish) for text, wish in sites.items()]
     elif not selects(sites):
-        raise ExtractError(f'{described(sites)} is not a selector: extract(model, ["layer4"]) takes the paths of modules')
+        raise ExtractError(
+            f'{described(sites)} is not a selector: extract(model, ["layer4"]) takes the paths of modules'
+        )
     else:
         given = [(_text(text), None) for text in ([sites] if isinstance(sites, (str, Selector)) else sites)]
     for text, wish in given:

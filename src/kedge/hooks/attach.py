@@ -82,7 +82,9 @@ class Attachments:
         """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
         _check_order(target, what)
         if when is not None and not callable(when):
-            raise WrongCall(f"when={described(when)} is not a schedule; use when=kedge.every(10) or when=kedge.at(0, 10)")
+            raise WrongCall(
+                f"when={described(when)} is not a schedule; use when=kedge.every(10) or when=kedge.at(0, 10)"
+            )
         if isinstance(target, (str, list, Selector)):  # a selector without a model
             target, what = this_block if is_of_block(target) else everywhere, (target, *what)
         selector, actions = _split(what)
@@ -245,7 +247,11 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
             raise WrongCall(f"{action!r} is a schedule and not an action; pass it as when=kedge.{action!r}")
         if not callable(action) and not hasattr(action, "bind"):
             advice = f'; a path is a text: "{action}"' if isinstance(action, int) else ""
-            advice = "; to put it in the place of a value, use kedge.replace(tensor)" if isinstance(action, Tensor) else advice
+            advice = (
+                "; to put it in the place of a value, use kedge.replace(tensor)"
+                if isinstance(action, Tensor)
+                else advice
+            )
             raise WrongCall(
                 f"{described(action)} is not an action: it cannot be called; the order is target, selector, actions{advice}"
             )

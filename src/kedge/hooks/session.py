@@ -11,6 +11,7 @@ from kedge.flow import Schedule
 from kedge.hooks.attach import Attachments, warn_of_unrepeated
 from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
+from kedge.hooks.open_sessions import in_block, opened, warn_of_repeated
 from kedge.hooks.signature import documented_like, typed
 from kedge.numbers import counted
 
@@ -58,6 +59,7 @@ class Session(Attachments):
         """
         self._check_open()
         spec = self.attach(target, what, when)
+        warn_of_repeated(target, spec.taps)
         return Hooked(self, spec.taps, spec.actions)
 
     def _check_open(self) -> None:
@@ -114,6 +116,7 @@ class Session(Attachments):
         warn(NeverFiredWarning(silent))
 
     def __enter__(self) -> Self:
+        in_block(self)
         return self
 
     def __exit__(
@@ -126,7 +129,9 @@ class Session(Attachments):
 @called_as('with kedge.session() as s: s.hook(model, "layer4", kedge.record())')
 def session(*, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> Session:
     """Open a session, for hooks that end together: ``with kedge.session() as s: s.hook(...)``; returns the `Session`."""
-    return Session(strict=strict, on_error=on_error)
+    made = Session(strict=strict, on_error=on_error)
+    opened(made)
+    return made
 
 
 @typed
@@ -141,4 +146,5 @@ def hook(target: Any, *what: Any, when: Schedule | None = None) -> Hooked[Any]:
     """
     alone = Session()
     hooked = alone.hook(target, *what, when=when)
+    opened(alone)
     return Hooked(alone, hooked.taps, hooked.actions, alone.end)

@@ -6,6 +6,7 @@ It calls and changes nothing: it reads the tables of hooks, and the hooks' own s
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, overload
@@ -108,7 +109,7 @@ def _audit_model(model: nn.Module) -> Audit:
     everywhere = _on_everything("inside" if where else "")
     trial = CopyTrial({id(module) for _, module in named})
     found = itertools.chain(_on_modules(named, where), _on_tensors(inner), everywhere)
-    return Audit(type(inner).__name__, tuple(entry_of(f, trial) for f in found))
+    return Audit(type(inner).__name__, tuple(entry_of(f, trial) for f in found), audited=weakref.ref(inner))
 
 
 def _on_modules(named: list[tuple[str, nn.Module]], where: Mapping[int, Standing]) -> Iterator[FoundHook]:

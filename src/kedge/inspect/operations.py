@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge import notebook
-from kedge.arguments import called_as, not_a_model
+from kedge.arguments import called_as, not_a_model, noted_arguments
 from kedge.errors import WrongCall
 from kedge.flow import Act, Event
 from kedge.hooks.operations.attention import is_inside
@@ -48,7 +48,7 @@ class Operation:
     source: SourceLine | None = None
 
 
-class Operations:
+class Operations(notebook.Printed):
     """The operations that one forward of a model made, in their order: prints, counts and iterates them."""
 
     def __init__(self, rows: tuple[Operation, ...]) -> None:
@@ -208,7 +208,7 @@ def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     inner, listing = dynamo.unwrap(model), Listing()
     listing.add(inner)
     try:
-        with _unchanged(inner):
+        with noted_arguments(model, args, kwargs), _unchanged(inner):
             inner(*args, **kwargs)
     finally:
         listing.session.end(quiet=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kedge.arguments import called_as, described
+from kedge.arguments import called_as, described, noted_arguments
 from kedge.errors import NoSuchKind, WrongCall
 from kedge.hooks.placing.module_calls import ModuleCalls
 from kedge.hooks.saved.keeper import keep
@@ -85,7 +85,9 @@ def saved(
             "give a function that runs it: kedge.saved(lambda: x.exp())"
         )
     if not (loss is None or callable(loss)) or isinstance(loss, type):
-        raise WrongCall(f"saved(loss={described(loss)}): loss is a function from the output to the loss, such as torch.sum")
+        raise WrongCall(
+            f"saved(loss={described(loss)}): loss is a function from the output to the loss, such as torch.sum"
+        )
     if not isinstance(min_bytes, int):
         raise WrongCall(f"saved(min_bytes={described(min_bytes)}): min_bytes is a number of bytes")
     of_call = BillOfCall(target, loss, min_bytes, backward=backward)
@@ -103,6 +105,11 @@ class BillOfCall:
         name = getattr(self._target, "__qualname__", type(self._target).__name__)
         return f"<kedge.saved of {name}: call this with its arguments for the bill>"
 
+    def __getattr__(self, name: str) -> Any:
+        if name in dir(Bill):
+            raise AttributeError(f"the bill needs a call of the model first: kedge.saved(model)(images).{name}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __call__(self, *args: Any, **kwargs: Any) -> Bill:
         """Call the target once; returns the bill."""
         target, given = self._target, [tensor for _, tensor in leaves.find((args, kwargs))]
@@ -114,7 +121,8 @@ class BillOfCall:
             found = values_of(target)
             found.tensors += given
         billing = _Billing(target if found is None else found.modules, self._least, found)
-        return billing.bill(lambda: target(*args, **kwargs), self._loss, backward=self._backward)
+        with noted_arguments(target, args, kwargs):
+            return billing.bill(lambda: target(*args, **kwargs), self._loss, backward=self._backward)
 
 
 class _Billing:

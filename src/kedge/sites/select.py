@@ -178,7 +178,7 @@ def select(text: Selectors) -> Selector:
     return Selector(text)
 
 
-class Selection:
+class Selection(notebook.Printed):
     """The sites of a selector on one model: it prints, counts and iterates them."""
 
     def __init__(self, selector: Selector, places: tuple[SitePlace, ...]) -> None:

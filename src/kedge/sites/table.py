@@ -36,7 +36,7 @@ class SiteRow:
     trainable: bool = True
 
 
-class Sites:
+class Sites(notebook.Printed):
     """The modules that can be called and the parameters of a model, in the model's order."""
 
     def __init__(self, rows: tuple[SiteRow, ...]) -> None:

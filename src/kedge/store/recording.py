@@ -30,7 +30,7 @@ Entry = Mapping[str, Any]
 
 
 @called_as('kedge.Recording.open("run.kedge")')
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Recording:
     """A recorded run, read from disk.
 
@@ -66,7 +66,9 @@ class Recording:
             NewerFormat: If a newer Kedge wrote it.
         """
         if not isinstance(path, (str, os.PathLike)):
-            raise WrongCall(f'Recording.open({described(path)}): give the folder, as in kedge.Recording.open("run.kedge")')
+            raise WrongCall(
+                f'Recording.open({described(path)}): give the folder, as in kedge.Recording.open("run.kedge")'
+            )
         folder = Path(path)
         manifest = read_manifest(folder)
         readers = [RankReader(folder, rank) for rank in read_ranks(folder) or (0,)]
@@ -106,6 +108,11 @@ class Recording:
             truncated=False,
             table=_built_table([_built_row(row, ids) for row in rows], known),
         )
+
+    def __repr__(self) -> str:
+        """The folder, and how much it holds."""
+        ranks = f", {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""
+        return f"<recording {_name(self.path)}: {len(self.sites):,} sites, {len(self.steps):,} measured steps{ranks}>"
 
     @property
     def steps(self) -> Ints:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.arguments import called_as, described
+from kedge.arguments import called_as, described, noted_arguments
 from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.hooks.session import session
@@ -59,8 +59,7 @@ class Smoothed:
 
     def __repr__(self) -> str:
         """The attribution, and what to do with it."""
-        inner = repr(self.attribution).partition(":")[0].strip("<>")
-        return f"<smoothgrad of {inner}, {self.samples} samples: call it like the model>"
+        return f"<smoothgrad of {self.samples} samples, {repr(self.attribution).lstrip('<')}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the averaged attribution for these arguments; see `Attribution`."""
@@ -100,7 +99,8 @@ class Smoothed:
         given = self.attribution.target
         with preserved_state(self.attribution.model), torch.no_grad(), session() as s:
             s.hook(self.attribution.model, self.where, measure)
-            output = self.attribution.model(*args, **kwargs)
+            with noted_arguments(self.attribution.model, args, kwargs):
+                output = self.attribution.model(*args, **kwargs)
             s.end(quiet=True)
         if not sizes:
             raise AttributionError(f'there is nothing to add noise to: "{self.where}" holds no floating-point tensor')

@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from kedge.arguments import called_as
+from kedge.arguments import called_as, described
 from kedge.errors import InterventionError
 from kedge.flow import Event, as_act
 from kedge.hooks.handle import Hooked
 from kedge.hooks.session import hook, session
 from kedge.recipes.attribution.named import name_of, without_call
-from kedge.recipes.attribution.preserve_state import preserved_state
+from kedge.recipes.attribution.preserve_state import preserved_state, warn_of_training
 from kedge.recipes.interventions.inputs import run
 from kedge.recipes.interventions.positions import Positions, mask
 from kedge.sites import leaves
@@ -196,6 +196,7 @@ def means(model: nn.Module, sites: Selectors, inputs: Iterable[Any], *, over: in
         >>> with recipes.ablate(model, "relu", usual):
         ...     output = model(images)
     """
+    warn_of_training(model)
     if isinstance(inputs, (Tensor, Mapping, str)):
         raise InterventionError(
             f"the inputs are {leaves.describe(inputs)}, of which each row or key would be a batch; give a list of batches, "
@@ -260,4 +261,9 @@ def resample(seed: int = 0) -> Resample:
         >>> with recipes.ablate(model, "relu", recipes.resample(seed=0)):
         ...     output = model(images)
     """
+    if not isinstance(seed, int):
+        raise InterventionError(
+            f"resample(seed={described(seed)}): seed is a whole number; the model and the place are arguments of ablate, as in "
+            'ablate(model, "layer4", resample())'
+        )
     return Resample(seed)

@@ -12,6 +12,7 @@ from kedge.arguments import called_as
 from kedge.errors import InterventionError
 from kedge.hooks.handle import Hooked
 from kedge.hooks.session import hook
+from kedge.recipes.attribution.preserve_state import warn_of_training
 from kedge.recipes.interventions.ablation import means
 from kedge.recipes.interventions.positions import Positions, mask
 from kedge.sites import leaves
@@ -121,6 +122,7 @@ def contrast(model: nn.Module, site: str, toward: Iterable[Any], away: Iterable[
     Returns:
         The direction, for `steer`, as a tensor [width].
     """
+    warn_of_training(model)
     ends = [means(model, site, inputs, over=None) for inputs in (toward, away)]
     for end in ends:
         if len(end.sums) != 1:

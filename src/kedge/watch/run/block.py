@@ -268,6 +268,8 @@ def watch(
             'recorded, so none is given: with kedge.watch("run.kedge"): train()'
         )
     if not (budget is None or (isinstance(budget, (int, float)) and budget >= 0)):
-        raise WrongCall(f"watch(budget={described(budget)}): budget is a share of the run's time, such as 0.03, or None")
+        raise WrongCall(
+            f"watch(budget={described(budget)}): budget is a share of the run's time, such as 0.03, or None"
+        )
     text = sites if isinstance(sites, str) else str(Selector(sites))
     return WatchBlock(path, WatchOptions(text, every, budget, dump), force=force, strict=strict)

@@ -1,0 +1,69 @@
+"""The sessions that no block ends: hooks that stay until they are removed, as after a cell of a notebook."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakSet
+
+from torch import nn
+
+from kedge.errors import AttachedTwice, warn
+from kedge.hooks.attach import Attachments
+from kedge.hooks.firing.tap import Tap
+from kedge.torch_internals import dynamo
+
+_OPEN: WeakSet[Attachments] = WeakSet()
+
+
+def opened(session: Attachments) -> None:
+    """Note a session that the program has opened; until a block begins that will end it."""
+    _OPEN.add(session)
+
+
+def in_block(session: Attachments) -> None:
+    """Note that a block will end the session."""
+    _OPEN.discard(session)
+
+
+def taps_on(model: nn.Module) -> list[tuple[Attachments, list[Tap]]]:
+    """Return the open sessions with hooks on a model, each with its actions there."""
+    model = dynamo.unwrap(model)
+    found = ((session, _taps(session, model)) for session in list(_OPEN) if not session.ended)
+    return [(session, taps) for session, taps in found if taps]
+
+
+def _taps(session: Attachments, model: nn.Module) -> list[Tap]:
+    target = session.targets.get(id(model))
+    if target is None or target.model() is not model:
+        return []
+    return [tap for tap in session.taps if tap.gate is not None and target.module_of(tap.gate) is not None]
+
+
+def warn_of_repeated(target: Any, new: Iterable[Tap]) -> None:
+    """Warn if the same action stands at the same site of a model already, attached without a block."""
+    if not isinstance(target, nn.Module):
+        return
+    made = {id(tap): tap for tap in new}
+    wanted = {_key(tap) for tap in made.values()}
+    before: Counter[Any] = Counter()
+    for _, taps in taps_on(target):
+        before.update({_key(tap) for tap in taps if id(tap) not in made} & wanted)
+    if before:
+        most = max(before.values())
+        first = next(tap for tap in made.values() if _key(tap) in before)
+        more = f" and at {len(before) - 1} more sites" if len(before) > 1 else ""
+        times = "an earlier one is" if most == 1 else f"{most} earlier ones are"
+        warn(
+            AttachedTwice(
+                f"{first.label} is attached at {first.site}{more} again, and {times} still in place, so all of them run. To "
+                "remove them, also without their handles: kedge.audit(model).remove(). A block removes its hooks by itself: "
+                "with kedge.hook(...)"
+            )
+        )
+
+
+def _key(tap: Tap) -> Any:
+    code = getattr(tap.action, "__code__", None)
+    return str(tap.site), tap.label, code and (code.co_code, code.co_consts)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from kedge.errors import WrongCall
 
 _C = TypeVar("_C", bound=Callable[..., Any])
-_KINDS = {"torch.nn.modules.module.Module": "the module", "torch.nn.parameter.Parameter": "the parameter"}
+_MODULE = "torch.nn.modules.module.Module"
 _LOADERS = {"DataLoader", "TensorDataset", "Subset", "ImageFolder"}
 _MOST = 40
 
@@ -78,13 +78,9 @@ def described(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         shown = repr(value)
         return shown if len(shown) <= _MOST else f"{shown[: _MOST - 4]}...{shown[-1]}"
-    bases = _bases(value)
-    kind = next((word for base, word in _KINDS.items() if base in bases), None)
     name = type(value).__name__
-    if kind is not None:
-        return kind if kind.endswith(name.lower()) else f"{kind} {name}"
-    if "torch.Tensor" in bases:
-        return "a tensor"
+    if is_module(value):
+        return f"the module {name}"
     if inspect.isroutine(value):
         return f"the function {getattr(value, '__name__', name)}"
     return f"{'an' if name[:1] in 'AEIOUaeiou' else 'a'} {name}"
@@ -135,7 +131,7 @@ def unknown_name(module: str, name: str, known: Sequence[str], others: Mapping[s
         f"{other}.{each}"
         for other, names in others.items()
         for each in names
-        if each.replace("_", "").lower() == name.replace("_", "").lower()
+        if each not in known and each.replace("_", "").lower() == name.replace("_", "").lower()
     ]
     found = [*elsewhere, *(plain[each] for each in near)]
     return f"{text}; did you mean {' or '.join(found)}?" if found else text
@@ -143,7 +139,7 @@ def unknown_name(module: str, name: str, known: Sequence[str], others: Mapping[s
 
 def is_module(value: Any) -> bool:
     """Whether an argument is a PyTorch module; known without importing PyTorch."""
-    return next(iter(_KINDS)) in _bases(value)
+    return _MODULE in _bases(value)
 
 
 def not_a_model(value: Any) -> str:

@@ -31,6 +31,7 @@ from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.gates.block_saves import BlockSaves, ThisBlock, is_of_block, this_block
 from kedge.hooks.gates.tensors import means, place_node, place_tensor
 from kedge.hooks.gates.variables import name_of_argument
+from kedge.hooks.open_sessions import warn_of_repeated
 from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
 from kedge.sites.select import Selector, SitePlace, selects
@@ -108,6 +109,7 @@ class Attachments:
                     f"cannot hook {not_a_model(target)}; a target is a module, kedge.everywhere, a tensor, a dict of named "
                     f"tensors or an autograd node{advice}"
                 )
+            warn_of_repeated(self, target, spec.taps)
         self.taps.extend(spec.taps)
         return spec
 

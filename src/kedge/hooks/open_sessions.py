@@ -4,55 +4,69 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakSet
 
 from torch import nn
 
 from kedge.errors import AttachedTwice, warn
-from kedge.hooks.attach import Attachments
 from kedge.hooks.firing.tap import Tap
+from kedge.hooks.target import HookedModel
 from kedge.torch_internals import dynamo
 
-_OPEN: WeakSet[Attachments] = WeakSet()
+
+class OpenSession(Protocol):
+    """A session, as it is found again without its handle."""
+
+    taps: list[Tap]
+    targets: dict[int, HookedModel]
+    ended: bool
+
+    def drop(self, taps: list[Tap]) -> None:
+        """Remove taps before the session ends."""
+
+    def remove(self) -> None:
+        """Remove everything for good."""
 
 
-def opened(session: Attachments) -> None:
+_OPEN: WeakSet[OpenSession] = WeakSet()
+
+
+def opened(session: OpenSession) -> None:
     """Note a session that the program has opened; until a block begins that will end it."""
     _OPEN.add(session)
 
 
-def in_block(session: Attachments) -> None:
+def in_block(session: OpenSession) -> None:
     """Note that a block will end the session."""
     _OPEN.discard(session)
 
 
-def taps_on(model: nn.Module) -> list[tuple[Attachments, list[Tap]]]:
+def taps_on(model: nn.Module) -> list[tuple[OpenSession, list[Tap]]]:
     """Return the open sessions with hooks on a model, each with its actions there."""
     model = dynamo.unwrap(model)
     found = ((session, _taps(session, model)) for session in list(_OPEN) if not session.ended)
     return [(session, taps) for session, taps in found if taps]
 
 
-def _taps(session: Attachments, model: nn.Module) -> list[Tap]:
+def _taps(session: OpenSession, model: nn.Module) -> list[Tap]:
     target = session.targets.get(id(model))
     if target is None or target.model() is not model:
         return []
     return [tap for tap in session.taps if tap.gate is not None and target.module_of(tap.gate) is not None]
 
 
-def warn_of_repeated(target: Any, new: Iterable[Tap]) -> None:
-    """Warn if the same action stands at the same site of a model already, attached without a block."""
-    if not isinstance(target, nn.Module):
+def warn_of_repeated(session: OpenSession, target: Any, new: Iterable[Tap]) -> None:
+    """Warn if the same action stands at the same site of a model already, in another session that no block ends."""
+    if not _OPEN or not isinstance(target, nn.Module):
         return
-    made = {id(tap): tap for tap in new}
-    wanted = {_key(tap) for tap in made.values()}
+    made = {_key(tap): tap for tap in new}
     before: Counter[Any] = Counter()
-    for _, taps in taps_on(target):
-        before.update({_key(tap) for tap in taps if id(tap) not in made} & wanted)
+    for other, taps in taps_on(target):
+        before.update({_key(tap) for tap in taps if other is not session} & made.keys())
     if before:
         most = max(before.values())
-        first = next(tap for tap in made.values() if _key(tap) in before)
+        first = next(tap for key, tap in made.items() if key in before)
         more = f" and at {len(before) - 1} more sites" if len(before) > 1 else ""
         times = "an earlier one is" if most == 1 else f"{most} earlier ones are"
         warn(
@@ -65,5 +79,5 @@ def warn_of_repeated(target: Any, new: Iterable[Tap]) -> None:
 
 
 def _key(tap: Tap) -> Any:
-    code = getattr(tap.action, "__code__", None)
-    return str(tap.site), tap.label, code and (code.co_code, code.co_consts)
+    code, defaults = getattr(tap.action, "__code__", None), getattr(tap.action, "__defaults__", None)
+    return str(tap.site), tap.label, code and (code.co_code, code.co_consts, repr(defaults))

@@ -11,7 +11,7 @@ from kedge.flow import Schedule
 from kedge.hooks.attach import Attachments, warn_of_unrepeated
 from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
-from kedge.hooks.open_sessions import in_block, opened, warn_of_repeated
+from kedge.hooks.open_sessions import in_block, opened
 from kedge.hooks.signature import documented_like, typed
 from kedge.numbers import counted
 
@@ -59,7 +59,6 @@ class Session(Attachments):
         """
         self._check_open()
         spec = self.attach(target, what, when)
-        warn_of_repeated(target, spec.taps)
         return Hooked(self, spec.taps, spec.actions)
 
     def _check_open(self) -> None:

@@ -189,9 +189,6 @@ def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = 
         0.0
     """
     if not isinstance(what, str) or what not in native.CODES:
-        raise WrongCall(
-            f"measure({described(what)}) is unknown; use 'full', 'norm' or 'finite'. The model and the place are arguments of "
-            'kedge.hook: kedge.hook(model, "layer4", kedge.measure())'
-        )
+        raise WrongCall(f"measure({described(what)}) is unknown; use 'full', 'norm' or 'finite'")
     check_kept("measure", keep)
     return Meter(what, keep=keep, recomputes=recomputes)

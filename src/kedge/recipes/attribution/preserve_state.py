@@ -38,11 +38,11 @@ def warn_of_training(model: nn.Module) -> None:
     found = list(in_training(model))
     if found:
         names = listed([f"{type(module).__name__} {name or 'itself'}" for name, module in found], _NAMED)
-        random = ", and differs from call to call" if any(hasattr(module, "p") for _, module in found) else ""
         warn(
             InTrainingMode(
-                f"the model is in training mode: {names} compute as in training, so the result is not that of the model in use"
-                f"{random}. Call model.eval() first. (The running statistics and the random state are restored.)"
+                f"the model is in training mode ({names}): dropout removes values and batch normalization uses the statistics of "
+                "the batch, so the result is not that of the model in use. Call model.eval() first. The running statistics and "
+                "the random state are left as they were"
             )
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -148,7 +149,7 @@ def test_results_are_shown_as_they_print(shell: Any) -> None:
         (lambda model: kedge.session(), "<kedge.session: 0 actions at 0 sites>"),
         (lambda model: kedge.watch("run.kedge"), "<kedge.watch into run.kedge: not begun>"),
         (lambda model: kedge.at(0, 10), "at(0, 10)"),
-        (lambda model: kedge.Recording.build(), "<recording this recording: 0 sites, 0 measured steps>"),
+        (lambda model: kedge.Recording.build(), f"Recording(path={Path()!r}, roots=(), truncated=False)"),
         (
             lambda model: recipes.saliency(model, target=3),
             "<attribution of Sequential, target=3, with respect to ':in': call it like the model>",

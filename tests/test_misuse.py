@@ -59,7 +59,7 @@ WRONG = [
     ("kedge.hook(loader, 'relu', kedge.record())", "cannot hook a DataLoader; a target is a module"),
     ("kedge.hook(lambda x: x, 'relu', kedge.record())", "cannot hook the function <lambda>; a target is a module"),
     ("kedge.session(model)", "session(the module Net): too many positional arguments; it takes strict, on_error;"),
-    ("kedge.Session(model)", "Session(the module Net): too many positional arguments"),
+    ("kedge.Session(on_error='no')", 'on_error=\'no\': use "raise" or "warn"'),
     ("kedge.session(on_error='ignore')", 'on_error=\'ignore\': use "raise" or "warn"'),
     ("kedge.session().hook(model)", "no action given"),
     ("kedge.record(model, 'relu')", 'use it as in: with kedge.hook(model, "layer4", kedge.record()) as acts: model(x)'),

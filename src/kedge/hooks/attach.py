@@ -34,6 +34,7 @@ from kedge.hooks.gates.variables import name_of_argument
 from kedge.hooks.open_sessions import warn_of_repeated
 from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
+from kedge.numbers import counted
 from kedge.sites.select import Selector, SitePlace, selects
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
@@ -59,6 +60,8 @@ class Attachments:
     """
 
     def __init__(self, on_error: str) -> None:
+        if on_error not in ("raise", "warn"):
+            raise WrongCall(f'on_error={on_error!r}: use "raise" or "warn"')
         self.on_error = on_error
         self.clock = StepClock(rank())
         self.taps: list[Tap] = []
@@ -70,6 +73,12 @@ class Attachments:
         self.ended = False
         self.in_graph = 0
         self.clock.on_step.append(self._retime)
+
+    def __repr__(self) -> str:
+        """The number of its hooks, and whether they are in place."""
+        sites = {str(tap.site) for tap in self.taps}
+        state = "ended" if self.ended else f"{counted(len(self.taps), 'action')} at {counted(len(sites), 'site')}"
+        return f"<kedge.session: {state}>"
 
     def complain(self, warning: ActionDisabled) -> None:
         """Warn that an action was switched off."""

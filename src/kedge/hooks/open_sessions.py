@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from torch import nn
@@ -29,17 +29,20 @@ class OpenSession(Protocol):
         """Remove everything for good."""
 
 
+S = TypeVar("S", bound=OpenSession)
 _OPEN: WeakSet[OpenSession] = WeakSet()
 
 
-def opened(session: OpenSession) -> None:
-    """Note a session that the program has opened; until a block begins that will end it."""
+def opened(session: S) -> S:
+    """Note a session that the program has opened, until a block begins that will end it; returns the session."""
     _OPEN.add(session)
+    return session
 
 
-def in_block(session: OpenSession) -> None:
-    """Note that a block will end the session."""
+def in_block(session: S) -> S:
+    """Note that a block will end the session; returns the session."""
     _OPEN.discard(session)
+    return session
 
 
 def taps_on(model: nn.Module) -> list[tuple[OpenSession, list[Tap]]]:

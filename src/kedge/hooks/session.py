@@ -6,14 +6,13 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from kedge.arguments import called_as
-from kedge.errors import NeverFired, NeverFiredWarning, SessionEnded, WrongCall, warn
+from kedge.errors import NeverFired, NeverFiredWarning, SessionEnded, warn
 from kedge.flow import Schedule
 from kedge.hooks.attach import Attachments, warn_of_unrepeated
 from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
 from kedge.hooks.open_sessions import in_block, opened
 from kedge.hooks.signature import documented_like, typed
-from kedge.numbers import counted
 
 
 class Session(Attachments):
@@ -24,21 +23,11 @@ class Session(Attachments):
         on_error: What to do if an action fails: "raise" its error, or "warn" and switch the action off.
     """
 
-    @called_as('with kedge.session() as s: s.hook(model, "layer4", kedge.record())')
     def __init__(self, *, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> None:
-        if on_error not in ("raise", "warn"):
-            raise WrongCall(f'on_error={on_error!r}: use "raise" or "warn"')
         super().__init__(on_error)
         self.strict = strict
 
-    def __repr__(self) -> str:
-        """The number of its hooks, and whether they are in place."""
-        sites = {str(tap.site) for tap in self.taps}
-        state = "ended" if self.ended else f"{counted(len(self.taps), 'action')} at {counted(len(sites), 'site')}"
-        return f"<kedge.session: {state}>"
-
     @typed
-    @called_as('s.hook(model, "layer4", kedge.record()) in a block: with kedge.session() as s')
     def hook(self, target: Any, *what: Any, when: Schedule | None = None) -> Hooked[Any]:
         """Attach actions to the sites that a selector matches.
 
@@ -115,8 +104,7 @@ class Session(Attachments):
         warn(NeverFiredWarning(silent))
 
     def __enter__(self) -> Self:
-        in_block(self)
-        return self
+        return in_block(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
@@ -128,14 +116,11 @@ class Session(Attachments):
 @called_as('with kedge.session() as s: s.hook(model, "layer4", kedge.record())')
 def session(*, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> Session:
     """Open a session, for hooks that end together: ``with kedge.session() as s: s.hook(...)``; returns the `Session`."""
-    made = Session(strict=strict, on_error=on_error)
-    opened(made)
-    return made
+    return opened(Session(strict=strict, on_error=on_error))
 
 
 @typed
 @documented_like(Session.hook)
-@called_as('kedge.hook(model, "layer4", kedge.record()), and when=kedge.every(10) for a schedule')
 def hook(target: Any, *what: Any, when: Schedule | None = None) -> Hooked[Any]:
     """Attach actions to places in a model, to record, measure or change values: for a block, or until ``remove()``.
 
@@ -143,7 +128,6 @@ def hook(target: Any, *what: Any, when: Schedule | None = None) -> Hooked[Any]:
         >>> with kedge.hook(model, "relu", kedge.record()) as acts:
         ...     output = model(images)
     """
-    alone = Session()
+    alone = opened(Session())
     hooked = alone.hook(target, *what, when=when)
-    opened(alone)
     return Hooked(alone, hooked.taps, hooked.actions, alone.end)

@@ -30,7 +30,7 @@ Entry = Mapping[str, Any]
 
 
 @called_as('kedge.Recording.open("run.kedge")')
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False)
 class Recording:
     """A recorded run, read from disk.
 
@@ -47,10 +47,10 @@ class Recording:
     """
 
     path: Path
-    manifest: Entry
+    manifest: Entry = field(repr=False)
     roots: tuple[Root, ...]
-    sites: tuple[SiteInfo, ...]
-    events: tuple[Entry, ...]
+    sites: tuple[SiteInfo, ...] = field(repr=False)
+    events: tuple[Entry, ...] = field(repr=False)
     truncated: bool
     table: StatsTable | RankedTable = field(repr=False)
 
@@ -108,11 +108,6 @@ class Recording:
             truncated=False,
             table=_built_table([_built_row(row, ids) for row in rows], known),
         )
-
-    def __repr__(self) -> str:
-        """The folder, and how much it holds."""
-        ranks = f", {len(self.ranks)} ranks" if len(self.ranks) > 1 else ""
-        return f"<recording {_name(self.path)}: {len(self.sites):,} sites, {len(self.steps):,} measured steps{ranks}>"
 
     @property
     def steps(self) -> Ints:

@@ -95,19 +95,16 @@ class WatchBlock:
         self._failures.clear()
         self._pid = os.getpid()
         atexit.register(self._end_with_program)
-        self._start(self._out.sinks)
-        return self
-
-    def _start(self, sinks: Sinks) -> None:
         ignore_warnings()
         if not self.strict:
-            Shield(*BEGINNING, tell=self._complain)(self._install, sinks)
-            return
+            Shield(*BEGINNING, tell=self._complain)(self._install, self._out.sinks)
+            return self
         try:
-            self._install(sinks)
+            self._install(self._out.sinks)
         except Exception as error:
             self.end(error)
             raise
+        return self
 
     def _install(self, sinks: Sinks) -> None:
         refresh()

@@ -106,7 +106,7 @@ WRONG = [
     ("kedge.extract(model, 'relu', rename='x')", "rename='x': give a dict"),
     ("kedge.audit(Net)", "not the class Net; audit several one by one"),
     ("kedge.audit(images, 'x')", "audit(names='x'): names is a model, or a dict of tensors"),
-    ("kedge.audit(images).remove()", "hooks are removed for a model: kedge.audit(model).remove()"),
+    ("kedge.audit(images).remove()", "whose hooks could be removed: call kedge.audit(model).remove()"),
     ("kedge.operations(Net, images)", "not the class Net; create the model first"),
     ("kedge.operations([model], images)", "give torch.nn.ModuleList"),
     ("kedge.Cpu('cuda')", "Cpu(rebuild='cuda'): rebuild must be True or False"),
@@ -208,6 +208,7 @@ def test_an_error_inside_a_function_is_not_taken_for_a_wrong_call(names: dict[st
     with pytest.raises(TypeError, match=r"loss\(\) takes 0 positional arguments but 1 was given") as told:
         kedge.saved(names["model"], loss=loss)(names["images"])  # type: ignore[arg-type]
     assert not isinstance(told.value, WrongCall)
+    assert "loss=lambda output: loss_fn(output, labels)" in told.value.__notes__[0]
 
 
 @pytest.mark.parametrize(

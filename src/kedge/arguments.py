@@ -87,6 +87,16 @@ def described(value: Any) -> str:
 
 
 @contextmanager
+def noting(kind: type[Exception], note: str) -> Iterator[None]:
+    """Context in which an error of one kind gets a note."""
+    try:
+        yield
+    except kind as error:
+        error.add_note(note)
+        raise
+
+
+@contextmanager
 def noted_arguments(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
     """Context for the call of a model: an error in it gets a note about arguments that a model cannot take."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 
@@ -132,6 +133,7 @@ def test_a_warning_that_is_an_error_leaves_no_hook(model: nn.Module) -> None:
 
 
 def test_only_a_model_has_its_hooks_removed() -> None:
-    """For a tensor the handle is needed."""
-    with pytest.raises(WrongCall, match=r"kedge\.audit\(model\)\.remove\(\)"):
-        kedge.audit(torch.ones(2)).remove()
+    """For a tensor the handle is needed; an audit that was pickled has lost the model."""
+    for audit in (kedge.audit(torch.ones(2)), pickle.loads(pickle.dumps(kedge.audit(nn.ReLU())))):
+        with pytest.raises(WrongCall, match=r"kedge\.audit\(model\)\.remove\(\)"):
+            audit.remove()

@@ -6,6 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import nn
 
@@ -82,6 +83,10 @@ class Audit(notebook.Printed):
     facts: tuple[tuple[str, str], ...] = ()
     audited: Callable[[], nn.Module | None] | None = field(default=None, compare=False)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what can be pickled: all but the model."""
+        return vars(self) | {"audited": None}
+
     def remove(self) -> int:
         """Remove the hooks that `kedge.hook` and `kedge.session` have left on the model without a block.
 
@@ -96,7 +101,7 @@ class Audit(notebook.Printed):
         """
         if self.audited is None:
             raise WrongCall(
-                f"this is the audit of {self.model}; hooks are removed for a model: kedge.audit(model).remove()"
+                f"this audit of {self.model} has no model, whose hooks could be removed: call kedge.audit(model).remove()"
             )
         model, removed = self.audited(), 0
         for session, taps in [] if model is None else taps_on(model):

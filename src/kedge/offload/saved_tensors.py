@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kedge.arguments import called_as, described, noted_arguments
+from kedge.arguments import called_as, described, noted_arguments, noting
 from kedge.errors import NoSuchKind, WrongCall
 from kedge.hooks.placing.module_calls import ModuleCalls
 from kedge.hooks.saved.keeper import keep
@@ -30,6 +30,9 @@ from kedge.torch_internals.kernels import keeping_versions
 from kedge.torch_internals.module_tables import own_buffers, put_back
 
 Loss = Callable[[Any], Any]
+_LOSS = (
+    "[kedge] loss is called with the output alone; give the rest with it: loss=lambda output: loss_fn(output, labels)"
+)
 
 
 @overload
@@ -168,7 +171,8 @@ class _Billing:
         keep(stack, self.model, self.keeper, ambient=True, compiled=compiled)
         output = call()
         if loss is not None:
-            output = loss(output)
+            with noting(TypeError, _LOSS):
+                output = loss(output)
         return [tensor for _, tensor in leaves.find(output)]
 
     def _owned(self) -> tuple[frozenset[int], frozenset[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -12,6 +12,7 @@ from torch import nn
 from kedge.errors import AttachedTwice, warn
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.target import HookedModel
+from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
 
 
@@ -45,28 +46,35 @@ def in_block(session: S) -> S:
     return session
 
 
-def taps_on(model: nn.Module) -> list[tuple[OpenSession, list[Tap]]]:
-    """Return the open sessions with hooks on a model, each with its actions there."""
+def taps_on(model: nn.Module, sites: Collection[Site] | None = None) -> list[tuple[OpenSession, list[Tap]]]:
+    """Return the open sessions with hooks on a model, each with its actions there.
+
+    Args:
+        model: The model.
+        sites: The only sites that matter; None for all.
+    """
     model = dynamo.unwrap(model)
-    found = ((session, _taps(session, model)) for session in list(_OPEN) if not session.ended)
+    found = ((session, _taps(session, model, sites)) for session in list(_OPEN) if not session.ended)
     return [(session, taps) for session, taps in found if taps]
 
 
-def _taps(session: OpenSession, model: nn.Module) -> list[Tap]:
+def _taps(session: OpenSession, model: nn.Module, sites: Collection[Site] | None) -> list[Tap]:
     target = session.targets.get(id(model))
     if target is None or target.model() is not model:
         return []
-    return [tap for tap in session.taps if tap.gate is not None and target.module_of(tap.gate) is not None]
+    taps = [tap for tap in session.taps if tap.gate is not None and (sites is None or tap.site in sites)]
+    return [tap for tap in taps if target.module_of(tap.gate) is not None]
 
 
-def warn_of_repeated(session: OpenSession, target: Any, new: Iterable[Tap]) -> None:
+def warn_of_repeated(session: OpenSession, target: Any, new: Sequence[Tap]) -> None:
     """Warn if the same action stands at the same site of a model already, in another session that no block ends."""
     if not _OPEN or not isinstance(target, nn.Module):
         return
-    made = {_key(tap): tap for tap in new}
+    others = [taps for other, taps in taps_on(target, {tap.site for tap in new}) if other is not session]
+    made = {_key(tap): tap for tap in new} if others else {}
     before: Counter[Any] = Counter()
-    for other, taps in taps_on(target):
-        before.update({_key(tap) for tap in taps if other is not session} & made.keys())
+    for taps in others:
+        before.update({_key(tap) for tap in taps} & made.keys())
     if before:
         most = max(before.values())
         first = next(tap for key, tap in made.items() if key in before)
@@ -83,4 +91,4 @@ def warn_of_repeated(session: OpenSession, target: Any, new: Iterable[Tap]) -> N
 
 def _key(tap: Tap) -> Any:
     code, defaults = getattr(tap.action, "__code__", None), getattr(tap.action, "__defaults__", None)
-    return str(tap.site), tap.label, code and (code.co_code, code.co_consts, repr(defaults))
+    return tap.site, tap.label, code and (code.co_code, code.co_consts, code.co_names, code.co_freevars, repr(defaults))

@@ -43,4 +43,7 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOME.items():
         if name in names:
             return getattr(import_module(f"kedge.{home}"), name)
-    raise AttributeError(f"module 'kedge' has no attribute {name!r}")
+    if name.startswith("_"):
+        raise AttributeError(f"module 'kedge' has no attribute {name!r}")
+    others = {"kedge.recipes": import_module("kedge.recipes").__all__}
+    raise AttributeError(import_module("kedge.arguments").unknown_name("kedge", name, __all__, others))

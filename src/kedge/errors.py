@@ -4,6 +4,7 @@ Every message names the request, the cause and the remedy. The ``slug``, the nam
 letters, is the heading of the paragraph in ``docs/reference/messages.md``::
 
     KedgeError
+    ├── WrongCall               a function was called with arguments that it cannot use
     ├── SelectorError           the text of a selector cannot be read
     ├── NoSiteMatched           a selector resolves to nothing
     ├── NoSuchKind              the target does not have this kind of site
@@ -64,6 +65,8 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     ├── NothingGained           moving a device's saved tensors to the CPU's memory would free nothing
     ├── NotPinned               the CPU's memory could not be locked for fast copies
     ├── LimitOutOfReach         saved tensors cannot be brought within a memory limit
+    ├── AttachedTwice           a hook was attached again, and the first one is still in place
+    ├── InTrainingMode          an attribution or intervention runs a model in training mode
     ├── EditNotRepeated         an edit ended before the backward of a checkpoint that has it
     ├── Recompiled              compiled code was discarded, to compile the hooks in
     ├── OffloadFailed           a saved tensor could not be moved and stayed in place
@@ -72,6 +75,7 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -79,9 +83,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 _OURS = f"{Path(__file__).parent}{os.sep}"
+_INSIDE = {"kedge", "torch", "contextlib", "IPython"}
 
 
 class _Named:
@@ -96,6 +102,22 @@ class _Named:
 
 class KedgeError(_Named, Exception):
     """The root of every error that Kedge raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Called by IPython: the traceback with the user's own lines; after ``%xmode Verbose`` with all lines."""
+        shell = sys.modules["IPython"].get_ipython()
+        whole = shell.InteractiveTB.mode == "Verbose"
+        with contextlib.ExitStack() as stack:
+            for error in () if whole else _chain(self):
+                stack.callback(error.with_traceback, error.__traceback__)
+                error.with_traceback(_own_lines(error.__traceback__))
+            offset = 1 if whole else 0
+            lines = shell.InteractiveTB.structured_traceback(type(self), self, self.__traceback__, tb_offset=offset)
+        return list(lines)
+
+
+class WrongCall(KedgeError, TypeError, ValueError):
+    """A function was called with arguments that it cannot use; the message shows a right call."""
 
 
 class SelectorError(KedgeError, ValueError):
@@ -320,6 +342,14 @@ class ActionDisabled(KedgeWarning):
     """An action raised and was switched off for the rest of its session."""
 
 
+class AttachedTwice(KedgeWarning):
+    """A hook was attached again without a block, and the first one is still in place, so both run."""
+
+
+class InTrainingMode(KedgeWarning):
+    """An attribution or intervention runs a model in training mode, with dropout or the statistics of the batch."""
+
+
 class EditNotRepeated(KedgeWarning):
     """An edit was removed between the forward and the backward of a checkpoint, whose recompute will lack it."""
 
@@ -358,6 +388,28 @@ def warn(warning: Warning) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
         level, frame = level + 1, frame.f_back
     warnings.warn(warning, stacklevel=level)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that a traceback shows before it."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _own_lines(frames: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of Kedge, PyTorch and IPython; all of it if nothing would remain."""
+    kept = []
+    here = frames
+    while here is not None:
+        module = str(here.tb_frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] not in _INSIDE:
+            kept.append(here)
+        here = here.tb_next
+    shown: TracebackType | None = None
+    for each in reversed(kept):
+        shown = TracebackType(shown, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return shown or frames
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+LINES = 40
+"""The lines of a result that a terminal displays without `print`."""
 SHOWN = 12
 """The rows of a long table that are not folded away."""
 
@@ -23,6 +25,17 @@ _PALE = "opacity:.75"
 _QUIET = f";{_PALE}"
 _ROW = "display:flex;flex-wrap:wrap;align-items:center;gap:.3em 1em;margin:.2em 0"
 _TITLE = "min-width:15em;font-variant-numeric:tabular-nums"
+
+
+class Printed:
+    """A result that a terminal shows as `print` does, also where its value is only displayed; of a long one the first lines."""
+
+    def __repr__(self) -> str:
+        """The text of `print`; of a long one the first lines."""
+        lines = str(self).splitlines()
+        shown = _fold(len(lines), LINES)
+        more = [f"... and {len(lines) - shown:,} more lines; print() shows all"] if shown < len(lines) else []
+        return "\n".join([*lines[:shown], *more])
 
 
 @dataclass(frozen=True)

@@ -565,6 +565,7 @@ class Fails(nn.Module):
         return x
 
 
+@pytest.mark.filterwarnings("ignore::kedge.errors.AttachedTwice")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_sessions_that_end_inside_an_operation_let_the_programs_error_through(error: type[BaseException]) -> None:
     """The model can be pickled, and nothing stays: after an interrupt, when PyTorch calls no hook, from the next call on."""

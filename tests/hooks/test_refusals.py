@@ -25,6 +25,7 @@ from kedge.errors import (
     NotRecorded,
     ReadError,
     SelectorError,
+    WrongCall,
 )
 
 
@@ -57,25 +58,25 @@ def keyword(value: Tensor, *, factor: float) -> None:
         (
             "model",
             ("a",),
-            TypeError,
+            WrongCall,
             'no action given; hook(model, "layer4", kedge.record()) takes at least one after the selector',
         ),
         (
             "model",
             (),
-            TypeError,
+            WrongCall,
             'no action given; hook(model, "layer4", kedge.record()) takes at least one after the selector',
         ),
         (
             "model",
             ("a", 3),
-            TypeError,
-            "3 is not an action: it cannot be called; the order is target, selector, actions",
+            WrongCall,
+            '3 is not an action: it cannot be called; the order is target, selector, actions; a path is a text: "3"',
         ),
         (
             "model",
             ("a", "b"),
-            TypeError,
+            WrongCall,
             "'b' is not an action: it cannot be called; the order is target, selector, actions",
         ),
         (
@@ -114,7 +115,7 @@ def keyword(value: Tensor, *, factor: float) -> None:
             3,
             ("a", kedge.zero()),
             NoSiteMatched,
-            "cannot hook an object of type int; a target is a module, kedge.everywhere, a tensor, a dict of named tensors or an autograd node",
+            "cannot hook 3; a target is a module, kedge.everywhere, a tensor, a dict of named tensors or an autograd node",
         ),
         (
             torch.ones(2),

@@ -178,7 +178,7 @@ def test_an_error_of_the_function_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [(3, "not a int"), (nn.Linear, "not the class Linear"), (torch.ones(2), "not a Tensor")]
+    ("what", "said"), [(3, "not 3"), (nn.Linear, "not the class Linear"), (torch.ones(2), "not a Tensor")]
 )
 def test_anything_else_is_refused(what: Any, said: str) -> None:
     """The message shows what to give."""

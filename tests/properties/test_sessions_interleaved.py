@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,10 @@ SELECTORS = [
     "a.bias:param.acc, a.weight:param",
     "b#0",
 ]
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::kedge.errors.AttachedTwice"
+)  # the same actions in several open sessions
 
 
 class Net(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import kedge
-from kedge.errors import AttributionError, InterventionError
+from kedge.errors import AttributionError, InterventionError, InTrainingMode
 from kedge.recipes.attribution.attribution import saliency
 from kedge.recipes.interventions.ablation import Ablation, ablate, means, resample
 from kedge.recipes.interventions.steering import Steering, contrast, steer
@@ -146,13 +146,14 @@ def test_learning_means_leaves_the_model_as_it_was() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout()).train()
     before, rng = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
-    found = means(net, "2", [torch.randn(8, 3, generator=torch.Generator().manual_seed(1))])
+    with pytest.warns(InTrainingMode, match=r"BatchNorm1d 1, Dropout 2.* Call model\.eval\(\) first"):
+        found = means(net, "2", [torch.randn(8, 3, generator=torch.Generator().manual_seed(1))])
 
     assert not found["2"].requires_grad
     assert_same_bits(dict(net.state_dict()), before)
     assert torch.equal(torch.get_rng_state(), rng)
     with pytest.raises(InterventionError, match="no floating-point value was seen"):
-        means(net, "2", [])
+        means(net.eval(), "2", [])
 
 
 def test_resampling_gives_each_sample_the_value_of_another() -> None:

@@ -16,8 +16,8 @@ KINDS = "kinds are out, in, out.grad, in.grad, in.share, saved, param, param.gra
 @pytest.mark.parametrize(
     ("text", "column", "problem", "advice"),
     [
-        ("", 1, "it is empty", '"**:out" selects every output of a module'),
-        ("   ", 1, "it is empty", '"**:out" selects every output of a module'),
+        ("", 1, "it is empty", '":out" selects the output of the model itself, "**:out" that of every module'),
+        ("   ", 1, "it is empty", '":out" selects the output of the model itself, "**:out" that of every module'),
         ("a,", 3, "a path is missing here", 'write ":out" for the root, "**" for everything'),
         ("a, ,b", 4, "a path is missing here", 'write ":out" for the root, "**" for everything'),
         ("a..b", 1, "an empty segment between dots", "the path was read as ['a', '', 'b']"),
@@ -173,10 +173,12 @@ def test_a_selector_that_stands_for_nothing_is_an_error(text: str, error: type[E
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(("thing", "name"), [(3, "int"), ("layer1", "str"), (None, "NoneType")])
+@pytest.mark.parametrize(
+    ("thing", "name"), [(3, "3"), ("layer1", "'layer1'"), (None, "None"), (nn.Linear, "the class Linear; create .*")]
+)
 def test_a_selector_resolves_on_modules_only(thing: Any, name: str) -> None:
     """What is not a module has no sites."""
-    with pytest.raises(NoSiteMatched, match=f"^selectors need a torch.nn.Module, not a {name}$"):
+    with pytest.raises(NoSiteMatched, match=f"^selectors need a torch.nn.Module, not {name}$"):
         Selector("**").on(thing)
 
 

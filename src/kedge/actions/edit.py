@@ -6,10 +6,14 @@ Each takes one tensor and returns one of the same shape, dtype and device.
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Number
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from kedge.arguments import called_as, described
+from kedge.errors import WrongCall
 
 
 class Edit:
@@ -27,6 +31,7 @@ class Edit:
         return self.name
 
 
+@called_as('kedge.hook(model, "layer4", kedge.replace(new))')
 def replace(new: Any, *, reshape: bool = False) -> Edit:
     """Replace the value by another one: an action for `kedge.hook`.
 
@@ -41,6 +46,11 @@ def replace(new: Any, *, reshape: bool = False) -> Edit:
         >>> with kedge.hook(model, "relu", kedge.replace(lambda value: value.clamp(max=1))):
         ...     output = model(images)
     """
+    if isinstance(new, type) or not (callable(new) or _is_value(new)):
+        raise WrongCall(
+            f"replace({described(new)}): give a tensor, a number, or a function that takes the value and returns a tensor, "
+            "such as kedge.replace(lambda value: value.clamp(max=1))"
+        )
     if callable(new) and not isinstance(new, Tensor):
         return Edit(f"replace({getattr(new, '__name__', 'function')})", new, reshape=reshape)
     if isinstance(new, Tensor):
@@ -48,6 +58,7 @@ def replace(new: Any, *, reshape: bool = False) -> Edit:
     return Edit(f"replace({new})", lambda value: torch.full_like(value, new), reshape=reshape)
 
 
+@called_as('kedge.hook(model, "layer4", kedge.scale(0.5))')
 def scale(factor: float | Tensor) -> Edit:
     """Multiply the value by a factor: an action for `kedge.hook`.
 
@@ -61,9 +72,11 @@ def scale(factor: float | Tensor) -> Edit:
         >>> with kedge.hook(model, "relu", kedge.scale(0.5)):
         ...     output = model(images)
     """
+    _check_value("scale", factor)
     return Edit(f"scale({_short(factor)})", lambda value: value * factor)
 
 
+@called_as('kedge.hook(model, "layer4", kedge.add(vector))')
 def add(term: float | Tensor) -> Edit:
     """Add a term to the value: an action for `kedge.hook`.
 
@@ -77,9 +90,11 @@ def add(term: float | Tensor) -> Edit:
         >>> with kedge.hook(model, "fc", kedge.add(torch.tensor([1.0, 0.0, 0.0]))):
         ...     output = model(images)
     """
+    _check_value("add", term)
     return Edit(f"add({_short(term)})", lambda value: value + term)
 
 
+@called_as('kedge.hook(model, "layer4", kedge.clamp(min=0))')
 def clamp(min: float | None = None, max: float | None = None) -> Edit:  # noqa: A002 - torch.clamp's own names
     """Limit each element of the value: an action for `kedge.hook`.
 
@@ -91,18 +106,22 @@ def clamp(min: float | None = None, max: float | None = None) -> Edit:  # noqa: 
         The action.
 
     Raises:
-        ValueError: If neither limit is given.
+        WrongCall: If neither limit is given, or one is neither a number nor a tensor.
 
     Examples:
         >>> with kedge.hook(model, "**:out.grad", kedge.clamp(-1, 1)):
         ...     model(images).sum().backward()
     """
     if min is None and max is None:
-        raise ValueError("clamp() without limits changes nothing; pass min, max or both")
+        raise WrongCall("clamp() without limits changes nothing; pass min, max or both")
+    for limit in (min, max):
+        if limit is not None:
+            _check_value("clamp", limit)
     limits = ", ".join(f"{k}={v}" for k, v in (("min", min), ("max", max)) if v is not None)
     return Edit(f"clamp({limits})", lambda value: torch.clamp(value, min=min, max=max))
 
 
+@called_as('kedge.hook(model, "layer4", kedge.zero())')
 def zero() -> Edit:
     """Replace the value by zeros: an action for `kedge.hook`.
 
@@ -116,6 +135,18 @@ def zero() -> Edit:
         ...     output = model(images)
     """
     return Edit("zero()", torch.zeros_like)
+
+
+def _is_value(given: object) -> bool:
+    return isinstance(given, (Number, Tensor)) or hasattr(given, "__array__")
+
+
+def _check_value(name: str, given: object) -> None:
+    if not _is_value(given):
+        raise WrongCall(
+            f"{name}({described(given)}): give a number or a tensor; the model and the place are arguments of kedge.hook, as in "
+            f'kedge.hook(model, "layer4", kedge.{name}(0.5))'
+        )
 
 
 def _short(value: float | Tensor) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.errors import ConditionMet
+from kedge.arguments import called_as, described
+from kedge.errors import ConditionMet, WrongCall
 from kedge.sites.leaves import dequantized, untransformed
 
 
@@ -33,6 +34,7 @@ class ErrorIf:
         return f"error_if({getattr(self.condition, '__name__', 'condition')})"
 
 
+@called_as('kedge.hook(model, "**", kedge.error_if(kedge.nonfinite))')
 def error_if(condition: Callable[[Tensor], Any]) -> ErrorIf:
     """Raise an error as soon as a value meets a condition: an action for `kedge.hook`.
 
@@ -48,6 +50,11 @@ def error_if(condition: Callable[[Tensor], Any]) -> ErrorIf:
         >>> with kedge.hook(model, "**", kedge.error_if(kedge.nonfinite)):
         ...     output = model(images)
     """
+    if not callable(condition) or isinstance(condition, ErrorIf):
+        raise WrongCall(
+            f"error_if({described(condition)}): the condition is a function that takes the value and returns a bool; give it "
+            "without calling it, as in kedge.error_if(kedge.nonfinite)"
+        )
     return ErrorIf(condition)
 
 
@@ -64,6 +71,11 @@ def nonfinite(value: Tensor) -> Tensor:
         >>> kedge.nonfinite(torch.tensor([1.0, float("inf")]))
         tensor(True)
     """
+    if not isinstance(value, Tensor):
+        raise WrongCall(
+            f"nonfinite({described(value)}): give a tensor; on a model it is a condition: "
+            'kedge.hook(model, "**", kedge.error_if(kedge.nonfinite))'
+        )
     value = dequantized(value)
     if not value.is_floating_point() and not value.is_complex():
         return torch.zeros((), dtype=torch.bool, device=value.device)

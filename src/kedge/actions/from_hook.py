@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from kedge.arguments import called_as, described
 from kedge.errors import ActionArity, EditError, InPlaceEdit, NoSuchKind
 from kedge.flow import Act, Event
 from kedge.sites.leaves import describe, find
@@ -195,6 +196,7 @@ def _is_same(old: Any, new: Any) -> bool:
     return bool(same.all() if hasattr(same, "all") else same)
 
 
+@called_as('kedge.hook(model, "layer4", kedge.from_hook(my_forward_hook))')
 def from_hook(hook: Callable[..., Any]) -> HookAction:
     """Run an existing PyTorch forward hook or forward-pre hook: an action for `kedge.hook`.
 
@@ -217,6 +219,10 @@ def from_hook(hook: Callable[..., Any]) -> HookAction:
         >>> with kedge.hook(model, "relu", kedge.from_hook(halve)):
         ...     output = model(images)
     """
+    if isinstance(hook, (str, nn.Module)):
+        raise ActionArity(f"from_hook takes a function, not {described(hook)}: {_TAKES}")
+    if hasattr(hook, "bind") or hook.__class__.__module__.startswith("kedge.actions."):
+        raise ActionArity(f"{hook!r} is an action already: pass it to kedge.hook as it is, without from_hook")
     try:
         params = inspect.signature(hook).parameters.values()
     except (TypeError, ValueError) as error:

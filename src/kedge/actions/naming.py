@@ -7,10 +7,26 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from kedge.arguments import described
+from kedge.errors import WrongCall
 from kedge.flow import Act, Event
 from kedge.sites.language import Term, op_pattern
 from kedge.sites.names import names_at
 from kedge.sites.site import Site
+
+
+def check_kept(name: str, keep: int | None) -> None:
+    """Refuse a number of passes or steps to keep that keeps nothing.
+
+    Raises:
+        WrongCall: If it is not a number, or below 1.
+    """
+    if keep is not None and (not isinstance(keep, int) or keep < 1):
+        kept = "" if isinstance(keep, int) else " is not a number"
+        raise WrongCall(
+            f"{name}(keep={keep if isinstance(keep, int) else described(keep)}){kept or ' would keep nothing'}; use 1 or more, "
+            "or None for all"
+        )
 
 
 def meant(term: Term, hooked: Site) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.errors import NoSuchKind
+from kedge.arguments import called_as, described
+from kedge.errors import NoSuchKind, WrongCall
 from kedge.flow import Act, Event
 from kedge.sites.site import Site
 
@@ -62,6 +63,7 @@ class Packed:
         self._here.packed = [self._pack(value)]
 
 
+@called_as('kedge.hook(model, "layer4:saved", kedge.packed(pack, unpack))')
 def packed(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Packed:
     """Store any object in place of each tensor that autograd saves: an action for ``:saved`` sites.
 
@@ -80,4 +82,7 @@ def packed(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Pa
         >>> with kedge.hook(model, "relu:saved", halves):
         ...     model(images).sum().backward()
     """
+    for name, given in (("pack", pack), ("unpack", unpack)):
+        if not callable(given):
+            raise WrongCall(f"packed({name}={described(given)}): {name} must be a function")
     return Packed(pack, unpack)

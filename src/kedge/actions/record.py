@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from kedge.actions.naming import meant, names_of
+from kedge.actions.naming import check_kept, meant, names_of
+from kedge.arguments import called_as
 from kedge.errors import NotRecorded, Overwritten, SeveralRecorded
 from kedge.flow import Act, Event, Record
 from kedge.kept_tensor import KeptTensor
@@ -236,6 +237,7 @@ def _several(name: str, found: list[RecordedTensor]) -> str:
     )
 
 
+@called_as('with kedge.hook(model, "layer4", kedge.record()) as acts: model(x)')
 def record(*, copy: bool = False, keep: int | None = 1, recomputes: bool = False) -> Recorder:
     """Record the value, to read it from the handle: an action for `kedge.hook`.
 
@@ -253,7 +255,7 @@ def record(*, copy: bool = False, keep: int | None = 1, recomputes: bool = False
         The action.
 
     Raises:
-        ValueError: If `keep` is below 1.
+        WrongCall: If `keep` is not a number, or below 1.
 
     Examples:
         >>> with kedge.hook(model, "relu, fc", kedge.record()) as acts:
@@ -261,6 +263,5 @@ def record(*, copy: bool = False, keep: int | None = 1, recomputes: bool = False
         >>> acts["fc"].shape
         torch.Size([8, 3])
     """
-    if keep is not None and keep < 1:
-        raise ValueError(f"record(keep={keep}) would keep nothing; use 1 or more, or None for all")
+    check_kept("record", keep)
     return Recorder(copy=copy, keep=keep, recomputes=recomputes)

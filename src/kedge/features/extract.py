@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, Unpack, o
 import torch
 from torch import nn
 
-from kedge.errors import ExtractError
+from kedge.arguments import called_as, described, not_a_model, noted_arguments
+from kedge.errors import ExtractError, WrongCall
 from kedge.features.capture import Transform, Wanted
 from kedge.features.collect import Collected
 from kedge.features.forward import FeatureForward
-from kedge.sites.select import Selector
+from kedge.sites.select import Selector, selects
 from kedge.torch_internals.module_tables import is_replica
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ class Features(nn.Module):
             Overwritten: If the forward changes a value in place that earlier forwards left unchanged.
         """
         __tracebackhide__ = True
-        return self.work.run(self.model, args, kwargs)
+        with noted_arguments(self.model, args, kwargs):
+            return self.work.run(self.model, args, kwargs)
 
     @contextmanager
     def collect(self) -> Iterator[Mapping[str, list[Any]]]:
@@ -128,7 +130,7 @@ def _also_return_nodes(function: Callable[..., Features]) -> ExtractSignature:
     def renamed(*args: Any, **kwargs: Any) -> Features:
         if "return_nodes" in kwargs:
             if len(args) > 1 or "sites" in kwargs:
-                raise TypeError("extract() got sites twice: return_nodes is another name of sites, so give one of them")
+                raise WrongCall("extract() got sites twice: return_nodes is another name of sites, so give one of them")
             kwargs["sites"] = kwargs.pop("return_nodes")
         return function(*args, **kwargs)
 
@@ -136,6 +138,7 @@ def _also_return_nodes(function: Callable[..., Features]) -> ExtractSignature:
 
 
 @_also_return_nodes
+@called_as('kedge.extract(model, ["layer4"])(images)')
 def extract(
     model: nn.Module,
     sites: Wishes,
@@ -175,6 +178,9 @@ def extract(
         >>> features(images)["relu"].shape
         torch.Size([8, 4, 6, 6])
     """
+    if not isinstance(model, nn.Module):
+        raise ExtractError(f'extract takes a model first, as in extract(model, ["layer4"]), not {not_a_model(model)}')
+    _check_options(rename, device, dtype)
     wishes = _wishes(sites)
     if not wishes:
         raise ExtractError('no site given; extract(model, ["layer4"]) takes at least one selector')
@@ -188,16 +194,43 @@ def extract(
     return Features(model, Wanted(texts, transforms, {**names, **(rename or {})}, early_stop, no_grad, place, dtype))
 
 
+def _check_options(rename: object, device: object, dtype: object) -> None:
+    """Refuse options that would fail only in the forward.
+
+    Raises:
+        ExtractError: If one cannot be used.
+    """
+    if not (rename is None or isinstance(rename, Mapping)):
+        raise ExtractError(f'rename={described(rename)}: give a dict, such as rename={{"layer4": "features"}}')
+    if not (dtype is None or isinstance(dtype, torch.dtype)):
+        raise ExtractError(f"dtype={described(dtype)}: give a torch.dtype, such as dtype=torch.float16")
+    try:
+        torch.device(device or "cpu")  # type: ignore[call-overload]
+    except (RuntimeError, TypeError) as error:
+        raise ExtractError(f'device={described(device)} is not a device; give one such as "cpu" or "cuda"') from error
+
+
+def _text(given: object) -> str:
+    if isinstance(given, (str, Selector)):
+        return str(given)
+    advice = "; print(kedge.sites(model)) lists the paths of its modules" if isinstance(given, nn.Module) else ""
+    raise ExtractError(f'{described(given)} is not the text of a selector, such as "layer4"{advice}')
+
+
 def _wishes(sites: Wishes) -> list[tuple[str, str | Transform | None]]:
     """Return each selector with the name or the transform of its values.
 
     Raises:
-        ExtractError: If the values of a dict are neither.
+        ExtractError: If there is something else than selectors, or the values of a dict are neither.
     """
     if isinstance(sites, Mapping):
         given = [(str(text), wish) for text, wish in sites.items()]
+    elif not selects(sites):
+        raise ExtractError(
+            f'{described(sites)} is not a selector: extract(model, ["layer4"]) takes the paths of modules'
+        )
     else:
-        given = [(str(text), None) for text in ([sites] if isinstance(sites, (str, Selector)) else sites)]
+        given = [(_text(text), None) for text in ([sites] if isinstance(sites, (str, Selector)) else sites)]
     for text, wish in given:
         if wish is not None and not isinstance(wish, str) and not callable(wish):
             raise ExtractError(f'"{text}": {wish!r} is not a name, a function of the value, or None')

@@ -26,7 +26,7 @@ from kedge.features.capture import (
 )
 from kedge.features.collect import Collected, Collector
 from kedge.features.value_names import check, name_all, renamed
-from kedge.hooks.session import session
+from kedge.hooks.session import Session
 from kedge.sites import leaves
 from kedge.sites.language import single
 from kedge.torch_internals.dynamo import compiles, untraced
@@ -55,7 +55,7 @@ class FeatureForward:
         self._lock = threading.RLock()
         self._warned = False
         self._holders = 0
-        self.session = session()
+        self.session = Session()
         try:
             keys = ValueKeys()
             takers = (CaptureAction(number, keys, self.here, self._adopt) for number in range(len(wanted.texts)))

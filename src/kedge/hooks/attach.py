@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
+from kedge.arguments import described, not_a_model
 from kedge.errors import (
     ActionArity,
     ActionDisabled,
@@ -18,19 +19,22 @@ from kedge.errors import (
     NoSuchKind,
     Recompiled,
     SelectorError,
+    WrongCall,
     warn,
 )
 from kedge.flow import Action, Event, Schedule
 from kedge.hooks.everywhere import Everywhere, RootFinder, everywhere
 from kedge.hooks.firing.cause import Cause
 from kedge.hooks.firing.owner import ShownTap
-from kedge.hooks.firing.schedule import StepClock, rank
+from kedge.hooks.firing.schedule import StepClock, is_schedule, rank
 from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.gates.block_saves import BlockSaves, ThisBlock, is_of_block, this_block
 from kedge.hooks.gates.tensors import means, place_node, place_tensor
 from kedge.hooks.gates.variables import name_of_argument
+from kedge.hooks.open_sessions import warn_of_repeated
 from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
+from kedge.numbers import counted
 from kedge.sites.select import Selector, SitePlace, selects
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
@@ -56,6 +60,8 @@ class Attachments:
     """
 
     def __init__(self, on_error: str) -> None:
+        if on_error not in ("raise", "warn"):
+            raise WrongCall(f'on_error={on_error!r}: use "raise" or "warn"')
         self.on_error = on_error
         self.clock = StepClock(rank())
         self.taps: list[Tap] = []
@@ -68,6 +74,12 @@ class Attachments:
         self.in_graph = 0
         self.clock.on_step.append(self._retime)
 
+    def __repr__(self) -> str:
+        """The number of its hooks, and whether they are in place."""
+        sites = {str(tap.site) for tap in self.taps}
+        state = "ended" if self.ended else f"{counted(len(self.taps), 'action')} at {counted(len(sites), 'site')}"
+        return f"<kedge.session: {state}>"
+
     def complain(self, warning: ActionDisabled) -> None:
         """Warn that an action was switched off."""
         warn(warning)
@@ -79,6 +91,10 @@ class Attachments:
     def attach(self, target: Any, what: tuple[Any, ...], when: Schedule | None) -> Spec:
         """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
         _check_order(target, what)
+        if when is not None and not callable(when):
+            raise WrongCall(
+                f"when={described(when)} is not a schedule; use when=kedge.every(10) or when=kedge.at(0, 10)"
+            )
         if isinstance(target, (str, list, Selector)):  # a selector without a model
             target, what = this_block if is_of_block(target) else everywhere, (target, *what)
         selector, actions = _split(what)
@@ -99,9 +115,10 @@ class Attachments:
             else:
                 advice = "; selectors without a model are a text or a list of texts" if selects(target) else ""
                 raise NoSiteMatched(
-                    f"cannot hook an object of type {type(target).__name__}; a target is a module, kedge.everywhere, a tensor, "
-                    f"a dict of named tensors or an autograd node{advice}"
+                    f"cannot hook {not_a_model(target)}; a target is a module, kedge.everywhere, a tensor, a dict of named "
+                    f"tensors or an autograd node{advice}"
                 )
+            warn_of_repeated(self, target, spec.taps)
         self.taps.extend(spec.taps)
         return spec
 
@@ -215,7 +232,13 @@ def refresh() -> None:
 def _check_order(target: Any, what: tuple[Any, ...]) -> None:
     """Refuse a path and then the model that has it: a module is a valid action, so this would hook every model with it."""
     if isinstance(target, str) and what and isinstance(what[0], nn.Module) and target in dict(what[0].named_modules()):
-        raise TypeError(f'the model comes before the selector: hook(model, "{target}", action)')
+        raise WrongCall(f'the model comes before the selector: hook(model, "{target}", action)')
+    if isinstance(target, (list, tuple)) and any(isinstance(one, nn.Module) for one in target):
+        raise WrongCall(f"cannot hook {not_a_model(target)}")
+    if isinstance(target, nn.Module) and len(what) > 1 and isinstance(what[0], (nn.Module, nn.Parameter)):
+        named = {id(each): path for path, each in (*target.named_modules(), *target.named_parameters())}
+        path = named.get(id(what[0]), "layer4") + (":param.grad" if isinstance(what[0], nn.Parameter) else "")
+        raise WrongCall(f'{described(what[0])} is not a selector; name it by its path: hook(model, "{path}", action)')
 
 
 def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
@@ -223,16 +246,26 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
 
     Raises:
         SelectorError: If the selector's text cannot be parsed.
-        TypeError: If there is no action, or one that cannot be called.
+        WrongCall: If there is no action, or one that cannot be called.
         ActionArity: If it is a function that makes actions.
     """
     selector = Selector(what[0]) if what and selects(what[0]) else None
     actions = what if selector is None else what[1:]
     if not actions:
-        raise TypeError('no action given; hook(model, "layer4", kedge.record()) takes at least one after the selector')
+        raise WrongCall('no action given; hook(model, "layer4", kedge.record()) takes at least one after the selector')
     for action in actions:
+        if is_schedule(action):
+            raise WrongCall(f"{action!r} is a schedule and not an action; pass it as when=kedge.{action!r}")
         if not callable(action) and not hasattr(action, "bind"):
-            raise TypeError(f"{action!r} is not an action: it cannot be called; the order is target, selector, actions")
+            advice = f'; a path is a text: "{action}"' if isinstance(action, int) else ""
+            advice = (
+                "; to put it in the place of a value, use kedge.replace(tensor)"
+                if isinstance(action, Tensor)
+                else advice
+            )
+            raise WrongCall(
+                f"{described(action)} is not an action: it cannot be called; the order is target, selector, actions{advice}"
+            )
         ours = inspect.isfunction(action) and action.__module__.startswith("kedge.actions.")
         if ours and action.__annotations__.get("return") != "bool":  # which is a condition of `error_if`
             raise ActionArity(

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import NoReturn, Self, SupportsIndex
 
 from kedge.flow import V_co
+from kedge.hooks.open_sessions import in_block
 from kedge.hooks.recorded_values import Listed, RecordedValues
 from kedge.notebook import SHOWN, Table
 from kedge.numbers import counted
@@ -82,6 +83,8 @@ class Hooked(RecordedValues[V_co]):
 
     def __enter__(self) -> Self:
         """Begin a block that removes the hook at its end."""
+        if self.end is not None:
+            in_block(self.session)
         return self
 
     def __exit__(

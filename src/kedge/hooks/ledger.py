@@ -47,7 +47,7 @@ class LedgerEntry:
         return f"{self.site}  never fired: {self.cause.why} ({self.cause.remedy})"
 
 
-class Ledger:
+class Ledger(notebook.Printed):
     """How often each site of a session fired, or why it did not."""
 
     def __init__(self, entries: Iterable[LedgerEntry], leaves: Mapping[Site, Cause] | None = None) -> None:
@@ -163,7 +163,7 @@ def _causes(fold: Fold[LedgerEntry]) -> str:
     return f"never: {causes[0].why}; {causes[0].remedy}{'' if same else ', and so on'}"
 
 
-class Timeline:
+class Timeline(notebook.Printed):
     """The firings of a session, in order."""
 
     def __init__(self, entries: tuple[tuple[Event, str], ...]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from kedge.arguments import called_as
 from kedge.errors import NeverFired, NeverFiredWarning, SessionEnded, warn
 from kedge.flow import Schedule
 from kedge.hooks.attach import Attachments, warn_of_unrepeated
 from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
+from kedge.hooks.open_sessions import in_block, opened
 from kedge.hooks.signature import documented_like, typed
 
 
@@ -22,8 +24,6 @@ class Session(Attachments):
     """
 
     def __init__(self, *, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> None:
-        if on_error not in ("raise", "warn"):
-            raise ValueError(f'on_error={on_error!r}: use "raise" or "warn"')
         super().__init__(on_error)
         self.strict = strict
 
@@ -104,7 +104,7 @@ class Session(Attachments):
         warn(NeverFiredWarning(silent))
 
     def __enter__(self) -> Self:
-        return self
+        return in_block(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
@@ -113,9 +113,10 @@ class Session(Attachments):
 
 
 @documented_like(Session)
+@called_as('with kedge.session() as s: s.hook(model, "layer4", kedge.record())')
 def session(*, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> Session:
     """Open a session, for hooks that end together: ``with kedge.session() as s: s.hook(...)``; returns the `Session`."""
-    return Session(strict=strict, on_error=on_error)
+    return opened(Session(strict=strict, on_error=on_error))
 
 
 @typed
@@ -127,6 +128,6 @@ def hook(target: Any, *what: Any, when: Schedule | None = None) -> Hooked[Any]:
         >>> with kedge.hook(model, "relu", kedge.record()) as acts:
         ...     output = model(images)
     """
-    alone = Session()
+    alone = opened(Session())
     hooked = alone.hook(target, *what, when=when)
     return Hooked(alone, hooked.taps, hooked.actions, alone.end)

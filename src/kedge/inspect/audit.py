@@ -6,6 +6,7 @@ It calls and changes nothing: it reads the tables of hooks, and the hooks' own s
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, overload
@@ -16,6 +17,8 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
+from kedge.arguments import called_as, described
+from kedge.errors import WrongCall
 from kedge.hooks.gates.variables import UNNAMED, name_of_argument, variables_around
 from kedge.inspect.audit_graph import NodeAudit, TensorAudit, audit_node, audit_tensor
 from kedge.inspect.audit_optimizer import OptimizerAudit, audit_optimizer
@@ -45,6 +48,7 @@ def audit(target: Node | GradientEdge, names: Names = None) -> NodeAudit: ...
 def audit(target: Optimizer, names: Names = None) -> OptimizerAudit: ...
 
 
+@called_as("kedge.audit(model)")
 def audit(target: Any, names: Names = None) -> Audit:
     """List every hook that is already on a model, a tensor, an autograd node or an optimizer.
 
@@ -67,12 +71,14 @@ def audit(target: Any, names: Names = None) -> Audit:
         The hooks, as an `Audit` that prints; empty if there are none.
 
     Raises:
-        TypeError: If the target is something else.
+        WrongCall: If the target is something else.
 
     Examples:
         >>> print(kedge.audit(model))
         this model has no hooks
     """
+    if not (names is None or isinstance(names, (nn.Module, Mapping))):
+        raise WrongCall(f"audit(names={described(names)}): names is a model, or a dict of tensors by their names")
     if isinstance(target, nn.Module):
         return _audit_model(target)
     if isinstance(target, Tensor):
@@ -83,9 +89,8 @@ def audit(target: Any, names: Names = None) -> Audit:
         return audit_node(target.node if isinstance(target, GradientEdge) else target, _named(names))
     if isinstance(target, Optimizer):
         return audit_optimizer(target, _named(names))
-    kind = f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
-    raise TypeError(
-        f"audit takes a torch.nn.Module, a tensor, an autograd node or an optimizer, not {kind}; audit several "
+    raise WrongCall(
+        f"audit takes a torch.nn.Module, a tensor, an autograd node or an optimizer, not {described(target)}; audit several "
         "one by one"
     )
 
@@ -104,7 +109,7 @@ def _audit_model(model: nn.Module) -> Audit:
     everywhere = _on_everything("inside" if where else "")
     trial = CopyTrial({id(module) for _, module in named})
     found = itertools.chain(_on_modules(named, where), _on_tensors(inner), everywhere)
-    return Audit(type(inner).__name__, tuple(entry_of(f, trial) for f in found))
+    return Audit(type(inner).__name__, tuple(entry_of(f, trial) for f in found), audited=weakref.ref(inner))
 
 
 def _on_modules(named: list[tuple[str, nn.Module]], where: Mapping[int, Standing]) -> Iterator[FoundHook]:

@@ -21,7 +21,7 @@ _KINDS = {"pre": "node-pre", "post": "node-post", "tensor": "tensor", "accumulat
 _SHOWN = 6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TensorAudit(Audit):
     """The hooks on a tensor and in the graph behind it, and the tensor's state.
 
@@ -52,7 +52,7 @@ class TensorAudit(Audit):
         return sum(node.bytes for node in self.nodes)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NodeAudit(Audit):
     """The hooks on an autograd node and in the graph behind it.
 
@@ -117,7 +117,7 @@ def audit_node(node: Node, named: Mapping[str, Tensor]) -> NodeAudit:
     found = (FoundHook(_KINDS[kind], hook, name, "", i) for kind, i, hook in hooks_of_node(node))
     facts = [("takes", _taken(nodes)), ("saved", _saved(nodes[-1], freed=is_freed(node))), *_graph(nodes, [node])]
     others = (*_entries(found), *_in_graph(nodes, on_root=("pre", "post")))
-    return NodeAudit(name, others, "node", tuple(facts), nodes)
+    return NodeAudit(name, others, "node", tuple(facts), nodes=nodes)
 
 
 def _entries(found: Iterator[FoundHook]) -> tuple[HookEntry, ...]:

@@ -40,7 +40,7 @@ class HeldParameter:
     hooks: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class OptimizerAudit(Audit):
     """The hooks on an optimizer, on all optimizers and on its parameters, and the parameters that it holds.
 

@@ -93,7 +93,7 @@ class FunctionOperation:
             self.least, self.largest = min(self.least, low), max(self.largest, high)
 
 
-class FunctionOperations:
+class FunctionOperations(notebook.Printed):
     """The operations of a program outside of modules, in the order of their first calls: prints, counts and iterates them."""
 
     def __init__(self, rows: tuple[FunctionOperation, ...]) -> None:

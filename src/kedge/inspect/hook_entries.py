@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import nn
 
 from kedge import notebook
+from kedge.errors import WrongCall
+from kedge.hooks.open_sessions import taps_on
 from kedge.inspect.effects import BACKWARD, FORWARD, STATE, TENSOR, CopyTrial, Effect, FoundHook, effects, function_in
 from kedge.inspect.owners import library_of, name_of, serves, source_of
 from kedge.numbers import listed
@@ -60,8 +65,8 @@ class HookEntry:
         return ", ".join((f"{self.kind} {self.order} on {named}: {self.name}", self.owner, *self.notes))
 
 
-@dataclass(frozen=True)
-class Audit:
+@dataclass(frozen=True, repr=False)
+class Audit(notebook.Printed):
     """The hooks that are on a model, in the model's order and in each place in firing order.
 
     Attributes:
@@ -69,12 +74,43 @@ class Audit:
         entries: The hooks.
         what: The word for the audited object: model, tensor, node or optimizer.
         facts: What else is known of it, as labels and texts; nothing for a model.
+        audited: Returns the model while it exists; None for another audited object.
     """
 
     model: str
     entries: tuple[HookEntry, ...]
     what: str = "model"
     facts: tuple[tuple[str, str], ...] = ()
+    audited: Callable[[], nn.Module | None] | None = field(default=None, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what can be pickled: all but the model."""
+        return vars(self) | {"audited": None}
+
+    def remove(self) -> int:
+        """Remove the hooks that `kedge.hook` and `kedge.session` have left on the model without a block.
+
+        Their handles need not be known: in a notebook, a cell that runs twice overwrites them. Hooks of a block, of
+        `kedge.watch`, and of other libraries stay.
+
+        Returns:
+            The number of actions that were removed, each counted at every site.
+
+        Raises:
+            WrongCall: If something else than a model was audited.
+        """
+        if self.audited is None:
+            raise WrongCall(
+                f"this audit of {self.model} has no model, whose hooks could be removed: call kedge.audit(model).remove()"
+            )
+        model, removed = self.audited(), 0
+        for session, taps in [] if model is None else taps_on(model):
+            removed += len(taps)
+            if len(taps) == len(session.taps):
+                session.remove()
+            else:
+                session.drop(taps)
+        return removed
 
     def __iter__(self) -> Iterator[HookEntry]:
         """The hooks, one by one."""

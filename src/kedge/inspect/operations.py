@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from kedge import notebook
+from kedge.arguments import called_as, not_a_model, noted_arguments
+from kedge.errors import WrongCall
 from kedge.flow import Act, Event
 from kedge.hooks.operations.attention import is_inside
 from kedge.hooks.operations.mode import OPERATE
@@ -46,7 +48,7 @@ class Operation:
     source: SourceLine | None = None
 
 
-class Operations:
+class Operations(notebook.Printed):
     """The operations that one forward of a model made, in their order: prints, counts and iterates them."""
 
     def __init__(self, rows: tuple[Operation, ...]) -> None:
@@ -174,6 +176,7 @@ def operations(model: nn.Module, *args: Any, **kwargs: Any) -> Operations: ...
 def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
 
 
+@called_as("kedge.operations(model, images)")
 def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """List the operations in a forward, or in a function, with their shapes and source lines.
 
@@ -190,7 +193,7 @@ def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         The operations, as a table that prints.
 
     Raises:
-        TypeError: If `model` is neither a module nor a function.
+        WrongCall: If `model` is neither a module nor a function.
 
     Examples:
         >>> print(kedge.operations(torch.nn.functional.softplus, images)["softplus"].calls)
@@ -198,14 +201,14 @@ def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """
     if not isinstance(model, nn.Module):
         if not callable(model) or isinstance(model, type):
-            raise TypeError(
-                f"operations takes a torch.nn.Module or a function, then its arguments, not a {type(model).__name__}"
+            raise WrongCall(
+                f"operations takes a torch.nn.Module or a function, then its arguments, not {not_a_model(model)}"
             )
         return list_function(model, args, kwargs)
     inner, listing = dynamo.unwrap(model), Listing()
     listing.add(inner)
     try:
-        with _unchanged(inner):
+        with noted_arguments(model, args, kwargs), _unchanged(inner):
             inner(*args, **kwargs)
     finally:
         listing.session.end(quiet=True)

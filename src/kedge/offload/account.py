@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from kedge.notebook import Printed
+
 _MB = 1e6
 _MOST = 24
 """The number of modules that are printed."""
@@ -233,7 +235,7 @@ class ModuleAccount:
             self.step.freed.add(nbytes)
 
 
-class OffloadAccount:
+class OffloadAccount(Printed):
     """The outcome of all that autograd saved; prints as a table.
 
     Attributes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from kedge.arguments import called_as, described
 from kedge.errors import OffloadError
 
 
@@ -14,9 +15,10 @@ def _check_flag(owner: object, name: str, *, optional: bool = False) -> None:
     value = getattr(owner, name)
     if not (isinstance(value, bool) or (optional and value is None)):
         kinds = "True, False or None" if optional else "True or False"
-        raise OffloadError(f"{type(owner).__name__}({name}={value!r}): {name} must be {kinds}")
+        raise OffloadError(f"{type(owner).__name__}({name}={described(value)}): {name} must be {kinds}")
 
 
+@called_as("kedge.offload(model, to=kedge.Rebuild())")
 @dataclass(frozen=True)
 class Rebuild:
     """The destination of `kedge.offload` that moves nothing: tensors that can be computed again exactly are not kept.
@@ -27,6 +29,7 @@ class Rebuild:
     """
 
 
+@called_as("kedge.offload(model, to=kedge.Cpu())")
 @dataclass(frozen=True)
 class Cpu:
     """The destination of `kedge.offload` that moves saved tensors from an accelerator to host memory.
@@ -44,6 +47,7 @@ class Cpu:
         _check_flag(self, "pin")
 
 
+@called_as("kedge.offload(model, to=kedge.Disk())")
 @dataclass(frozen=True)
 class Disk:
     """The destination of `kedge.offload` that moves saved tensors to a file.
@@ -73,7 +77,7 @@ class Disk:
         if self.path is None:
             return
         if not isinstance(self.path, (str, os.PathLike)):
-            raise OffloadError(f"Disk({self.path!r}): path must be a folder, or None")
+            raise OffloadError(f"Disk({described(self.path)}): path must be a folder, or None")
         if not Path(self.path).is_dir():
             raise OffloadError(
                 f"Disk({os.fspath(self.path)!r}): there is no such folder; create it first, or leave path out"

@@ -7,6 +7,7 @@ from typing import Any, overload
 
 from torch import nn
 
+from kedge.arguments import called_as, described
 from kedge.errors import OffloadError
 from kedge.hooks.placing.stand_in import StandIn, around_of, layer_of, original, stand_in
 from kedge.offload.account import OffloadAccount
@@ -80,6 +81,7 @@ def offload(
 ) -> Offloading: ...
 
 
+@called_as("with kedge.offload(model, to=kedge.Disk()): loss_fn(model(x), y).backward()")
 def offload(
     model: nn.Module | None = None,
     where: str = EVERYTHING,
@@ -121,16 +123,19 @@ def offload(
         NoSiteMatched: If `where` selects no module.
         NoSuchCodec: If there is no such codec.
     """
+    if isinstance(model, Destination):
+        raise OffloadError(f"kedge.offload takes a destination as to=: kedge.offload(model, to={model!r})")
     if not (model is None or isinstance(model, nn.Module)):
         raise OffloadError(
-            f"kedge.offload takes a torch.nn.Module, not a {type(model).__name__}; for several models, "
-            "give torch.nn.ModuleList([...])"
+            f"kedge.offload takes a torch.nn.Module, not {described(model)}; for several models, give torch.nn.ModuleList([...])"
         )
     if isinstance(where, nn.Module):
         raise OffloadError(
             f"kedge.offload takes one model, and where= a selector of its modules, not a second {type(where).__name__}; "
             "for several models, give torch.nn.ModuleList([...])"
         )
+    if isinstance(where, Destination):
+        raise OffloadError(f"kedge.offload takes a destination as to=: kedge.offload(model, to={where!r})")
     settings = OffloadSettings(where, to, min_bytes, codec, max_memory, max_slowdown)
     around = Offloading(None if model is None else original(model), settings)
     if model is None:

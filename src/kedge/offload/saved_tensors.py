@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import NoSuchKind
+from kedge.arguments import called_as, described, noted_arguments, noting
+from kedge.errors import NoSuchKind, WrongCall
 from kedge.hooks.placing.module_calls import ModuleCalls
 from kedge.hooks.saved.keeper import keep
 from kedge.offload.bill.bill import Bill, bill_of
@@ -29,6 +30,9 @@ from kedge.torch_internals.kernels import keeping_versions
 from kedge.torch_internals.module_tables import own_buffers, put_back
 
 Loss = Callable[[Any], Any]
+_LOSS = (
+    "[kedge] loss is called with the output alone; give the rest with it: loss=lambda output: loss_fn(output, labels)"
+)
 
 
 @overload
@@ -43,6 +47,7 @@ def saved(
 ) -> Any: ...
 
 
+@called_as("kedge.saved(model)(images), with the arguments of the model in a call of their own")
 def saved(
     target: Callable[..., Any], *, loss: Loss | None = None, backward: bool = False, min_bytes: int = LEAST
 ) -> Any:
@@ -70,6 +75,7 @@ def saved(
 
     Raises:
         NoSuchKind: If the target is not a module and cannot be called.
+        WrongCall: If `loss` is not a function, or `min_bytes` not a number.
 
     Examples:
         >>> report = kedge.saved(model)(images)
@@ -78,17 +84,17 @@ def saved(
     """
     if not callable(target) or isinstance(target, type):
         raise NoSuchKind(
-            f"kedge.saved takes a module or a function, not {_described(target)}; to list what existing code saves, "
+            f"kedge.saved takes a module or a function, not {described(target)}; to list what existing code saves, "
             "give a function that runs it: kedge.saved(lambda: x.exp())"
         )
+    if not (loss is None or callable(loss)) or isinstance(loss, type):
+        raise WrongCall(
+            f"saved(loss={described(loss)}): loss is a function from the output to the loss, such as torch.sum"
+        )
+    if not isinstance(min_bytes, int):
+        raise WrongCall(f"saved(min_bytes={described(min_bytes)}): min_bytes is a number of bytes")
     of_call = BillOfCall(target, loss, min_bytes, backward=backward)
     return of_call if isinstance(target, nn.Module) or takes_arguments(target) else of_call()
-
-
-def _described(value: Any) -> str:
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    return f"a {type(value).__name__}"
 
 
 class BillOfCall:
@@ -102,6 +108,11 @@ class BillOfCall:
         name = getattr(self._target, "__qualname__", type(self._target).__name__)
         return f"<kedge.saved of {name}: call this with its arguments for the bill>"
 
+    def __getattr__(self, name: str) -> Any:
+        if name in dir(Bill):
+            raise AttributeError(f"the bill needs a call of the model first: kedge.saved(model)(images).{name}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __call__(self, *args: Any, **kwargs: Any) -> Bill:
         """Call the target once; returns the bill."""
         target, given = self._target, [tensor for _, tensor in leaves.find((args, kwargs))]
@@ -113,7 +124,8 @@ class BillOfCall:
             found = values_of(target)
             found.tensors += given
         billing = _Billing(target if found is None else found.modules, self._least, found)
-        return billing.bill(lambda: target(*args, **kwargs), self._loss, backward=self._backward)
+        with noted_arguments(target, args, kwargs):
+            return billing.bill(lambda: target(*args, **kwargs), self._loss, backward=self._backward)
 
 
 class _Billing:
@@ -159,7 +171,8 @@ class _Billing:
         keep(stack, self.model, self.keeper, ambient=True, compiled=compiled)
         output = call()
         if loss is not None:
-            output = loss(output)
+            with noting(TypeError, _LOSS):
+                output = loss(output)
         return [tensor for _, tensor in leaves.find(output)]
 
     def _owned(self) -> tuple[frozenset[int], frozenset[int]]:

@@ -11,6 +11,8 @@ Names are loaded when they are first used, so that one recipe does not wait for 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kedge.arguments import unknown_name
+
 if TYPE_CHECKING:
     from kedge.features.extract import Features, extract
     from kedge.features.reduce import Covariance, Histogram, Mean, Quantiles, Reducer, TopK, frechet_distance
@@ -76,4 +78,4 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOME.items():
         if name in names:
             return getattr(import_module(f"kedge.{home}"), name)
-    raise AttributeError(f"module 'kedge.recipes' has no attribute {name!r}")
+    raise AttributeError(unknown_name("kedge.recipes", name, [] if name.startswith("_") else __all__, {}))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from kedge.arguments import called_as
 from kedge.store.recording import Recording
 
 Severity = Literal["error", "warning", "info"]
@@ -14,6 +15,7 @@ Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 
+@called_as('kedge.Finding(code="MY-RULE", severity="warning", site="fc:out", step=0, message="...")')
 @dataclass(frozen=True)
 class Finding:
     """One problem that a rule found in a recording.

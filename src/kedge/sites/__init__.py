@@ -4,15 +4,6 @@
 to its name in the parent as soon as anything in it is imported, so the package itself can be called.
 """
 
-import sys
-from importlib import import_module
-from types import ModuleType
-from typing import Any
+from kedge.called_package import make_callable
 
-
-class _Callable(ModuleType):
-    def __call__(self, model: Any) -> Any:
-        return import_module("kedge.sites.table").sites(model)
-
-
-sys.modules[__name__].__class__ = _Callable
+make_callable("kedge.sites", "kedge.sites.table")

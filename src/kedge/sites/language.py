@@ -227,7 +227,9 @@ def parse(text: str) -> tuple[Term, ...]:
     """
     reader = _Reader(text)
     if not text.strip():
-        raise reader.error("it is empty", 0, '"**:out" selects every output of a module')
+        raise reader.error(
+            "it is empty", 0, '":out" selects the output of the model itself, "**:out" that of every module'
+        )
     terms = [reader.term()]
     while reader.accept(","):
         terms.append(reader.term())

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kedge import notebook
+from kedge.arguments import called_as, described, not_a_model
 from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
 from kedge.numbers import counted
 from kedge.sites.folding import Folding
@@ -114,9 +115,10 @@ def _terms(given: Selectors) -> tuple[Term, ...]:
     if isinstance(given, Selector):
         return given.terms
     several = list(given) if isinstance(given, Iterable) else [given]
-    odd = next((one for one in several if not isinstance(one, (str, Selector))), None)
-    if odd is not None:
-        raise SelectorError(f'{odd!r} is not the text of a selector, such as "layer4"')
+    odd = [one for one in several if not isinstance(one, (str, Selector))]
+    if odd:
+        advice = "; print(kedge.sites(model)) lists the paths of its modules" if isinstance(odd[0], nn.Module) else ""
+        raise SelectorError(f'{described(odd[0])} is not the text of a selector, such as "layer4"{advice}')
     if not several:
         raise SelectorError('an empty list selects nothing; name at least one site, such as ["layer4"]')
     return parse(", ".join(map(str, several)))
@@ -154,6 +156,7 @@ def _once(found: list[SitePlace], known: dict[Site, SitePlace]) -> Iterator[Site
             yield replace(place, without=tuple(before)) if before else place
 
 
+@called_as('kedge.select("layer4"), and .on(model) of the result has its sites')
 def select(text: Selectors) -> Selector:
     """Parse a selector, to list the sites that it matches on a model.
 
@@ -175,7 +178,7 @@ def select(text: Selectors) -> Selector:
     return Selector(text)
 
 
-class Selection:
+class Selection(notebook.Printed):
     """The sites of a selector on one model: it prints, counts and iterates them."""
 
     def __init__(self, selector: Selector, places: tuple[SitePlace, ...]) -> None:
@@ -232,7 +235,7 @@ class ModelLayout:
 
     def __init__(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
-            raise NoSiteMatched(f"selectors need a torch.nn.Module, not a {type(model).__name__}")
+            raise NoSiteMatched(f"selectors need a torch.nn.Module, not {not_a_model(model)}")
         self.modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
         self.params = dict(model.named_parameters(remove_duplicate=False))
         self.first = {id(m): name for name, m in reversed(self.modules.items())}

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from kedge import notebook
+from kedge.arguments import called_as
 from kedge.sites.folding import Folding
 from kedge.sites.select import ModelLayout, runs
 from kedge.sites.site import MODULE_KINDS, PARAM_KINDS
@@ -35,7 +36,7 @@ class SiteRow:
     trainable: bool = True
 
 
-class Sites:
+class Sites(notebook.Printed):
     """The modules that can be called and the parameters of a model, in the model's order."""
 
     def __init__(self, rows: tuple[SiteRow, ...]) -> None:
@@ -93,6 +94,7 @@ def _kinds(row: SiteRow) -> str:
     return text + (f"  also {', '.join(row.also)}" if row.also else "")
 
 
+@called_as("kedge.sites(model)")
 def sites(model: nn.Module) -> Sites:
     """List every place of a model that can be hooked: each module that can be called, and each parameter.
 

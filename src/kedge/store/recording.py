@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from kedge.errors import NoSuchRank
+from kedge.arguments import called_as, described
+from kedge.errors import NoSuchRank, WrongCall
 from kedge.store.exponents import decode_all, encode
 from kedge.store.reading.json_files import FORMAT, read_manifest, read_ranks
 from kedge.store.reading.rank_reader import RankReader
@@ -28,6 +29,7 @@ __all__ = ["FORMAT", "STATISTICS", "Recording", "Root", "Rows", "SiteInfo"]
 Entry = Mapping[str, Any]
 
 
+@called_as('kedge.Recording.open("run.kedge")')
 @dataclass(frozen=True, eq=False)
 class Recording:
     """A recorded run, read from disk.
@@ -45,10 +47,10 @@ class Recording:
     """
 
     path: Path
-    manifest: Entry
+    manifest: Entry = field(repr=False)
     roots: tuple[Root, ...]
-    sites: tuple[SiteInfo, ...]
-    events: tuple[Entry, ...]
+    sites: tuple[SiteInfo, ...] = field(repr=False)
+    events: tuple[Entry, ...] = field(repr=False)
     truncated: bool
     table: StatsTable | RankedTable = field(repr=False)
 
@@ -63,6 +65,10 @@ class Recording:
             NotARecording: If the path is not a recording, or one of its files is damaged.
             NewerFormat: If a newer Kedge wrote it.
         """
+        if not isinstance(path, (str, os.PathLike)):
+            raise WrongCall(
+                f'Recording.open({described(path)}): give the folder, as in kedge.Recording.open("run.kedge")'
+            )
         folder = Path(path)
         manifest = read_manifest(folder)
         readers = [RankReader(folder, rank) for rank in read_ranks(folder) or (0,)]

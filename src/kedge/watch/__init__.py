@@ -4,15 +4,6 @@
 called.
 """
 
-import sys
-from importlib import import_module
-from types import ModuleType
-from typing import Any
+from kedge.called_package import make_callable
 
-
-class _Callable(ModuleType):
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return import_module("kedge.watch.run.block").watch(*args, **options)
-
-
-sys.modules[__name__].__class__ = _Callable
+make_callable("kedge.watch", "kedge.watch.run.block")

@@ -19,7 +19,9 @@ from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.results import KeptSteps, MeasuredValues
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable
 from kedge.actions.measure.values import MEASURED, StepValues, role_of
-from kedge.actions.naming import each_operation
+from kedge.actions.naming import check_kept, each_operation
+from kedge.arguments import called_as, described
+from kedge.errors import WrongCall
 from kedge.flow import Act, Event
 from kedge.native import What
 from kedge.sites.site import Site
@@ -160,6 +162,7 @@ def _with_event(measure: Measure) -> Act:
     return act
 
 
+@called_as('with kedge.hook(model, "layer4", kedge.measure()) as stats: model(x)')
 def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = False) -> Meter:
     """Measure statistics of the value in each step: an action for `kedge.hook`.
 
@@ -177,7 +180,7 @@ def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = 
         The action.
 
     Raises:
-        ValueError: If `what` is unknown, or `keep` is below 1.
+        WrongCall: If `what` is unknown, or `keep` is not a number, or below 1.
 
     Examples:
         >>> with kedge.hook(model, "**", kedge.measure()) as stats:
@@ -185,8 +188,7 @@ def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = 
         >>> stats["relu"].min
         0.0
     """
-    if what not in native.CODES:
-        raise ValueError(f"measure({what!r}) is unknown; use 'full', 'norm' or 'finite'")
-    if keep is not None and keep < 1:
-        raise ValueError(f"measure(keep={keep}) would keep nothing; use 1 or more, or None for all")
+    if not isinstance(what, str) or what not in native.CODES:
+        raise WrongCall(f"measure({described(what)}) is unknown; use 'full', 'norm' or 'finite'")
+    check_kept("measure", keep)
     return Meter(what, keep=keep, recomputes=recomputes)

@@ -23,7 +23,7 @@ from kedge.torch_internals import dynamo
 MOST = 60
 
 
-class Graph:
+class Graph(notebook.Printed):
     """A drawing of an autograd graph: plain numbers and names, which keep nothing of the graph alive.
 
     ``print(graph)`` prints a table by module; `dot` and `svg` return the drawing, and a notebook shows it.

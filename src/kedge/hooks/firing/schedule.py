@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from kedge.arguments import called_as, described
+from kedge.errors import WrongCall
 from kedge.flow import Event, Schedule
 from kedge.hooks.firing.thread_position import ThreadPosition
 from kedge.sites.site import Site
@@ -42,6 +44,26 @@ class _When:
         return begun and (step - self.after) % self.n == 0
 
 
+@dataclass(frozen=True)
+class _At:
+    """Single steps."""
+
+    steps: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        """The call that makes this schedule."""
+        return f"at({', '.join(map(str, self.steps))})"
+
+    def __call__(self, step: int) -> bool:
+        return step in self.steps
+
+
+def is_schedule(given: object) -> bool:
+    """Whether an object is a schedule that `every` or `at` made."""
+    return isinstance(given, (_When, _At))
+
+
+@called_as('kedge.hook(model, "layer4", kedge.record(), when=kedge.every(10))')
 def every(n: int, *, after: int = 0, until: int | None = None) -> Schedule:
     """Return a schedule that selects one step in `n`.
 
@@ -54,18 +76,22 @@ def every(n: int, *, after: int = 0, until: int | None = None) -> Schedule:
         The schedule, for the argument `when` of `kedge.hook`.
 
     Raises:
-        ValueError: If `n` is below 1.
+        WrongCall: If `n` is below 1, or an argument is not a whole number.
 
     Examples:
         >>> schedule = kedge.every(10, after=100)
         >>> [step for step in range(130) if schedule(step)]
         [100, 110, 120]
     """
+    for name, given in (("n", n), ("after", after), ("until", until)):
+        if not (_is_step(given) or (name == "until" and given is None)):
+            raise WrongCall(f"every({name}={described(given)}): {name} is a number of steps, as in kedge.every(10)")
     if n < 1:
-        raise ValueError(f"every({n}): the distance between two steps must be 1 or more")
+        raise WrongCall(f"every({n}): the distance between two steps must be 1 or more")
     return _When(n, after, until)
 
 
+@called_as('kedge.hook(model, "layer4", kedge.record(), when=kedge.at(0, 10))')
 def at(*steps: int) -> Schedule:
     """Return a schedule that selects exactly these steps.
 
@@ -75,12 +101,22 @@ def at(*steps: int) -> Schedule:
     Returns:
         The schedule, for the argument `when` of `kedge.hook`.
 
+    Raises:
+        WrongCall: If there is no step, or one is not a whole number.
+
     Examples:
         >>> with kedge.hook(model, "relu", kedge.record(), when=kedge.at(0)) as acts:
         ...     output = model(images)
     """
-    wanted: Collection[int] = frozenset(steps)
-    return lambda step: step in wanted
+    odd = [step for step in steps if not _is_step(step)]
+    if odd or not steps:
+        found = described(odd[0]) if odd else ""
+        raise WrongCall(f"at({found}): give the numbers of the steps one by one, as in kedge.at(0, 10, 20)")
+    return _At(steps)
+
+
+def _is_step(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
 
 
 class BackwardNumbers:

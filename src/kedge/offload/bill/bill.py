@@ -32,7 +32,7 @@ _NOTHING = (
 Given = Mapping[str, Iterable[int]]
 
 
-class Bill:
+class Bill(notebook.Printed):
     """The tensors that autograd held for backward, one by one and added up.
 
     ``print(bill)`` prints the tables. The bill holds no reference to the model or to its tensors.

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from kedge.arguments import called_as, described, not_a_model, noted_arguments
 from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.hooks.handle import Hooked
 from kedge.hooks.session import Session, session
 from kedge.recipes.attribution.graph import REENTRANT, nodes_between, operation_of
 from kedge.recipes.attribution.named import name_of, shortened
-from kedge.recipes.attribution.preserve_state import preserved_state
+from kedge.recipes.attribution.preserve_state import preserved_state, warn_of_training
 from kedge.recipes.attribution.scores import Target, Targets, score
 from kedge.sites import leaves
 from kedge.sites.select import selects
@@ -112,17 +112,33 @@ class Attribution:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise AttributionError(
-                f"an attribution takes a model first, not a {type(model).__name__}; what the model is called with comes in a "
+                f"an attribution takes a model first, not {not_a_model(model)}; what the model is called with comes in a "
                 "second call, as in saliency(model, target=3)(images)"
             )
         if not selects(wrt):
             raise AttributionError(
-                f'a {type(wrt).__name__} is not the name of a place in the model: give a selector, such as "layer4", '
+                f'{described(wrt)} is not the name of a place in the model: give a selector, such as "layer4", '
                 "and the class to explain as target=..."
             )
         if not wrt:
             raise AttributionError(f"wrt={wrt!r} names no site; leave it out for the input, or give a selector")
+        if isinstance(target, Tensor) and target.is_floating_point():
+            raise AttributionError(
+                f"target={leaves.describe(target)} is no class: what the model is called with comes in a second call, as in "
+                "saliency(model, target=3)(images)"
+            )
         self.model, self.method, self.target, self.wrt = model, method, target, wrt
+        self._told = False
+
+    def __repr__(self) -> str:
+        """The model, the target and the place of the gradient, and what to do with it."""
+        return (
+            f"<attribution of {type(self.model).__name__}, target={self._shown_target()}, with respect to {self.wrt!r}: call it "
+            "like the model>"
+        )
+
+    def _shown_target(self) -> str:
+        return leaves.describe(self.target) if isinstance(self.target, Tensor) else repr(self.target)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the attribution of the model's output for these arguments.
@@ -144,15 +160,24 @@ class Attribution:
             first: A selector and an action that come before all others; or nothing.
             target: The target; None for that of the attribution.
         """
+        if not self._told:
+            self._told = True
+            warn_of_training(self.model)
         method = self.method()
         targets, several = _listed(self.target if target is None else target)
-        forward = partial(self.model, *args, **kwargs)
-        answers = self._asked(method, targets, forward, first) or self._asked(method.closer(), targets, forward, first)
+        answers = self._asked(method, targets, args, kwargs, first) or self._asked(
+            method.closer(), targets, args, kwargs, first
+        )
         stacked = [torch.stack(column) if several else column[0] for column in zip(*answers, strict=True)]
         return stacked[0] if isinstance(self.wrt, str) else dict(zip(self.wrt, stacked, strict=True))
 
     def _asked(
-        self, method: Method, targets: list[Target], forward: Callable[[], Any], first: tuple[Any, ...]
+        self,
+        method: Method,
+        targets: list[Target],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        first: tuple[Any, ...],
     ) -> list[list[Tensor]]:
         """Return an answer for each target; none if the method requests another forward."""
         where = [self.wrt] if isinstance(self.wrt, str) else list(self.wrt)
@@ -164,7 +189,8 @@ class Attribution:
                 s.hook(self.model, *first)
             found = [(text, leaf := LeafCopy(alone=len(where) == 1), s.hook(self.model, text, leaf)) for text in where]
             method.begin(s, self.model)
-            output = forward()
+            with noted_arguments(self.model, args, kwargs):
+                output = self.model(*args, **kwargs)
             values = [leaf.only(text, hooked) for text, leaf, hooked in found]
             scores = [score(output, one) for one in targets]
             if not method.cut(s, scores, values):
@@ -206,6 +232,7 @@ class _Magnitude(Method):
         return gradient.abs()
 
 
+@called_as("recipes.gradient(model, target=3)(images)")
 def gradient(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
     """Explain a score by its signed gradient with respect to the input.
 
@@ -225,6 +252,7 @@ def gradient(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[st
     return Attribution(model, Method, target, wrt)
 
 
+@called_as("recipes.saliency(model, target=3)(images)")
 def saliency(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
     """Explain a score by the magnitude of its gradient: where a small change has the largest effect.
 

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kedge.arguments import called_as, described
 from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.hooks.session import Session
@@ -35,6 +36,13 @@ class Tokens:
 
     grid: tuple[int, ...]
     skip: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.grid, Sequence) or not all(isinstance(each, int) for each in self.grid):
+            raise AttributionError(
+                f"Tokens(grid={described(self.grid)}): grid is the numbers of rows and columns of patches, as in "
+                "Tokens(grid=(14, 14), skip=1)"
+            )
 
     def __call__(self, value: Tensor) -> Tensor:
         """Return tokens in the layout of the image."""
@@ -103,6 +111,7 @@ class _GradCam(Method):
         )
 
 
+@called_as('recipes.grad_cam(model, "layer4", target=3)(images)')
 def grad_cam(
     model: nn.Module,
     site: str,
@@ -135,4 +144,12 @@ def grad_cam(
         >>> recipes.grad_cam(model, "relu", target=2)(images).shape
         torch.Size([8, 8, 8])
     """
+    if not (layout is None or callable(layout)):
+        raise AttributionError(
+            f"layout={described(layout)}: give a function of the value, such as Tokens(grid=(14, 14), skip=1)"
+        )
+    if not (size is None or isinstance(size, Sequence)):
+        raise AttributionError(
+            f'size={described(size)}: give (rows, columns), such as size=(224, 224), "input" or None'
+        )
     return Attribution(model, partial(_GradCam, site, layout, size, positive=positive), target, site)

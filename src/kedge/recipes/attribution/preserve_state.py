@@ -8,8 +8,13 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
+from kedge.errors import InTrainingMode, warn
+from kedge.numbers import listed
+from kedge.sites.modal import in_training
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.accelerators import same_random_numbers
+
+_NAMED = 3
 
 
 @contextmanager
@@ -26,6 +31,20 @@ def preserved_state(model: nn.Module) -> Iterator[None]:
         if dynamo.is_loaded():  # importing it takes a second, and without it nothing is compiled
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
+
+
+def warn_of_training(model: nn.Module) -> None:
+    """Warn if dropout or normalization computes as in training, so that results are not those of the model in use."""
+    found = list(in_training(model))
+    if found:
+        names = listed([f"{type(module).__name__} {name or 'itself'}" for name, module in found], _NAMED)
+        warn(
+            InTrainingMode(
+                f"the model is in training mode ({names}): dropout removes values and batch normalization uses the statistics of "
+                "the batch, so the result is not that of the model in use. Call model.eval() first. The running statistics and "
+                "the random state are left as they were"
+            )
+        )
 
 
 def _gathered(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]:

@@ -24,6 +24,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from kedge.arguments import called_as
 from kedge.errors import NothingCut
 from kedge.flow import Event
 from kedge.hooks.session import Session
@@ -185,6 +186,7 @@ class _Deconvolution(_Cut):
         s.hook(node, ":post", leave)
 
 
+@called_as("recipes.guided_backprop(model, target=3)(images)")
 def guided_backprop(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
     """Explain a score by guided backpropagation: the gradient, with negative parts set to zero at every ReLU.
 
@@ -210,6 +212,7 @@ def guided_backprop(model: nn.Module, target: Targets = None, *, wrt: str | Sequ
     return Attribution(model, _Guided, target, wrt)
 
 
+@called_as("recipes.deconvnet(model, target=3)(images)")
 def deconvnet(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
     """Explain a score by the deconvolutional network: its projection back to the input.
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from kedge.arguments import described
 from kedge.errors import AttributionError
 from kedge.sites import leaves
 
@@ -80,7 +81,12 @@ def _best(logits: Tensor) -> Tensor:
 
 def _classes(logits: Tensor, target: int | Tensor) -> Tensor:
     """Return the class of each sample, as a tensor of indices."""
-    classes = torch.as_tensor(target, device=logits.device)
+    try:
+        classes = torch.as_tensor(target, device=logits.device)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise AttributionError(
+            f"target={described(target)}: give a class, a tensor with a class for each sample, or a function of the output"
+        ) from error
     wanted = logits.shape[:-1]
     if classes.is_floating_point() or classes.dtype == torch.bool or classes.shape not in (torch.Size(()), wanted):
         raise AttributionError(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kedge.arguments import called_as, described, noted_arguments
 from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.hooks.session import session
@@ -56,6 +57,10 @@ class Smoothed:
         self.attribution, self.samples, self.noise = attribution, samples, noise
         self.seed, self.at_once = seed, at_once
 
+    def __repr__(self) -> str:
+        """The attribution, and what to do with it."""
+        return f"<smoothgrad of {self.samples} samples, {repr(self.attribution).lstrip('<')}"
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the averaged attribution for these arguments; see `Attribution`."""
         targets, n = self._settled(args, kwargs)
@@ -94,7 +99,8 @@ class Smoothed:
         given = self.attribution.target
         with preserved_state(self.attribution.model), torch.no_grad(), session() as s:
             s.hook(self.attribution.model, self.where, measure)
-            output = self.attribution.model(*args, **kwargs)
+            with noted_arguments(self.attribution.model, args, kwargs):
+                output = self.attribution.model(*args, **kwargs)
             s.end(quiet=True)
         if not sizes:
             raise AttributionError(f'there is nothing to add noise to: "{self.where}" holds no floating-point tensor')
@@ -128,6 +134,7 @@ def _repeated(given: tuple[tuple[Any, ...], dict[str, Any]], n: int, copies: int
     return leaves.put(given, {name: t.repeat(copies, *[1] * (t.dim() - 1)) for name, t in found})
 
 
+@called_as("recipes.smoothgrad(recipes.saliency(model), samples=25)(images)")
 def smoothgrad(
     attribution: Attribution, *, samples: int = 25, noise: float = 0.15, seed: int = 0, at_once: int = 1
 ) -> Smoothed:
@@ -151,6 +158,16 @@ def smoothgrad(
         >>> recipes.smoothgrad(recipes.saliency(model), samples=5)(images).shape
         torch.Size([8, 1, 8, 8])
     """
+    if not isinstance(attribution, Attribution):
+        raise AttributionError(
+            f"smoothgrad takes an attribution, not {described(attribution)}; give one without the images, as in "
+            "smoothgrad(saliency(model))(images)"
+        )
+    if not all(isinstance(each, int) for each in (samples, at_once, seed)) or not isinstance(noise, (int, float)):
+        raise AttributionError(
+            f"smoothgrad(samples={described(samples)}, noise={described(noise)}, seed={described(seed)}, "
+            f"at_once={described(at_once)}): these are whole numbers, and noise a number"
+        )
     if samples < 1 or at_once < 1 or noise < 0:
         raise AttributionError(
             f"smoothgrad(samples={samples}, noise={noise}, at_once={at_once}): there must be at least one copy, at "

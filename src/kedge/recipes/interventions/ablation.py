@@ -9,12 +9,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from kedge.arguments import called_as, described
 from kedge.errors import InterventionError
 from kedge.flow import Event, as_act
 from kedge.hooks.handle import Hooked
 from kedge.hooks.session import hook, session
 from kedge.recipes.attribution.named import name_of, without_call
-from kedge.recipes.attribution.preserve_state import preserved_state
+from kedge.recipes.attribution.preserve_state import preserved_state, warn_of_training
 from kedge.recipes.interventions.inputs import run
 from kedge.recipes.interventions.positions import Positions, mask
 from kedge.sites import leaves
@@ -25,6 +26,7 @@ _PASSES = 16
 By: TypeAlias = float | Tensor | Callable[..., Tensor]
 
 
+@called_as('recipes.ablate(model, "layer4")')
 def ablate(
     model: nn.Module, sites: Selectors, by: By = 0.0, *, positions: Positions = None, dim: int = 1
 ) -> Hooked[Any]:
@@ -175,6 +177,7 @@ def _dimensions(value: Tensor, over: Sequence[int] | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(d % value.dim() for d in over))
 
 
+@called_as('recipes.means(model, "layer4", batches)')
 def means(model: nn.Module, sites: Selectors, inputs: Iterable[Any], *, over: int | Sequence[int] | None = 0) -> Means:
     """Compute the mean values at some sites over reference inputs, for `ablate`.
 
@@ -193,6 +196,7 @@ def means(model: nn.Module, sites: Selectors, inputs: Iterable[Any], *, over: in
         >>> with recipes.ablate(model, "relu", usual):
         ...     output = model(images)
     """
+    warn_of_training(model)
     if isinstance(inputs, (Tensor, Mapping, str)):
         raise InterventionError(
             f"the inputs are {leaves.describe(inputs)}, of which each row or key would be a batch; give a list of batches, "
@@ -241,6 +245,7 @@ class Resample:
         return "resample()"
 
 
+@called_as("recipes.resample(seed=0)")
 def resample(seed: int = 0) -> Resample:
     """Replace each sample's value by that of another sample of its batch: an action for `ablate`.
 
@@ -256,4 +261,9 @@ def resample(seed: int = 0) -> Resample:
         >>> with recipes.ablate(model, "relu", recipes.resample(seed=0)):
         ...     output = model(images)
     """
+    if not isinstance(seed, int):
+        raise InterventionError(
+            f"resample(seed={described(seed)}): seed is a whole number; the model and the place are arguments of ablate, as in "
+            'ablate(model, "layer4", resample())'
+        )
     return Resample(seed)

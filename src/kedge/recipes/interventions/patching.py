@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from kedge import notebook
+from kedge.arguments import called_as
 from kedge.errors import InterventionError
 from kedge.flow import Event
 from kedge.hooks.session import session
 from kedge.recipes.attribution.named import name_of, shortened
-from kedge.recipes.attribution.preserve_state import preserved_state
+from kedge.recipes.attribution.preserve_state import preserved_state, warn_of_training
 from kedge.recipes.interventions.inputs import run
 from kedge.recipes.interventions.positions import mask
 from kedge.sites import leaves
@@ -40,7 +41,7 @@ class PatchRow:
     effect: float
 
 
-class Patching:
+class Patching(notebook.Printed):
     """The effects of patches, as a table that prints; the result of `patch`.
 
     Attributes:
@@ -136,6 +137,7 @@ class _Patch:
         return torch.where(mask(value, self.position, self.dim), self.kept, value)
 
 
+@called_as('recipes.patch(model, clean, corrupted, "layer4", metric)')
 def patch(
     model: nn.Module,
     clean: Any,
@@ -168,6 +170,7 @@ def patch(
         >>> table["fc"]
         1.0
     """
+    warn_of_training(model)
     values = _Values()
     ledger, whole = _run(model, clean, metric, sites, values)
     if not values.found:

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kedge.arguments import called_as
 from kedge.errors import InterventionError
 from kedge.hooks.handle import Hooked
 from kedge.hooks.session import hook
+from kedge.recipes.attribution.preserve_state import warn_of_training
 from kedge.recipes.interventions.ablation import means
 from kedge.recipes.interventions.positions import Positions, mask
 from kedge.sites import leaves
@@ -72,6 +74,7 @@ class Steering:
         return moved if self.positions is None else torch.where(mask(value, self.positions, self.dim), moved, value)
 
 
+@called_as('recipes.steer(model, "layer4", direction)')
 def steer(
     model: nn.Module,
     site: str,
@@ -103,6 +106,7 @@ def steer(
     return hook(model, site, Steering(direction, strength, norm=norm, positions=positions))
 
 
+@called_as('recipes.contrast(model, "layer4", toward, away)')
 def contrast(model: nn.Module, site: str, toward: Iterable[Any], away: Iterable[Any]) -> Tensor:
     """Return the direction from one set of inputs to another: the difference of their mean values.
 
@@ -118,6 +122,7 @@ def contrast(model: nn.Module, site: str, toward: Iterable[Any], away: Iterable[
     Returns:
         The direction, for `steer`, as a tensor [width].
     """
+    warn_of_training(model)
     ends = [means(model, site, inputs, over=None) for inputs in (toward, away)]
     for end in ends:
         if len(end.sums) != 1:

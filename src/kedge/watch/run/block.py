@@ -14,7 +14,8 @@ from typing import Self
 
 from torch import distributed, nn
 
-from kedge.errors import WatchingFailed
+from kedge.arguments import called_as, described
+from kedge.errors import WatchingFailed, WrongCall
 from kedge.hooks.attach import refresh
 from kedge.hooks.firing.schedule import every as schedule_of
 from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
@@ -94,19 +95,16 @@ class WatchBlock:
         self._failures.clear()
         self._pid = os.getpid()
         atexit.register(self._end_with_program)
-        self._start(self._out.sinks)
-        return self
-
-    def _start(self, sinks: Sinks) -> None:
         ignore_warnings()
         if not self.strict:
-            Shield(*BEGINNING, tell=self._complain)(self._install, sinks)
-            return
+            Shield(*BEGINNING, tell=self._complain)(self._install, self._out.sinks)
+            return self
         try:
-            self._install(sinks)
+            self._install(self._out.sinks)
         except Exception as error:
             self.end(error)
             raise
+        return self
 
     def _install(self, sinks: Sinks) -> None:
         refresh()
@@ -162,6 +160,11 @@ class WatchBlock:
         there are no findings.
         """
         return Findings(() if self._out is None else self._out.findings(rules))
+
+    def __repr__(self) -> str:
+        """The recording, and whether it is being written."""
+        state = "not begun" if self._out is None else "over" if self._out.is_over else "being written"
+        return f"<kedge.watch into {self.recording}: {state}>"
 
     def _repr_html_(self) -> str:
         """The run so far for a notebook: the verdict, the curves, the findings and the modules."""
@@ -225,6 +228,7 @@ def default_name() -> str:
     return f"{Path(script_name()).name}.{launched().label}.kedge"
 
 
+@called_as('with kedge.watch("run.kedge"): train()')
 def watch(
     path: str | os.PathLike[str] | None = None,
     *,
@@ -253,6 +257,16 @@ def watch(
 
     Raises:
         SelectorError: If `sites` cannot be read.
+        WrongCall: If another argument cannot be used.
     """
+    if not (path is None or isinstance(path, (str, os.PathLike))):
+        raise WrongCall(
+            f"watch({described(path)}): the first argument is the folder of the recording; every model that runs in the block is "
+            'recorded, so none is given: with kedge.watch("run.kedge"): train()'
+        )
+    if not (budget is None or (isinstance(budget, (int, float)) and budget >= 0)):
+        raise WrongCall(
+            f"watch(budget={described(budget)}): budget is a share of the run's time, such as 0.03, or None"
+        )
     text = sites if isinstance(sites, str) else str(Selector(sites))
     return WatchBlock(path, WatchOptions(text, every, budget, dump), force=force, strict=strict)

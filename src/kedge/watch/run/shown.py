@@ -35,6 +35,20 @@ class Findings(tuple[Finding, ...]):
 
     __slots__ = ()
 
+    def __str__(self) -> str:
+        """A paragraph for each finding: what was found, and what to do."""
+        return (
+            "\n".join(
+                f"{each.severity} {each.code}  {each.message}" + (f"\n  → {each.remedy}" if each.remedy else "")
+                for each in self
+            )
+            or "no findings"
+        )
+
+    def __repr__(self) -> str:
+        """The same, for a terminal."""
+        return str(self)
+
     def _repr_html_(self) -> str:
         """The findings for a notebook, grouped by rule."""
         groups = [list(group) for _, group in groupby(self, lambda finding: (finding.severity, finding.code))]

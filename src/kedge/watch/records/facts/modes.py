@@ -8,17 +8,12 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from kedge.sites.modal import MODAL, drops
 from kedge.torch_internals.module_tables import own_children
 from kedge.watch.models.roots import RootModule
 
 _NAMED = 50
 """Most names in a note."""
-_MODES = (
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
-)
-"""The modules that compute differently in training."""
 
 _Found: TypeAlias = tuple[tuple[int, ...], list[tuple[str, weakref.ref[nn.Module]]]]
 """The ids of a model's modules, and those that compute differently in training, with their recorded paths."""
@@ -38,7 +33,7 @@ class TrainingModes:
             module = root.module()
             if module is None or not root.optimizers:
                 continue
-            found = [(n, m) for n, m in self._modal(root, module) if getattr(m, "p", 1.0) > 0]
+            found = [(n, m) for n, m in self._modal(root, module) if drops(m)]
             evals, trains = ([n for n, m in found if m.training is mode][:_NAMED] for mode in (False, True))
             modes = (module.training, tuple(evals), tuple(trains))
             if self._noted.get(root.index) != modes:
@@ -53,7 +48,7 @@ class TrainingModes:
         """Return the modules of a root that compute differently in training; cached until modules come or go."""
         there, (before, known) = _ids_in(module), self._found.get(module, ((), []))
         if there != before or any(ref() is None for _, ref in known):
-            found = ((root.label(n), m) for n, m in module.named_modules() if isinstance(m, _MODES))
+            found = ((root.label(n), m) for n, m in module.named_modules() if isinstance(m, MODAL))
             known = [(name, weakref.ref(m)) for name, m in found]
             self._found[module] = there, known
         return [(name, m) for name, ref in known if (m := ref()) is not None]

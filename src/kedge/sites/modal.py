@@ -1,0 +1,31 @@
+"""Modules that compute differently in training and in evaluation mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+MODAL = (
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+    *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
+"""The modules of PyTorch that do."""
+
+
+def drops(module: nn.Module) -> bool:
+    """Whether a module of `MODAL` has an effect: a dropout of 0 has none."""
+    return bool(getattr(module, "p", 1.0) > 0)
+
+
+def in_training(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the paths and modules of a model that compute as in training: dropout, and statistics of the batch."""
+    for name, module in model.named_modules():
+        if module.training and isinstance(module, MODAL) and drops(module) and _depends(module):
+            yield name, module
+
+
+def _depends(module: nn.Module) -> bool:
+    """Whether a module's mode matters; without running statistics a normalization has those of the batch in both."""
+    return bool(getattr(module, "track_running_stats", True))

@@ -10,12 +10,11 @@ from kedge.hooks.firing.schedule import PassCounter
 from kedge.store.rows import FULL, LIGHT
 from kedge.watch.models.parked_hooks import StepHooks
 from kedge.watch.records.record import TrainingRecord
-from kedge.watch.steps.compiled_steps import CompiledSteps
-from kedge.watch.steps.costs import Costs
+from kedge.watch.steps.compiled_steps import CodeVariants, CompiledSteps
 from kedge.watch.steps.evaluation import Evaluation
 from kedge.watch.steps.kind import StepKind
 from kedge.watch.steps.rehearsals import Rehearsals
-from kedge.watch.steps.shield import OFF
+from kedge.watch.steps.shield import OFF, WatchShield
 from kedge.watch.steps.steps import Steps, StepSource
 from kedge.watch.training import Training
 
@@ -35,10 +34,11 @@ class StepKinds:
         rehearsals: Recognizes forward passes on memory that holds nothing.
     """
 
-    def __init__(self, steps: Steps, record: TrainingRecord, training: Training, costs: Costs) -> None:
+    def __init__(self, steps: Steps, record: TrainingRecord, training: Training, shield: WatchShield) -> None:
         self.budget, self.steps, self.record, self.training = steps.budget, steps, record, training
-        self.hooks, self.costs = StepHooks(record.models.session), costs
-        self.compiled = CompiledSteps(record.models.session, steps.budget, costs)
+        self.hooks, self.costs = StepHooks(record.models.session), shield.costs
+        variants = CodeVariants(self.hooks.place, shield)
+        self.compiled = CompiledSteps(record.models.session, steps.budget, shield.costs, variants)
         self.evaluation, self.rehearsals = Evaluation(record.meter, record.models.roots), Rehearsals()
 
     def begin(self, finder: RemovableHandle) -> None:
@@ -46,6 +46,11 @@ class StepKinds:
         self.costs.begin()
         self.hooks.take_finder(finder)
         self.budget.begin(perf_counter(), self.costs.per_step)
+
+    def close(self) -> None:
+        """Remove what would outlast the watch."""
+        self.compiled.variants.close()
+        self.hooks.close()
 
     def run_ended(self, step: int) -> None:
         """Write the values of the last steps, and prepare the next ones."""

@@ -78,6 +78,7 @@ class StepHooks:
         self._seen = (-1, -1)
         self._waiting: list[Any] = []
         self._undo: Callable[[], None] = lambda: None
+        self._wanted = (True, True)
         self._changing = threading.RLock()
 
     def take_finder(self, handle: RemovableHandle) -> None:
@@ -122,7 +123,13 @@ class StepHooks:
         with self._changing:
             if not hooked:
                 operators.leave_graphs_whole()
-            self.finding = finding or measured
+            self.finding, self._wanted = finding or measured, (finding, by_passes)
+            self.place(hooked)
+
+    def place(self, hooked: bool) -> None:
+        """Install the hooks of measured steps, or remove them, in the middle of a step, too."""
+        with self._changing:
+            finding, by_passes = self._wanted
             # In the order in which they came first: hooks in another order would be a third variant for Dynamo.
             _place(self._calls, up=hooked or by_passes or finding)
             _place(self._root_gates, up=hooked or by_passes)

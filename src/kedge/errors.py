@@ -72,16 +72,13 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-_OURS = f"{Path(__file__).parent}{os.sep}"
+from kedge.frames import level_of_program
 
 
 class _Named:
@@ -353,11 +350,8 @@ class DiskIsMemory(KedgeWarning):
 
 
 def warn(warning: Warning) -> None:
-    """Issue a warning at the innermost line outside of Kedge."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(warning, stacklevel=level)
+    """Issue a warning at the program's running line."""
+    warnings.warn(warning, stacklevel=level_of_program())
 
 
 @contextmanager

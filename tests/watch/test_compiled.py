@@ -203,6 +203,7 @@ def test_compiled_code_has_two_variants_and_the_kind_of_step_chooses(
             optimizer.step()
 
     log = watched(program)
+    assert [e for e in log.events if e["kind"] == "compiled"] == [{"kind": "compiled", "step": 0}]
     assert graphs.tapped == [True, False]
     assert graphs.calls == 50
     measured = [0, *range(1, 50, 4)]

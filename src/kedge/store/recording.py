@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from kedge.errors import NoSuchRank
+from kedge.files.given_path import given_path
 from kedge.store.exponents import decode_all, encode
 from kedge.store.reading.json_files import FORMAT, read_manifest, read_ranks
 from kedge.store.reading.rank_reader import RankReader
@@ -63,7 +64,7 @@ class Recording:
             NotARecording: If the path is not a recording, or one of its files is damaged.
             NewerFormat: If a newer Kedge wrote it.
         """
-        folder = Path(path)
+        folder = given_path(path)
         manifest = read_manifest(folder)
         readers = [RankReader(folder, rank) for rank in read_ranks(folder) or (0,)]
         for reader in readers:

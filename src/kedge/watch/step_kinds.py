@@ -8,6 +8,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.store.rows import FULL, LIGHT
+from kedge.torch_internals import dynamo
 from kedge.watch.models.parked_hooks import StepHooks
 from kedge.watch.records.record import TrainingRecord
 from kedge.watch.steps.compiled_steps import CodeVariants, CompiledSteps
@@ -40,6 +41,7 @@ class StepKinds:
         variants = CodeVariants(self.hooks.place, shield)
         self.compiled = CompiledSteps(record.models.session, steps.budget, shield.costs, variants)
         self.evaluation, self.rehearsals = Evaluation(record.meter, record.models.roots), Rehearsals()
+        self._compiled_noted = False
 
     def begin(self, finder: RemovableHandle) -> None:
         """Begin with the first step, and take over the hook that finds roots."""
@@ -62,9 +64,16 @@ class StepKinds:
                 self.hooks.gather()
             if self.record.end_step(step) and not measured:
                 budget.wish()
+            self._note_compiled(step)
             budget.charge_device(self.costs.charge_device())
             timed += self.costs.charge()
         self._begin_step(budget.run_ended(step, perf_counter(), timed))
+
+    def _note_compiled(self, step: int) -> None:
+        """Note, once, that code of the program is compiled: calls in it cannot be kept."""
+        if not self._compiled_noted and dynamo.has_compiled():
+            self._compiled_noted = True
+            self.record.writer.log.event({"kind": "compiled", "step": step})
 
     def pass_began(self, passes: PassCounter, *, graded: bool) -> None:
         """Decide whether a root's forward pass that has begun is measured."""

@@ -29,6 +29,7 @@ from kedge.hooks.session import Session
 from kedge.sites.site import escape
 from kedge.stderr import say
 from kedge.torch_internals import dynamo, operators
+from kedge.torch_internals.module_tables import named_modules
 
 
 class WatchSession(Session):
@@ -150,6 +151,6 @@ def _place(hooks: HooksTogether, *, up: bool) -> None:
 
 def _fused(model: nn.Module | None) -> set[str]:
     """Return the paths of fused modules, which compute differently if their parts have hooks, and of these parts."""
-    named = model.named_modules(remove_duplicate=False) if model is not None else ()
-    return {f"{name}.{part}".strip(".") for name, m in named if isinstance(m, nn.TransformerEncoderLayer)
-            for part, _ in m.named_modules(remove_duplicate=False)}  # fmt: skip
+    named = named_modules(model) if model is not None else {}
+    return {f"{name}.{part}".strip(".") for name, m in named.items() if isinstance(m, nn.TransformerEncoderLayer)
+            for part in named_modules(m)}  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Self
 from torch import distributed, nn
 
 from kedge.errors import WatchingFailed
+from kedge.files.given_path import given_path
 from kedge.hooks.attach import refresh
 from kedge.hooks.firing.schedule import every as schedule_of
 from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
@@ -55,7 +56,7 @@ class WatchBlock:
         Selector(options.sites)
         schedule_of(options.every)
         self.options, self.force, self.strict = options, force, strict
-        self.recording = self._first = Path(path) if path is not None else Path(default_name())
+        self.recording = self._first = given_path(path) if path is not None else Path(default_name())
         self.tell: Callable[[str], None] | None = _tell
         self._sinks: list[RunSink] = []
         self._named: list[weakref.ref[nn.Module]] = []

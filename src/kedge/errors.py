@@ -75,19 +75,14 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
-_OURS = f"{Path(__file__).parent}{os.sep}"
-_INSIDE = {"kedge", "torch", "contextlib", "IPython"}
+from kedge.frames import is_between, level_of_program
 
 
 class _Named:
@@ -107,7 +102,7 @@ class KedgeError(_Named, Exception):
         """Called by IPython: the traceback with the user's own lines; after ``%xmode Verbose`` with all lines."""
         shell = sys.modules["IPython"].get_ipython()
         whole = shell.InteractiveTB.mode == "Verbose"
-        with contextlib.ExitStack() as stack:
+        with ExitStack() as stack:
             for error in () if whole else _chain(self):
                 stack.callback(error.with_traceback, error.__traceback__)
                 error.with_traceback(_own_lines(error.__traceback__))
@@ -383,11 +378,8 @@ class DiskIsMemory(KedgeWarning):
 
 
 def warn(warning: Warning) -> None:
-    """Issue a warning at the innermost line outside of Kedge."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(warning, stacklevel=level)
+    """Issue a warning at the program's running line."""
+    warnings.warn(warning, stacklevel=level_of_program())
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -398,12 +390,12 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _own_lines(frames: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of Kedge, PyTorch and IPython; all of it if nothing would remain."""
+    """Return a traceback without the frames of Kedge, PyTorch, Python's library and IPython; all of it if nothing would remain."""
     kept = []
     here = frames
     while here is not None:
         module = str(here.tb_frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] not in _INSIDE:
+        if module.partition(".")[0] != "IPython" and not is_between(here.tb_frame.f_code.co_filename):
             kept.append(here)
         here = here.tb_next
     shown: TracebackType | None = None

@@ -241,3 +241,27 @@ def test_what_does_not_fit_is_trained(sim: Any, name: str, tmp_path: Path, monke
         with kedge.offload(model, to=to):
             ours = train(model, x)
         assert all(torch.equal(a, b.cpu()) for a, b in zip(plain, ours, strict=True))
+
+
+def test_a_small_model_that_runs_ahead_saves_memory_in_every_step(sim: Any) -> None:
+    """Of 80 MB at the peak a third goes, in the first step and later, with the same bits: not all is on its way at once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(16) for layer in (nn.Linear(256, 256), nn.Tanh()))).to("sim")
+    x = torch.randn(4096, 256).to("sim")
+
+    def steps() -> tuple[list[float], list[Tensor]]:
+        resting, peaks = sim.memory_allocated(), []
+        for _ in range(2):
+            sim.reset_peak_memory_stats()
+            model.zero_grad()
+            model(x).square().mean().backward()
+            sim.synchronize()
+            peaks.append(sim.max_memory_allocated() - resting)
+        return peaks, [p.grad.cpu() for p in model.parameters() if p.grad is not None]
+
+    kept, wanted = steps()
+    model.zero_grad()
+    with kedge.offload(model, to=kedge.Cpu(rebuild=False)):
+        peaks, found = steps()
+    assert all(map(torch.equal, found, wanted))
+    assert max(peaks) < 0.75 * min(kept)

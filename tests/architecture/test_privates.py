@@ -153,6 +153,25 @@ def test_dynamo_tells_its_seconds_and_keeps_the_settings_of_compiling_again(comp
         assert not dynamo.may_compile_again()
 
 
+def test_dynamo_translates_the_stance_and_returns_its_entries(compiled):
+    """Right before compiled code runs, by one function; an entry tells whether it is for a frame."""
+    from torch._dynamo import eval_frame
+
+    def twice(x):
+        return x * 2
+
+    compiled(twice, backend="eager")(torch.ones(2))
+    (entry,) = torch._C._dynamo.eval_frame._debug_get_cache_entry_list(twice.__code__)
+
+    assert entry.guard_manager.check({"x": torch.ones(2)})
+    assert not entry.guard_manager.check({"x": torch.ones(2, 2)})
+    assert eval_frame._callback_from_stance(None) is None
+    with torch.compiler.set_stance("fail_on_recompile"):
+        assert eval_frame._callback_from_stance(print)._torchdynamo_orig_backend is print
+    with torch.compiler.set_stance("eager_on_recompile"):
+        assert eval_frame._callback_from_stance(print) is False
+
+
 def test_operators_can_have_an_effect():
     """The operators of compiled code are registered as having an ordered effect."""
     from torch._higher_order_ops.effects import _get_effect

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,6 +164,24 @@ def test_a_dump_is_advised_where_every_step_was_measured_and_none_was_made():
         'To see, run it again with "kedge run --budget none --every 1 --dump train.py --lr 0.1". '
     )
     assert again(run(**everything, dump=True), "To see") == ""
+
+
+def test_a_run_with_compiled_code_is_advised_to_dump_uncompiled():
+    """Calls in compiled code cannot be kept: the command switches compiling off, also after a run whose dump kept none."""
+    everything, compiled = {"budget": None, "every": 1}, {"kind": "compiled", "step": 0}
+
+    def of(*events, sites=("out",), **manifest):
+        found = run(**manifest)
+        return dataclasses.replace(found, events=events, sites=tuple(SimpleNamespace(kind=kind) for kind in sites))
+
+    assert closer_look(of(compiled)) == "kedge run --budget none --every 1 train.py --lr 0.1"
+    assert with_dump_on(of(compiled)) == "TORCH_COMPILE_DISABLE=1 kedge run --dump train.py --lr 0.1"
+    assert with_dump_on(of(compiled, dump=True)) == "TORCH_COMPILE_DISABLE=1 kedge run --dump train.py --lr 0.1"
+    assert with_dump_on(of(compiled, {"kind": "dump"}, dump=True)) == ""
+    assert 'after torch.compiler.set_stance("force_eager")' in with_dump_on(of(compiled, script="python"))
+    assert "--every 1 train.py" in again(of(compiled), "To see")
+    assert "TORCH_COMPILE_DISABLE=1 kedge run --budget none" in again(of(compiled, **everything), "To see")
+    assert '"TORCH_COMPILE_DISABLE=1 kedge run --dump train.py' in again(of(compiled, sites=["param.grad"]), "To see")
 
 
 def test_a_run_still_going_lacks_its_end():

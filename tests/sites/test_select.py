@@ -298,3 +298,24 @@ def test_a_list_can_be_given_wherever_a_selector_can() -> None:
     for wrong in (3, torch.ones(2), None):
         with pytest.raises(TypeError, match="is not an action"):
             kedge.hook(model, wrong, kedge.record())
+
+
+def cyclic(kind: str) -> nn.Module:
+    """Return a model that contains itself, or a list that does."""
+    model = nn.Sequential(OrderedDict(fc=nn.Linear(4, 4), inner=nn.Sequential(nn.Linear(4, 4))))
+    if kind == "list":
+        model.layers = nn.ModuleList([nn.Linear(2, 2)])
+        model.layers.append(model.layers)
+    else:
+        (model if kind == "itself" else model.inner).add_module("parent", model)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["itself", "in a child", "list"])
+def test_a_module_that_contains_itself_has_its_first_path(kind: str) -> None:
+    """Its paths would never end; all sites are found, each once."""
+    model, more = cyclic(kind), ["layers.0:out"] if kind == "list" else []
+    assert sites("**", model) == [":out", "fc:out", "inner:out", "inner.0:out", *more]
+    assert sites("*.weight:param, inner.**.bias:param", model) == ["fc.weight:param", "inner.0.bias:param"]
+    with pytest.raises(kedge.errors.NoSiteMatched, match="matches nothing"):
+        sites("inner.parent.fc", model)

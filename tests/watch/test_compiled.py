@@ -203,6 +203,7 @@ def test_compiled_code_has_two_variants_and_the_kind_of_step_chooses(
             optimizer.step()
 
     log = watched(program)
+    assert [e for e in log.events if e["kind"] == "compiled"] == [{"kind": "compiled", "step": 0}]
     assert graphs.tapped == [True, False]
     assert graphs.calls == 50
     measured = [0, *range(1, 50, 4)]
@@ -352,3 +353,138 @@ def test_watching_changes_no_bit_of_a_compiled_training(
     plain, found = run(), []
     watched(lambda watch: found.append(run(watch)))
     assert all(map(torch.equal, plain, found[0]))
+
+
+REFUSING = ("fail_on_recompile", "eager_on_recompile")
+
+
+def refusing(stance: str, at: int, graphs: Graphs, compiled: Any, *, in_place: bool = False, each: bool = False) -> Any:
+    """Return a program of 12 steps that sets a stance, from one step on, between the step's end and the next forward.
+
+    Args:
+        stance: The stance.
+        at: The step.
+        graphs: The backend.
+        compiled: Compiles.
+        in_place: Whether the model is compiled in place.
+        each: Whether the stance is set around each forward alone.
+    """
+
+    def program(watch: Watcher | None = None) -> None:
+        model = Holder()
+        fast = model if in_place else compiled(model, backend=graphs, fullgraph=True)
+        if in_place:
+            model.compile(backend=graphs, fullgraph=True)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(12):
+            optimizer.zero_grad()
+            with torch.compiler.set_stance(stance if step >= at else "default"):
+                loss = fast(batch()).square().mean()
+                if not each:
+                    loss.backward()
+                    optimizer.step()
+            if each:
+                loss.backward()
+                optimizer.step()
+
+    return program
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+@pytest.mark.parametrize("in_place", [False, True], ids=["torch.compile", "module.compile"])
+@pytest.mark.parametrize("each", [False, True], ids=["to the end", "each forward"])
+@pytest.mark.parametrize("stance", REFUSING)
+def test_hooks_return_to_code_where_a_stance_allows_no_other(
+    stance: str, each: bool, in_place: bool, paced: Paced, compiled: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """They are out, for code that is still to be compiled: no call fails or runs uncompiled, and one line says so."""
+    paced(*SKIPPED, *SKIPPED, *SKIPPED, *MEASURED)
+    paying(monkeypatch, 0.0)
+    graphs = Graphs()
+    log = watched(refusing(stance, 1, graphs, compiled, in_place=in_place, each=each))
+    assert graphs.tapped == [True]
+    assert graphs.calls == 12
+    assert log.steps(level=2) == [0, 4, 8]
+    assert log.recording().rows("net.1:out").step.tolist() == [0, 4, 8]
+    assert log.watch is not None
+    assert not log.watch.failed
+    assert capsys.readouterr().err.count(f'torch.compiler.set_stance("{stance}") allows no more compiling') == 1
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+def test_code_in_both_variants_is_used_under_every_stance(
+    paced: Paced, compiled: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A stance that is set when both exist changes nothing, and nothing is said."""
+    paced(*MEASURED, *SKIPPED, *SKIPPED)
+    paying(monkeypatch, 0.0)
+    graphs = Graphs()
+    log = watched(refusing("fail_on_recompile", 4, graphs, compiled))
+    assert graphs.tapped == [True, False]
+    assert graphs.calls == 12
+    assert log.recording().rows("net.1:out").step.tolist() == log.steps(level=2) == [0, 1, 4, 7, 10]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+def test_an_error_of_a_stance_is_raised_only_where_it_would_be_without_kedge(
+    paced: Paced, compiled: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A shape that has code with the hooks alone runs uncompiled once, then with them; a new shape fails as ever."""
+    paced(*SKIPPED)
+    paying(monkeypatch, 0.0)
+    graphs, calls = Graphs(), []
+
+    def program(watch: Watcher) -> None:
+        model = Holder()
+        fast = compiled(model, backend=graphs, dynamic=False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(6):
+            optimizer.zero_grad()
+            with torch.compiler.set_stance("fail_on_recompile" if step > 2 else "default"):
+                fast(batch()).square().mean().backward()
+                if step in (0, 3, 4, 5):
+                    fast(torch.randn(9, 4)).square().mean().backward()
+                    calls.append(graphs.calls)
+                if step == 5:
+                    with pytest.raises(RuntimeError, match="Detected recompile.*fail_on_recompile"):
+                        fast(torch.randn(10, 4))
+            optimizer.step()
+
+    log = watched(program)
+    assert sorted(graphs.tapped) == [False, True, True]
+    assert calls == [2, 5, 7, 9]
+    assert log.watch is not None
+    assert not log.watch.failed
+    assert log.watch.summary.steps == 6
+    assert "no code of the model without" in capsys.readouterr().err
+    assert torch._dynamo.eval_frame._callback_from_stance.__module__ == "torch._dynamo.eval_frame"
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
+def test_code_without_hooks_runs_on_where_a_stance_allows_no_other(
+    paced: Paced, compiled: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """A model that was compiled in steps without hooks is not measured as long as the stance is set."""
+    paced(*SKIPPED, *SKIPPED, *SKIPPED, *SKIPPED, *SKIPPED, *MEASURED)
+    paying(monkeypatch, 0.0)
+    graphs = Graphs()
+
+    def program(watch: Watcher) -> None:
+        model = Holder()
+        descend(model, 2)
+        fast = compiled(model, backend=graphs, fullgraph=True)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(18):
+            optimizer.zero_grad()
+            with torch.compiler.set_stance("fail_on_recompile" if step in range(2, 12) else "default"):
+                fast(batch()).square().mean().backward()
+            optimizer.step()
+
+    log = watched(program)
+    assert graphs.tapped == [False, True]
+    assert graphs.calls == 18
+    assert log.watch is not None
+    assert not log.watch.failed
+    assert "is not measured" in capsys.readouterr().err
+    assert log.recording().rows("net.1:out").step.tolist()[-1] == 18

@@ -224,3 +224,26 @@ def test_what_kedge_failed_with_is_there_to_read(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("[kedge] watching failed: ZeroDivisionError: division by zero (watch/models/models.py:")
     assert line.endswith("); it stops here, and the program goes on")
+
+
+class Looped(nn.Module):
+    """A network with a reference to itself, and one from a part to the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 1))
+        self.me = self
+        self.last.whole = self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last[0](self.me.first(x).relu())
+
+
+def test_a_model_that_contains_itself_is_watched() -> None:
+    """PyTorch cannot list its modules by all paths, which never end; by their first paths it can."""
+    torch.manual_seed(0)
+    log = watched(lambda watch: descend(Looped(), 3))
+    assert log.watch is not None
+    assert not log.watch.failed
+    assert log.steps(level=2) == [0, 1, 2]
+    assert {"first:out", "last.0:out", "first.weight:param.grad", "last.0.bias:update"} <= set(log.texts())

@@ -26,6 +26,7 @@ from kedge.flow import Act, Event
 from kedge.kept_tensor import KeptTensor
 from kedge.sites import leaves
 from kedge.sites.site import Site
+from kedge.torch_internals.storages import parts
 
 Transform: TypeAlias = Callable[[Tensor], Any]
 KINDS = ("out", "in", "param")
@@ -118,9 +119,9 @@ class CapturedValue(KeptTensor):
         """Whether the tensor got its graph after capture, as outputs of a reentrant checkpoint do after its last module."""
         return self.value.requires_grad and not self.graph
 
-    def lies_in(self, memory: Collection[int | None]) -> bool:
+    def lies_in(self, memory: Collection[int]) -> bool:
         """Whether the tensor's memory is among these addresses."""
-        return memory_of(self.value) in memory
+        return not memory_of(self.value).isdisjoint(memory)
 
     def settle(self) -> None:
         """Replace the tensor by its copy, if there is one."""
@@ -141,7 +142,7 @@ class TransformedValue:
     def __init__(self, value: Any) -> None:
         self.as_taken = value
 
-    def lies_in(self, memory: Collection[int | None]) -> bool:
+    def lies_in(self, memory: Collection[int]) -> bool:
         """Return False: the memory is not the program's."""
         return False
 
@@ -200,12 +201,15 @@ class ForwardCapture:
     def keep(self, key: ValueKey, value: Tensor) -> Taken:
         """Return a value, kept as the plan says; see Note [Values that are overwritten]."""
         made = value if self.plain else self.wanted.make(key.number, value)
+        transformed = made is not value
         if not isinstance(made, Tensor):
             return TransformedValue(leaves.put(made, {name: _apart(leaf, value) for name, leaf in leaves.find(made)}))
         if self.wanted.no_grad and made.requires_grad:
             made = made.detach()
-        if made is not value and not _shares(made, value):
+        if transformed and not _shares(made, value):
             return TransformedValue(made)
+        if transformed and is_composite(value):  # its parts do not count the changes that it undergoes
+            return TransformedValue(made.clone())
         return CapturedValue(made, copied=self.copies(key), unknown=self.plan is None)
 
     def replica(self, thread: threading.Thread) -> Replica:
@@ -247,15 +251,23 @@ class Nowhere:
 
 
 def _shares(a: Tensor, b: Tensor) -> bool:
-    return memory_of(a) in (memory_of(b), None)
+    """Whether two tensors may share memory."""
+    one, other = memory_of(a), memory_of(b)
+    return not (one and other) or not one.isdisjoint(other)
 
 
-def memory_of(value: Tensor) -> int | None:
-    """Return the address of a tensor's storage; None for a tensor without an accessible one."""
+def memory_of(value: Tensor) -> frozenset[int]:
+    """Return the addresses of a tensor's storages: several for a sparse or a nested one; none if they are not accessible."""
     try:
-        return value.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):  # sparse, or a third-party tensor type
-        return None
+        return frozenset(part.untyped_storage().data_ptr() for part in parts(value))
+    except (NotImplementedError, RuntimeError):  # a third-party tensor type
+        return frozenset()
+
+
+def is_composite(value: Tensor) -> bool:
+    """Whether a tensor consists of others, as sparse and jagged ones do."""
+    inner = parts(value)
+    return len(inner) != 1 or inner[0] is not value
 
 
 def _apart(value: Tensor, source: Tensor) -> Tensor:

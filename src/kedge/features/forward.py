@@ -166,8 +166,8 @@ class FeatureForward:
 
     def _learn(self, kind: Hashable, call: ForwardCapture, names: Mapping[ValueKey, str], given: Any) -> None:
         """Store the plan for forwards of this kind."""
-        owned = {memory_of(tensor) for module in self.modules for tensor in _own(module)}
-        owned = (owned | {memory_of(tensor) for _, tensor in leaves.find(given)}) - {None}
+        tensors = (*(tensor for module in self.modules for tensor in _own(module)), *(t for _, t in leaves.find(given)))
+        owned = {address for tensor in tensors for address in memory_of(tensor)}
         late = any(took.joined_graph for took in call.values.values())
         copied = {key for key, took in call.values.items() if took.overwritten or took.lies_in(owned)}
         for key in copied:
@@ -203,8 +203,8 @@ def _own(module: nn.Module) -> Iterator[Tensor]:
 
 def _shape(value: Any) -> Hashable:
     """Return the part of an argument that a plan may depend on: shapes and types, without the tensors' numbers."""
-    if isinstance(value, Tensor):
-        return value.shape, value.dtype
+    if isinstance(value, Tensor):  # the lengths in a nested tensor differ from batch to batch, or cannot be read
+        return (value.dim(), value.size(0)) if value.is_nested else value.shape, value.dtype
     if isinstance(value, (tuple, list)):
         return tuple(map(_shape, value))
     if isinstance(value, Mapping):

@@ -48,7 +48,7 @@ from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import before_forward
-from kedge.torch_internals.module_tables import own_children
+from kedge.torch_internals.module_tables import named_modules, own_children
 
 _SHOWN = 5
 
@@ -354,7 +354,7 @@ class RootFinder:
         self._release_gone()
         root = next((known for known in self._roots if known.module() is whole), None) or self._add(whole, new)
         root.target.compiled = root.target.compiled or dynamo.compiles(module)
-        root.target.kinds = {n: weakref.ref(type(m)) for n, m in whole.named_modules(remove_duplicate=False)}
+        root.target.kinds = {n: weakref.ref(type(m)) for n, m in named_modules(whole).items()}
         self._seen.add(whole.modules())
         self._attach(root, whole, new)
         return root if model is module else None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from torch import nn
 
+from kedge.files.given_path import given_path
 from kedge.watch.run.block import WatchBlock, default_name, watch
 
 
@@ -34,8 +34,9 @@ class WatchCallback:
                 the program calls.
         """
         if self.watched is None:
-            Path(results).mkdir(parents=True, exist_ok=True)
-            self.watched = watch(Path(results) / default_name())
+            folder = given_path(results)
+            folder.mkdir(parents=True, exist_ok=True)
+            self.watched = watch(folder / default_name())
         if model is not None:
             self.watched.naming(model)
         self.watched.begin()

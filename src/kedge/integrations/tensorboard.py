@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
+from kedge.files.given_path import given_path
 from kedge.integrations.scalars import FINDINGS, Scalars
 from kedge.store.recording import Recording
 from kedge.watch.run.replay import replay
@@ -37,7 +38,7 @@ class TensorBoard(Scalars):
         if isinstance(self.given, SummaryWriter):
             return self.given
         if self._own is None:
-            self._own = SummaryWriter(os.fspath(self.given))
+            self._own = SummaryWriter(str(given_path(self.given)))
         return self._own
 
     def send(self, step: int, numbers: Mapping[str, float]) -> None:

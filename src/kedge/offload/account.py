@@ -243,7 +243,8 @@ class OffloadAccount(Printed):
         steps: The number of completed steps: forward passes with their backward passes; see Note [Steps].
         checkpointed: The number of calls of selected modules that ran in a checkpoint, which recomputes what they save.
         dropped: Rules that gave a wrong result here and are not used, each with the reason.
-        plan: The planner's decisions and predictions; None if there is no plan.
+        plan: The planner's decisions and predictions; false, and printed as the reason, as long as there is no plan yet; None
+            without a limit.
         file: The disk store of the current block, or of the last one, which prints its own figures; None if there is none.
         seen: The storages of the current step, by number.
         staying: The bytes kept by choice now, those of earlier steps among them.
@@ -303,7 +304,7 @@ class OffloadAccount(Printed):
 
     def __str__(self) -> str:
         """A table of averages over steps: a line for each module, the sum, and remarks."""
-        steps = self.steps + 1
+        steps = self.steps + 1  # the current one too, or none if nothing was ever saved
         tallies = {_name(path): self.module(path) for path in list(self.rows)}
         largest = sorted(tallies, key=lambda name: tallies[name].resident - tallies[name].naive)[:_MOST]
         shown = [name for name in tallies if name in largest]
@@ -318,7 +319,8 @@ class OffloadAccount(Printed):
     def _remarks(self, steps: int) -> Iterator[str]:
         total, mb = self.total, _MB * steps
         restored = total.restored
-        yield f"{steps} step{'s' * (steps > 1)}; {_list('kept', total.kept | {'small': total.small}, mb)}"
+        counted = f"{steps} step{'s' * (steps > 1)}" if self.rows else "no step, because autograd saved nothing"
+        yield f"{counted}; {_list('kept', total.kept | {'small': total.small}, mb)}"
         if total.rebuilt:
             yield f"{_list('rebuilt', total.rebuilt, mb)}; {total.extra / mb:.1f} MB kept for that"
         if total.moved:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 from kedge.arguments import called_as, described
 from kedge.errors import OffloadError
+from kedge.files.given_path import given_path
 
 
 def _check_flag(owner: object, name: str, *, optional: bool = False) -> None:
@@ -55,7 +55,7 @@ class Disk:
     The file has no name, so the system deletes it however the process ends.
 
     Attributes:
-        path: An existing folder; None for the folder for temporary files.
+        path: An existing folder, in which ``~`` is the home folder; None for the folder for temporary files.
         rebuild: Whether tensors that can be computed again exactly are rebuilt instead of moved.
         uncached: Whether the file stays out of the system's file cache; None: only if memory is short.
         checksum: Whether to compare the bytes read back with a checksum of those written.
@@ -78,7 +78,7 @@ class Disk:
             return
         if not isinstance(self.path, (str, os.PathLike)):
             raise OffloadError(f"Disk({described(self.path)}): path must be a folder, or None")
-        if not Path(self.path).is_dir():
+        if not given_path(self.path).is_dir():
             raise OffloadError(
                 f"Disk({os.fspath(self.path)!r}): there is no such folder; create it first, or leave path out"
             )

@@ -101,7 +101,10 @@ class FirstBadCall:
         elif self._why is not None:
             self._note(f"no dump was written: {self._why[1]}", self._why[0])
         elif not self._shield.off and has_compiled():
-            self._note("no dump was written: calls in compiled code cannot be kept; run without torch.compile")
+            self._note(
+                "no dump was written: calls in compiled code cannot be kept; "
+                "run again with TORCH_COMPILE_DISABLE=1 in the environment, which switches torch.compile off"
+            )
         self._stop()
         self._before_steps.remove()
 

@@ -20,7 +20,7 @@ from kedge.repro.python_source import SourceWriter, attributes
 from kedge.repro.suspects import SuspectCall
 from kedge.sites.leaves import own_part
 from kedge.sites.spread import is_whole, type_of
-from kedge.torch_internals.module_tables import empty_entries, own_buffers, own_children, own_parameters
+from kedge.torch_internals.module_tables import empty_entries, named_modules, own_buffers, own_children, own_parameters
 from kedge.torch_internals.tensors import version_of
 
 TENSORS, SCRIPT = "tensors.safetensors", "replay.py"
@@ -266,8 +266,8 @@ def _called(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -
 
 def _modules(root: nn.Module, writer: SourceWriter) -> tuple[str, dict[str, str]]:
     """Return a row for each module, and the further names of shared modules, each with the first name."""
-    rows, shared, first = "", {}, dict[int, str]()
-    for name, module in root.named_modules(remove_duplicate=False):
+    rows, shared, first, named = "", {}, dict[int, str](), named_modules(root)
+    for name, module in named.items():
         if id(module) in first:
             shared[name] = first[id(module)]
             continue
@@ -276,6 +276,11 @@ def _modules(root: nn.Module, writer: SourceWriter) -> tuple[str, dict[str, str]
         own = ", ".join(f"{n!r}: {writer.write(v)}" for n, v in attributes(module).items())
         source = (name, kind.__module__, kind.__qualname__, module.training)
         rows += f"        ({', '.join(map(repr, source))}, {{{own}}}, {_entries(module)!r}),\n"
+    for name, module in named.items():  # a module inside itself has its first name alone among these
+        inside = {
+            f"{name}.{own}".lstrip("."): child for own, child in own_children(module).items() if child is not None
+        }
+        shared.update((path, first[id(child)]) for path, child in inside.items() if path not in named)
     return rows, shared
 
 

@@ -15,6 +15,10 @@ _NOTEBOOKS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
 #: The placeholder for a program that the manifest does not name.
 _ANY = "SCRIPT"
 
+#: What has a program run uncompiled, from outside and from inside.
+_UNCOMPILED = "TORCH_COMPILE_DISABLE=1 "
+_EAGER = 'torch.compiler.set_stance("force_eager")'
+
 
 def closer_look(recording: Recording) -> str:
     """Return the whole command that measures every step; empty if the run had these options."""
@@ -33,8 +37,14 @@ def measures_all(recording: Recording) -> bool:
 
 
 def dumps(recording: Recording) -> bool:
-    """Whether the options of the run ask for the first bad call to be kept."""
-    return bool(recording.manifest.get("dump")) or any(event.get("kind") == "dump" for event in recording.events)
+    """Whether the first bad call was kept, or would have been; calls in compiled code cannot be kept."""
+    kept = any(event.get("kind") == "dump" for event in recording.events)
+    return kept or (bool(recording.manifest.get("dump")) and not is_compiled(recording))
+
+
+def is_compiled(recording: Recording) -> bool:
+    """Whether the run had compiled code."""
+    return any(event.get("kind") == "compiled" for event in recording.events)
 
 
 def again(recording: Recording, purpose: str, since: str = "") -> str:
@@ -45,7 +55,8 @@ def again(recording: Recording, purpose: str, since: str = "") -> str:
         purpose: The beginning of the sentence: ``To have the module named``.
         since: The point to start from, if not the beginning, with a space after it.
     """
-    command = closer_look(recording) or with_dump_on(recording)
+    seen = not is_compiled(recording) or any(site.kind == "out" for site in recording.sites)
+    command = (closer_look(recording) if seen else "") or with_dump_on(recording)
     return f'{purpose}, run it again {since}with "{command}". ' if command else ""
 
 
@@ -56,11 +67,13 @@ def _command(recording: Recording, *, dump: bool) -> str:
         [visible(str(word), lines=True) for word in manifest.get("command") or ()],
     )
     if script in _UNNAMED or PurePath(script).name in _NOTEBOOKS:
-        return "kedge.watch(dump=True)" if dump else "kedge.watch(every=1, budget=None)"
+        uncompiled = f" after {_EAGER}" if dump and is_compiled(recording) else ""
+        return f"kedge.watch(dump=True){uncompiled}" if dump else "kedge.watch(every=1, budget=None)"
     sites = str(manifest.get("sites") or "**")
     options = ["--budget", "none", "--every", "1"] if measures_all(recording) or not dump else []
     options += (["--dump"] if dump else []) + (["--sites", sites] if sites != "**" else [])
-    return shlex.join([*_launcher(manifest.get("world")), "run", *options, *(command or [script or _ANY])])
+    uncompiled = _UNCOMPILED if dump and is_compiled(recording) else ""
+    return uncompiled + shlex.join([*_launcher(manifest.get("world")), "run", *options, *(command or [script or _ANY])])
 
 
 def _launcher(world: object) -> list[str]:

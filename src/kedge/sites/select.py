@@ -30,6 +30,7 @@ from kedge.sites.site import (
     Site,
     escape,
 )
+from kedge.torch_internals.module_tables import named_modules, named_parameters
 
 
 @dataclass(frozen=True)
@@ -236,8 +237,8 @@ class ModelLayout:
     def __init__(self, model: nn.Module) -> None:
         if not isinstance(model, nn.Module):
             raise NoSiteMatched(f"selectors need a torch.nn.Module, not {not_a_model(model)}")
-        self.modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
-        self.params = dict(model.named_parameters(remove_duplicate=False))
+        self.modules: dict[str, nn.Module] = named_modules(model)
+        self.params = named_parameters(model)
         self.first = {id(m): name for name, m in reversed(self.modules.items())}
         self.first_param = {id(p): name for name, p in reversed(self.params.items())}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kedge.errors import RecordingError
 from kedge.files.atomic_write import told
+from kedge.files.given_path import given_path
 from kedge.store.reading.json_files import MANIFEST, Document, is_there, read_manifest, read_ranks
 from kedge.store.reading.rank_reader import RankReader, signature
 from kedge.store.recording import Recording, recording_of
@@ -27,7 +28,7 @@ class Follower:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = given_path(path)
         self._run: _Run | None = None
 
     def poll(self) -> Recording | None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from kedge.arguments import called_as, described
 from kedge.errors import NoSuchRank, WrongCall
+from kedge.files.given_path import given_path
 from kedge.store.exponents import decode_all, encode
 from kedge.store.reading.json_files import FORMAT, read_manifest, read_ranks
 from kedge.store.reading.rank_reader import RankReader
@@ -69,7 +70,7 @@ class Recording:
             raise WrongCall(
                 f'Recording.open({described(path)}): give the folder, as in kedge.Recording.open("run.kedge")'
             )
-        folder = Path(path)
+        folder = given_path(path)
         manifest = read_manifest(folder)
         readers = [RankReader(folder, rank) for rank in read_ranks(folder) or (0,)]
         for reader in readers:

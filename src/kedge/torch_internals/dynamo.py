@@ -17,6 +17,7 @@ from torch import nn
 
 from kedge.torch_internals.corners import find
 from kedge.torch_internals.operators import leave_graphs_whole
+from kedge.torch_internals.stance import stance
 
 _SETTINGS = {"skip_nnmodule_hook_guards": 0, "recompile_limit": 2, "accumulated_recompile_limit": 2}
 """Dynamo's settings, times what they become: it checks for hooks, and has room for all code with and without them."""
@@ -103,10 +104,9 @@ def compile_seconds() -> float:
 def may_compile_again() -> bool:
     """Whether compiling code a second time would neither fail, nor have to happen in every process at once."""
     config: Any = sys.modules.get("torch._dynamo.config")
-    stance = getattr(getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None), "stance", "default")
     refused = ("error_on_recompile", "enable_compiler_collectives", "fail_on_recompile_limit_hit")
     see_limits()
-    return stance == "default" and not _own_limits and not any(getattr(config, name, False) for name in refused)
+    return stance() == "default" and not _own_limits and not any(getattr(config, name, False) for name in refused)
 
 
 def see_limits() -> None:

@@ -49,6 +49,34 @@ own_buffers: Callable[[nn.Module], Mapping[str, Tensor | None]] = _named_buffers
 own_children: Callable[[nn.Module], Mapping[str, nn.Module | None]] = _named_children if _hidden else _children
 
 
+def named_modules(module: nn.Module) -> dict[str, nn.Module]:
+    """Return a module and all inside by every path that they have; if one contains itself, by their first paths."""
+    return dict(module.named_modules(remove_duplicate=_contains_itself(module)))
+
+
+def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return all parameters of a module by every path that they have; if a module contains itself, by their first paths."""
+    return dict(module.named_parameters(remove_duplicate=_contains_itself(module)))
+
+
+def _contains_itself(module: nn.Module, around: tuple[int, ...] = (), known: set[int] | None = None) -> bool:
+    """Whether a module is inside itself, or one inside it is, so that the paths never end.
+
+    Args:
+        module: The module.
+        around: The ids of the modules that it is inside.
+        known: The ids of modules that were searched.
+    """
+    known = set() if known is None else known
+    if id(module) in around:
+        return True
+    if id(module) in known:
+        return False
+    known.add(id(module))
+    inside = (child for child in own_children(module).values() if child is not None)
+    return any(_contains_itself(child, (*around, id(module)), known) for child in inside)
+
+
 def is_made(module: nn.Module) -> bool:
     """Whether the constructor of `torch.nn.Module` has run, so that a module has its tables."""
     return ("training" if _hidden else "_parameters") in vars(module)

@@ -26,12 +26,10 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from kedge.frames import INSTALLED, is_between
 from kedge.torch_internals.module_tables import own_parameters
 
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
-OWN = f"{Path(__file__).parents[1]}{os.sep}"
-_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
-_INSTALLED = ("site-packages", "dist-packages")
 _LONGEST = 200
 _PASSING = frozenset(f"{TORCH}{name}" for name in ("overrides.py", "_tensor.py", f"nn{os.sep}functional.py"))
 
@@ -135,20 +133,12 @@ def is_dropped(frame: FrameType | None) -> bool:
     return next((i.opname == "POP_TOP" for i in dis.get_instructions(frame.f_code) if i.offset > at), False)
 
 
-@functools.lru_cache(maxsize=4096)
-def is_between(file: str) -> bool:
-    """Whether a file's code only passes calls on."""
-    if file.startswith(_LIBRARY):
-        return file[len(_LIBRARY) :].partition(os.sep)[0] not in _INSTALLED or file.startswith((TORCH, OWN))
-    return file.startswith((TORCH, OWN, "<frozen "))
-
-
 def line_with(text: str) -> SourceLine | None:
     """Return the first line with a text in the files of the program's modules, libraries excluded; None without one."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", {})
         file = names.get("__file__")
-        if not isinstance(file, str) or is_between(file) or not {*_INSTALLED}.isdisjoint(Path(file).parts):
+        if not isinstance(file, str) or is_between(file) or not {*INSTALLED}.isdisjoint(Path(file).parts):
             continue
         for number, line in enumerate(linecache.getlines(file, names), 1):
             if text in line:

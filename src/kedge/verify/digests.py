@@ -27,12 +27,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from kedge.files.own_file import FRESH, OwnFile, write_all
+from kedge.frames import OWN
 from kedge.hooks.placing.module_calls import CallTracker, OpenCalls, is_repeated
 from kedge.sites import leaves
 from kedge.stderr import Shield
 from kedge.torch_internals import modes
 from kedge.torch_internals.accelerators import generator_states
-from kedge.torch_internals.source_lines import OWN, TORCH
+from kedge.torch_internals.source_lines import TORCH
 from kedge.torch_internals.storages import parts
 
 LENGTH = 16

@@ -8,14 +8,14 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.store.rows import FULL, LIGHT
+from kedge.torch_internals import dynamo
 from kedge.watch.models.parked_hooks import StepHooks
 from kedge.watch.records.record import TrainingRecord
-from kedge.watch.steps.compiled_steps import CompiledSteps
-from kedge.watch.steps.costs import Costs
+from kedge.watch.steps.compiled_steps import CodeVariants, CompiledSteps
 from kedge.watch.steps.evaluation import Evaluation
 from kedge.watch.steps.kind import StepKind
 from kedge.watch.steps.rehearsals import Rehearsals
-from kedge.watch.steps.shield import OFF
+from kedge.watch.steps.shield import OFF, WatchShield
 from kedge.watch.steps.steps import Steps, StepSource
 from kedge.watch.training import Training
 
@@ -35,17 +35,24 @@ class StepKinds:
         rehearsals: Recognizes forward passes on memory that holds nothing.
     """
 
-    def __init__(self, steps: Steps, record: TrainingRecord, training: Training, costs: Costs) -> None:
+    def __init__(self, steps: Steps, record: TrainingRecord, training: Training, shield: WatchShield) -> None:
         self.budget, self.steps, self.record, self.training = steps.budget, steps, record, training
-        self.hooks, self.costs = StepHooks(record.models.session), costs
-        self.compiled = CompiledSteps(record.models.session, steps.budget, costs)
+        self.hooks, self.costs = StepHooks(record.models.session), shield.costs
+        variants = CodeVariants(self.hooks.place, shield)
+        self.compiled = CompiledSteps(record.models.session, steps.budget, shield.costs, variants)
         self.evaluation, self.rehearsals = Evaluation(record.meter, record.models.roots), Rehearsals()
+        self._compiled_noted = False
 
     def begin(self, finder: RemovableHandle) -> None:
         """Begin with the first step, and take over the hook that finds roots."""
         self.costs.begin()
         self.hooks.take_finder(finder)
         self.budget.begin(perf_counter(), self.costs.per_step)
+
+    def close(self) -> None:
+        """Remove what would outlast the watch."""
+        self.compiled.variants.close()
+        self.hooks.close()
 
     def run_ended(self, step: int) -> None:
         """Write the values of the last steps, and prepare the next ones."""
@@ -57,9 +64,16 @@ class StepKinds:
                 self.hooks.gather()
             if self.record.end_step(step) and not measured:
                 budget.wish()
+            self._note_compiled(step)
             budget.charge_device(self.costs.charge_device())
             timed += self.costs.charge()
         self._begin_step(budget.run_ended(step, perf_counter(), timed))
+
+    def _note_compiled(self, step: int) -> None:
+        """Note, once, that code of the program is compiled: calls in it cannot be kept."""
+        if not self._compiled_noted and dynamo.has_compiled():
+            self._compiled_noted = True
+            self.record.writer.log.event({"kind": "compiled", "step": step})
 
     def pass_began(self, passes: PassCounter, *, graded: bool) -> None:
         """Decide whether a root's forward pass that has begun is measured."""

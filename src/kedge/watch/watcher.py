@@ -68,7 +68,7 @@ class Watcher:
         self.record = TrainingRecord(log, meter, self.models, optimizers, self.step)
         self.costs.others = lambda: self.record.first_step.seconds
         self.training = Training(self.models, self.record.updates, self.steps)
-        self.kinds = StepKinds(self.steps, self.record, self.training, self.costs)
+        self.kinds = StepKinds(self.steps, self.record, self.training, self.shield)
         self._undo = ExitStack()
         around, passes, steps = self.shield.around, self.models.passes, self.steps
         passes.on_begin, passes.on_end = around(self._backward_began), around(self._backward_ended)
@@ -87,7 +87,7 @@ class Watcher:
         self._undo.callback(self.models.passes.close)
         self._undo.callback(self.record.close)
         self.kinds.begin(finder)
-        self._undo.callback(self.kinds.hooks.close)
+        self._undo.callback(self.kinds.close)
         self.steps.optimizers.begin()
         self.record.facts.unseen.begin(*updates)
         stop_in_children(self.shield)

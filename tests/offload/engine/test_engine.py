@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 
 import kedge
-from kedge.errors import NoSiteMatched, OffloadError, OffloadFailed, RebuiltWrong
+from kedge.errors import NoSiteMatched, NothingGained, OffloadError, OffloadFailed, RebuiltWrong
 from kedge.offload.engine.policy import Choice
 from kedge.offload.rebuild import find
 from tests.offload.engines import Save, Shelf, engaged
@@ -281,6 +282,8 @@ def test_a_rule_is_verified_once_at_each_place():
 class Alternating:
     """A planner that does everything in turn."""
 
+    shown = None
+
     def __init__(self, *choices):
         self.choices, self.asked, self.took_what, self.turns = choices, [], [], 0
 
@@ -472,3 +475,23 @@ def test_what_is_rebuilt_wrong_raises():
         change[0] = True
         with pytest.raises(RebuiltWrong, match="differs from the saved one"):
             (x * 1 + model(x)).sum().backward()
+
+
+def test_an_account_of_nothing_counts_no_step(net):
+    """Before anything is saved there was no step; after the first tensor there is one."""
+    with kedge.offload(net) as account:
+        assert "no step, because autograd saved nothing; kept: nothing" in str(account)
+        with torch.no_grad():
+            net(torch.randn(4, 20))
+        assert "no step" in str(account)
+        net(torch.randn(4, 20)).sum().backward()
+        assert "\n1 step; kept: " in str(account)
+
+
+def test_a_warning_names_the_line_of_the_program(net):
+    """Autograd saves inside of PyTorch's functions; the program's line is the one that called them."""
+    with pytest.warns(NothingGained) as said, kedge.offload(net, to=kedge.Cpu(), min_bytes=0):
+        F.gelu(net.first(torch.randn(4, 20)))
+    (warning,) = said
+    assert warning.filename == __file__
+    assert "F.gelu(net.first(" in Path(__file__).read_text().splitlines()[warning.lineno - 1]

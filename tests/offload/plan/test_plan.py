@@ -495,3 +495,20 @@ def test_a_run_under_a_limit_of_time_keeps_its_bits():
             assert all(torch.allclose(a, p.grad, atol=1e-4) for a, p in zip(plain, model.parameters(), strict=True))
     assert account.plan.feasible
     assert account.plan.bytes_of(Choice.COMPRESS)[0] > 0
+
+
+@pytest.mark.parametrize("limit", [{"max_memory": "1 GB"}, {"max_slowdown": 1.05}])
+def test_a_plan_that_is_not_decided_yet_says_so(limit):
+    """On its own and in the account, before the first step and while it is measured; without a limit there is none."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), torch.randn(4, 8)
+    with kedge.offload(model, to=kedge.Disk(rebuild=False), min_bytes=0, **limit) as account:
+        for _ in range(2):
+            assert not account.plan
+            assert "not decided yet" in str(account.plan)
+            assert str(account.plan) in str(account)
+            model(x).sum().backward()
+        model(x).sum().backward()
+        assert account.plan
+        assert "not decided" not in str(account)
+    with kedge.offload(model) as account:
+        assert account.plan is None

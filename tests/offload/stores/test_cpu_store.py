@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kedge.errors import NothingGained, NotPinned
-from kedge.offload.stores.cpu import CpuStore, ReadOrder
+from kedge.offload.stores.cpu import CopyWindow, CpuStore, ReadOrder
 from kedge.offload.stores.pinned import PinnedRanges
 from kedge.offload.stores.pressure import Pressure
 
@@ -262,6 +262,21 @@ def test_no_more_than_the_window_is_held_for_copies():
 
     assert device.waits == 1
     assert [ref() is not None for ref in held] == [False, True, True]
+
+
+def test_the_window_is_a_share_of_a_step():
+    """Of what the step before has put, or of what this one has put so far; a quarter, within limits of its own."""
+    window = CopyWindow(1 << 30, fixed=False)
+    assert window.nbytes == 16 << 20
+    window.put(160 << 20)
+    assert window.nbytes == 40 << 20
+    window.step_ended()
+    window.put(80 << 20)
+    assert window.nbytes == 40 << 20
+    window.put(8 << 30)
+    assert window.nbytes == 1 << 30
+    assert CopyWindow(3, fixed=True).nbytes == 3
+    assert CpuStore(device=FakeDevice(), most=1 << 28).window == 512 << 20
 
 
 def test_what_has_not_left_is_copied_on_the_device():

@@ -292,7 +292,7 @@ def test_a_limit_of_memory_is_kept():
         planned = gradients(model, x, steps=2)
 
     assert all(torch.equal(a, b) for a, b in zip(plain, planned, strict=True))
-    assert account.plan is not None
+    assert account.plan
     print(account.plan)  # noqa: T201 - shown with -s
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kedge.torch_internals import dynamo
 from kedge.watch.steps.budget import Budget
-from kedge.watch.steps.compiled_steps import CompiledSteps
+from kedge.watch.steps.compiled_steps import CodeVariants, CompiledSteps
 
 
 class Compiler:
@@ -21,13 +21,15 @@ class Compiler:
         monkeypatch.setattr(dynamo, "has_compiled", lambda: self.seconds > 0)
         monkeypatch.setattr(dynamo, "compile_seconds", lambda: self.seconds)
         monkeypatch.setattr(dynamo, "may_compile_again", lambda: self.again)
+        monkeypatch.setattr("kedge.watch.steps.compiled_steps.follow_stance", lambda variants: None)
 
 
 def steps_of(budget: Budget) -> tuple[CompiledSteps, Any]:
     """Return the decisions for a budget, with operators of one second each, and the session that counts these."""
     session: Any = SimpleNamespace(in_graph=0)
     costs: Any = SimpleNamespace(operators=float)
-    return CompiledSteps(session, budget, costs), session
+    shield: Any = SimpleNamespace(around=lambda work: work)
+    return CompiledSteps(session, budget, costs, CodeVariants(lambda hooked: None, shield)), session
 
 
 def test_without_compiled_code_hooks_are_there_in_measured_steps(monkeypatch: pytest.MonkeyPatch) -> None:

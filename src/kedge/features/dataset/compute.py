@@ -151,6 +151,13 @@ def _own(name: str, value: Any, size: int) -> tuple[Tensor, torch.Event | None]:
 
     With it comes the event of its arrival; None if it is there.
     """
+    if isinstance(value, Tensor) and (value.is_nested or value.layout != torch.strided):
+        kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.").lstrip("_")
+        dense = "v.to_padded_tensor(0.0)" if value.is_nested else "v.to_dense()"
+        raise ExtractionFailed(
+            f"{name!r} is a {kind} tensor, and samples are stored as rows of a dense one: give the site a transform, such as "
+            f"lambda v: {dense}"
+        )
     if not isinstance(value, Tensor) or not value.ndim or len(value) != size:
         shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ExtractionFailed(

@@ -40,6 +40,7 @@ from kedge.features.dataset.samples.loading import BatchSource, is_loader, is_st
 from kedge.features.dataset.samples.names import SampleKeys, must_be_names, must_be_possible
 from kedge.features.dataset.samples.placed import LoadedBatch, why
 from kedge.files.atomic_write import told
+from kedge.files.given_path import given_path
 from kedge.numbers import seconds
 from kedge.stderr import SpacedLines, shows_progress
 
@@ -73,7 +74,7 @@ def extract_dataset(
             features, loader, out, options
         )
         return found
-    rank, folder = options.rank or SharingRank.here(), Path(out)
+    rank, folder = options.rank or SharingRank.here(), given_path(out)
     with told(f"make the folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
     wanted = about_run(features, loader, options)

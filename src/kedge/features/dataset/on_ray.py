@@ -31,6 +31,7 @@ from kedge.features.dataset.options import Options
 from kedge.features.dataset.ray_worker import Run, ShardSink, Worker, pickled
 from kedge.features.dataset.samples.placed import why
 from kedge.files.atomic_write import told
+from kedge.files.given_path import given_path
 from kedge.stderr import shows_progress
 
 #: Seconds that a task which still writes may take to release its files.
@@ -57,7 +58,7 @@ def extract_on_ray(
         BeingWritten: Another process writes there.
         RecordingError: The folder cannot be written to; for example, the disk is full.
     """
-    folder = Path(out).resolve()
+    folder = given_path(out).resolve()
     _see_that_rows_have_keys(dataset, options.keys)
     _see_that_there_is_room(options.cluster)
     with told(f"make the folder {folder}"):

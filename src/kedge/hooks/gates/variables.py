@@ -24,7 +24,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from kedge.torch_internals.source_lines import OWN
+from kedge.frames import OWN
 
 UNNAMED = "tensor"
 _LONGEST, _MOST = 60, 1_000

@@ -125,13 +125,13 @@ class ModeSwitches:
         self.here.mode.clear()
 
 
-def _children(module: nn.Module) -> Iterator[nn.Module]:
+def _children(module: nn.Module, around: tuple[nn.Module, ...] = ()) -> Iterator[nn.Module]:
     """Yield the modules that a forward is likely to call: its children, and those in lists and dicts of modules."""
     for child in module.children():
         if runs(child):
             yield child
-        else:
-            yield from _children(child)
+        elif not any(child is each for each in around):  # a list may contain itself
+            yield from _children(child, (*around, child))
 
 
 def _code_of(forward: Any) -> CodeType | None:

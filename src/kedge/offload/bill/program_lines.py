@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-from kedge.torch_internals.source_lines import SourceLine, is_between, source_of
+from kedge.frames import is_between
+from kedge.torch_internals.source_lines import SourceLine, source_of
 
 
 class ProgramLines:

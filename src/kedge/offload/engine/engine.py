@@ -58,6 +58,7 @@ class Engine:
 
     def __init__(self, policy: Policy, model: nn.Module) -> None:
         self.account = OffloadAccount()
+        self.account.plan = policy.planner.shown if policy.planner is not None else None
         self.work_by(policy)
         self._known = KnownStorages(model, StorageEntries(RecentlyRestored(_ROOM)), self.account)
         self._recipes = ProvenRecipes(self.account.dropped)

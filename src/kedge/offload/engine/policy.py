@@ -26,6 +26,10 @@ class Choice(Enum):
 class Planner(Protocol):
     """A planner that chooses tensor by tensor; its choices in the first step, which it learns from, are carried out too."""
 
+    @property
+    def shown(self) -> object:
+        """What the account shows: the plan, or that there is none yet."""
+
     def equip(self, policy: Policy) -> Policy:
         """Return the policy with parts that report to the planner; called before the first step."""
 

@@ -23,7 +23,7 @@ from kedge.offload.account import OffloadAccount, Outcome
 from kedge.offload.engine.policy import Choice, Policy
 from kedge.offload.plan.clock import TimingClock
 from kedge.offload.plan.link import measured
-from kedge.offload.plan.plan import OffloadPlan, size
+from kedge.offload.plan.plan import OffloadPlan, PlanToCome, size
 from kedge.offload.plan.solve import solve
 from kedge.offload.plan.tables import Candidate, Limit, Link, StepTable, TensorKey
 from kedge.offload.plan.timing import TensorTimes, TimedCodec, TimedStore, Timings, timed_find
@@ -99,7 +99,12 @@ class Learner:
             self._learn()
         elif self._stale:
             self._learn()
-        account.plan = self.plan
+        account.plan = self.shown
+
+    @property
+    def shown(self) -> OffloadPlan | PlanToCome:
+        """The plan in force, or what prints that there is none yet."""
+        return self.plan or PlanToCome(self.limit)
 
     def _learn(self) -> None:
         self.plan, self._stale = None, False

@@ -14,6 +14,25 @@ _ORDER = (Choice.KEEP, Choice.REBUILD, Choice.MOVE, Choice.COMPRESS)
 
 
 @dataclass(frozen=True)
+class PlanToCome:
+    """The place of a plan that is not decided yet: false, and prints as what it waits for.
+
+    Attributes:
+        limit: The limit that the plan will be made for.
+    """
+
+    limit: Limit
+
+    def __bool__(self) -> bool:
+        """Return False."""
+        return False
+
+    def __str__(self) -> str:
+        """The reason as text."""
+        return f"plan for {self.limit}: not decided yet; it is made from the times of a whole step, the second one or a later one"
+
+
+@dataclass(frozen=True)
 class OffloadPlan:
     """A choice for each saved tensor of a step.
 

@@ -9,6 +9,12 @@ reveals such a change: the slot then raises the error that autograd raises for a
 Backward reads saved tensors in about the reverse order, and in the same order in each step. So each slot has a number
 within its step, and the store remembers from the step before which number followed which; where it does not know that
 yet, it expects the preceding number. While the window has room, the store copies the slots that come next.
+
+# Note [The window]
+A program runs ahead of its device, so all that may be on its way is held: the sources of copies out, and what is read ahead.
+At 512 MB each way, a model that saves less than that would save no memory. So the window is a quarter of what a step
+puts: of the last step, or of what this one has put so far, if that is more. Waiting for the rest takes at most as long as
+to copy 512 MB each way, and a step that puts 2 GB has the whole window.
 """
 
 from __future__ import annotations
@@ -32,6 +38,8 @@ from kedge.torch_internals.tensors import version_of
 
 WINDOW = 512 << 20
 """The bytes that may be on their way out, and the bytes that may be on their way in before they are needed."""
+_LEAST, _PART = 16 << 20, 4
+"""The least bytes of the window, and the part of the bytes of a step; see Note [The window]."""
 _SHARE = 0.8  # of the free memory: the share that Kedge may take
 
 
@@ -126,6 +134,36 @@ class CpuSlot:
         self.store.release(self)
 
 
+class CopyWindow:
+    """The bytes that may be on their way, each way; see Note [The window].
+
+    Args:
+        most: The most bytes.
+        fixed: Whether it is always these.
+
+    Attributes:
+        most: The most bytes.
+    """
+
+    def __init__(self, most: int, *, fixed: bool) -> None:
+        self.most, self._fixed = most, fixed
+        self._last = self._put = 0
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that may be on their way now."""
+        share = max(self._last, self._put) // _PART
+        return self.most if self._fixed else min(self.most, max(_LEAST, share))
+
+    def put(self, nbytes: int) -> None:
+        """Count bytes that are put."""
+        self._put += nbytes
+
+    def step_ended(self) -> None:
+        """End a step."""
+        self._last, self._put = self._put, 0
+
+
 class CopiesOut:
     """The copies to host memory that may not be done yet, with the sources held for them.
 
@@ -134,7 +172,7 @@ class CopiesOut:
         window: The bytes that may be on their way.
     """
 
-    def __init__(self, device: CopyDevice, window: int) -> None:
+    def __init__(self, device: CopyDevice, window: CopyWindow) -> None:
         self._device, self._window = device, window
         self._slots: deque[CpuSlot] = deque()
         self._nbytes = 0
@@ -159,7 +197,7 @@ class CopiesOut:
 
     def wait(self) -> None:
         """Wait while more bytes than the window allows are on their way."""
-        while self._nbytes > self._window:
+        while self._nbytes > self._window.nbytes:
             self._device.wait(self._slots[0].written)
             self._landed()
 
@@ -185,8 +223,8 @@ class CopiesIn:
         window: The bytes that may be read ahead.
     """
 
-    def __init__(self, device: CopyDevice, window: int) -> None:
-        self._device, self._most = device, window
+    def __init__(self, device: CopyDevice, window: CopyWindow) -> None:
+        self._device, self._window, self._most = device, window, window.most
         self._order = ReadOrder()
         self._ahead = 0  # bytes read ahead and not yet requested
         self._retired: list[LoadedBytes] = []  # read ahead in vain, and perhaps still being written to
@@ -221,7 +259,8 @@ class CopiesIn:
         """Start to copy a slot's bytes back; False if the window or the device has no room."""
         if slot.loaded is not None or slot.source is not None or slot.torn:
             return True
-        if self._ahead + slot.nbytes > max(self._most, slot.nbytes if self._most else 0):
+        room = min(self._most, self._window.nbytes)
+        if self._ahead + slot.nbytes > max(room, slot.nbytes if room else 0):
             return False
         try:
             slot.loaded = self._load(slot)
@@ -269,24 +308,21 @@ class CpuStore:
     Args:
         pin: Whether to lock the memory's pages.
         most: The bytes of host memory that the store may take; None: four fifths of the free memory.
-        window: The bytes that may be on their way, each way.
+        window: The bytes that may be on their way, each way, always; None: at most 512 MB; see Note [The window].
         device: The device interface that copies; None: that of every device with streams.
-
-    Attributes:
-        window: How many bytes may be on their way, each way.
     """
 
     name = "cpu"
 
     def __init__(
-        self, *, pin: bool = True, most: int | None = None, window: int = WINDOW, device: CopyDevice | None = None
+        self, *, pin: bool = True, most: int | None = None, window: int | None = None, device: CopyDevice | None = None
     ) -> None:
         self._device = CopyDevice() if device is None else device
         free = Pressure().room() if most is None else None
         most = most or (sys.maxsize if free is None else int(free * _SHARE))
         self._memory = PinnedRanges(self._device, pin=pin, most=most)
-        self.window = window
-        self._out, self._in = CopiesOut(self._device, window), CopiesIn(self._device, window)
+        self._window = CopyWindow(WINDOW if window is None else window, fixed=window is not None)
+        self._out, self._in = CopiesOut(self._device, self._window), CopiesIn(self._device, self._window)
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._takes: dict[torch.device, bool] = {}
@@ -299,6 +335,11 @@ class CpuStore:
     def pinned(self) -> int:
         """The bytes of host memory that the store has taken."""
         return self._memory.size
+
+    @property
+    def window(self) -> int:
+        """The most bytes that may be on their way, each way."""
+        return self._window.most
 
     def takes(self, device: torch.device) -> bool:
         """Whether moving bytes from this device frees memory there; if not, warns once."""
@@ -324,10 +365,12 @@ class CpuStore:
             if not self._alive:
                 self._number = 0
                 self._in.step_ended()
+                self._window.step_ended()
             slot = CpuSlot(self, data, self._memory.take(data.numel()), self._number)
             self._out.begin(slot, data)
             self._alive[slot.number] = slot
             self._number += 1
+            self._window.put(slot.nbytes)
             self._out.wait()
         return slot
 

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from kedge.errors import DiskFull, DiskIsMemory, StoreError, warn
+from kedge.files.given_path import given_path
 from kedge.files.own_file import DescriptorTaken, OwnDescriptor
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -28,7 +29,7 @@ def open_scratch(path: str | os.PathLike[str] | None) -> tuple[OwnDescriptor, Pa
     """
     if not hasattr(os, "pwritev"):
         raise StoreError("saved tensors cannot go to disk on this system: it cannot write at an offset in a file")
-    folder = Path(tempfile.gettempdir() if path is None else path)
+    folder = given_path(tempfile.gettempdir() if path is None else path)
     if not folder.is_dir():
         raise StoreError(f"saved tensors cannot go to {folder}, which is not a folder; create it, or name another")
     try:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from html import escape
-from pathlib import Path
 
 from kedge.files.atomic_write import replace
+from kedge.files.given_path import given_path
 from kedge.numbers import sized
 from kedge.report.held.content import memory_content
 from kedge.report.held.held_tree import HeldNode, held_tree
@@ -47,7 +47,7 @@ class StepMemory:
         Raises:
             RecordingError: The file cannot be written.
         """
-        replace(Path(file), self.html())
+        replace(given_path(file), self.html())
 
     def __str__(self) -> str:
         """The flame graph of the peak as text."""

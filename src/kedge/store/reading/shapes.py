@@ -197,6 +197,7 @@ EVENTS: dict[str, Check] = {
     ),
     "loss-graph": fields({}, {"site": text, "nodes": TEXTS}),
     "producer": _producer,
+    "compiled": fields({"step": whole}),
     "modes": fields({"step": whole, "root": count, "training": flag}, {"eval": TEXTS, "train": TEXTS}),
     "grads-kept": fields({"step": whole, "kept": count, "checked": count}, {"optimizer": count}),
     "optimizers": fields(

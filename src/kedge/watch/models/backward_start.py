@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kedge.frames import is_between
 from kedge.torch_internals.graph_task import graph_task_function
-from kedge.torch_internals.source_lines import is_between
 
 _INSTALLED = ("site-packages", "dist-packages")
 _PIPELINES = "torch.distributed.pipelining."

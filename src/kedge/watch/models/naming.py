@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from kedge.torch_internals.source_lines import is_between
+from kedge.frames import is_between
 from kedge.watch.models.optimizers import any_optimizer, living, params_of
 from kedge.watch.models.roots import RootModule, free_prefix
 

@@ -29,6 +29,7 @@ from kedge.hooks.session import Session
 from kedge.sites.site import escape
 from kedge.stderr import say
 from kedge.torch_internals import dynamo, operators
+from kedge.torch_internals.module_tables import named_modules
 
 
 class WatchSession(Session):
@@ -78,6 +79,7 @@ class StepHooks:
         self._seen = (-1, -1)
         self._waiting: list[Any] = []
         self._undo: Callable[[], None] = lambda: None
+        self._wanted = (True, True)
         self._changing = threading.RLock()
 
     def take_finder(self, handle: RemovableHandle) -> None:
@@ -122,7 +124,13 @@ class StepHooks:
         with self._changing:
             if not hooked:
                 operators.leave_graphs_whole()
-            self.finding = finding or measured
+            self.finding, self._wanted = finding or measured, (finding, by_passes)
+            self.place(hooked)
+
+    def place(self, hooked: bool) -> None:
+        """Install the hooks of measured steps, or remove them, in the middle of a step, too."""
+        with self._changing:
+            finding, by_passes = self._wanted
             # In the order in which they came first: hooks in another order would be a third variant for Dynamo.
             _place(self._calls, up=hooked or by_passes or finding)
             _place(self._root_gates, up=hooked or by_passes)
@@ -143,6 +151,6 @@ def _place(hooks: HooksTogether, *, up: bool) -> None:
 
 def _fused(model: nn.Module | None) -> set[str]:
     """Return the paths of fused modules, which compute differently if their parts have hooks, and of these parts."""
-    named = model.named_modules(remove_duplicate=False) if model is not None else ()
-    return {f"{name}.{part}".strip(".") for name, m in named if isinstance(m, nn.TransformerEncoderLayer)
-            for part, _ in m.named_modules(remove_duplicate=False)}  # fmt: skip
+    named = named_modules(model) if model is not None else {}
+    return {f"{name}.{part}".strip(".") for name, m in named.items() if isinstance(m, nn.TransformerEncoderLayer)
+            for part in named_modules(m)}  # fmt: skip

@@ -15,6 +15,7 @@ from kedge.hooks.firing.tap import Tap
 from kedge.hooks.session import Session
 from kedge.hooks.target import HookedModel
 from kedge.hooks.unfired import explain
+from kedge.torch_internals.module_tables import named_modules
 
 
 class RootHooks:
@@ -80,7 +81,7 @@ class RootHooks:
         session.installed.cleanup = self._undo
         try:
             self.target = session.targets[id(module)] = HookedModel(session, module)
-            self.target.kinds = {name: weakref.ref(type(m)) for name, m in module.named_modules(remove_duplicate=False)}
+            self.target.kinds = {name: weakref.ref(type(m)) for name, m in named_modules(module).items()}
             if self.follows and session.clock.leader is self._past:
                 session.clock.leader = self.target.passes
             yield self.target

@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from kedge.frames import is_between
 from kedge.hooks.placing.own_warnings import ANOMALY_WARNINGS, ignore_warnings, show_warnings
 from kedge.sites.leaves import has_memory, own_part
 from kedge.torch_internals.autograd_nodes import behind, in_order, number_in, saved_by
-from kedge.torch_internals.source_lines import is_between, place_of
+from kedge.torch_internals.source_lines import place_of
 from kedge.watch.models.backward_start import BackwardStart, is_installed, plain_name
 
 _MOST_NODES = 20_000

@@ -16,6 +16,7 @@ from torch import distributed, nn
 
 from kedge.arguments import called_as, described
 from kedge.errors import WatchingFailed, WrongCall
+from kedge.files.given_path import given_path
 from kedge.hooks.attach import refresh
 from kedge.hooks.firing.schedule import every as schedule_of
 from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
@@ -56,7 +57,7 @@ class WatchBlock:
         Selector(options.sites)
         schedule_of(options.every)
         self.options, self.force, self.strict = options, force, strict
-        self.recording = self._first = Path(path) if path is not None else Path(default_name())
+        self.recording = self._first = given_path(path) if path is not None else Path(default_name())
         self.tell: Callable[[str], None] | None = _tell
         self._sinks: list[RunSink] = []
         self._named: list[weakref.ref[nn.Module]] = []

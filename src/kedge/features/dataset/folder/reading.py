@@ -19,6 +19,7 @@ from kedge.features.dataset.folder.stored_reducers import read_state
 from kedge.features.dataset.folder.stored_samples import StoredSamples
 from kedge.features.reduce.load_state import restore
 from kedge.features.reduce.reducer import Reducer
+from kedge.files.given_path import given_path
 from kedge.numbers import counted
 
 
@@ -32,7 +33,7 @@ def open_features(folder: str | os.PathLike[str]) -> FeatureSet:
         NotFeatures: The folder holds no features, or is damaged.
         NewerFormat: A later version of Kedge wrote the folder.
     """
-    path = Path(folder)
+    path = given_path(folder)
     manifest = read_manifest(path)
     if manifest is None:
         what = "no such folder" if not path.is_dir() else "it has no manifest"

@@ -1,0 +1,47 @@
+"""Whose code runs: the program's, or code that only passes calls on."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+OWN = f"{Path(__file__).parent}{os.sep}"
+INSTALLED = ("site-packages", "dist-packages")
+_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
+
+
+@functools.lru_cache(maxsize=4096)
+def is_between(file: str) -> bool:
+    """Whether a file's code only passes calls on: that of Kedge, PyTorch and Python's library."""
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    passing = (OWN, OWN if torch is None else f"{Path(torch).parent}{os.sep}")
+    if file.startswith(_LIBRARY):
+        return file[len(_LIBRARY) :].partition(os.sep)[0] not in INSTALLED or file.startswith(passing)
+    return file.startswith((*passing, "<frozen "))
+
+
+def level_of_program() -> int:
+    """Return the ``stacklevel`` of a warning at the program's running line, for the function that calls this and warns.
+
+    That is the innermost line outside of Kedge, PyTorch, Python's library and installed packages. If there is none, installed
+    packages count, then also PyTorch.
+    """
+    caller = sys._getframe(1)
+    return (
+        _level(caller, lambda file: is_between(file) or not {*INSTALLED}.isdisjoint(Path(file).parts))
+        or _level(caller, is_between)
+        or _level(caller, lambda file: file.startswith(OWN))
+        or 2
+    )
+
+
+def _level(caller: FrameType, passes: Callable[[str], bool]) -> int:
+    """Return the level of the innermost frame around a caller whose file does not only pass calls on; 0 without one."""
+    level, frame = 2, caller.f_back
+    while frame is not None and passes(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    return 0 if frame is None else level

@@ -39,6 +39,7 @@ SCRIPTS = (
     "steps.js",
     "heatmap.js",
     "filter_field.js",
+    "theme.js",
     "keys.js",
 )
 SCRIPT, FRAME = "difference.js", "difference.html"

@@ -153,6 +153,7 @@ def test_the_filter_and_the_table(alone: Any) -> None:
     assert "selects nothing" in alone.locator("#filter-problem").inner_text()
     alone.fill("#filter", "")
     alone.get_by_text("as a table").click()
+    alone.locator(".held-table tbody tr").first.wait_for()
     rows = [row.split("\t") for row in alone.locator(".held-table tbody tr").all_inner_texts()]
     assert rows[:3] == [
         ["h", "module", "16 kB", "93.8 %"],

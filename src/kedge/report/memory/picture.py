@@ -16,7 +16,7 @@ from kedge.report.page.render import assembled, asset, bundled
 from kedge.store.saved_account import BytesOverStep
 
 _SCRIPTS = ("elements.js", "theme.js", "numbers.js", "filters.js", "held.js", "timeline.js", "flame.js", "memory.js")
-_ABOVE, _ROW = 330, 21
+_ABOVE, _ROW = 372, 21
 _FRAME = 'title="memory held for backward" sandbox="allow-scripts"'
 # An editor's theme need not be the system's, and a frame does not inherit it: it is told the colour of the text around it.
 _TELL_COLOUR = "this.contentWindow.postMessage({kedgeTextColour:getComputedStyle(this).color},'*')"

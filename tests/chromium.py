@@ -1,4 +1,4 @@
-"""The browser that the machine has, for tests of pages."""
+"""The browser that the machine has, for tests and pictures of pages."""
 
 from __future__ import annotations
 

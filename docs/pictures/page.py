@@ -9,37 +9,30 @@ python docs/pictures/page.py demo.kedge page-nan
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from browser import opened
 
 from kedge.report.page.render import render_page
 from kedge.rules.registry import ALL, check
 from kedge.store.recording import Recording
 
-FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-
 
 def main() -> None:
     """Write the named pictures beside this file."""
     recording, names = Recording.open(sys.argv[1]), sys.argv[2:]
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+    themes = ["dark" if name.endswith("-dark") else "light" for name in names]
+    with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "page.html")
         file.write_text(render_page(recording, check(recording), ALL), encoding="utf-8")
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS.split())
-        for name in names:
-            theme = "dark" if name.endswith("-dark") else "light"
-            page = browser.new_page(viewport={"width": 1366, "height": 1000}, color_scheme=theme)
-            page.goto(file.as_uri())
-            page.wait_for_selector("html[data-ready=yes]")
-            if theme == "dark":
-                page.keyboard.press("j")
-                page.keyboard.press("Enter")
-            page.screenshot(path=Path(__file__).with_name(f"{name}.png"))
-        browser.close()
+        with opened(file, *((1366, 1000, theme) for theme in themes)) as pages:
+            for name, theme, page in zip(names, themes, pages, strict=True):
+                if theme == "dark":
+                    page.keyboard.press("j")
+                    page.keyboard.press("Enter")
+                page.screenshot(path=Path(__file__).with_name(f"{name}.png"))
 
 
 if __name__ == "__main__":

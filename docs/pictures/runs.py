@@ -12,9 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from browser import opened
 
-FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 ROOT = Path(__file__).parents[2]
 RUNS = {
     "lr-3e-4": ("--lr", "0.0003"),
@@ -34,18 +33,14 @@ def kedge(*words: str) -> None:
 def main() -> None:
     """Record the runs, and write the picture beside this file."""
     picture = Path(__file__).with_name("runs.png")
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+    with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "examples", Path(folder, "examples"))
         os.chdir(folder)
         for name, options in RUNS.items():
             kedge("run", "-q", "--budget", "none", "-o", name, "examples/digits.py", "--steps", "300", *options)
         kedge("report", *RUNS, "--html")
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS.split())
-        page = browser.new_page(viewport={"width": 1366, "height": 1000}, color_scheme="light")
-        page.goto(Path(folder, "runs.html").as_uri())
-        page.wait_for_selector("html[data-ready=yes]")
-        page.screenshot(path=picture, full_page=True)
-        browser.close()
+        with opened(Path(folder, "runs.html"), (1366, 1000, "light")) as [page]:
+            page.screenshot(path=picture, full_page=True)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

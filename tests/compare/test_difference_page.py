@@ -18,7 +18,7 @@ from kedge.report.compare.head import Names
 from kedge.report.page import render
 from kedge.store.recording import Recording
 from tests.chromium import launched
-from tests.compare.stories import NET, from_step, story
+from tests.compare.stories import FULL, LIGHT, NET, from_step, story
 
 ASSETS = Path(drawn.__file__).parent / "assets"
 IMPORTS = re.compile(r'^import \{([^}]*)\} from "\./(\w+\.js)";$', re.MULTILINE)
@@ -116,6 +116,30 @@ def test_the_middle_of_the_scale_is_one(shown: Callable[..., Any]) -> None:
     assert colour(page, 0, 0)[:2] != more[:2]
     assert "÷2.00" in page.inner_text(".legend")
     assert "\u00d72.00" in page.inner_text(".legend")
+
+
+def sparse(scale: float) -> Recording:
+    """A run whose module is measured in one step of ten, and whose gradient norm in each."""
+    sites = [
+        {"site": "a:out", "path": "a", "kind": "out", "type": "Linear"},
+        {"site": ":grad.norm", "path": "", "kind": "grad.norm", "type": ""},
+    ]
+    figures = {"count": 8, "nonzero": 8, "sum": scale, "sumsq": scale**2, "min": -scale, "max": scale}
+    rows = [
+        {"site": site["site"], "step": step, "level": LIGHT if step % 10 else FULL, **figures}
+        for step in range(30)
+        for site in (sites[1:] if step % 10 else sites)
+    ]
+    return Recording.build(sites, rows, roots=[{"name": "Net", "prefix": "", "parameters": 9}])
+
+
+def test_the_map_has_no_columns_for_steps_with_curves_alone() -> None:
+    """Nine of ten steps tell of the loss alone by default: as columns without a value they would cover the map."""
+    a, b = sparse(1.0), sparse(2.0)
+    comparison = compare(a, b)
+    made = drawn.condense_difference(comparison, judge(comparison), Names("a.kedge", "b.kedge"))
+
+    assert made.described["columns"]["count"] == 3
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

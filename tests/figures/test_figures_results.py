@@ -121,6 +121,20 @@ def test_memory_is_that_of_the_bill():
     assert isinstance(over, mpl.axes.Axes)
 
 
+def test_alike_blocks_share_a_bar_of_memory():
+    """Ten bars of ten alike blocks would hide what holds the rest: in a deep model each part of the blocks is one bar."""
+    blocks = [nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)) for _ in range(24)]
+    bill = kedge.saved(nn.Sequential(*blocks), backward=True)(torch.ones(4, 8, requires_grad=True))
+    _, who = figures.memory(bill).axes
+
+    shown = {
+        label.get_text(): round(bar.get_width() * 1e3)
+        for label, bar in zip(who.get_yticklabels(), who.patches, strict=True)
+    }
+    assert any(name.endswith("-23.1") for name in shown), shown
+    assert sum(shown.values()) == pytest.approx(bill.timeline.peak, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("draw", "said"),
     [

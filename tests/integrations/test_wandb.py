@@ -112,7 +112,17 @@ def test_curves_are_logged_on_an_axis_of_their_own(log, how, spoils):
         series = recording.series(site, "rms").tolist()
         assert [row[f"kedge_rms_{name}"] for row in logged.values()] == pytest.approx(series, nan_ok=True)
     axes = [record.metric for record in found if record.WhichOneof("record_type") == "metric"]
-    assert any(axis.glob_name == "kedge*" and axis.step_metric == "kedge/step" for axis in axes)
+    patterns = {axis.glob_name for axis in axes if axis.step_metric == "kedge/step"}
+    assert {"kedge/*", "kedge_*"} <= patterns
+
+
+def test_the_summary_has_the_run_and_not_its_sites(log):
+    """Each row of the summary is a column of the table of runs: a model's thousands of sites would drown the loss."""
+    found, _ = log("live", False)
+    ours = {name for name in summary(found) if name.startswith("kedge")}
+
+    counts = {"kedge/errors", "kedge/warnings", "kedge/info"}
+    assert ours == counts | {"kedge/step", "kedge/loss", "kedge/norm_of_gradients"}
 
 
 @pytest.mark.parametrize("how", ["live", "after"])
@@ -123,15 +133,15 @@ def test_findings_are_in_the_summary_and_errors_are_alerts(log, how):
     left = summary(found)
 
     assert [(alert.title, alert.level) for alert in alerts] == [("NAN-BORN at 3:out", "ERROR")]
-    assert left["kedge/findings/error"] == 1
-    assert left["kedge/found/NAN-BORN"].startswith("3:out ")
+    assert left["kedge/errors"] == 1
+    assert left["kedge/NAN-BORN"].startswith("3:out ")
 
 
 def test_a_healthy_run_has_no_errors_in_its_summary(log):
     """Where nothing was found, the summary says zero, and nobody is alerted."""
     found, _ = log("live", False)
 
-    assert summary(found)["kedge/findings/error"] == 0
+    assert summary(found)["kedge/errors"] == 0
     assert [record for record in found if record.WhichOneof("record_type") == "alert"] == []
 
 
@@ -142,3 +152,23 @@ def test_a_program_that_gives_its_own_steps_keeps_them(log):
 
     assert [step for step, _ in logged] == [1]
     assert logged[0][1]["loss"] == 1.0
+
+
+def test_the_title_of_an_alert_fits():
+    """The server takes less than 64 characters: a long path is cut in its middle, and the rule and the last name stay."""
+    from types import SimpleNamespace
+
+    from kedge.integrations.wandb import Wandb
+
+    titles = []
+    run = SimpleNamespace(
+        define_metric=lambda *_, **__: None, summary={}, alert=lambda title, **_: titles.append(title)
+    )
+    site = "model.vision_tower.encoder.layers.17.self_attn.out_proj.weight:param.grad"
+    finding = {"code": "NAN-BORN", "severity": "error", "site": site, "message": "m", "remedy": ""}
+    Wandb(run).send_finding(finding)
+
+    assert len(titles[0]) < 64
+    assert titles[0].startswith("NAN-BORN at ")
+    assert "17" in titles[0]
+    assert titles[0].endswith("weight:param.grad")

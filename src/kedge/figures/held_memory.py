@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from kedge.errors import CannotDraw
 from kedge.figures.canvas import ACCENT, QUIET, TEXT, Axes, Drawing, dress, plain
 from kedge.numbers import sized
+from kedge.report.fitted_text import cut
+from kedge.report.held.held_tree import HeldNode, held_tree
 
 _HOLDERS = 10
+_LONGEST_NAME = 34
 _WARM = "#d55e00"
 _SCALES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
@@ -46,6 +50,8 @@ class HeldOverTime(Protocol):
 def memory(held: Any, *, title: str = "") -> Drawing:
     """Draw the bytes that autograd holds for backward over a step, and the modules that hold most at the peak.
 
+    In a model of more than 40 modules, blocks that hold the same share a bar, as in ``h.0-11.mlp``.
+
     Args:
         held: A memory report, ``kedge.saved(model, backward=True)(x)``, or the `course` of a recording's account.
         title: The title of the figure.
@@ -66,11 +72,11 @@ def memory(held: Any, *, title: str = "") -> Drawing:
             "backward=True)(x) of a model that saves something"
         )
     divisor, unit = next((scale, name) for scale, name in _SCALES if course.peak >= scale)
-    holders = course.holders[:_HOLDERS]
+    holders = _holders(course)[:_HOLDERS]
     figure = Drawing(max(2.9, 0.22 * len(holders) + 1.1))
     over, who = figure.subplots(1, 2, width_ratios=(3, 2))
     _over_time(over, course, divisor, unit)
-    _at_peak(who, course, divisor, unit)
+    _at_peak(who, holders, course.peak, divisor, unit)
     if title:
         figure.suptitle(plain(title), fontsize=10, x=0.01, ha="left")
     return figure
@@ -95,17 +101,34 @@ def _over_time(axes: Axes, course: HeldOverTime, divisor: float, unit: str) -> N
     dress(axes, "over the step", x="saves and releases", y=f"held for backward, {unit}")
 
 
-def _at_peak(axes: Axes, course: HeldOverTime, divisor: float, unit: str) -> None:
-    holders = course.holders[:_HOLDERS]
+def _holders(course: HeldOverTime) -> list[tuple[str, int]]:
+    """Return the names and bytes of what holds memory at the peak, the largest first: modules, or blocks of alike ones."""
+    tensors = getattr(course, "tensors", None)
+    if not tensors or not tensors.kinds:
+        return [
+            ("outside all modules" if path is None else path or "the model itself", size)
+            for path, size in course.holders
+        ]
+    moment = course.at.index(course.peak_at)
+    held: Counter[str] = Counter()
+    for path, size in _own(held_tree(tensors, moment)):
+        held[path or "the model itself"] += size
+    return [(name, size) for name, size in held.most_common() if size]
+
+
+def _own(node: HeldNode, path: str = "") -> Iterator[tuple[str, int]]:
+    """Yield the path of a module and of each one in it, with the bytes that each holds itself."""
+    yield path, sum(inner.bytes for inner in node.inside.values() if inner.level != "module")
+    for inner in node.inside.values():
+        if inner.level == "module":
+            yield from _own(inner, f"{path}.{inner.label}".lstrip("."))
+
+
+def _at_peak(axes: Axes, holders: Sequence[tuple[str, int]], peak: int, divisor: float, unit: str) -> None:
     places = range(len(holders))
     axes.barh(places, [size / divisor for _, size in holders], color=ACCENT, alpha=0.75, height=0.65)
-    axes.set_yticks(places, [_named(path) for path, _ in holders], fontsize=TEXT - 1)
+    axes.set_yticks(places, [plain(cut(name, _LONGEST_NAME)) for name, _ in holders], fontsize=TEXT - 1)
     axes.invert_yaxis()
-    rest = course.peak - sum(size for _, size in holders)
+    rest = peak - sum(size for _, size in holders)
     dress(axes, "at the peak, by module", x=f"{unit}" + (f"; {sized(rest)} in others" if rest > 0 else ""))
     axes.tick_params(axis="y", length=0)
-
-
-def _named(path: str | None) -> str:
-    name = "outside all modules" if path is None else path or "the model itself"
-    return plain(name if len(name) <= 30 else f"…{name[-29:]}")

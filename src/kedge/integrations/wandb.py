@@ -1,4 +1,10 @@
-"""Curves and findings in Weights & Biases: during a run, or from its recording."""
+"""Curves and findings in Weights & Biases: during a run, or from its recording.
+
+# Note [The summary of a run]
+Its rows are the columns of the table of runs. The curves of sites would add thousands, so only the loss, the norm and
+the findings are in it, with names that are short enough for viewers that cut them. What is defined for a pattern does not
+reach the summary of names with dots, since there a dot means a key inside another one: those are defined one by one.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,14 @@ from typing import Any
 import wandb
 
 from kedge.integrations.scalars import Scalars, text_of
+from kedge.report.fitted_text import cut
 from kedge.store.recording import Recording
 from kedge.watch.run.replay import replay
 
-_STEP = "kedge/step"
-_LEVELS = {"error": "ERROR", "warning": "WARN", "info": "INFO"}
+_STEP, _OF_SITES = "kedge/step", "kedge_"
+_COUNTS = {"error": "kedge/errors", "warning": "kedge/warnings", "info": "kedge/info"}
+#: The longest title of an alert: their server takes less than 64 characters.
+_TITLE = 63
 
 
 class Wandb(Scalars):
@@ -33,13 +42,18 @@ class Wandb(Scalars):
     def __init__(self, run: wandb.Run, statistics: Sequence[str] = ("rms",), *, commit: bool = True) -> None:
         super().__init__(statistics)
         self.run, self.commit = run, commit
-        self._counts = dict.fromkeys(_LEVELS, 0)
+        self._counts = dict.fromkeys(_COUNTS, 0)
         self._named: set[str] = set()
+        self._logged: set[str] = set()
         run.define_metric(_STEP, hidden=True)
-        run.define_metric("kedge*", step_metric=_STEP)
+        run.define_metric("kedge/*", step_metric=_STEP)
+        run.define_metric(f"{_OF_SITES}*", step_metric=_STEP, summary="none")  # see Note [The summary of a run]
 
     def send(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log the numbers of one step."""
+        for name in numbers.keys() - self._logged:
+            self._keep_out_of_summary(name)
+        self._logged |= numbers.keys()
         self.run.log({**numbers, _STEP: step}, commit=self.commit)
 
     def send_finding(self, finding: Mapping[str, Any]) -> None:
@@ -48,14 +62,18 @@ class Wandb(Scalars):
         self._counts[severity] += 1
         if code not in self._named:
             self._named.add(code)
-            self.run.summary[f"kedge/found/{code}"] = text_of(finding)
+            self.run.summary[f"kedge/{code}"] = text_of(finding)
         if severity == "error":
-            self.run.alert(title=f"{code} at {finding['site']}", text=text_of(finding), level=_LEVELS[severity])
+            self.run.alert(title=cut(f"{code} at {finding['site']}", _TITLE), text=text_of(finding), level="ERROR")
+
+    def _keep_out_of_summary(self, name: str) -> None:
+        if name.startswith(_OF_SITES) and "." in name:
+            self.run.define_metric(name.replace(".", "\\."), step_metric=_STEP, summary="none")
 
     def close(self) -> None:
         """Count the findings in the summary, so that runs can be sorted by them."""
         for severity, count in self._counts.items():
-            self.run.summary[f"kedge/findings/{severity}"] = count
+            self.run.summary[_COUNTS[severity]] = count
 
 
 def export(recording: Recording | str | os.PathLike[str], run: wandb.Run, statistics: Sequence[str] = ("rms",)) -> None:

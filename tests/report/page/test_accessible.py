@@ -16,6 +16,7 @@ from kedge.report.compare.page import render_difference
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
 from tests.compare.stories import from_step, story
+from tests.report.page.runs import Run
 from tests.report.page.test_blocks import found, tower
 
 FITS = "() => document.documentElement.scrollWidth <= innerWidth"
@@ -96,6 +97,37 @@ def test_the_pages_fit_a_phone_and_a_wall(
         page.wait_for_function(FITS)
         if width > 1000:
             assert page.locator("main").bounding_box()["width"] > 2000
+
+
+def test_all_type_grows_on_a_wall(saved: Callable[..., str], tab: Any) -> None:
+    """On a screen of 3840 pixels no text is left at the size of a laptop's, and charts are higher."""
+    page = tab.open(saved(tower(), findings=found()))
+    sizes = """() => Object.fromEntries(["body", "h2", "#facts", ".mono", ".finding .message", ".u-legend"].map(
+        (name) => [name, parseFloat(getComputedStyle(document.querySelector(name)).fontSize)]))"""
+    high = "() => document.querySelector('#heat .axis').clientHeight"
+    usual, low = page.evaluate(sizes), page.evaluate(high)
+    page.set_viewport_size({"width": 3840, "height": 2160})
+    page.reload()
+    page.wait_for_selector("html[data-ready=yes]")
+
+    assert page.evaluate(sizes) == pytest.approx({name: 1.25 * size for name, size in usual.items()})
+    assert page.evaluate(high) > 1.2 * low
+
+
+def test_many_steps_scroll_in_the_map_and_not_the_page(
+    run: Callable[..., Run], tmp_path: Path, saved: Callable[..., str], tab: Any
+) -> None:
+    """Each step has a pixel: where they are more than a phone has, the map scrolls with its axis, and the page does not."""
+    made = run("embed", "head")
+    for step in range(400):
+        made.step(step)
+    made.end()
+    page = tab.open(saved(Recording.open(tmp_path / "net.kedge")))
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.wait_for_function("() => document.querySelector('.heat-scroll').scrollWidth > 400")
+
+    assert page.evaluate(FITS)
+    assert page.evaluate("document.querySelector('.axis').clientWidth === document.querySelector('#cells').clientWidth")
 
 
 @pytest.mark.parametrize("sandbox", ["", "allow-scripts"])

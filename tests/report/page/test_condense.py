@@ -387,7 +387,7 @@ def test_a_finding_about_the_gradients_is_drawn_with_their_norm() -> None:
     figure = condense(Recording.build([":grad.norm", "w:param.grad"], rows), [found]).described["findings"][0]["figure"]
 
     assert [one["values"] for one in figure["series"]] == [[3.0] * 4]
-    assert figure["bars"] == [{"name": "bar", "value": 2.0}]
+    assert figure["bars"] == [{"name": "limit", "value": 2.0}]
 
 
 def test_an_update_is_drawn_relative_to_its_parameter() -> None:

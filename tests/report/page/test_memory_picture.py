@@ -153,6 +153,7 @@ def test_the_filter_and_the_table(alone: Any) -> None:
     assert "selects nothing" in alone.locator("#filter-problem").inner_text()
     alone.fill("#filter", "")
     alone.get_by_text("as a table").click()
+    alone.locator(".held-table tbody tr").first.wait_for()
     rows = [row.split("\t") for row in alone.locator(".held-table tbody tr").all_inner_texts()]
     assert rows[:3] == [
         ["h", "module", "16 kB", "93.8 %"],
@@ -193,6 +194,34 @@ def test_a_notebook_shows_it_in_a_frame(tmp_path: Path, tab: Any) -> None:
     assert frame.locator(".box.root").get_attribute("data-bytes") == str(PEAK)
     assert "h.0-15" in str(StepMemory(course(), 0))
     assert str(StepMemory(BytesOverStep())) == "autograd saved nothing"
+
+
+@pytest.mark.parametrize(("text", "theme"), [("rgb(204, 204, 204)", "dark"), ("rgb(20, 20, 20)", "light")])
+def test_a_frame_has_the_theme_of_the_notebook_around_it(text: str, theme: str, browser: Any) -> None:
+    """VS Code may be dark on a system that is light: the frame follows the text around it, until the reader switches."""
+    system = "light" if theme == "dark" else "dark"
+    context = browser.new_context(color_scheme=system)
+    page = context.new_page()
+    page.set_content(f"<body style='color: {text}'>{StepMemory(course(), 0)._repr_html_()}")
+    frame = page.frames[-1]
+    frame.wait_for_selector(f"html[data-theme={theme}]")
+    frame.click("#theme")
+    frame.wait_for_selector(f"html[data-theme={system}]")
+    context.close()
+
+
+def test_the_chosen_theme_is_kept(alone: Any) -> None:
+    """The page has the switch of all pages: what was chosen stays, and paper is light."""
+    theme = "document.documentElement.dataset.theme"
+    assert alone.evaluate(theme) == "light"
+    alone.locator("#theme").click()
+    alone.reload()
+    alone.wait_for_selector("html[data-ready=yes]")
+    assert alone.evaluate(theme) == "dark"
+    alone.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert alone.evaluate(theme) == "light"
+    alone.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert alone.evaluate(theme) == "dark"
 
 
 def test_the_page_of_a_run_draws_it(

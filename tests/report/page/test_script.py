@@ -77,6 +77,27 @@ def test_no_text_becomes_markup() -> None:
             assert way not in source(name)
 
 
+def test_crosses_are_whole(browser: Any) -> None:
+    """The dashes of the line drawn before would leave gaps in them; and those that would touch are left out."""
+    page = browser.new_page()
+    page.goto("about:blank")
+    made = page.evaluate(
+        "() => {"
+        + source("crosses.js").replace("export ", "")
+        + """
+      const done = [];
+      const ctx = new Proxy({}, { get: (_, name) => (...given) => done.push([name, ...given]) });
+      const plot = { ctx, bbox: { left: 0, width: 100 }, valToPos: (value) => value };
+      drawCrosses(plot, [1, 2, 50, 200], 5, 3);
+      return done;
+    }"""
+    )
+    page.close()
+
+    assert made.index(["setLineDash", []]) < made.index(["stroke"])
+    assert [step[1] for step in made if step[0] == "moveTo"] == [-2, 4, 47, 53]
+
+
 def test_put_together_they_end_no_element() -> None:
     """Scripts and styles have nothing in them that would end the element that holds them."""
     for text in (render.script(), (ASSETS / render.LIBRARY).read_text(encoding="utf-8"), render.stylesheet()):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ from kedge.report.compare.terminal import MOST_MODULES
 from kedge.report.head import command_of
 from kedge.report.page.columns import form_of, packed
 from kedge.report.page.document import Document
-from kedge.report.page.heatmap_sheets import ABSENT, BROKEN, FINITE, MANY
+from kedge.report.page.heatmap_sheets import ABSENT, BROKEN, FINITE, MANY, shown_steps
 from kedge.report.page.render import assembled, asset, bundled
 from kedge.report.page.step_bins import Bins, Grouping
 from kedge.sites.folding import block
-from kedge.store.rows import Floats
+from kedge.store.rows import Floats, Ints
 
 #: The report's scripts that draw a heat-map, each after those it imports from.
 SCRIPTS = (
@@ -40,6 +40,7 @@ SCRIPTS = (
     "steps.js",
     "heatmap.js",
     "filter_field.js",
+    "theme.js",
     "keys.js",
 )
 SCRIPT, FRAME = "difference.js", "difference.html"
@@ -67,7 +68,7 @@ def render_difference(comparison: Comparison, verdict: Verdict, names: Names, ch
 def condense_difference(comparison: Comparison, verdict: Verdict, names: Names) -> Document:
     """Return the content of the page."""
     wanted = [] if verdict.first is None else [verdict.first.step]
-    bins = Bins.of(comparison.steps, wanted)
+    bins = Bins.of(_shown(comparison, wanted), wanted)
     entries, tables = _sheets(comparison, bins)
     described = {
         "run": {"name": f"{names.a} ↔ {names.b}"},
@@ -82,6 +83,12 @@ def condense_difference(comparison: Comparison, verdict: Verdict, names: Names) 
         "quantities": _quantities(verdict),
     }
     return Document(described, tables)
+
+
+def _shown(comparison: Comparison, wanted: Sequence[int]) -> Ints:
+    """Return the steps of the map's columns: those that the page of either recording has columns for."""
+    either = np.union1d(shown_steps(comparison.a), shown_steps(comparison.b))
+    return np.union1d(np.intersect1d(comparison.steps, either), [*comparison.steps[:1], *wanted]).astype(np.int64)
 
 
 def _sides(comparison: Comparison) -> tuple[tuple[str, Any], tuple[str, Any]]:

@@ -311,8 +311,8 @@ def _short(values: Floats) -> list[float]:
 
 def _bars(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the limits that a series is compared with."""
-    names = ("bar", "threshold", "limit")
-    return [{"name": name, "value": evidence[name]} for name in names if _is_finite(evidence.get(name))]
+    names = {"bar": "limit", "threshold": "threshold", "limit": "limit"}
+    return [{"name": shown, "value": evidence[key]} for key, shown in names.items() if _is_finite(evidence.get(key))]
 
 
 def _is_finite(value: object) -> bool:

@@ -30,6 +30,7 @@ SCRIPTS = (
     "filters.js",
     "recording.js",
     "state.js",
+    "theme.js",
     "ranks.js",
     "crosses.js",
     "charts.js",

@@ -29,6 +29,7 @@ SCRIPTS = (
     "charts.js",
     "quantities.js",
     "filter_field.js",
+    "theme.js",
     "keys.js",
 )
 OWN = ("run_choices.js", "run_table.js", "run_charts.js", "run_curves.js", "run_sites.js", "runs.js")

@@ -8,7 +8,8 @@ import { change, listen, recall, state } from "./state.js";
 import { chart, dropGone, plottable, wantsLog, zerosOf } from "./charts.js";
 import { HeatMap } from "./heatmap.js";
 import { connectFilter } from "./filter_field.js";
-import { listenToKeys, toggleTheme } from "./keys.js";
+import { startTheme } from "./theme.js";
+import { listenToKeys } from "./keys.js";
 
 function showDifference(recording) {
   const { told, run, commands } = recording;
@@ -159,7 +160,7 @@ class Pair {
 
 function begin() {
   recall();
-  document.documentElement.dataset.theme = state.theme;
+  startTheme((theme) => change({ theme }));
   const recording = new Recording(JSON.parse(byId("document").textContent), (name) => byId(`table-${name}`).textContent);
   const filter = () => filterOf(state.filter, recording);
   const [heatMap, panel] = [new HeatMap(byId("heat-map"), filter), new Pair(byId("panel-body"))];
@@ -170,7 +171,6 @@ function begin() {
   listen((changed) => changed.has("filter") && showTable());
   showTable();
   connectFilter(filter);
-  byId("theme").addEventListener("click", toggleTheme);
   byId("help-open").addEventListener("click", () => byId("help").showModal());
   listenToKeys({ recording: () => recording, panel });
   document.documentElement.dataset.ready = "yes";

@@ -3,6 +3,7 @@
 import { byId } from "./elements.js";
 import { filterOf } from "./filters.js";
 import { MemoryPicture } from "./memory.js";
+import { startTheme } from "./theme.js";
 
 function startMemory() {
   const { memory } = JSON.parse(byId("document").textContent);
@@ -10,11 +11,7 @@ function startMemory() {
   const paths = new Set(held.flatMap((path) => path.split(".").map((_, place, parts) => parts.slice(0, place + 1).join("."))));
   const named = { sites: [...paths].map((path) => ({ site: path, path, owner: path, kind: "out", type: "" })) };
   const chosen = () => filterOf(byId("filter").value, named);
-  const theme = (name) => (document.documentElement.dataset.theme = name);
-  const dark = matchMedia("(prefers-color-scheme: dark)");
-  theme(dark.matches ? "dark" : "light");
-  dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
-  byId("theme").addEventListener("click", () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+  startTheme();
   const picture = new MemoryPicture(byId("memory"), { lets: (path) => chosen().letsIn(path) });
   byId("filter").addEventListener("input", () => {
     const { problem } = chosen();

@@ -1,6 +1,6 @@
 // Line charts by uPlot: logarithmic where the values call for it, with marks for what is no number.
 
-import { colour, cut, fill, make } from "./elements.js";
+import { colour, cut, fill, make, typeScale } from "./elements.js";
 import { drawCrosses } from "./crosses.js";
 import { compact, round, whole } from "./numbers.js";
 
@@ -28,7 +28,7 @@ export function chart(host, spec) {
   fill(host);
   const plot = new uPlot(options(spec, width), [spec.x, ...spec.series.map((one) => one.values)], host);
   const observer = new ResizeObserver(() => {
-    if (host.clientWidth && host.clientWidth !== plot.width) plot.setSize({ width: host.clientWidth, height: spec.height || 150 });
+    if (host.clientWidth && host.clientWidth !== plot.width) plot.setSize({ width: host.clientWidth, height: heightOf(spec) });
   });
   observer.observe(host);
   drawn.set(host, { plot, observer });
@@ -71,23 +71,27 @@ export function wantsLog(...lists) {
   return high / low > 30;
 }
 
+// Larger type stands on a larger screen, where a chart that is wider should be higher, too.
+const heightOf = (spec) => Math.round((spec.height || 150) * typeScale() ** 2);
+
 function options(spec, width) {
+  const scale = typeScale();
   const axis = {
     stroke: colour("faint"),
-    font: `11px ${colour("sans")}`,
+    font: `${11 * scale}px ${colour("sans")}`,
     grid: { stroke: colour("grid"), width: 1 },
     ticks: { stroke: colour("grid"), width: 1, size: 4 },
   };
   return {
     width,
-    height: spec.height || 150,
-    padding: [8, 10, 0, 0],
+    height: heightOf(spec),
+    padding: [8, 14 * scale, 0, 0],
     legend: { show: spec.legend !== false, markers: { width: 2, dash: (_, place) => dashOf(spec.series[place - 1], place - 1) } },
     cursor: { points: { size: 6 }, drag: { x: true, y: false }, ...spec.cursor },
     scales: { x: { time: false, range: spec.xRange || ((_, low, high) => (low === high ? [low - 1, high + 1] : [low, high])) }, y: scaleOf(spec) },
     axes: [
-      { ...axis, size: 30, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? whole(tick) : "")), ...spec.xAxis },
-      { ...axis, size: 54, ...(spec.log && { splits: (_, __, low, high) => decades(low, high), filter: (_, ticks) => ticks }), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : round(tick))), ...spec.yAxis },
+      { ...axis, size: 30 * scale, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? whole(tick) : "")), ...spec.xAxis },
+      { ...axis, size: 54 * scale, ...(spec.log && { splits: (_, __, low, high) => decades(low, high), filter: (_, ticks) => ticks }), values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : round(tick))), ...spec.yAxis },
     ],
     series: [
       { label: spec.xLabel || "step", value: (_, at) => (spec.xValue || whole)(at ?? spec.x[spec.x.length - 1]) },
@@ -194,6 +198,18 @@ function drawNames(plot, spec, dense) {
   ctx.fillStyle = colour("faint");
 }
 
+// Zeros that a logarithmic axis cannot show, at its foot; one that would touch the zero before it is left out.
+function drawZeros({ ctx, bbox, valToPos }, values) {
+  const room = 1.5 * ctx.measureText("0").width;
+  let before = -Infinity;
+  for (const value of values) {
+    const x = valToPos(value, "x", true);
+    if (x < bbox.left || x > bbox.left + bbox.width || x - before < room) continue;
+    before = x;
+    ctx.fillText("0", x, bbox.top + bbox.height);
+  }
+}
+
 // A cross at the top for each step with something that is no number, and a line for each bar.
 function drawOver(plot, spec) {
   const { ctx, bbox } = plot;
@@ -205,9 +221,9 @@ function drawOver(plot, spec) {
   drawCrosses(plot, (spec.broken || []).map((place) => spec.x[place]), bbox.top + reach + 2 * dense, reach);
   ctx.textBaseline = "bottom";
   ctx.textAlign = "center";
-  ctx.font = `${10 * dense}px ${colour("sans")}`;
+  ctx.font = `${10 * dense * typeScale()}px ${colour("sans")}`;
   ctx.fillStyle = colour("faint");
-  for (const place of spec.zeros || []) ctx.fillText("0", plot.valToPos(spec.x[place], "x", true), bbox.top + bbox.height);
+  drawZeros(plot, (spec.zeros || []).map((place) => spec.x[place]));
   drawNames(plot, spec, dense);
   ctx.setLineDash([4 * dense, 3 * dense]);
   for (const { name, value, tone } of spec.bars || []) {

@@ -4,6 +4,7 @@
 export function drawCrosses(plot, values, y, reach) {
   const { ctx, bbox } = plot;
   let before = -Infinity;
+  ctx.setLineDash([]); // that of the line drawn before would leave gaps in them
   ctx.beginPath();
   for (const value of values) {
     const x = plot.valToPos(value, "x", true);

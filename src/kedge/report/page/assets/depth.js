@@ -1,6 +1,6 @@
 // Scale against depth at one step: the picture that shows a bad initialisation, and what a narrower format would do.
 
-import { byId, cut, fill, make } from "./elements.js";
+import { byId, cut, fill, make, typeScale } from "./elements.js";
 import { compact, power, quantileOf, signed, stepsText } from "./numbers.js";
 import { chart } from "./charts.js";
 import { change, listen, state } from "./state.js";
@@ -128,13 +128,13 @@ export class Depth {
       xLabel: "site",
       xValue: (at) => cut(points[at]?.name ?? "", 30),
       xAxis: {
-        size: points.length > 6 ? 26 + Math.min(Math.max(...points.map(({ name }) => name.length), 6), LONGEST_TICK) * 3.9 : 30,
+        size: (points.length > 6 ? 26 + Math.min(Math.max(...points.map(({ name }) => name.length), 6), LONGEST_TICK) * 3.9 : 30) * typeScale(),
         rotate: points.length > 6 ? 38 : 0,
         splits: () => points.map((_, at) => at).filter((at) => at % every === 0),
         values: (_, ticks) => ticks.map((at) => cut(points[at]?.name ?? "", LONGEST_TICK)),
         grid: { show: false },
       },
-      yAxis: { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? power("2", tick) : "")), size: 66 },
+      yAxis: { values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? power("2", tick) : "")), size: 66 * typeScale() },
       yRange: () => [Math.min(...ends) - 1.5, Math.max(...ends) + 3],
       series: [
         { label: "largest |x|", values: list("absmax"), width: 1, value: asPower },

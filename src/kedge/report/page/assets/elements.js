@@ -28,6 +28,9 @@ export const byId = (id) => document.getElementById(id);
 // Colours live in the style sheet alone, so that both themes stand in one place.
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
+// How much larger than usual the type is: on a wall-sized screen, or because the reader wants it so. Canvases have to be told.
+export const typeScale = () => parseFloat(getComputedStyle(document.documentElement).fontSize) / 16;
+
 export const MARKS = { error: "✗", warning: "!", info: "i" };
 
 export function badge(severity) {

@@ -1,13 +1,13 @@
 // A flame graph of what is held at one moment: a box for each module, operation and tensor, as wide as its bytes. A click
 // makes a box as wide as the picture. It is a tree for the keyboard and for screen readers.
 
-import { cut, fill, make } from "./elements.js";
+import { cut, fill, make, typeScale } from "./elements.js";
 import { bytes, percent } from "./numbers.js";
 import { joined, pathOf } from "./held.js";
 
-const ROW = 21;
 const ROOM = 7; // pixels of a box without its text
 const LEAST = 1.5; // pixels of a box that is drawn
+const LEAST_LETTERS = 5; // of a name that is cut: fewer name nothing
 
 export class FlameGraph {
   // `zoom` is told the key of the box that was chosen, `look` the box that is pointed at or has the focus: null for none.
@@ -42,6 +42,7 @@ export class FlameGraph {
     if (!wide) return;
     const focused = this.place.contains(document.activeElement) && document.activeElement.dataset.key;
     this.ruler.font = getComputedStyle(this.place).font;
+    this.row = 21 * typeScale();
     this.boxes.clear();
     fill(this.place);
     let deepest = 0;
@@ -67,7 +68,7 @@ export class FlameGraph {
       }
     };
     put(this.root, 0, 0, 1, null);
-    this.place.style.height = `${(deepest + 1) * ROW}px`;
+    this.place.style.height = `${(deepest + 1) * this.row}px`;
     const first = this.boxes.get(focused) || this.boxes.get(chosen.key) || this.boxes.get("");
     if (first) first.element.tabIndex = 0;
     if (focused !== false && focused !== undefined) first?.element.focus({ preventScroll: true });
@@ -103,7 +104,7 @@ export class FlameGraph {
     );
     element.style.left = `${100 * left}%`;
     element.style.width = `${100 * share}%`;
-    element.style.top = `${depth * ROW}px`;
+    element.style.top = `${depth * this.row}px`;
     return element;
   }
 
@@ -114,7 +115,8 @@ export class FlameGraph {
     const whole = [box.level !== "root" && `${name}  ${bytes(box.size)}`, name, short].filter(Boolean);
     const found = whole.find((text) => wide(text) <= room);
     if (found) return found;
-    for (let letters = Math.min(short.length - 1, Math.ceil(room / 4)); letters >= 3; letters--) if (wide(cut(short, letters)) <= room) return cut(short, letters);
+    if (box.level === "tensor") return ""; // a cut shape is another shape
+    for (let letters = Math.min(short.length - 1, Math.ceil(room / 4)); letters >= LEAST_LETTERS; letters--) if (wide(cut(short, letters)) <= room) return cut(short, letters);
     return "";
   }
 

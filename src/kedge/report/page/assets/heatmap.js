@@ -1,6 +1,6 @@
 // The heat-map: depth downwards, steps to the right, one statistic as colour, findings pinned on it.
 
-import { colour, fill, make, MARKS, sized, cut } from "./elements.js";
+import { colour, fill, make, MARKS, sized, cut, typeScale } from "./elements.js";
 import { compact, counted, power, stepsText, whole } from "./numbers.js";
 import { css, scaleTable, topLevel } from "./colours.js";
 import { BROKEN } from "./recording.js";
@@ -50,7 +50,7 @@ export class HeatMap {
     this.legend = make("div", { class: "legend" });
     this.canvas = make("canvas", { tabindex: 0, id: "cells", role: "application", "aria-label": "heat-map; arrow keys move, Enter opens the site" });
     this.axis = make("canvas", { class: "axis", "aria-hidden": "true" });
-    this.scroll = make("div", { class: "heat-scroll" }, this.canvas);
+    this.scroll = make("div", { class: "heat-scroll" }, this.canvas, this.axis);
     this.tip = make("div", { class: "tip", role: "status", "aria-live": "polite" });
     this.empty = make("p", { class: "empty" });
     const toolbar = make(
@@ -62,7 +62,7 @@ export class HeatMap {
       this.count,
       this.legend,
     );
-    fill(host, toolbar, make("div", { class: "heat" }, this.scroll, this.axis, this.tip), this.empty);
+    fill(host, toolbar, make("div", { class: "heat" }, this.scroll, this.tip), this.empty);
     this.connect(host);
   }
 
@@ -113,7 +113,7 @@ export class HeatMap {
     const count = cells.sites.length;
     this.row = Math.max(LEAST_ROW, Math.min(MOST_ROW, Math.floor(Math.max(TALLEST, innerHeight * TALLEST_SHARE) / Math.max(count, 1))));
     const shown = scroll.clientWidth;
-    this.left = Math.min(Math.max(...cells.sites.map((site) => this.label(site).length), 6) * 6.2 + 26, shown * 0.3);
+    this.left = Math.min(Math.max(...cells.sites.map((site) => this.label(site).length), 6) * 6.2 * typeScale() + 26, shown * 0.3);
     // A column gets a pixel at least: a spike that shares one would be lost.
     this.plot = Math.max(Math.min(shown - this.left - 10, cells.width * WIDEST), cells.width);
     this.edges = edgesOf(this.recording, this.plot);
@@ -200,10 +200,10 @@ export class HeatMap {
   }
 
   drawLabels(context) {
-    context.font = `11px ${colour("sans")}`;
+    context.font = `${11 * typeScale()}px ${colour("sans")}`;
     context.textBaseline = "middle";
     context.textAlign = "right";
-    const most = Math.floor((this.left - 18) / 5.6);
+    const most = Math.floor((this.left - 18) / (5.6 * typeScale()));
     for (const [row, label] of this.labels()) {
       const chosen = this.cells.sites[row].site === state.site;
       context.fillStyle = colour(chosen ? "accent" : "faint");
@@ -219,7 +219,8 @@ export class HeatMap {
   labels() {
     const { sites } = this.cells;
     const low = this.row < LEAST_NAMED;
-    const every = low ? 1 : Math.ceil(LABEL_HEIGHT / this.row);
+    const high = LABEL_HEIGHT * typeScale();
+    const every = low ? 1 : Math.ceil(high / this.row);
     const chosen = sites.findIndex((site) => site.site === state.site);
     const found = chosen < 0 ? [] : [[chosen, this.label(sites[chosen])]];
     let [free, before] = [-Infinity, null];
@@ -227,9 +228,9 @@ export class HeatMap {
       const name = low ? site.block || this.label(site) : this.label(site);
       if (row % every || (low && name === before)) return;
       before = name;
-      if (row * this.row < free || (chosen >= 0 && Math.abs(row - chosen) * this.row < LABEL_HEIGHT && low)) return;
+      if (row * this.row < free || (chosen >= 0 && Math.abs(row - chosen) * this.row < high && low)) return;
       if (row !== chosen) found.push([row, name]);
-      free = low ? row * this.row + LABEL_HEIGHT : free;
+      free = low ? row * this.row + high : free;
     });
     return found;
   }
@@ -275,11 +276,11 @@ export class HeatMap {
   }
 
   drawAxis(width) {
-    const context = sized(this.axis, width, 22);
-    context.font = `11px ${colour("sans")}`;
+    const context = sized(this.axis, width, 22 * typeScale());
+    context.font = `${11 * typeScale()}px ${colour("sans")}`;
     context.textBaseline = "top";
     context.textAlign = "center";
-    for (const step of roundSteps(this.recording, this.plot / TICK_ROOM)) {
+    for (const step of roundSteps(this.recording, this.plot / (TICK_ROOM * typeScale()))) {
       const x = this.placeOf(step);
       context.fillStyle = colour("faint");
       context.fillRect(x, 0, 1, 4);

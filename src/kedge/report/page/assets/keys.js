@@ -2,11 +2,11 @@
 
 import { byId } from "./elements.js";
 import { change, state } from "./state.js";
+import { toggleTheme } from "./theme.js";
 
 const typing = (target) => target instanceof HTMLInputElement ? target.type !== "checkbox" && target.type !== "range" : target instanceof HTMLSelectElement;
 
 export function listenToKeys({ recording, panel }) {
-  printLight();
   connectSections();
   const actions = {
     j: () => step(recording(), 1),
@@ -45,16 +45,6 @@ function connectSections() {
   }
 }
 
-// Paper is light, and what is drawn on canvases has to be drawn again for it.
-function printLight() {
-  let before = null;
-  addEventListener("beforeprint", () => {
-    before = state.theme;
-    if (before === "dark") toggleTheme();
-  });
-  addEventListener("afterprint", () => before === "dark" && toggleTheme());
-}
-
 function step(recording, by) {
   const { findings } = recording;
   if (!findings.length) return;
@@ -77,10 +67,4 @@ function leave() {
     change({ filter: "" });
   } else if (state.site) change({ site: null });
   else change({ finding: null });
-}
-
-export function toggleTheme() {
-  const theme = state.theme === "dark" ? "light" : "dark";
-  document.documentElement.dataset.theme = theme;
-  change({ theme });
 }

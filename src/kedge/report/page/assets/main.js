@@ -2,7 +2,7 @@
 
 import { byId, fill } from "./elements.js";
 import { filterOf } from "./filters.js";
-import { listen, recall, state } from "./state.js";
+import { change, listen, recall, state } from "./state.js";
 import { listenToRank, offerRanks, ranked } from "./ranks.js";
 import { showHead } from "./head.js";
 import { Findings } from "./findings.js";
@@ -13,7 +13,8 @@ import { Saved } from "./saved.js";
 import { Tree } from "./tree.js";
 import { Panel } from "./panel.js";
 import { connectFilter } from "./filter_field.js";
-import { listenToKeys, toggleTheme } from "./keys.js";
+import { startTheme } from "./theme.js";
+import { listenToKeys } from "./keys.js";
 
 function carried() {
   const described = JSON.parse(byId("document").textContent);
@@ -22,7 +23,7 @@ function carried() {
 
 function start() {
   recall();
-  document.documentElement.dataset.theme = state.theme;
+  startTheme((theme) => change({ theme }));
   let choose = carried();
   let recording = choose();
   const filter = () => filterOf(state.filter, recording);
@@ -46,7 +47,6 @@ function start() {
   show();
   listenToRank();
   listen((changed) => changed.has("rank") && keepingPlace(show));
-  byId("theme").addEventListener("click", toggleTheme);
   byId("help-open").addEventListener("click", () => byId("help").showModal());
   listenToKeys({ recording: () => recording, panel: parts.panel });
   document.documentElement.dataset.ready = "yes";

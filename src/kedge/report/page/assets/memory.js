@@ -11,6 +11,9 @@ const MOST_ROWS = 200;
 const LEAST_SHARE = 0.005;
 const LEGEND = [["module", "module"], ["operation", "operation that needs it"], ["tensor", "tensor"], ["tensor input", "input of the model"], ["tensor recomputed", "recomputed by a checkpoint"]];
 
+// A line of a library, without the place where libraries are.
+const shortPath = (line) => line.replace(/^.*[/\\]site-packages[/\\]/, "");
+
 export class MemoryPicture {
   // `lets` says whether a module is to be shown, `siteOf` gives the site of a module if there is one, `open` opens it.
   constructor(host, { lets, siteOf = () => null, open = () => {} }) {
@@ -130,7 +133,7 @@ export class MemoryPicture {
       make("div", {}, `${bytes(box.size)}, ${percent(box.size / total)} of what is held here`, box.storages > 0 && `; ${counted(box.storages, "storage")}`),
       box.blocks.size > 0 && make("div", {}, `${box.blocks.size} of ${blocks} alike blocks hold something here`),
       origin && make("div", {}, origin),
-      lines.slice(0, MOST_LINES).map(([line, size]) => make("div", { class: "faint" }, lines.length > 1 ? `${line} (${bytes(size)})` : line)),
+      lines.slice(0, MOST_LINES).map(([line, size]) => make("div", { class: "faint" }, lines.length > 1 ? `${shortPath(line)} (${bytes(size)})` : shortPath(line))),
       lines.length > MOST_LINES && make("div", { class: "faint" }, `and ${counted(lines.length - MOST_LINES, "line")} more`),
     );
     const around = this.place.getBoundingClientRect();

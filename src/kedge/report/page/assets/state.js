@@ -1,5 +1,5 @@
 // What the reader chose. Everything that redraws listens here; what names the place is kept in the address, so that a
-// link leads back to it, and the theme in the browser's storage where the browser lends one.
+// link leads back to it.
 
 const chosen = {
   site: null, // text of the site that the panel shows
@@ -35,7 +35,6 @@ export function change(patch) {
 }
 
 function remember(changed) {
-  if (changed.includes("theme")) store("kedge.theme", chosen.theme);
   if (changed.some((key) => KEPT.includes(key))) {
     const named = KEPT.filter((key) => chosen[key]);
     const text = new URLSearchParams(named.map((key) => [key, chosen[key]])).toString();
@@ -52,31 +51,10 @@ function showAddress(address) {
   }
 }
 
-// Pages from disk may not have any storage; then the theme lasts as long as the page.
-function store(key, value) {
-  try {
-    localStorage.setItem(key, value);
-  } catch (refused) {
-    console.debug(`the theme is not kept: ${refused.message}`);
-  }
-}
-
-function stored(key) {
-  try {
-    return localStorage.getItem(key);
-  } catch {
-    return null;
-  }
-}
-
 // Takes up the filter that the page was written with, and what the address kept: also the further choices of a page that has any.
 export function recall(...more) {
   KEPT.push(...more);
   chosen.filter = document.documentElement.dataset.filter ?? "";
   const address = new URLSearchParams(location.hash.slice(1));
   for (const key of KEPT) if (address.get(key)) chosen[key] = address.get(key);
-  const theme = stored("kedge.theme");
-  chosen.theme = theme === "light" || theme === "dark" ? theme : preferred();
 }
-
-const preferred = () => (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");

@@ -1,10 +1,10 @@
 // The bytes held over a step, as an area; a moment of it is chosen by a click, by dragging, or with the arrow keys.
 
-import { fill, make } from "./elements.js";
+import { fill, make, typeScale } from "./elements.js";
 import { bytes, whole } from "./numbers.js";
 
 const SVG = "http://www.w3.org/2000/svg";
-const HIGH = 132;
+const [LEAST_HIGH, MOST_HIGH, FLATTEST] = [132, 240, 12];
 const [LEFT, RIGHT, TOP, BOTTOM] = [58, 8, 16, 18];
 
 export class Timeline {
@@ -30,11 +30,13 @@ export class Timeline {
 
   draw() {
     const { held, moment, part } = this;
-    const wide = this.host.clientWidth;
-    if (!wide) return;
+    if (!this.host.clientWidth) return;
+    this.scale = typeScale(); // the picture is drawn in units of the usual type
+    const wide = this.host.clientWidth / this.scale;
+    const high = Math.min(Math.max(LEAST_HIGH, wide / FLATTEST), MOST_HIGH);
     const [last, top] = [held.at.at(-1), held.peak || 1];
     const x = (at) => LEFT + ((wide - LEFT - RIGHT) * at) / last;
-    const y = (size) => TOP + (HIGH - TOP - BOTTOM) * (1 - size / top);
+    const y = (size) => TOP + (high - TOP - BOTTOM) * (1 - size / top);
     this.moments = held.at.map((at) => x(at));
     const area = (sizes) => {
       const steps = sizes.map((size, place) => `H${x(held.at[place] - 1).toFixed(1)}V${y(size).toFixed(1)}`);
@@ -46,18 +48,18 @@ export class Timeline {
     const peak = x(held.peak_at);
     const picture = svg(
       "svg",
-      { viewBox: `0 0 ${wide} ${HIGH}`, height: HIGH, "aria-hidden": "true" },
+      { viewBox: `0 0 ${wide} ${high}`, height: high * this.scale, "aria-hidden": "true" },
       ...ticks,
       svg("path", { d: area(held.bytes), class: part ? "held faded" : "held" }),
       part && svg("path", { d: area(part), class: "held part-of-it" }),
-      held.backward && svg("line", { x1: x(held.backward - 1), x2: x(held.backward - 1), y1: TOP, y2: HIGH - BOTTOM, class: "backward" }),
-      held.backward && text("backward →", x(held.backward - 1) + (x(held.backward) > wide - 80 ? -4 : 4), HIGH - BOTTOM - 5, x(held.backward) > wide - 80 ? "end" : "start"),
+      held.backward && svg("line", { x1: x(held.backward - 1), x2: x(held.backward - 1), y1: TOP, y2: high - BOTTOM, class: "backward" }),
+      held.backward && text("backward →", x(held.backward - 1) + (x(held.backward) > wide - 80 ? -4 : 4), high - BOTTOM - 5, x(held.backward) > wide - 80 ? "end" : "start"),
       svg("circle", { cx: peak, cy: y(held.peak), r: 3.5, class: "peak" }),
       text(`peak ${bytes(held.peak)}`, peak, TOP - 6, peak > wide - 90 ? "end" : peak < LEFT + 60 ? "start" : "middle", "peak"),
-      svg("line", { x1: now, x2: now, y1: TOP, y2: HIGH - BOTTOM, class: "now" }),
+      svg("line", { x1: now, x2: now, y1: TOP, y2: high - BOTTOM, class: "now" }),
       svg("circle", { cx: now, cy: y(held.bytes[moment]), r: 4.5, class: "now" }),
-      text("1", LEFT, HIGH - 4, "start"),
-      text(`${whole(last)} saves and releases`, wide - RIGHT, HIGH - 4, "end"),
+      text("1", LEFT, high - 4, "start"),
+      text(`${whole(last)} saves and releases`, wide - RIGHT, high - 4, "end"),
     );
     fill(this.place, picture);
     this.place.setAttribute("aria-valuemax", held.at.length - 1);
@@ -66,7 +68,7 @@ export class Timeline {
   }
 
   pick(event) {
-    const at = event.clientX - this.place.getBoundingClientRect().left;
+    const at = (event.clientX - this.place.getBoundingClientRect().left) / this.scale;
     let nearest = 0;
     this.moments.forEach((place, moment) => {
       if (Math.abs(place - at) < Math.abs(this.moments[nearest] - at)) nearest = moment;

@@ -12,7 +12,6 @@ const FAINTER = "22";
 const FEW_RUNS = 8;
 const BAND = "1c";
 const MOST_ROWS = 6;
-const WIDE = 2200;
 
 export const smoothing = () => Math.min(Math.max(Number(state.smoothing) || 0, 0), 0.99);
 
@@ -65,7 +64,7 @@ export class RunChart {
     this.box.checked = logged;
     this.drawn = lines.map((line) => ({ ...line, x: timed ? Array.from(line.step, (step) => step * this.runs[line.place].pace) : Array.from(line.step), even: smoothed(line.values, this.kept) }));
     const x = [...new Set(this.drawn.flatMap((line) => line.x))].sort((a, b) => a - b);
-    const spec = { x, series: [], bands: [], log: logged, height: innerWidth < WIDE ? this.height : this.height * 1.6, legend: false, yRange: this.range, empty: "no run that is shown has values here", hooks: { draw: [(plot) => this.drawBroken(plot)], setCursor: [(plot) => this.tell(plot)] } };
+    const spec = { x, series: [], bands: [], log: logged, height: this.height, legend: false, yRange: this.range, empty: "no run that is shown has values here", hooks: { draw: [(plot) => this.drawBroken(plot)], setCursor: [(plot) => this.tell(plot)] } };
     if (timed) Object.assign(spec, { xLabel: "time", xAxis: { values: (_, ticks) => ticks.map((tick) => (tick ? seconds(tick) : "0")) } });
     const places = new Map(x.map((value, at) => [value, at]));
     for (const line of this.drawn) line.at = line.x.map((value) => places.get(value));

@@ -5,7 +5,8 @@ import { filterOf } from "./filters.js";
 import { Recording } from "./recording.js";
 import { change, listen, recall, state } from "./state.js";
 import { connectFilter } from "./filter_field.js";
-import { listenToKeys, toggleTheme } from "./keys.js";
+import { startTheme } from "./theme.js";
+import { listenToKeys } from "./keys.js";
 import { pointAt } from "./run_choices.js";
 import { RunTable } from "./run_table.js";
 import { showChips, smoothing } from "./run_charts.js";
@@ -45,7 +46,7 @@ function connectControls({ runs }, redraw) {
 
 function begin() {
   recall("smoothing", "by", "hidden", "front");
-  document.documentElement.dataset.theme = state.theme;
+  startTheme((theme) => change({ theme }));
   const carried = JSON.parse(byId("document").textContent);
   if (state.smoothing === undefined) change({ smoothing: String(carried.smoothing) });
   const recordings = carried.runs.map((run, place) => recordingOf(carried, run, place));
@@ -60,7 +61,6 @@ function begin() {
     if (sites.chart) sites.choose();
   });
   connectFilter(filter);
-  byId("theme").addEventListener("click", toggleTheme);
   byId("help-open").addEventListener("click", () => byId("help").showModal());
   listenToKeys({ recording: () => ({ findings: [] }), panel: { go: (by) => sites.go?.(by) } });
   document.documentElement.dataset.ready = "yes";

@@ -55,6 +55,7 @@ class BirthWording:
             parts=self.place.finite_parts(),
             operation=self.place.last_operation(),
             others=self.place.others(),
+            between=self.place.between(),
             takers=", ".join(map(name_of, birth.also)),
             unseen=", ".join(name_of(module) for module in case.unmeasured()[:NAMED]),
         )
@@ -78,6 +79,8 @@ class BirthWording:
         how, near = self.case.birth.how, self.case.birth.near
         if how == "made" and self.case.birth.sure < 0.8:
             return phrases.MADE_UNSEEN
+        if how == "gap" and self.case.bad_step.in_backward:
+            return phrases.GAP_OF_A_FINITE_LOSS if near else phrases.ALL_OF_A_FINITE_LOSS
         if how == "gap" and not near:
             return phrases.GAP_AT_THE_LOSS
         if how == "gap" and not self.case.bad_step.full:

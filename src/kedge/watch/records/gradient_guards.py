@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,15 +67,19 @@ class GradientGuards:
         self._hooks[id(param)] = param.register_post_accumulate_grad_hook(self._check_of(last, places))
 
     def _check_of(self, last: ParameterSites, places: Iterable[ParameterSites]) -> Callable[[Tensor], None]:
-        params = list({id(place): place.param for place in places}.values())
+        others: list[Callable[[], Any]] = list({id(p): p.param for p in places if p is not last}.values())
         passes, skipped, nonfinite = self.passes, self.passes.skipped, native.known_nonfinite
         was_bad = 0
 
-        def check(_: Tensor) -> None:
+        def check(param: Tensor) -> None:
             nonlocal was_bad
             if not skipped.on:
                 return
-            bad = nonfinite([param.grad for ref in params if (param := ref()) is not None])[1]
+            try:
+                bad = nonfinite([param.grad, *[other().grad for other in others]])[1]
+            except AttributeError:  # one of them no longer exists
+                others[:] = [other for other in others if other() is not None]
+                return
             if bad and not was_bad and passes.on_skipped_end is None:
                 passes.interrupt(last)
             was_bad = bad

@@ -14,7 +14,7 @@ from kedge.torch_internals import modes
 from kedge.torch_internals.source_lines import source_of
 from kedge.watch.models.backward_start import BackwardStart, operation_of
 from kedge.watch.records.curves import Curves, number_of
-from kedge.watch.records.gradient_guards import GradientGuards
+from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.producer import ProducerLines, find_behind_gradients, find_producer
 
 _MOST_LINES = 16
@@ -31,7 +31,7 @@ class Losses:
     Args:
         meter: Has the entries of the sites.
         curves: Receives the values.
-        guards: Checks gradients in skipped steps.
+        checks: Checks gradients in skipped steps.
 
     Attributes:
         bad: Whether a loss of this step, or another part of it, is known to be non-finite.
@@ -39,8 +39,8 @@ class Losses:
         lines: The program's line of each operation.
     """
 
-    def __init__(self, meter: Meter, curves: Curves, guards: GradientGuards) -> None:
-        self.meter, self.curves, self.guards = meter, curves, guards
+    def __init__(self, meter: Meter, curves: Curves, checks: GradientChecks) -> None:
+        self.meter, self.curves, self.checks = meter, curves, checks
         self.bad = False
         self.described: dict[str, Mapping[str, Any]] = {}
         self.lines = ProducerLines()

@@ -17,7 +17,7 @@ from kedge.watch.models.prefixed_meter import silent_sites
 from kedge.watch.records.curves import Curves
 from kedge.watch.records.facts.facts import Facts, unused
 from kedge.watch.records.first_step import FirstStep
-from kedge.watch.records.gradient_guards import GradientGuards
+from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.losses import Losses
 from kedge.watch.records.optimizer_updates import Updates
 from kedge.watch.records.writer import MeterSink, StepSink
@@ -40,7 +40,7 @@ class TrainingRecord:
         self.models, self.optimizers, self.step = models, optimizers, step
         self.curves = Curves(meter.finished.departures)
         self.updates = Updates(meter, self.curves, step, models.places.measured)
-        self.losses = Losses(meter, self.curves, GradientGuards(models.passes))
+        self.losses = Losses(meter, self.curves, GradientChecks(models.passes))
         self.facts, self.first_step = Facts(), FirstStep()
         self.writer = MeterSink(log, meter, self.curves, models.roots, optimizers, self._sources)
         self.meter, meter.finished.sink = meter, self.writer
@@ -89,7 +89,7 @@ class TrainingRecord:
         if self.measured:
             self.facts.gradients.backward_ended(self.models.passes)
             if not self.models.passes.are_settled:
-                self.losses.guards.learn(began().tensors, task)
+                self.losses.checks.learn(began().tensors, task)
 
     def before_update(self, optimizer: Optimizer, entry: KnownOptimizer, *, closure: bool) -> bool:
         """Measure the gradients and parameters that an optimizer is about to use.
@@ -155,6 +155,6 @@ class TrainingRecord:
         """Remove every hook."""
         self.losses.lines.end()
         self.first_step.end()
-        self.losses.guards.close()
+        self.losses.checks.close()
         if self.dump is not None:
             self.dump.close()

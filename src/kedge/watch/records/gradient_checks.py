@@ -39,7 +39,7 @@ _MOST_NODES = 20_000
 _MOVES = (*MOVES, "embedding")
 
 
-class GradientGuards:
+class GradientChecks:
     """Checks a few small gradients of each skipped step; see Note [Ends of gradients].
 
     Args:
@@ -64,6 +64,7 @@ class GradientGuards:
         old = self._hooks.pop(id(param), None)
         if old is not None:
             old.remove()
+        self._hooks = {key: hook for key, hook in self._hooks.items() if hook.hooks_dict_ref() is not None}
         self._hooks[id(param)] = param.register_post_accumulate_grad_hook(self._check_of(last, places))
 
     def _check_of(self, last: ParameterSites, places: Iterable[ParameterSites]) -> Callable[[Tensor], None]:
@@ -127,4 +128,4 @@ def _order(place: ParameterSites) -> int:
     return place.order or 0
 
 
-untraced(GradientGuards._check_of)
+untraced(GradientChecks._check_of)

@@ -53,7 +53,8 @@ worst severity of its effects. A NaN is an error even if it follows from another
 Most rules need a number of samples, such as twenty gradients or fifty losses, or need the program to have ended. Kedge prints
 `✓ no findings` only if every rule had enough data to judge. Otherwise `kedge run`, `kedge report`, its page and `kedge check`
 list the rules that could not judge, with the samples that each had and needs. They also print the whole command that collects
-enough, unless the run was too short or had these options already. Rules with nothing to judge, such as SATURATED in a model
+enough, unless the run was too short or had these options already. After a NaN from which the run does not recover, nothing
+else can be judged: if there were too few steps before it, they say that NAN-BORN has to be mended first. Rules with nothing to judge, such as SATURATED in a model
 without a saturating activation, are not listed.
 
 In `kedge check --json` these are `unjudged`, a list of `{"code", "lacks", "have", "need"}`, and `command`. `kedge check --strict`

@@ -10,7 +10,7 @@ import pytest
 
 from kedge.report.verdict import advice, verdict
 from kedge.rules.command import again, closer_look, with_dump_on
-from kedge.rules.judgement import judge
+from kedge.rules.judgement import judge, judgement_of
 from kedge.rules.registry import ALL
 from kedge.rules.rule import Finding, Lack
 from kedge.store.recording import Recording
@@ -114,6 +114,23 @@ def test_no_command_is_named_that_would_not_help(steps, need, helped):
         if helped
         else ["the run is too short for it"]
     )
+
+
+@pytest.mark.parametrize(
+    ("severity", "step", "expected"),
+    [
+        ("error", 3, "to get enough for it, mend NAN-BORN first: nothing counts from step 3 on"),
+        ("error", 15, "to get enough for it: kedge run --budget none --every 1 train.py --lr 0.1"),
+        ("warning", 3, "to get enough for it: kedge run --budget none --every 1 train.py --lr 0.1"),
+    ],
+    ids=["early", "late", "recovered"],
+)
+def test_a_run_is_as_long_as_the_steps_before_a_nan(severity, step, expected):
+    """Neither options nor a longer run help where a NaN left too few; a run that recovered from one goes on to count."""
+    born = Finding("NAN-BORN", severity, "fc:out", step, "It was made there.")
+    judgement = judgement_of(run(20), [born], [Lacking("A", 2, 10)])
+
+    assert list(advice(judgement)) == [expected]
 
 
 def test_what_a_step_has_is_taken_into_account():

@@ -89,6 +89,10 @@ def _draw_none(_numbers: Any, tensors: Iterable[Tensor], _most: int) -> list[int
     return [0 for _ in tensors]
 
 
+def _know_none(tensors: Sequence[Tensor | None]) -> tuple[float, int, list[int]]:
+    return 0.0, 0, _refuse_all(None, 0, tensors)
+
+
 def _no_channels(_tensor: Tensor, _dim: int) -> bytes | None:
     return None
 
@@ -102,6 +106,12 @@ measure_into: Callable[..., int] = _refuse if _compiled is None else _compiled.m
 #: ``measure_many(table, first_row, tensors, what=0)`` measures many values, one row each; None leaves its row unchanged.
 #: Returns the indices of the values that it refuses.
 measure_many: Callable[..., list[int]] = _refuse_all if _compiled is None else _compiled.measure_many
+
+#: ``known_nonfinite(tensors)`` returns, for the values that it can read, the sum of squares and the count of non-finite
+#: numbers; and the indices of those that it refuses.
+known_nonfinite: Callable[[Sequence[Tensor | None]], tuple[float, int, list[int]]] = (
+    _know_none if _compiled is None else _compiled.squares_and_nonfinite
+)
 
 #: ``channels_above_zero(tensor, dim)`` returns a bit for each channel, packed as by `numpy.packbits`: whether one of its
 #: numbers is above zero. None if it refuses.
@@ -151,10 +161,7 @@ def measure(tensor: Tensor, what: What = "full") -> dict[str, float]:
 
 def all_finite_and_norm(tensors: Sequence[Tensor | None]) -> tuple[float, int]:
     """Return the sum of squares of all tensors, and the count of their non-finite numbers; None entries are skipped."""
-    if _compiled is None:
-        squares, nonfinite, refused = 0.0, 0, _refuse_all(None, 0, tensors)
-    else:
-        squares, nonfinite, refused = _compiled.squares_and_nonfinite(tensors)
+    squares, nonfinite, refused = known_nonfinite(tensors)
     for i in refused:
         tensor = tensors[i]
         if tensor is not None and tensor.numel():

@@ -64,7 +64,7 @@ def lack_of(lack: Lack) -> str:
 
 
 def advice(judgement: Judgement) -> Iterator[str]:
-    """Yield the command with which every rule can judge; nothing if each could."""
+    """Yield the command with which every rule can judge, and what to mend before; nothing if each could."""
     helped, others = list(judgement.helped), [x for x in judgement.unjudged if x.code not in judgement.helped]
     if helped:
         all_of_them = "to get enough for it" if len(helped) == 1 else "to get enough for all of them"
@@ -73,4 +73,8 @@ def advice(judgement: Judgement) -> Iterator[str]:
     if short:
         all_of_them = "it" if len(short) == 1 else "them"
         named = listed(short, NAMED_LACKS) if helped or len(short) < len(judgement.unjudged) else all_of_them
-        yield f"the run is too short for {named}"
+        yield (
+            f"the run is too short for {named}"
+            if judgement.sound is None
+            else f"to get enough for {named}, mend NAN-BORN first: nothing counts from step {judgement.sound} on"
+        )

@@ -1,7 +1,8 @@
 """The judgement of a recording: the findings, and the rules that could not judge it.
 
 "No findings" means something only if every rule could judge. So each rule reports what it lacks, and the judgement
-names the whole command that would supply it, unless the run had these options already, or is too short with any.
+names the whole command that would supply it, unless the run had these options already, or is too short with any. A run in
+which a NaN was born, and that did not recover, is as long as the steps before it: those after it show nothing else.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Judgement:
         measured: The number of steps that were measured in full.
         command: The command with which all or most of the others can judge; empty if no option would help.
         helped: The codes of the rules that the command helps.
+        sound: The number of steps before the first NaN; None if there was none, or the run recovered.
     """
 
     findings: tuple[Finding, ...]
@@ -35,6 +37,7 @@ class Judgement:
     measured: int
     command: str = ""
     helped: tuple[str, ...] = ()
+    sound: int | None = None
     unseen: tuple[str, ...] = ()
     "Computations that Kedge could not watch, in words."
 
@@ -60,7 +63,8 @@ def judgement_of(recording: Recording, findings: Iterable[Finding], rules: Itera
     asked, found = list(ALL if rules is None else rules), tuple(findings)
     spoke = {finding.code for finding in found}
     lacks = [lack for rule in asked if rule.code not in spoke and (lack := _lack_of(rule, recording)) is not None]
-    helped = tuple(lack.code for lack in lacks if helps(recording, lack))
+    sound = min((f.step for f in found if f.code == "NAN-BORN" and f.severity == "error" and f.step >= 0), default=None)
+    helped = tuple(lack.code for lack in lacks if helps(recording, lack, sound))
     command = closer_look(recording) if helped else ""
     return Judgement(
         findings=found,
@@ -69,6 +73,7 @@ def judgement_of(recording: Recording, findings: Iterable[Finding], rules: Itera
         measured=len(recording.steps),
         command=command,
         helped=helped if command else (),
+        sound=sound,
         unseen=tuple(dict.fromkeys(_words(event) for event in recording.events if event.get("kind") == "unseen")),
     )
 
@@ -79,9 +84,10 @@ def _lack_of(rule: Rule, recording: Recording) -> Lack | None:
     return rule.lacking(recording)
 
 
-def helps(recording: Recording, lack: Lack) -> bool:
-    """Whether a rule would have enough if every step of a run as long as this one were measured."""
+def helps(recording: Recording, lack: Lack, sound: int | None = None) -> bool:
+    """Whether a rule would have enough if every step of a run as long as this one, or its sound steps, were measured."""
     length, measured = _length(recording), len(recording.steps)
+    length = length if sound is None else min(length, sound)
     expected = lack.have * length / measured if lack.have and measured else length
     return lack.grows and expected >= lack.need
 

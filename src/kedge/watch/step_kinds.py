@@ -86,7 +86,7 @@ class StepKinds:
         self.budget.interrupt(perf_counter(), self.costs.charge)
 
     def interrupt_skipped(self) -> None:
-        """Make the current skipped step a guarded one, because its loss is not finite."""
+        """Make the current skipped step a guarded one, because its loss or a gradient is not finite."""
         self.interrupt()
         self._begin_step(StepKind.GUARDED)
 

@@ -72,7 +72,7 @@ class Watcher:
         self._undo = ExitStack()
         around, passes, steps = self.shield.around, self.models.passes, self.steps
         passes.on_begin, passes.on_end = around(self._backward_began), around(self._backward_ended)
-        passes.on_skipped_end, passes.on_bad_loss = around(self._count_backward), around(self.kinds.interrupt_skipped)
+        passes.on_skipped_end, passes.on_bad = around(self._count_backward), around(self.kinds.interrupt_skipped)
         steps.on_pass, steps.on_step_of_run = around(self._pass_began), self.record.updates.forget_step
         steps.on_step[:] = [around(self.kinds.run_ended)]
         self._on_first_call = around(self._first_call)

@@ -164,3 +164,24 @@ def test_memory_that_was_freed_is_not_read() -> None:
     assert found is not None
     assert (found["operation"], found["certain"]) == ("log", True)
     weight.untyped_storage().resize_(8)
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_of_the_operations_that_can_have_spoiled_a_gradient_those_that_explain_all_are_named(at: int) -> None:
+    """Its line is named, if the gradients behind it are the bad ones, and none of an operation before or after it."""
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(layers.parameters(), 0.0)
+        for step in range(BAD + 1):
+            optimizer.zero_grad()
+            kept = [float(step != BAD or i != at) for i in range(3)]
+            x = (kept[0] * layers[0](torch.randn(6, 4)).abs()).sqrt()
+            x = (kept[1] * layers[1](x).abs()).pow(0.5)
+            x = torch.acos(kept[2] * (layers[2](x).tanh() * 0.5 - 1.0) + 1.0)
+            x.mean().backward()
+            optimizer.step()
+
+    (found,) = (event for event in watch(program, every=100).events if event["kind"] == "producer")
+    assert found["operation"] == ("sqrt", "pow", "acos")[at]
+    assert f"kept[{at}]" in found["text"]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kedge.actions.measure.meter import Meter
+from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.kind import StepKind
@@ -65,6 +67,138 @@ def test_the_gradients_of_a_loss_that_is_not_finite_are_measured(then: str) -> N
     gradients = recording.rows("0.weight:param.grad")
     bad = gradients.step[~gradients.clean]
     assert bad[0] == BAD
+
+
+class Rooted(nn.Module):
+    """A root that is healed where its input is not above zero; its slope is infinite there, so backward makes NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_bad = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.abs() + 1.0
+        return torch.where(x > 0, torch.sqrt(x * (0.0 if self.is_bad else 1.0)), 0.0)
+
+
+class Towers(nn.Module):
+    """Two towers that end in one layer; the second one was called last, so its gradients arrive first."""
+
+    def __init__(self, *roots: nn.Module) -> None:
+        super().__init__()
+        self.towers = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), root, nn.Linear(8, 3)) for root in roots)
+        self.head = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.stack([tower(x) for tower in self.towers]).mean(0))
+
+
+class Words(nn.Module):
+    """A table of words, which is too large to be checked, or has sparse gradients; and a residual branch after it."""
+
+    def __init__(self, root: nn.Module, *, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(9 if sparse else 9000, 8, sparse=sparse)
+        self.branch, self.head = nn.Sequential(nn.Linear(8, 8), root, nn.Linear(8, 8)), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = self.table(x.long().clamp(0, 8)).mean(1)
+        return self.head(words + self.branch(words))
+
+
+ROOT = Rooted()
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "chain": lambda: nn.Sequential(nn.Linear(4, 8), ROOT, nn.Linear(8, 1)),
+    "first tower": lambda: Towers(ROOT, nn.Tanh()),
+    "second tower": lambda: Towers(nn.Tanh(), ROOT),
+    "branch": lambda: Words(ROOT, sparse=False),
+    "sparse": lambda: Words(ROOT, sparse=True),
+    "frozen": lambda: nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 8), ROOT, nn.Linear(8, 1)),
+    "without biases": lambda: nn.Sequential(nn.Linear(4, 8, bias=False), ROOT, nn.Linear(8, 1, bias=False)),
+}
+
+
+def descend(
+    model: nn.Module,
+    between: Callable[[], Any] = lambda: None,
+    *,
+    bad: Callable[[int], bool] = lambda step: step == BAD,
+) -> Callable[[Watcher], None]:
+    """Make a training in which the root of a model goes bad; `between` is called between backward and the step."""
+
+    def program(_: Watcher) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.001)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            ROOT.is_bad = bad(step)
+            model(torch.randn(5, 4)).square().mean().backward()
+            between()
+            optimizer.step()
+
+    return program
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_only_backward_makes_is_noticed_in_its_step(name: str) -> None:
+    """Whichever of the paths of the gradients it takes, with the operation; the loss of the step is finite."""
+    recording = run(descend(MODELS[name]())).recording()
+    (finding,) = NanBorn().check(recording)
+
+    assert recording.rows("loss").clean[recording.rows("loss").step == BAD].all()
+    assert (finding.step, finding.severity) == (BAD, "error")
+    assert finding.evidence["operation"]["operation"] == "sqrt"
+    assert "--dump" in finding.remedy
+
+
+def test_the_place_is_between_the_gradients_that_are_finite_and_the_others() -> None:
+    """As backward made them: clipping spreads a NaN to all."""
+    model = MODELS["chain"]()
+    recording = run(descend(model, lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0))).recording()
+    (finding,) = NanBorn().check(recording)
+
+    assert finding.site == "0.weight:param.grad"
+    assert "; the loss was finite, and so was 2.weight:param.grad, nearer to it: " in finding.message
+    assert "such as that of 1 (Rooted)" in finding.message
+
+
+def test_all_gradients_of_a_finite_loss_may_be_bad() -> None:
+    """Then it was made nearer to the loss than any parameter."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1), ROOT)
+    (finding,) = NanBorn().check(run(descend(model)).recording())
+
+    assert finding.site == "1.weight:param.grad"
+    assert (
+        "while the loss was finite: the backward made it, in the loss or between it and this parameter"
+        in finding.message
+    )
+
+
+def test_gradients_that_stay_bad_are_news_once() -> None:
+    """A program that mends them in each step pays for one guarded step."""
+    model = MODELS["chain"]()
+
+    def mend() -> None:
+        for param in model.parameters():
+            assert param.grad is not None
+            param.grad.nan_to_num_(0.0)
+
+    log = run(descend(model, mend, bad=lambda step: step >= BAD))
+    gradients = log.recording().rows("0.weight:param.grad")
+    assert gradients.step[~gradients.clean].tolist() == [BAD]
+
+
+def test_a_deleted_layer_takes_its_check_along() -> None:
+    """The other gradients are checked all the same."""
+    model = nn.Sequential(nn.Linear(4, 8), ROOT, nn.Linear(8, 1))
+
+    def program(watcher: Watcher) -> None:
+        descend(model, bad=lambda _: False)(watcher)
+        model[2] = nn.Linear(8, 1)
+        gc.collect()
+        descend(model)(watcher)
+
+    gradients = run(program).recording().rows("0.weight:param.grad")
+    assert gradients.step[~gradients.clean].tolist() == [STEPS + BAD]
 
 
 def test_backward_passes_are_counted() -> None:

@@ -47,6 +47,8 @@ class BadStep:
         last_sound: The last recorded step before it that was sound; -1 if there is none.
         inferred: Sites without a row, with a state inferred from others.
         excused: Sites whose infinities count as finite values.
+        in_backward: Whether a backward pass of a finite loss made gradients that were not finite at its end, in a step
+            that was not measured.
     """
 
     step: int
@@ -58,6 +60,7 @@ class BadStep:
     last_sound: int = -1
     inferred: frozenset[int] = frozenset()
     excused: frozenset[int] = frozenset()
+    in_backward: bool = False
 
     def are_finite(self, sites: Iterable[int]) -> bool | None:
         """Whether all of some sites were finite; None if none of them has a row."""
@@ -266,6 +269,7 @@ def _bad_steps(
     lengths = np.diff(np.append(kept, len(steps)))
     suspects = [site for site in recording.of_kind("param") if not usable(recording.rows(site)).all()]
     full = set(recording.steps.tolist())
+    in_backward = {int(event["step"]) for event in recording.events if event.get("kind") == "bad-backward"}
     every = recorded_steps(recording)
     usable_steps = np.union1d(np.setdiff1d(every, steps), steps[sound])
     for column, length in zip(kept.tolist(), lengths.tolist(), strict=True):
@@ -273,7 +277,10 @@ def _bad_steps(
         bad_params = frozenset(site.id for site in suspects if _bad_by(recording.rows(site), step))
         before = usable_steps[: np.searchsorted(usable_steps, step)]
         last_sound = int(before.max(initial=-1))
-        yield BadStep(step, table[:, column], bad_params, bool(sound[column]), step in full, length, last_sound)
+        yield BadStep(
+            step, table[:, column], bad_params, bool(sound[column]), step in full, length, last_sound,
+            in_backward=step in in_backward,
+        )  # fmt: skip
 
 
 def recorded_steps(recording: Recording) -> NDArray[np.int64]:

@@ -72,8 +72,9 @@ class NanBorn:
         Every step with a non-finite value, including guarded steps, which record only norms, and only those of the
         parameters' gradients. Nothing is reported after a step from which the run never recovers: everything later
         follows from it. Steps without records are reported as such. If a guarded step recorded only gradients of
-        parameters, the message gives the two steps between which the value was made. It names a module only if the next
-        recorded step shows that module making a non-finite value from finite inputs and parameters.
+        parameters, and its loss was finite, the message gives the two parameters between which its backward made the
+        value. If the loss is not known, it gives the two steps between which the value was made, and names a module
+        only if the next recorded step shows that module making a non-finite value from finite inputs and parameters.
 
     Thresholds:
         - max_findings (5): the most independent births that are reported. Usually there is one; the limit only keeps a

@@ -4,7 +4,7 @@
 In the first step with a non-finite loss Kedge searches its autograd graph for the operation that made it. The search finds
 the operation and the program's line, inside modules and between them, in any step. If the rows of a recording name no place,
 or only a later one, the producer is reported instead; if they name the module in that very step, its operation and line are
-added. No option is advised then: there is nothing more to find.
+added. Then no option is advised, as there is nothing more to find, unless the operation is only probable.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kedge.rules.command import with_dump_on
 from kedge.rules.naming import line_of, text_of
 from kedge.rules.nonfinite.bad_steps import BadSteps
 from kedge.rules.nonfinite.from_repro import put_in_place
@@ -62,7 +63,7 @@ def with_producer(recording: Recording, bad_steps: BadSteps, findings: Sequence[
     earlier = [f for f in found if f.step < producer.step and not f.evidence.get("recovered", False)]
     if any("operation" in f.evidence or f.severity == "error" for f in earlier):
         return found
-    same = [i for i, f in enumerate(found) if f.step == producer.step and _is_exact(f)]
+    same = [i for i, f in enumerate(found) if f.step == producer.step and (_is_exact(f) or producer.is_within(f))]
     if same:
         found[same[0]] = producer.added_to(found[same[0]])
         return found
@@ -97,12 +98,20 @@ class Producer:
         return str(self.event.get("operation") or operation(self.event.get("node")) or "an operation")
 
     @property
+    def _certain(self) -> bool:
+        return bool(self.event.get("certain", True))
+
+    @property
     def recovered(self) -> bool:
         """Whether all hurt models were sound in a later step."""
         bad_step = next((m for m in self.bad_steps.steps if m.step == self.step), None)
         if bad_step is not None:
             return self.bad_steps.recovered(self.recording, bad_step)
         return max(self.bad_steps.last_sound.values(), default=-1) > self.step
+
+    def is_within(self, finding: Finding) -> bool:
+        """Whether the rows delimit the place in the backward of the step, and the operation is one that lies there."""
+        return self.event.get("where") == "backward" and not self._certain and finding.evidence.get("how") == "gap"
 
     def finding(self, shown: Finding | None) -> Finding:
         """Return the finding of an operation that the rows do not show.
@@ -127,7 +136,7 @@ class Producer:
                 "births": shown.evidence.get("births", 1) if shown is not None else 1,
                 **self._evidence(),
             },
-            confidence=0.95 if self.event.get("certain", True) else 0.7,
+            confidence=0.95 if self._certain else 0.7,
             remedy=self._remedy(),
         )
 
@@ -135,9 +144,10 @@ class Producer:
         """Return a finding of the same step with the operation and its line."""
         if "operation" in finding.evidence or self.event.get("where") == "input":
             return replace(finding, evidence={**self._evidence(), **finding.evidence})
+        shown = "The graph of the loss shows it: " if self._certain else "Of the operations in the graph of the loss, "
         return replace(
             finding,
-            message=f"{finding.message} The graph of the loss shows it: {self._made()}.",
+            message=f"{finding.message} {shown}{self._made()}.",
             evidence={**finding.evidence, **{k: v for k, v in self._evidence().items() if v is not None}},
             remedy=self._remedy(),
         )
@@ -151,21 +161,24 @@ class Producer:
         if self.event.get("where") == "input":
             return f"it came from outside the model, with the batch; {self.event['detail']}"
         inside = f", in {module}" if module else ", outside of modules" if module == "" else ""
-        sure = "" if self.event.get("certain", True) else "probably "
+        sure = "" if self._certain else "probably "
         maker = f"the backward of {self.name}" if backward else self.name
         line = f", at {line_of(self.event)}" if self.event.get("file") else ""
         detail = f"; {self.event['detail']}" if self.event.get("detail") else ""
         return f"{sure}{maker} made it{inside}{line}{text_of(self.event)}{detail}"
 
     def _remedy(self) -> str:
+        """Return what to do; of an operation that is only probable, also how to have it named."""
+        command = "" if self._certain else with_dump_on(self.recording)
+        return self._own_remedy() + (f' To have the operation named for certain, run "{command}".' if command else "")
+
+    def _own_remedy(self) -> str:
         module = str(self.event.get("module") or "")
         if self.event.get("where") == "input":
             return REMEDIES["entry"]
         backward = self.event.get("where") == "backward"
         if self.name in _REMEDIES:
-            first = (
-                "" if self.event.get("certain", True) else f"Print the inputs of these operations in step {self.step}. "
-            )
+            first = "" if self._certain else f"Print the inputs of these operations in step {self.step}. "
             return first + _REMEDIES[self.name] + (_NOT_ITS_OUTPUT if backward else "")
         if backward:
             return REMEDIES["backward"].format(name=module or "the program")

@@ -36,7 +36,7 @@ class BackwardPasses:
         on_begin: Called with the start of a pass when its first gradient has arrived.
         on_end: Called at the end of a pass, with the number of the pass.
         skipped: Whether the step is skipped, so that a pass is only checked for a finite loss, unless that is on a device.
-        on_bad_loss: Called in skipped steps when the loss of a pass is not finite.
+        on_bad: Called in skipped steps when the loss of a pass, or a gradient that it made, is not finite.
         on_skipped_end: Called in skipped steps at the end of a pass; None if nothing counts the passes.
     """
 
@@ -44,7 +44,7 @@ class BackwardPasses:
         self.places = places
         self.on_begin: Callable[[BackwardStart], None] = lambda began: None
         self.on_end: Callable[[int], None] = lambda task: None
-        self.on_bad_loss: Callable[[], None] = lambda: None
+        self.on_bad: Callable[[], None] = lambda: None
         self.on_skipped_end: Callable[[], None] | None = None
         self.skipped = LossCheck()
         self._arrived, self._settled = 0, False
@@ -62,6 +62,11 @@ class BackwardPasses:
                 place.hook = param.register_post_accumulate_grad_hook(self.arrived)
                 self._settled = False
                 self._kept.pop(id(param), None)
+
+    @property
+    def are_settled(self) -> bool:
+        """Whether `keep_first` has removed the hooks that are not needed, and no others were seen or installed since."""
+        return self._settled
 
     def keep_first(self, groups: Callable[[], Iterable[Iterable[ParameterSites]]]) -> None:
         """Keep the hooks of the parameters whose gradients arrive first, in a pass or in a group; remove the others.
@@ -141,10 +146,16 @@ class BackwardPasses:
                 if self.on_skipped_end is not None:
                     at_end_of_backward(self.on_skipped_end)
                 return True
-            self.on_bad_loss()
+            self.on_bad()
         at_end_of_backward(partial(self.on_end, task))
         self.on_begin(began())
         return True
+
+    def interrupt(self, place: ParameterSites) -> None:
+        """Make the skipped step a guarded one, because the gradient of a parameter is not finite in the active pass."""
+        self.on_bad()
+        place.task = graph_task()
+        self.reached(place.task)
 
 
 class Reached:

@@ -14,6 +14,7 @@ from kedge.torch_internals import modes
 from kedge.torch_internals.source_lines import source_of
 from kedge.watch.models.backward_start import BackwardStart, operation_of
 from kedge.watch.records.curves import Curves, number_of
+from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.producer import ProducerLines, find_behind_gradients, find_producer
 
 _MOST_LINES = 16
@@ -30,6 +31,7 @@ class Losses:
     Args:
         meter: Has the entries of the sites.
         curves: Receives the values.
+        checks: Checks gradients in skipped steps.
 
     Attributes:
         bad: Whether a loss of this step, or another part of it, is known to be non-finite.
@@ -37,8 +39,8 @@ class Losses:
         lines: The program's line of each operation.
     """
 
-    def __init__(self, meter: Meter, curves: Curves) -> None:
-        self.meter, self.curves = meter, curves
+    def __init__(self, meter: Meter, curves: Curves, checks: GradientChecks) -> None:
+        self.meter, self.curves, self.checks = meter, curves, checks
         self.bad = False
         self.described: dict[str, Mapping[str, Any]] = {}
         self.lines = ProducerLines()
@@ -75,18 +77,23 @@ class Losses:
         return notes
 
     def gradients_are_bad(self, began: BackwardStart, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
-        """Find the operation that made non-finite gradients of a finite loss; returns the events for the recording.
+        """Note that gradients of a finite loss are not, with the operation that made them so; returns the events.
 
         A measured step has the gradients of all modules, which say more than a mere suspicion.
         """
-        if self.bad or self._searches <= 0 or not began.tensors:
+        if self.bad or not began.tensors:
             return []
+        loss, known = self._path(began)[0], all(tensor.is_cpu for tensor in began.tensors)
+        notes: list[Mapping[str, Any]]
+        notes = [{"kind": "bad-backward", "step": step, "loss": loss}] if known and not measured else []
+        if self._searches <= 0:
+            return notes
         self._searches -= 1
         found = find_behind_gradients(began, self.lines)
         if found is None or found in self._found or (measured and not found["certain"]):
-            return []
+            return notes
         self._found.append(found)
-        return [{"kind": "producer", "step": step, "loss": self._path(began)[0], **found}]
+        return [*notes, {"kind": "producer", "step": step, "loss": loss, **found}]
 
     def _path(self, began: BackwardStart) -> tuple[str, bool]:
         known = self._paths.get(began.where)

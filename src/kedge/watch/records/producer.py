@@ -27,7 +27,7 @@ from torch.autograd.graph import Node
 from kedge.frames import is_between
 from kedge.hooks.placing.own_warnings import ANOMALY_WARNINGS, ignore_warnings, show_warnings
 from kedge.sites.leaves import has_memory, own_part
-from kedge.torch_internals.autograd_nodes import behind, in_order, number_in, saved_by
+from kedge.torch_internals.autograd_nodes import behind, by_need, in_order, number_in, saved_by
 from kedge.torch_internals.source_lines import place_of
 from kedge.watch.models.backward_start import BackwardStart, is_installed, plain_name
 
@@ -66,7 +66,7 @@ _DANGEROUS = (
     "exp",
     "sqrt",
 )
-_MOVES = (
+MOVES = (
     "t",
     "transpose",
     "permute",
@@ -170,7 +170,7 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
         spoiled = [name for name, t in inputs.items() if not _is_finite(t)]
         if spoiled and not computed:
             return _entered(node, where[node], inputs[spoiled[0]])
-        computed |= plain_name(node.name()) not in _MOVES
+        computed |= plain_name(node.name()) not in MOVES
         if spoiled:
             continue
         danger = _danger(node, inputs)
@@ -213,15 +213,38 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[st
             return _found(node, where[node], detail, certain=plain_name(node.name()) in _DANGEROUS) | {
                 "where": "backward"
             }
-    suspects = [node for node in nodes if plain_name(node.name()) in _STEEP]
-    if not suspects:
+    steep = [node for node in nodes if plain_name(node.name()) in _STEEP]
+    if not steep:
         return None
-    others = sorted({plain_name(n.name()) for n in suspects[:-1]} - {plain_name(suspects[-1].name())})
+    explaining = _explaining(began.tensors, steep)
+    suspects = explaining or steep
+    others = dict.fromkeys(_named(node, where[node]) for node in suspects[:-1])
+    others.pop(_named(suspects[-1], where[suspects[-1]]), None)
     detail = (
-        "the loss is finite and its gradients are not, and this operation before it can produce non-finite gradients"
-        + (f"; so can {', '.join(others)}" if others else "")
-    )
+        "the loss is finite, and of its gradients just those that this backward leads to are not"
+        if explaining
+        else "the loss is finite and its gradients are not, and this operation before it can produce non-finite gradients"
+    ) + (f"; so can {', '.join(others)}" if others else "")
     return _found(suspects[-1], where[suspects[-1]], detail, certain=False) | {"where": "backward"}
+
+
+def _explaining(losses: Iterable[Tensor], suspects: Sequence[Node]) -> list[Node]:
+    """Return those of some operations from which the backward pass goes on to just those gradients that are not finite."""
+    known = bad = leaves = 0
+    reached: dict[Node, int] = {}
+    for node in by_need(loss.grad_fn for loss in losses if loss.grad_fn is not None):
+        if node.name() == _LEAF:
+            reached[node] = 1 << leaves
+            leaves += 1
+            grad = cast("Any", node).variable.grad
+            if grad is not None and grad.layout is torch.strided and has_memory(own_part(grad)):
+                known |= reached[node]
+                bad |= 0 if _is_finite(own_part(grad)) else reached[node]
+        else:
+            reached[node] = 0
+            for before, _ in node.next_functions:
+                reached[node] |= reached.get(before, 0) if before is not None else 0
+    return [node for node in suspects if reached[node] & known == bad]
 
 
 def _named(node: Node, line: Mapping[str, Any] | None) -> str:

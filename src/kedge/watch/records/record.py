@@ -17,6 +17,7 @@ from kedge.watch.models.prefixed_meter import silent_sites
 from kedge.watch.records.curves import Curves
 from kedge.watch.records.facts.facts import Facts, unused
 from kedge.watch.records.first_step import FirstStep
+from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.losses import Losses
 from kedge.watch.records.optimizer_updates import Updates
 from kedge.watch.records.writer import MeterSink, StepSink
@@ -39,7 +40,8 @@ class TrainingRecord:
         self.models, self.optimizers, self.step = models, optimizers, step
         self.curves = Curves(meter.finished.departures)
         self.updates = Updates(meter, self.curves, step, models.places.measured)
-        self.losses, self.facts, self.first_step = Losses(meter, self.curves), Facts(), FirstStep()
+        self.losses = Losses(meter, self.curves, GradientChecks(models.passes))
+        self.facts, self.first_step = Facts(), FirstStep()
         self.writer = MeterSink(log, meter, self.curves, models.roots, optimizers, self._sources)
         self.meter, meter.finished.sink = meter, self.writer
         self.measured = True
@@ -86,6 +88,8 @@ class TrainingRecord:
             self.writer.notes += self.losses.gradients_are_bad(began(), self.step(), measured=self.measured)
         if self.measured:
             self.facts.gradients.backward_ended(self.models.passes)
+            if not self.models.passes.are_settled:
+                self.losses.checks.learn(began().tensors, task)
 
     def before_update(self, optimizer: Optimizer, entry: KnownOptimizer, *, closure: bool) -> bool:
         """Measure the gradients and parameters that an optimizer is about to use.
@@ -151,5 +155,6 @@ class TrainingRecord:
         """Remove every hook."""
         self.losses.lines.end()
         self.first_step.end()
+        self.losses.checks.close()
         if self.dump is not None:
             self.dump.close()

@@ -7,7 +7,7 @@ from time import perf_counter
 
 from kedge.actions.measure.meter import Meter
 
-_PER_EVENT, _PER_STEP, _PER_OPERATOR = 3.0, 24.0, 30.0
+_PER_EVENT, _PER_STEP, _PER_OPERATOR = 3.0, 30.0, 30.0
 """Cost of passing one event to the meter, of counting a step with cold caches, and of running one operator in compiled code,
 in calls of an empty module hook."""
 

@@ -2,9 +2,9 @@
 
 # Note [Three kinds of steps]
 A *measured* step has the statistics of every value. A *guarded* step has the loss and the norm of all gradients, and
-checks whether they are finite; it hooks no module. A *skipped* step is counted and, on a CPU, its loss checked for
-being finite; nothing more. The first steps are all measured, since most mistakes show there; then as many as the budget
-pays for.
+checks whether they are finite; it hooks no module. A *skipped* step is counted and, on a CPU, its loss and a few
+small gradients are checked for being finite, see Note [Ends of gradients] in `kedge.watch.records.gradient_checks`;
+nothing more. The first steps are all measured, since most mistakes show there; then as many as the budget pays for.
 
 # Note [Cold caches]
 The program's own work empties the processor's caches between two hooks. Then a hook waits for every function that it

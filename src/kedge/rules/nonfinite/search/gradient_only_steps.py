@@ -3,9 +3,10 @@
 # Note [Guarded]
 In a guarded step only the loss and gradients are recorded, and in many steps nothing. If a gradient is not finite there, the
 cause may lie in any forward, loss, backward or optimizer's step since the last step that was recorded and sound; and the
-parameters that such gradients spoil hide it from then on. So no place is named, with two exceptions. Finite gradients of the
-same step are listed. And if the next recorded step makes something non-finite out of finite inputs and parameters, that is
-reported as the birth of that step.
+parameters that such gradients spoil hide it from then on. So no place is named, with three exceptions. Finite gradients of the
+same step are listed. If the loss is known to have been finite, and the parameters were, the backward of this step made it,
+between the parameters with finite gradients and the others. And if the next recorded step makes something non-finite out of
+finite inputs and parameters, that is reported as the birth of that step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ AGAIN = 0.8
 def shows_only_gradients(wiring: Wiring, bad_step: BadStep) -> bool:
     """Whether only gradients of parameters of the hurt roots are recorded, and show no place.
 
-    A parameter that was not finite before the step shows one.
+    A parameter that was not finite before the step shows one, and so does a backward of a finite loss.
     """
     gradients = [site for site in wiring.sites if site.kind in ("param.grad", TOTAL)]
     hurt = {wiring.sites[site].root for site in bad_step.nonfinite(site.id for site in gradients)}
@@ -33,7 +34,9 @@ def shows_only_gradients(wiring: Wiring, bad_step: BadStep) -> bool:
         return False
     if bad_step.nonfinite(_values_of_any(wiring)) or bad_step.nonfinite(params):
         return False
-    return not (bad_step.full and any(bad_step.states[site.id] == FINITE for site in gradients))
+    return not bad_step.in_backward and not (
+        bad_step.full and any(bad_step.states[site.id] == FINITE for site in gradients)
+    )
 
 
 def _values_of_any(wiring: Wiring) -> Iterator[int]:

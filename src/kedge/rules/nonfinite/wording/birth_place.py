@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kedge.numbers import listed
-from kedge.rules.naming import name_of
+from kedge.rules.naming import NAMED, name_of
 from kedge.rules.nonfinite.wording import phrases
 from kedge.rules.nonfinite.wording.advice import operation
 from kedge.rules.nonfinite.wording.birth_figures import BirthFigures
@@ -72,6 +72,16 @@ class BirthPlace:
             place = " and ".join(holders) or "outside any watched module"
             parts.append(f"that of an operation {place} that takes the same value")
         return ", or ".join(parts)
+
+    def between(self) -> str:
+        """Return the modules without parameters between a bad gradient and the next finite one; empty if there are none."""
+        birth, wiring = self.case.birth, self.case.wiring
+        if birth.module is None:
+            return ""
+        ends = [wiring.modules[wiring.sites[site].owner].position for site in birth.near]
+        inside = [m for m in wiring if birth.module.position < m.position < min(ends, default=len(wiring.sites))]
+        plain = [name_of(m) for m in inside if not m.params and not wiring.inside(m)]
+        return f", such as that of {listed(plain[:NAMED])}" if plain else ""
 
     def finite_parts(self) -> str:
         """Return a sentence about the finite parts of the module: its inputs and parameters."""

@@ -55,6 +55,7 @@ class BirthWording:
             parts=self.place.finite_parts(),
             operation=self.place.last_operation(),
             others=self.place.others(),
+            between=self.place.between(),
             takers=", ".join(map(name_of, birth.also)),
             unseen=", ".join(name_of(module) for module in case.unmeasured()[:NAMED]),
         )
@@ -78,15 +79,21 @@ class BirthWording:
         how, near = self.case.birth.how, self.case.birth.near
         if how == "made" and self.case.birth.sure < 0.8:
             return phrases.MADE_UNSEEN
-        if how == "gap" and not near:
-            return phrases.GAP_AT_THE_LOSS
-        if how == "gap" and not self.case.bad_step.full:
-            return phrases.MESSAGES["gap"][:-1] + phrases.OR_WRITTEN
+        if how == "gap":
+            return self._form_of_gap()
         if self.case.unmeasured():
             return phrases.OWN_OR_UNSEEN
         if how == "between" and not near:
             return phrases.BETWEEN_AT_THE_START
         return phrases.MESSAGES[how]
+
+    def _form_of_gap(self) -> str:
+        bad_step, near = self.case.bad_step, self.case.birth.near
+        if bad_step.in_backward:
+            return phrases.GAP_OF_A_FINITE_LOSS if near else phrases.ALL_OF_A_FINITE_LOSS
+        if not near:
+            return phrases.GAP_AT_THE_LOSS
+        return phrases.MESSAGES["gap"] if bad_step.full else phrases.MESSAGES["gap"][:-1] + phrases.OR_WRITTEN
 
     def remedy(self) -> str:
         """Return what to do about it."""

@@ -51,6 +51,13 @@ GAP_AT_THE_LOSS = (
     "{site} contained {value} at step {step}, and so did every gradient nearer to the loss, while the outputs were finite: "
     "the loss or a backward made it, and clipping by norm spreads it to all gradients."
 )
+GAP_OF_A_FINITE_LOSS = (
+    _GRADIENT + "the loss was finite, and so was {near}, nearer to it: a backward between the two made it{between}."
+)
+ALL_OF_A_FINITE_LOSS = (
+    "{site} contained {value} at step {step}, and so did every gradient nearer to the loss, while the loss was finite: "
+    "the backward made it, in the loss or between it and this parameter{between}."
+)
 OR_WRITTEN = ", or the program changed it before the optimizer got it."
 MADE_UNSEEN = (
     "{site} contained {value} at step {step}, without records of the modules' outputs: a module or the program's own "

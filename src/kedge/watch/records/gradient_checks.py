@@ -1,0 +1,131 @@
+"""The check of skipped steps for gradients that are not finite.
+
+# Note [Ends of gradients]
+A NaN that is made in a backward pass flows on to all that the pass computes from it, so it shows where the gradients
+end. In the graph of a loss that is behind the operations that lead to no other operation: the first layer of the
+model, or of each of two towers. The smallest gradient behind each of them is checked. Operations that only move numbers
+count as none, as they make no NaN: so an embedding's large table is left out, and the first layer after it is an end. A
+ReLU may stop a NaN on its way, so the gradient that arrives first is checked as well, if it is small.
+
+All of them are read in one hook, on the parameter whose gradient arrives last; see Note [Cold caches] in
+`kedge.watch.steps.kind`. It runs inside the pass, before the program unscales or clips. A program may go on with such
+gradients for long, as its loss scale may skip them; so they are news only if they were finite at the last check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
+
+from kedge import native
+from kedge.torch_internals.autograd_nodes import behind, by_need, is_leaf, sequence_number
+from kedge.torch_internals.dynamo import untraced
+from kedge.watch.models.backward_start import plain_name
+from kedge.watch.models.backwards import BackwardPasses
+from kedge.watch.models.parameters import ParameterSites
+from kedge.watch.records.producer import MOVES
+
+_MOST = 4
+"""Most ends in the graph of one loss: those of the earliest operations."""
+_LARGEST = 1 << 16
+"""Most elements of a gradient that is checked."""
+_MOST_NODES = 20_000
+_MOVES = (*MOVES, "embedding")
+
+
+class GradientChecks:
+    """Checks a few small gradients of each skipped step; see Note [Ends of gradients].
+
+    Args:
+        passes: Are told of a gradient that is not finite.
+    """
+
+    def __init__(self, passes: BackwardPasses) -> None:
+        self.passes = passes
+        self._hooks: dict[int, RemovableHandle] = {}
+
+    def learn(self, losses: Iterable[Tensor], task: int) -> None:
+        """Choose the gradients to check, at the end of a backward pass from some losses, the pass of a number."""
+        first = [
+            p for each in self.passes.places if each.first and each.task == task and (p := each.param()) is not None
+        ]
+        leaves = [*leaves_at_ends(losses), *(param for param in first if _can_check(param.grad))]
+        places = [place for place in self.passes.places.among(leaves) if place.order is not None]
+        last = max(places, key=_order, default=None)
+        param = last.param() if last is not None else None
+        if last is None or param is None:
+            return
+        old = self._hooks.pop(id(param), None)
+        if old is not None:
+            old.remove()
+        self._hooks = {key: hook for key, hook in self._hooks.items() if hook.hooks_dict_ref() is not None}
+        self._hooks[id(param)] = param.register_post_accumulate_grad_hook(self._check_of(last, places))
+
+    def _check_of(self, last: ParameterSites, places: Iterable[ParameterSites]) -> Callable[[Tensor], None]:
+        others: list[Callable[[], Any]] = list({id(p): p.param for p in places if p is not last}.values())
+        passes, skipped, nonfinite = self.passes, self.passes.skipped, native.known_nonfinite
+        was_bad = 0
+
+        def check(param: Tensor) -> None:
+            nonlocal was_bad
+            if not skipped.on:
+                return
+            try:
+                bad = nonfinite([param.grad, *[other().grad for other in others]])[1]
+            except AttributeError:  # one of them no longer exists
+                others[:] = [other for other in others if other() is not None]
+                return
+            if bad and not was_bad and passes.on_skipped_end is None:
+                passes.interrupt(last)
+            was_bad = bad
+
+        return check
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for hook in self._hooks.values():
+            hook.remove()
+        self._hooks.clear()
+
+
+def leaves_at_ends(losses: Iterable[Tensor]) -> list[Tensor]:
+    """Return a few leaves in whose gradients shows what a backward pass made; see Note [Ends of gradients]."""
+    roots = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+    if len(list(islice(behind(roots), _MOST_NODES))) == _MOST_NODES:
+        return []
+    reached: dict[Node, list[Tensor]] = {}
+    followed: set[Node] = set()
+    ends: list[tuple[int, Tensor]] = []
+    for node in by_need(roots):
+        before = [each for each, _ in node.next_functions if each is not None]
+        if not followed.isdisjoint(before):
+            followed.add(node)
+        elif is_leaf(node):
+            leaf: Tensor = node.variable  # type: ignore[attr-defined]
+            reached[node] = [leaf] if _can_check(leaf.grad) else []
+        else:
+            reached[node] = [leaf for each in before for leaf in reached[each]]
+            if reached[node] and plain_name(node.name()) not in _MOVES:
+                ends.append((sequence_number(node), min(reached[node], key=Tensor.numel)))
+                followed.add(node)
+    ends.sort(key=lambda end: end[0])
+    return list({id(leaf): leaf for _, leaf in ends}.values())[:_MOST]
+
+
+def _can_check(grad: Tensor | None) -> bool:
+    """Whether a gradient can be checked quickly, without waiting for a device."""
+    plain = grad is not None and type(grad) is Tensor and grad.is_cpu and grad.layout is torch.strided
+    return plain and grad is not None and 0 < grad.numel() <= _LARGEST
+
+
+def _order(place: ParameterSites) -> int:
+    return place.order or 0
+
+
+untraced(GradientChecks._check_of)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from kedge.errors import TableError
 from kedge.features.dataset.compute import BatchComputer, TakesFeatures, bad_sample
-from kedge.features.dataset.folder.column import FeatureColumn
 from kedge.features.dataset.folder.reading import FeatureSet, open_features
+from kedge.features.dataset.folder.stored.column import FeatureColumn
 from kedge.features.dataset.samples.batch import SampleBatch
 from kedge.features.dataset.samples.loading import BatchSource
 from kedge.features.reduce.layout import ChannelLayout, Positions, numbers

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from kedge.errors import NoSuchKey, NoSuchSite, NotFeatures
-from kedge.features.dataset.folder.column import FeatureColumn
 from kedge.features.dataset.folder.files import STATE, about_shard, entries, ranks_of
 from kedge.features.dataset.folder.manifest import MANIFEST, read_manifest
+from kedge.features.dataset.folder.stored.column import FeatureColumn
+from kedge.features.dataset.folder.stored.samples import StoredSamples
 from kedge.features.dataset.folder.stored_reducers import read_state
-from kedge.features.dataset.folder.stored_samples import StoredSamples
 from kedge.features.reduce.load_state import restore
 from kedge.features.reduce.reducer import Reducer
 from kedge.numbers import counted
@@ -100,10 +100,10 @@ class FeatureSet(Mapping[str, FeatureColumn]):
         Raises:
             NoSuchKey: The folder has no features of this sample.
         """
-        number = self._samples.numbers.get(str(key))
+        number = self._samples.number(str(key))
         if number is None:
             found = self.bad.get(str(key))
-            reason = f"it was left out: {found}" if found else f"there are {len(self.samples):,} others"
+            reason = f"it was left out: {found}" if found else f"there are {len(self._samples):,} others"
             raise NoSuchKey(f"{self.path} has no features of a sample {str(key)!r}; {reason}")
         return number
 
@@ -115,8 +115,7 @@ class FeatureSet(Mapping[str, FeatureColumn]):
     def shards(self) -> Iterator[tuple[list[str], dict[str, Tensor]]]:
         """Yield the keys and each site's values of every shard, in the order of writing."""
         for shard in self._samples.shards:
-            keys = shard.about["keys"]
-            yield keys, {name: shard.read(name, slice(0, len(keys))) for name in shard.about["shapes"]}
+            yield list(shard.keys), {name: shard.values(name, self[name].dtype) for name in shard.sites}
 
     def written_by(self, rank: int) -> int:
         """Return the number of samples that this rank has written, in this run and earlier ones."""
@@ -135,7 +134,7 @@ class FeatureSet(Mapping[str, FeatureColumn]):
         return merged
 
     def __repr__(self) -> str:
-        lines = [f"{self.path}: {len(self.samples):,} samples"]
+        lines = [f"{self.path}: {len(self._samples):,} samples"]
         for name, column in self.items():
             shapes = " or ".join(str(list(shape)) for shape in sorted(column.shapes)[:3])
             lines.append(f"  {name}  {str(column.dtype).removeprefix('torch.')} {shapes}")

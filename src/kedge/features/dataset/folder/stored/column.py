@@ -94,7 +94,7 @@ class FeatureColumn:
         return f"Column({self.name!r}, {len(self):,} samples, {str(self.dtype).removeprefix('torch.')})"
 
 
-class TextColumn(Sequence[str]):
+class StoredTexts(Sequence[str]):
     """A field of texts, such as paths: a sequence with one for each sample.
 
     `column[3]` is the text of one sample; `column[10:20]`, `column[[1, 5]]` and `column[mask]` are lists of several.
@@ -140,7 +140,7 @@ class TextColumn(Sequence[str]):
         return f"Column({self.name!r}, {len(self):,} samples, text)"
 
 
-Column = FeatureColumn | TextColumn
+Column = FeatureColumn | StoredTexts
 
 
 def _chosen(which: Any, length: int, name: str) -> int | Numbers:

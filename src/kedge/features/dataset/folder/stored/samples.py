@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.features.dataset.folder.checksums import VALUES
 from kedge.features.dataset.folder.files import ShardEntry, description_of
 from kedge.features.dataset.folder.stored.rows import RowIndex
 from kedge.features.dataset.folder.stored.shard import Numbers, OpenShards, StoredShard, stamp_of
@@ -98,14 +99,15 @@ class StoredSamples:
     @cached_property
     def _content(self) -> _Content:
         others, shards = OpenShards(), list[StoredShard]()
-        places, numbers = list[Sequence[str]](), list[NDArray[np.int64] | None]()
+        places, numbers, summed = list[Sequence[str]](), list[NDArray[np.int64] | None](), True
         for entry in self._entries:
             path = self._folder / entry.name
             stamp, about = stamp_of(path), description_of(self._folder, entry)
             shards.append(StoredShard(path, about, stamp, others))
             places.append(PackedTexts(about["places"]) if "places" in about else shards[-1].keys)
             numbers.append(numbered(about.get("places", about["keys"])))
-        if not all(shard.summed for shard in shards):
+            summed = summed and VALUES in about
+        if not summed:
             say(
                 f"{self._folder} has shards of an earlier version, without checksums: a changed value in them is not noticed"
             )

@@ -109,7 +109,6 @@ class StoredShard:
         shapes: For each site and each field of numbers the shape of one sample.
         texts: For each field of texts those of the samples.
         bad: The place, the key and the reason of each sample that was left out.
-        summed: Whether there are checksums; shards of earlier versions have none.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], read_at: Stamp, others: OpenShards) -> None:
@@ -120,7 +119,6 @@ class StoredShard:
         self.shapes = {name: tuple(shape) for name, shape in {**about["shapes"], **about.get("fields", {})}.items()}
         self.texts = {name: PackedTexts(texts) for name, texts in about.get("texts", {}).items()}
         self.bad = [tuple(each) for each in about["bad"]]
-        self.summed = VALUES in about
         self._sums = {
             name: (known["rows"], np.array(known["sums"], np.int64)) for name, known in about.get(VALUES, {}).items()
         }

@@ -18,12 +18,19 @@ from torch.utils.data import DataLoader
 from kedge.errors import NoSuchKey, NotFeatures
 from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.folder.formats import safetensors
+from kedge.features.dataset.folder.stored import shard
 from kedge.features.dataset.folder.stored.samples import StoredSamples
 from kedge.features.dataset.folder.stored.texts import PackedTexts
 
 pytestmark = pytest.mark.usefixtures("no_threads_of_zarr")
 FORMATS = ["safetensors", "zarr", "parquet"]
 ROWS, LENGTH = 12, 100
+
+
+@pytest.fixture(autouse=True)
+def no_trust(monkeypatch):
+    """Let each read ask whether the file has changed."""
+    monkeypatch.setattr(shard, "TRUSTED", -1)
 
 
 def values(length=LENGTH, dtype=torch.float32):
@@ -117,7 +124,7 @@ def test_few_shards_are_open_at_once(tmp_path, counted, monkeypatch):
     shards = found._samples.shards
     for _ in range(2):
         assert torch.equal(found["f"][:], values())
-        assert sum(shard._opened is not None for shard in shards) == 2
+        assert sum(one._opened is not None for one in shards) == 2
     assert max(counted.values()) == 2
 
 
@@ -132,6 +139,19 @@ def test_open_shards_end_with_their_data_set(tmp_path):
     del found
     gc.collect()
     assert str(tmp_path) not in (process / "maps").read_text()
+
+
+def test_the_file_system_is_asked_now_and_then(tmp_path, monkeypatch):
+    """Reads that follow each other at once trust the open file, later ones look whether it is still the same."""
+    monkeypatch.setattr(shard, "TRUSTED", 100)
+    found = written(tmp_path / "out")
+    found["f"][0]
+    shutil.rmtree(tmp_path / "out")
+
+    assert torch.equal(found["f"][0], values()[0])
+    monkeypatch.setattr(shard, "TRUSTED", -1)
+    with pytest.raises(NotFeatures, match="cannot be read any more"):
+        found["f"][0]
 
 
 def test_blocks_are_compared_once(tmp_path, monkeypatch):

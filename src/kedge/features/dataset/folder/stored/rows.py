@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,6 +16,8 @@ from kedge.errors import NotFeatures, ReadError
 from kedge.features.dataset.folder.checksums import REMEDY
 from kedge.features.dataset.folder.formats.format import as_tensor, raw_type
 from kedge.features.dataset.folder.stored.shard import Numbers, StoredShard
+
+_AT_ONCE = 64 << 20  # bytes that are arranged together: samples in another order than their shards need a second array
 
 
 @dataclass(frozen=True)
@@ -45,46 +47,53 @@ class RowIndex:
         Raises:
             ReadError: They have different shapes.
         """
-        of = self.shard[samples]
-        shape = one_shape(site, self.shapes(site, of))
+        shape = one_shape(site, self.shapes(site, self.shard[samples]))
         out = np.empty((len(samples), *shape), raw_type(dtype))
-        for shard, which in by_shard(of):
-            rows = self.row[samples[which]].astype(np.int64)
-            # Samples in order go straight to their place, others need a second copy.
-            part = out[which] if isinstance(which, slice) else np.empty((len(rows), *shape), out.dtype)
-            self.shards[shard].fill(site, dtype, rows, part)
-            if not isinstance(which, slice):
-                out[which] = part
+        step = max(1, _AT_ONCE // max(1, out[:1].nbytes))
+        for start in range(0, len(samples), step):
+            self._gather(site, dtype, samples[start : start + step], out[start : start + step])
         return as_tensor(out, dtype)
+
+    def _gather(self, site: str, dtype: torch.dtype, samples: Numbers, out: NDArray[Any]) -> None:
+        """Write the values of some samples into an array, shard by shard."""
+        order, groups = by_shard(self.shard[samples])
+        rows = self.row[samples if order is None else samples[order]].astype(np.int64)
+        arranged = out if order is None else np.empty_like(out)
+        for shard, start, end in groups:
+            self.shards[shard].fill(site, dtype, rows[start:end], arranged[start:end])
+        if order is not None:
+            out[order] = arranged
 
     def texts(self, name: str, samples: Numbers) -> list[str]:
         """Return the texts of some samples."""
         found: list[str] = [""] * len(samples)
-        for shard, which in by_shard(self.shard[samples]):
+        order, groups = by_shard(self.shard[samples])
+        places = range(len(samples)) if order is None else order.tolist()
+        for shard, start, end in groups:
             known = self.shards[shard].texts.get(name)
             if known is None or len(known) != len(self.shards[shard].keys):
                 raise NotFeatures(f"{self.shards[shard].path} does not have a text {name!r} for each sample; {REMEDY}")
-            places = range(len(samples))[which] if isinstance(which, slice) else which.tolist()
-            for place, row in zip(places, self.row[samples[which]].tolist(), strict=True):
-                found[place] = known[row]
+            for place in places[start:end]:
+                found[place] = known[self.row.item(samples[place])]
         return found
 
     def shapes(self, site: str, shards: Any) -> set[tuple[int, ...]]:
         """Return the shapes of a site's values in some shards."""
-        used = (self.shards[number] for number in np.unique(shards).tolist())
+        used = (self.shards[number] for number in np.flatnonzero(np.bincount(shards)).tolist())
         return {shard.shapes[site] for shard in used if site in shard.shapes}
 
 
-def by_shard(shards: NDArray[np.int32]) -> Iterator[tuple[int, slice | Numbers]]:
-    """Yield each shard with the places where it stands in an array, as a slice if the array is sorted."""
+def by_shard(shards: NDArray[np.int32]) -> tuple[Numbers | None, list[tuple[int, int, int]]]:
+    """Return the order that sorts samples by shard, None if they are sorted, and where each shard begins and ends then."""
     if not len(shards):
-        return
+        return None, []
     steps = np.diff(shards)
     order = None if (steps >= 0).all() else np.argsort(shards, kind="stable")
-    arranged = shards if order is None else shards[order]
-    cuts = [0, *(np.flatnonzero(steps if order is None else np.diff(arranged)) + 1).tolist(), len(shards)]
-    for start, end in pairwise(cuts):
-        yield int(arranged[start]), slice(start, end) if order is None else order[start:end]
+    if order is not None:
+        shards = shards[order]
+        steps = np.diff(shards)
+    cuts = [0, *(np.flatnonzero(steps) + 1).tolist(), len(shards)]
+    return order, [(shards.item(start), start, end) for start, end in pairwise(cuts)]
 
 
 def one_shape(site: str, shapes: set[tuple[int, ...]]) -> tuple[int, ...]:

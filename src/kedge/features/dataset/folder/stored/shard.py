@@ -2,19 +2,22 @@
 
 # Note [Open shards]
 Opening a shard takes as long as reading thousands of rows. So a shard that was read stays open: its file is mapped into
-memory, where a row is one copy, and a block of rows that was compared with its checksum is not compared again. Each read
-asks the file system whether the file is still the one that was opened; one that was changed since is opened and
-compared anew, which also keeps a file that was cut off from ending the process. An open shard needs no file
-descriptor, belongs to its data set, and is not pickled. After a fork both processes read from the same memory.
+memory, where a row is one copy, and a block of rows that was compared with its checksum is not compared again. A read asks
+the file system whether the file is still the one that was opened, unless that was asked within the last few milliseconds;
+one that was changed since is opened and compared anew, which also keeps a file that was cut off from ending the process.
+An open shard needs no file descriptor, belongs to its data set, and is not pickled. After a fork both processes read from
+the same memory.
 """
 
 from __future__ import annotations
 
 import os
+import time
 import weakref
 import zlib
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +41,9 @@ from kedge.files.atomic_write import told
 
 Array = NDArray[Any]
 Numbers = NDArray[np.int64]
+#: The seconds for which an open file is taken to be unchanged: to ask takes as long as a row, on a network longer.
+TRUSTED = 0.01
+
 Stamp = tuple[int, int, int] | None
 """The state of a file, which changes if it is written or replaced; None if there is no file."""
 
@@ -60,12 +66,21 @@ class _Site(NamedTuple):
     sound: NDArray[np.bool_]
 
 
-class _Opened(NamedTuple):
-    """An open shard, and the state of the file when it was opened."""
+@dataclass
+class _Opened:
+    """An open shard.
+
+    Attributes:
+        stamp: The state of the file when it was opened.
+        shard: The shard.
+        sites: The sites whose values were read.
+        looked: The time at which the file was still in that state.
+    """
 
     stamp: Stamp
     shard: OpenShard
-    sites: dict[str, _Site]
+    sites: dict[str, _Site] = field(default_factory=dict)
+    looked: float = 0.0
 
 
 class _Described(NamedTuple):
@@ -113,7 +128,7 @@ class StoredShard:
 
     def __init__(self, path: Path, about: Mapping[str, Any], read_at: Stamp, others: OpenShards) -> None:
         self.path, self._others = path, others
-        self._name, self._described = str(path), _Described(read_at, about.get("sites", {}))
+        self._described = _Described(read_at, about.get("sites", {}))
         self.keys = PackedTexts(about["keys"])
         self.sites = list(about["shapes"])
         self.shapes = {name: tuple(shape) for name, shape in {**about["shapes"], **about.get("fields", {})}.items()}
@@ -146,19 +161,21 @@ class StoredShard:
             NotFeatures: As for `row`.
         """
         found = self._site(site, dtype)
-        first, last = int(rows.min()), int(rows.max()) + 1
-        start, values = 0, found.memory
+        values = found.memory
         if values is None:
-            start, values = first, self._covering(site, found, first, last)
+            first = int(rows.min())
+            values = self._covering(site, found, first, int(rows.max()) + 1)
+            rows = rows - first
         else:
             blocks = rows // found.size
             if not found.sound[blocks].all():
                 for block in np.unique(blocks[~found.sound[blocks]]).tolist():
                     self._compare(site, found, block, values[block * found.size : (block + 1) * found.size])
-        if last - first == len(rows) and (np.diff(rows) == 1).all():
-            out[...] = values[first - start : last - start]
+        begin, end = rows.item(0), rows.item(-1) + 1
+        if end - begin == len(rows) and (np.diff(rows) == 1).all():
+            out[...] = values[begin:end]
         else:
-            np.take(values, rows - start, axis=0, out=out, mode="clip")  # otherwise NumPy fills another array first
+            np.take(values, rows, axis=0, out=out, mode="clip")  # in another mode NumPy fills another array first
 
     def values(self, site: str, dtype: torch.dtype) -> Tensor:
         """Return all values of a site.
@@ -180,17 +197,10 @@ class StoredShard:
 
     def _site(self, site: str, dtype: torch.dtype) -> _Site:
         """Return the values of a site, in the file as it is now."""
-        opened = self._opened
-        try:
-            state = os.stat(self._name)  # noqa: PTH116 - a path's own method takes a third of the time of a row
-        except OSError as error:
-            raise NotFeatures(
-                f"{self.path} cannot be read any more ({error.strerror}): it was there when the folder was opened; restore "
-                "it, or open the folder where it is now"
-            ) from error
-        stamp = state.st_ino, state.st_size, state.st_mtime_ns
-        if opened is None or opened.stamp != stamp:
-            opened = self._open(stamp, add=opened is None)
+        opened, now = self._opened, time.monotonic()
+        if opened is None or now - opened.looked > TRUSTED:
+            opened = self._current(opened)
+            opened.looked = now
         found = opened.sites.get(site)
         if found is None:
             found = opened.sites[site] = self._begin(opened.shard, site)
@@ -201,16 +211,27 @@ class StoredShard:
             )
         return found
 
-    def _open(self, stamp: Stamp, *, add: bool) -> _Opened:
+    def _current(self, opened: _Opened | None) -> _Opened:
+        """Return the open shard if its file is still the same, else the file as it is now."""
+        try:
+            found = self.path.stat()
+        except OSError as error:
+            raise NotFeatures(
+                f"{self.path} cannot be read any more ({error.strerror}): it was there when the folder was opened; restore "
+                "it, or open the folder where it is now"
+            ) from error
+        stamp = _stamp(found)
+        if opened is not None and opened.stamp == stamp:
+            return opened
         made = format_of(format_name(self.path) or "")
         if self._described.stamp != stamp:
             self._described = _Described(stamp, self._description_again().get("sites", {}))
         with told(f"read {self.path}"):
             shard = self._damage_named(lambda: made.open(self.path, self._described.sites))
-        self._opened = opened = _Opened(stamp, shard, {})
-        if add:
+        self._opened = current = _Opened(stamp, shard)
+        if opened is None:
             self._others.add(self, made.most_open)
-        return opened
+        return current
 
     def _description_again(self) -> dict[str, Any]:
         """Return the description in a file that was changed since it was read.
@@ -275,7 +296,10 @@ class StoredShard:
 def stamp_of(path: Path) -> Stamp:
     """Return the state of a file."""
     try:
-        found = path.stat()
+        return _stamp(path.stat())
     except OSError:
         return None
+
+
+def _stamp(found: os.stat_result) -> Stamp:
     return found.st_ino, found.st_size, found.st_mtime_ns

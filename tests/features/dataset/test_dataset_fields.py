@@ -169,6 +169,12 @@ def test_an_old_folder_does_not_get_labels(tmp_path):
         NoSuchSite, match=r"has no labels, of the fields it has none; extract the features with labels= \(--labels\)"
     ):
         open_features(tmp_path / "out").labels
+    extract_dataset(features(), batches_of(Images()), tmp_path / "new", Options(labels=True))
+    change_manifest(tmp_path / "new", field_types={})
+    with pytest.raises(
+        NotFeatures, match=r"features\.json does not describe 'labels', which shard-0-00000\.safetensors has"
+    ):
+        open_features(tmp_path / "new")["4"]
     change_manifest(tmp_path / "out", field_types={"labels": ["int64", "0-dimensional"]})
     with pytest.raises(NotFeatures, match="has no values of 'labels'"):
         open_features(tmp_path / "out").labels[0]

@@ -58,8 +58,9 @@ class FeatureSet(Mapping[str, FeatureColumn]):
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self.path, self.manifest = path, manifest
         self._entries = entries(path)
-        self._samples = StoredSamples(path, self._entries)
-        self.fields: Mapping[str, Column] = StoredFields(path, manifest.get("field_types", {}), self._samples)
+        types = manifest.get("field_types", {})
+        self._samples = StoredSamples(path, self._entries, types)
+        self.fields: Mapping[str, Column] = StoredFields(path, types, self._samples)
         kept = {name for entry in self._entries for name in entry.shapes}
         unknown = kept - self.manifest.get("columns", {}).keys()
         if unknown:

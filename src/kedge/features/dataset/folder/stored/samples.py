@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.errors import NotFeatures
 from kedge.features.dataset.folder.checksums import VALUES
 from kedge.features.dataset.folder.files import ShardEntry, description_of
+from kedge.features.dataset.folder.manifest import MANIFEST
 from kedge.features.dataset.folder.stored.rows import RowIndex
 from kedge.features.dataset.folder.stored.shard import Numbers, OpenShards, StoredShard, stamp_of
 from kedge.features.dataset.folder.stored.texts import PackedTexts
@@ -36,10 +38,11 @@ class StoredSamples:
     Args:
         folder: The folder.
         entries: The index entries of the shards.
+        fields: The fields that the manifest describes.
     """
 
-    def __init__(self, folder: Path, entries: Sequence[ShardEntry]) -> None:
-        self._folder, self._entries = folder, entries
+    def __init__(self, folder: Path, entries: Sequence[ShardEntry], fields: Collection[str]) -> None:
+        self._folder, self._entries, self._fields = folder, entries, frozenset(fields)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -103,6 +106,12 @@ class StoredSamples:
         for entry in self._entries:
             path = self._folder / entry.name
             stamp, about = stamp_of(path), description_of(self._folder, entry)
+            unknown = {*about.get("fields", ()), *about.get("texts", ())} - self._fields
+            if unknown:
+                raise NotFeatures(
+                    f"{self._folder / MANIFEST} does not describe {min(unknown)!r}, which {path.name} has: it has changed; "
+                    "extract the features again into another folder"
+                )
             shards.append(StoredShard(path, about, stamp, others))
             places.append(PackedTexts(about["places"]) if "places" in about else shards[-1].keys)
             numbers.append(numbered(about.get("places", about["keys"])))

@@ -70,6 +70,12 @@ def test_labels_stay_with_their_samples(tmp_path, form, workers):
     assert found.fields["path"][[-1, 0]] == ["images/49.png", "images/0.png"]
     assert found.fields["path"].numpy()[2] == found.fields["path"][2] == "images/2.png"
     assert list(found) == ["1", "4"]
+    assert ("4" in found, "labels" in found, "labels" in found.fields, "4" in found.fields) == (
+        True,
+        False,
+        True,
+        False,
+    )
 
 
 def test_labels_of_samples_that_the_model_refuses_are_left_out_with_them(tmp_path):

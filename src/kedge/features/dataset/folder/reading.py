@@ -75,6 +75,9 @@ class FeatureSet(Mapping[str, FeatureColumn]):
             raise NoSuchSite(f"{self.path} has no site {site!r}; it has {', '.join(map(repr, self._sites)) or 'none'}")
         return FeatureColumn(site, getattr(torch, self.manifest["columns"][site][0]), self._samples.rows)
 
+    def __contains__(self, site: object) -> bool:
+        return site in self._sites
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._sites)
 
@@ -178,6 +181,9 @@ class StoredFields(Mapping[str, Column]):
         kind, *_ = self._types[name]
         rows = self._samples.rows
         return StoredTexts(name, rows) if kind == TEXT else FeatureColumn(name, getattr(torch, kind), rows)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._types
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._types)

@@ -36,11 +36,14 @@ def workplace() -> tuple[tempfile.TemporaryDirectory[str], dict[str, Values]]:
     atexit.register(made.cleanup)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1), nn.Flatten(0)).eval()
-    loader = DataLoader(TensorDataset(torch.rand(40, 3)), batch_size=8)
+    loader = DataLoader(TensorDataset(torch.rand(40, 3), torch.arange(40)), batch_size=8)
+    texts = lambda batch: [f"label {int(y)}" for y in batch[1]]
     held: dict[str, Values] = {}
     for name in FORMATS:
         features = kedge.extract(model, {"0": None, "2": None})
-        options = Options(format=name, shard_bytes=200, reduce={"0": [Mean()]}, keep=["0"])
+        options = Options(
+            format=name, shard_bytes=200, reduce={"0": [Mean()]}, keep=["0"], labels=True, fields={"text": texts}
+        )
         extract_dataset(features, loader, Path(made.name) / name, options)
         held[name] = _read(Path(made.name) / name)
     return made, held
@@ -54,6 +57,8 @@ def _read(folder: Path) -> Values:
         for key, value in zip(found.samples, column, strict=True):
             values[key][site] = value
         assert torch.equal(column.tensor(), torch.stack([values[key][site] for key in found.samples]))
+    for key, label, text in zip(found.samples, found.fields["labels"], found.fields["text"], strict=True):
+        values[key] |= {"labels": label, "text": torch.tensor(int(text.removeprefix("label ")))}
     for keys, columns in found.shards():
         for site, column in columns.items():
             assert all(torch.equal(values[key][site], value) for key, value in zip(keys, column, strict=True))

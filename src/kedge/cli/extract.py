@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kedge.features.dataset.folder.reading import FeatureSet
     from kedge.features.dataset.options import Options
     from kedge.features.dataset.ranks import SharingRank
+    from kedge.features.dataset.samples.fields import Field
 
 #: The samples of a batch.
 BATCH_SIZE = 64
@@ -98,6 +99,21 @@ class ExtractCommand:
             "that returns those of a batch (default: their index)",
         )
         parser.add_argument(
+            "--labels",
+            metavar="ENTRY",
+            nargs="?",
+            const=True,
+            help="store the labels too: the index or the name of an entry of each batch, or MODULE:FUNCTION of a batch "
+            "(without ENTRY: the second entry)",
+        )
+        parser.add_argument(
+            "--fields",
+            metavar="NAME=ENTRY",
+            nargs="+",
+            default=[],
+            help="what else to store of each batch, such as path=2; ENTRY as for --labels",
+        )
+        parser.add_argument(
             "--version",
             metavar="TEXT",
             help="text that identifies your functions, instead of their digests: runs with the same text continue the folder",
@@ -158,6 +174,10 @@ def _options(args: argparse.Namespace) -> Options:
     return Options(
         batch=None if args.batch is None else _function(args.batch, "--batch"),
         keys=None if args.keys is None else _keys(args.keys),
+        labels=None if args.labels is None else _entry(args.labels, "--labels"),
+        fields={
+            name: _entry(entry, "--fields") for name, entry in (pair(one, "--fields", "ENTRY") for one in args.fields)
+        },
         reduce=reduce,
         keep=args.keep,
         version=args.version,
@@ -174,6 +194,15 @@ def _function(text: str, option: str) -> Callable[[Any], Any]:
     if not callable(found):
         raise ScriptError(f"{option} {text}: this is {_a(found)}; name a function that takes a batch")
     return found
+
+
+def _entry(text: str | bool, option: str) -> Field:
+    """Return where a batch has a field."""
+    if isinstance(text, bool):
+        return text
+    if text.removeprefix("-").isdecimal():
+        return int(text)
+    return _function(text, option) if ":" in text else text
 
 
 def _keys(text: str) -> Any:

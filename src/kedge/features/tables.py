@@ -13,9 +13,10 @@ from torch import Tensor
 
 from kedge.errors import TableError
 from kedge.features.dataset.compute import BatchComputer, TakesFeatures, bad_sample
-from kedge.features.dataset.folder.column import FeatureColumn
 from kedge.features.dataset.folder.reading import FeatureSet, open_features
+from kedge.features.dataset.folder.stored.column import FeatureColumn
 from kedge.features.dataset.samples.batch import SampleBatch
+from kedge.features.dataset.samples.fields import LABELS
 from kedge.features.dataset.samples.loading import BatchSource
 from kedge.features.reduce.layout import ChannelLayout, Positions, numbers
 
@@ -107,7 +108,7 @@ def stored_table(
 
     Args:
         stored: The folder, or the result of `open_features`.
-        labels: The label of each key, as a dict or a function; None for a table without labels.
+        labels: The label of each key, as a dict or a function; None for the labels in the folder, if it has any.
         positions: As for `feature_table`.
         channel: As for `feature_table`.
         dtype: As for `feature_table`.
@@ -125,7 +126,9 @@ def stored_table(
         for values in _parts(column):
             columns.add({site: values})
     keys = list(stored.samples)
-    return columns.table(None if labels is None else _labels(labels, keys), keys)
+    if labels is None:
+        return columns.table(stored.labels.numpy() if LABELS in stored.fields else None, keys)
+    return columns.table(_labels(labels, keys), keys)
 
 
 def _parts(column: FeatureColumn) -> Iterator[Tensor]:

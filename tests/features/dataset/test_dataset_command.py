@@ -129,6 +129,24 @@ def test_samples_are_called_as_a_file_or_a_function_says(typed, tmp_path):
     assert open_features(tmp_path / "out").samples[0].startswith("p0.")
 
 
+def test_labels_and_fields_are_stored(typed, tmp_path):
+    """--labels alone stores the second entry of a batch; an index, and a function by name, store others."""
+    net = ("parts:net", "--data", "parts:data", "--sites", "4")
+    done = typed(*net, "--labels", "--fields", "name=parts:named", "again=-1")
+    found = open_features(tmp_path / "out")
+
+    assert found.labels[:].tolist() == found.fields["again"][:].tolist() == [number % 3 for number in range(50)]
+    assert found.fields["name"][0].startswith("p0.")
+    assert "  labels  int64 [] (field)\n  name  text (field)\n" in done.out
+    (tmp_path / "out").rename(tmp_path / "before")
+    for word, said in [
+        ("y", "labels='y': a batch has no such entry"),
+        ("parts:net", "labels=net failed"),
+        ("3", "labels=3"),
+    ]:
+        assert said in typed(*net, "--labels", word, code=2).err
+
+
 def test_several_reducers_with_arguments_and_what_is_kept(typed, tmp_path):
     """One name may have several reducers, each with arguments; --keep keeps the values; shards are as large as asked."""
     done = typed(

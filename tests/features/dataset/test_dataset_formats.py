@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from kedge.errors import ExtractionFailed, NoSuchSite
 from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.engine import progress_bar
-from kedge.features.dataset.folder.stored_samples import _order
+from kedge.features.dataset.folder.stored.samples import numbered, place_order
 from kedge.features.reduce import Covariance, Mean, TopK
 from tests.features.dataset.imagesets import Images, Stream, batches_of, features, in_memory
 
@@ -126,13 +126,18 @@ def test_bfloat16_becomes_an_array(tmp_path):
     np.testing.assert_array_equal(found["4"].numpy(), found["4"].tensor().float().numpy())
 
 
+def order(*shards):
+    """Sort the places of shards."""
+    return place_order(shards, [numbered(places) for places in shards])
+
+
 def test_samples_are_in_the_order_of_the_data():
     """Indices count as numbers, streams rank by rank and worker by worker, names as text; the first of two counts."""
-    assert _order(["10", "9", "0", "9"]).tolist() == [2, 1, 0]
-    assert _order(["1:0", "0:11", "0:2"]).tolist() == [2, 1, 0]
-    assert _order(["1/0", "0/3"]).tolist() == [1, 0]
-    assert _order(["b", "a", "10", "b"]).tolist() == [2, 1, 0]
-    assert _order([]).tolist() == []
+    assert order(["10", "9", "0", "9"]).tolist() == [2, 1, 0]
+    assert order(["1:0", "0:11", "0:2"]).tolist() == [2, 1, 0]
+    assert order(["1/0", "0/3"]).tolist() == [1, 0]
+    assert order(["b", "a", "10", "b"]).tolist() == [2, 1, 0]
+    assert order([]).tolist() == []
 
 
 def test_reducers_stand_for_tensors(tmp_path):

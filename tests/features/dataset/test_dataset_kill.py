@@ -40,9 +40,14 @@ class Slow(Images):
         time.sleep(0.001)
         return super().__getitem__(index)
 
+def named(batch):
+    return [f"number {{int(y)}}" for y in batch[1]]
+
 def attempt(folder):
     loader = batches_of(Slow({LENGTH}), num_workers=workers, shuffle=reduces)
-    options = Options(shard_bytes=4_000, reduce=reduce, keep=list(reduce), format=form)
+    options = Options(
+        shard_bytes=4_000, reduce=reduce, keep=list(reduce), format=form, labels=True, fields={{"name": named}}
+    )
     extract_dataset(features(), loader, folder, options)
 
 def forked(folder, seconds):
@@ -99,6 +104,8 @@ def test_kills_lose_and_double_no_sample(tmp_path, workers, reduces, form, most)
     for folder in ["measured", *range(1, folders + 1)]:
         found = open_features(tmp_path / str(folder))
         assert sorted(map(int, written(found.path))) == list(range(LENGTH))
+        assert found.labels[:].tolist() == [number % 3 for number in range(LENGTH)]
+        assert list(found.fields["name"]) == [f"number {number % 3}" for number in range(LENGTH)]
         for name, values in wanted.items():
             if not reduces:
                 assert torch.equal(found[name].tensor(), values)

@@ -97,12 +97,25 @@ def test_values_are_those_of_a_loop_in_memory(tmp_path, cluster):
     """Two workers write what a loop over the same batches keeps, to the last bit, each a part, under a column's keys."""
     (tmp_path / "begun").mkdir()
     both = meeting(tmp_path / "begun", 2)
-    found = features().dataset(images(), tmp_path / "out", keys="id", batch=both, cluster=CLUSTER)
+    stored = {"labels": "id", "fields": {"name": lambda rows: [f"name {number}" for number in rows["id"]]}}
+    found = features().dataset(images(), tmp_path / "out", keys="id", batch=both, cluster=CLUSTER, **stored)
 
     assert len(list((tmp_path / "begun").iterdir())) == 2
     assert found.samples == tuple(map(str, range(48)))
     assert_equal(found, local())
     assert_equal(open_features(tmp_path / "out"), local())
+    assert list(map(str, found.labels[:].tolist())) == list(found.samples)
+    assert list(found.fields["name"]) == [f"name {number}" for number in range(48)]
+
+
+def test_a_column_of_labels_is_no_argument(tmp_path, cluster):
+    """Of the rows' columns the model gets neither the keys nor the labels, as without labels; an index names no column."""
+    labelled = images(8).map(lambda row: {**row, "label": f"class {row['id']}"})
+    found = features().dataset(labelled, tmp_path / "out", keys="id", labels="label", cluster=ONE)
+
+    assert list(found.labels) == [f"class {number}" for number in range(8)]
+    with pytest.raises(ExtractionFailed, match="labels=True: a batch has no such entry: it has 'id', 'image', 'label'"):
+        features().dataset(labelled, tmp_path / "b", keys="id", labels=True, cluster=ONE)
 
 
 def test_a_reducer_for_no_value_is_refused(tmp_path, cluster):

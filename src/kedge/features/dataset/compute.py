@@ -8,7 +8,7 @@ raised too, unless the model still takes an earlier batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -41,6 +41,7 @@ class BatchComputer:
         batch: A function from a batch to the model's arguments; see `Options`.
         device: The device for batches; by default that of the model's first parameter.
         proven: Whether the model is known to work on other samples of the data set.
+        left_out: The entries of a dict batch that are not passed to the model, unless `batch` is given.
 
     Raises:
         ExtractionFailed: The device cannot be used.
@@ -53,8 +54,9 @@ class BatchComputer:
         batch: Callable[[Any], Any] | None = None,
         device: Any = None,
         proven: bool = False,
+        left_out: Container[str] = (),
     ) -> None:
-        self.features, self.batch = features, batch
+        self.features, self.batch, self._left_out = features, batch, left_out
         self.device = _device_of(features) if device is None else usable(device)
         self._proven = proven
         self._taken: tuple[Any, int] | None = None  # a batch that the model took, and its size
@@ -77,7 +79,8 @@ class BatchComputer:
         # The first batch: a reference to the last would keep its memory from the next.
         self._taken = self._taken or (batch.data, len(batch.places))
         copied = tuple(event for _, event in found.values() if event is not None)
-        return Columns(batch.places, batch.keys, {name: value for name, (value, _) in found.items()}, batch.bad, copied)
+        values = {name: value for name, (value, _) in found.items()}
+        return Columns(batch.places, batch.keys, values, batch.bad, copied, batch.fields)
 
     def held(self) -> AbstractContextManager[Any]:
         """Return a context in which the features keep their hooks on the model between batches, if they have hooks."""
@@ -87,7 +90,7 @@ class BatchComputer:
     def _features(self, data: Any, size: int) -> dict[str, tuple[Tensor, torch.Event | None]]:
         data = moved(data, self.device)
         self._preparing = self.batch is not None
-        args, kwargs = called_with(data) if self.batch is None else given(self.batch(data))
+        args, kwargs = called_with(data, self._left_out) if self.batch is None else given(self.batch(data))
         self._preparing = False
         with torch.no_grad():
             return {name: _own(name, value, size) for name, value in self.features(*args, **kwargs).items()}
@@ -104,13 +107,8 @@ class BatchComputer:
                 f"{'it can take each sample alone' if not failed else 'it cannot take any sample alone either'}"
             ) from error
         rest = [row for row in range(size) if row not in failed]
-        left = batch._replace(
-            places=[batch.places[row] for row in rest],
-            keys=[batch.keys[row] for row in rest],
-            data=narrowed(batch.data, rest, size),
-            bad=[*batch.bad, *failed.values()],
-        )
-        return self(left)
+        left = batch.only(rest, narrowed(batch.data, rest, size))
+        return self(left._replace(bad=[*batch.bad, *failed.values()]))
 
     def _still_works(self) -> bool:
         """Whether the model still takes an earlier batch."""

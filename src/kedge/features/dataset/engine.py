@@ -20,7 +20,8 @@ from kedge.features.dataset.compute import BatchComputer, TakesFeatures, bad_sam
 from kedge.features.dataset.folder.files import only_writer
 from kedge.features.dataset.folder.fingerprint import identity
 from kedge.features.dataset.folder.manifest import (
-    about_columns,
+    about_content,
+    about_fields,
     about_functions,
     about_keys,
     about_model,
@@ -36,6 +37,7 @@ from kedge.features.dataset.folder.writer import ShardWriter
 from kedge.features.dataset.options import OnBad, Options
 from kedge.features.dataset.ranks import SharingRank
 from kedge.features.dataset.samples.batch import Columns, VisitedPlaces
+from kedge.features.dataset.samples.fields import BatchFields
 from kedge.features.dataset.samples.loading import BatchSource, is_loader, is_stream
 from kedge.features.dataset.samples.names import SampleKeys, must_be_names, must_be_possible
 from kedge.features.dataset.samples.placed import LoadedBatch, why
@@ -83,12 +85,15 @@ def extract_dataset(
         done = VisitedPlaces(BatchSource(loader).length)
         keys = SampleKeys(options.keys, BatchSource(loader).length, _mark_done(done, folder))
         source = BatchSource(loader, rank, options.split, done)
-        work = BatchComputer(features, batch=options.batch, device=options.device, proven=len(done) > 0)
+        fields = BatchFields(options.stored_fields)
+        work = BatchComputer(
+            features, batch=options.batch, device=options.device, proven=len(done) > 0, left_out=fields.entries
+        )
         # A stored error would keep the loader's workers alive through its traceback, so close the generators here.
         with (
             work.held(),
             closing(_loaded(source)) as loads,
-            closing(compute(loads, keys, work, options.on_bad)) as computed,
+            closing(compute(map(fields, loads), keys, work, options.on_bad)) as computed,
         ):
             _write(computed, FeatureDestination(folder, rank, options, wanted), source.left if rank.rank == 0 else None)
     return open_features(folder)
@@ -108,6 +113,7 @@ def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
         "functions": about_functions(features, options.version),
         "keys": about_keys(options.keys, options.version),
         "batch": identity(options.batch, options.version),
+        "fields": about_fields(options.stored_fields, options.version),
         "version": "none" if options.version is None else repr(options.version),
         **collated,
         "data": data,
@@ -167,7 +173,7 @@ def _write(computed: Iterator[Columns], destination: FeatureDestination, total: 
     known = {}
     if first and first[-1].values:
         must_be_names(destination.options.reduce, first[-1].values)
-        known = {"columns": about_columns(first[-1].values)}
+        known = about_content(first[-1])
     settle(destination.folder, {**destination.wanted, **known})
     options = destination.options
     shards = Shards(destination.folder, destination.rank.rank, options)

@@ -150,7 +150,7 @@ def _run(dataset: ray.data.Dataset, features: TakesFeatures, run: Run) -> int:
     """Compute and write the features of all rows; return the number of rows."""
     cluster = run.options.cluster
     done = frozenset(place for place, _ in places_of(run.folder))
-    sink = ShardSink(pickled(replace(run, options=replace(run.options, batch=None, keys=None))))
+    sink = ShardSink(pickled(replace(run, options=replace(run.options, batch=None, keys=None, labels=None, fields={}))))
     computed = dataset.map_batches(
         Worker,
         batch_size=cluster.whole_rows,

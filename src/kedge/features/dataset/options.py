@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from kedge.errors import ExtractionFailed
 from kedge.features.dataset.cluster import Cluster
 from kedge.features.dataset.ranks import SharingRank
+from kedge.features.dataset.samples.fields import LABELS, Field
 from kedge.features.reduce.reducer import Reducer
 
 OnBad = Literal["raise", "skip"]
@@ -26,6 +27,10 @@ class Options:
         keys: The samples' keys: a sequence with one for each sample of the data set, or a function from a batch of the
             loader to one for each of its samples. By default the sample's index. For a `ray.data.Dataset` the name of
             the column of keys, or a function; one of these is required there.
+        labels: What is stored as the samples' labels: the index or the name of an entry of the batch, or a function from a
+            batch to an entry for each of its samples; True for the second entry. Labels are numbers, of any type and shape,
+            or texts. An entry of a dict that is named here is not passed to the model, unless `batch` is given.
+        fields: What else is stored with the features, by name, each as for `labels`: ``{"path": 2}``.
         reduce: For each name of a value in the result the reducer, or several, to update with it; such values are not
             stored.
         keep: Names in `reduce` whose values are stored too.
@@ -46,6 +51,8 @@ class Options:
 
     batch: Callable[[Any], Any] | None = None
     keys: Sequence[Any] | Callable[[Any], Sequence[Any]] | None = None
+    labels: Field | None = None
+    fields: Mapping[str, Field] = field(default_factory=dict)
     reduce: Mapping[str, Reducer | Sequence[Reducer]] = field(default_factory=dict)
     keep: Sequence[str] = ()
     version: str | None = None
@@ -68,8 +75,25 @@ class Options:
         strange = [name for name in self.keep if name not in self.reduce]
         if strange:
             raise ExtractionFailed(f"keep={strange!r}: name only sites of reduce=; all others are kept in any case")
+        if LABELS in self.fields and self.labels not in (None, False):
+            raise ExtractionFailed(f"labels= and fields= both give the field {LABELS!r}; give one of them")
+        for name, entry in self.stored_fields.items():
+            if (
+                not (name and isinstance(name, str))
+                or not (callable(entry) or isinstance(entry, (int, str)))
+                or entry is False
+            ):
+                given = f"labels={entry!r}" if name == LABELS else f"fields={{{name!r}: {entry!r}}}"
+                raise ExtractionFailed(
+                    f"{given}: give a name to the index or the name of an entry of the batch, or to a function of the batch"
+                )
         if not (self.keys is None or callable(self.keys) or hasattr(self.keys, "__len__")):
             object.__setattr__(self, "keys", list(self.keys))  # an iterator yields keys once, and they are read twice
+
+    @property
+    def stored_fields(self) -> dict[str, Field]:
+        """What is stored beside the features, labels included."""
+        return {**({} if self.labels in (None, False) else {LABELS: self.labels}), **self.fields}
 
     @property
     def reducers(self) -> dict[str, list[Reducer]]:

@@ -34,11 +34,12 @@ from kedge.features.dataset.compute import BatchComputer, TakesFeatures
 from kedge.features.dataset.devices import usable
 from kedge.features.dataset.engine import compute
 from kedge.features.dataset.folder.files import only_writer
-from kedge.features.dataset.folder.manifest import about_columns, settle
+from kedge.features.dataset.folder.manifest import about_content, settle
 from kedge.features.dataset.folder.reading import places_of
 from kedge.features.dataset.folder.shards import Shards
 from kedge.features.dataset.options import Options
 from kedge.features.dataset.samples.batch import Columns
+from kedge.features.dataset.samples.fields import BatchFields
 from kedge.features.dataset.samples.names import SampleKeys, must_be_names, texts
 from kedge.features.dataset.samples.placed import LoadedBatch, why
 
@@ -90,7 +91,7 @@ class Worker:
         yield _sent(len(places) - len(rest), None)
         if rest:
             self._mark.write_text(f"{places[rest[0]]!r} to {places[rest[-1]]!r}", encoding="utf-8")
-            loads = _batches(_inputs(rows, self._options), places, rest, self._options)
+            loads = _batches(rows, places, rest, self._options)
             with (
                 self._work.held(),
                 closing(compute(loads, SampleKeys(None), self._work, self._options.on_bad)) as computed,
@@ -199,7 +200,7 @@ def _add(shards: Shards, run: Run, sent: bytes, written: set[str]) -> None:
         return
     if columns.values:
         must_be_names(run.options.reduce, columns.values)
-        settle(run.folder, {**run.wanted, "columns": about_columns(columns.values)})
+        settle(run.folder, {**run.wanted, **about_content(columns)})
     shards.add(columns.without(written) if written else columns)
 
 
@@ -248,8 +249,8 @@ def _places(rows: Rows, keys: Any) -> list[str]:
 
 def _inputs(rows: Rows, options: Options) -> Rows:
     """Return the columns for the model, or for the user's ``batch=``."""
-    left_out = options.keys if isinstance(options.keys, str) and options.batch is None else None
-    return {name: column for name, column in rows.items() if name != left_out}
+    named = [options.keys, *options.stored_fields.values()] if options.batch is None else []
+    return {name: column for name, column in rows.items() if name not in named}
 
 
 def _work(features: TakesFeatures, options: Options, proven: bool) -> BatchComputer:
@@ -263,12 +264,13 @@ def _work(features: TakesFeatures, options: Options, proven: bool) -> BatchCompu
 
 def _batches(rows: Rows, places: list[str], rest: list[int], options: Options) -> Iterator[LoadedBatch]:
     """Yield rows cut into batches for the model."""
-    size = options.cluster.batch_size
-    alone = next(iter(rows)) if len(rows) == 1 and options.batch is None else None
+    size, fields, inputs = options.cluster.batch_size, BatchFields(options.stored_fields), _inputs(rows, options)
+    alone = next(iter(inputs)) if len(inputs) == 1 and options.batch is None else None
     for start in range(0, len(rest), size):
         part = rest[start : start + size]
         data = _data({name: column[part] for name, column in rows.items()})
-        yield LoadedBatch([places[row] for row in part], data if alone is None else data[alone], [])
+        loaded = fields(LoadedBatch([places[row] for row in part], data, []))
+        yield loaded._replace(data=data[alone] if alone is not None else {name: data[name] for name in inputs})
 
 
 def _data(rows: Rows) -> dict[str, Any]:

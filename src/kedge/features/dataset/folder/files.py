@@ -23,14 +23,14 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from kedge.errors import BeingWritten, NotFeatures
-from kedge.features.dataset.folder.checksums import OWN, REMEDY, VALUES, StoredShard, sum_of
+from kedge.features.dataset.folder.checksums import OWN, REMEDY, VALUES, sum_of
 from kedge.features.dataset.folder.formats.format import format_name, format_of
 from kedge.features.dataset.folder.manifest import read_manifest
 from kedge.files.atomic_write import told
 from kedge.files.file_lock import claim
 from kedge.files.own_file import OwnFile, write_all
 from kedge.json_input.reading import BadJson, open_regular, parse, read_regular
-from kedge.json_input.shape import count, fields, list_of, mapping_of, nullable, positive, text, tuple_of
+from kedge.json_input.shape import MOST, count, fields, list_of, mapping_of, nullable, positive, text, tuple_of
 
 INDEX = "index-{rank}.jsonl"
 STATE = "state-{rank}.safetensors"
@@ -39,19 +39,37 @@ SHARD = "shard-{rank}-{number:05}{suffix}"
 _SHARD = re.compile(r"shard-(\d{1,9})-(\d{1,9})\.\w+", re.ASCII)
 
 
+def _texts(value: Any) -> None:
+    """Check a list of texts; faster than one by one, as a shard has a hundred thousand."""
+    if type(value) is not list or not set(map(type, value)) <= {str}:
+        list_of(text)(value)
+
+
+def _counts(value: Any) -> None:
+    """Check a list of counts, as above."""
+    if (
+        type(value) is not list
+        or not set(map(type, value)) <= {int}
+        or not 0 <= min(value, default=0) <= max(value, default=0) < MOST
+    ):
+        list_of(count)(value)
+
+
 _SHAPES = mapping_of(list_of(count))
 _LINE = fields(
     {"name": text, "rank": count, "number": count, "samples": count, "left_out": count, "shapes": _SHAPES},
     {OWN: nullable(count)},
 )
 _ABOUT = fields(
-    {"keys": list_of(text), "bad": list_of(tuple_of(text, text, text)), "shapes": _SHAPES},
+    {"keys": _texts, "bad": list_of(tuple_of(text, text, text)), "shapes": _SHAPES},
     {
-        "places": list_of(text),
+        "places": _texts,
+        "fields": _SHAPES,
+        "texts": mapping_of(_texts),
         "rank": count,
         "number": count,
         OWN: count,
-        VALUES: mapping_of(fields({"rows": positive, "sums": list_of(count)})),
+        VALUES: mapping_of(fields({"rows": positive, "sums": _counts})),
     },
 )
 
@@ -149,8 +167,8 @@ def about_shard(path: Path) -> dict[str, Any]:
     return about
 
 
-def shard_of(folder: Path, entry: ShardEntry) -> StoredShard:
-    """Return a shard with its description, which is compared with that of the index.
+def description_of(folder: Path, entry: ShardEntry) -> dict[str, Any]:
+    """Return a shard's description, which is compared with that of the index.
 
     Raises:
         NotFeatures: The shard is damaged, or not the one that the index describes.
@@ -162,7 +180,7 @@ def shard_of(folder: Path, entry: ShardEntry) -> StoredShard:
         raise NotFeatures(
             f"{path} is not the shard that {INDEX.format(rank=entry.rank)} describes: it was changed or replaced; {REMEDY}"
         )
-    return StoredShard(path, about)
+    return about
 
 
 def counted_through(folder: Path, rank: int, reduces: bool) -> float:

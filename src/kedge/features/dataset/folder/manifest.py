@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import NewerFormat, NotFeatures, OtherRun
+from kedge.errors import ExtractionFailed, NewerFormat, NotFeatures, OtherRun
 from kedge.features.dataset.folder.fingerprint import alike, has_digest, identity, listed, weights
+from kedge.features.dataset.samples.batch import Columns, FieldValues
+from kedge.features.dataset.samples.fields import Field, entry_of
 from kedge.features.dataset.samples.names import name_of, texts
 from kedge.features.reduce.reducer import Reducer
 from kedge.files.atomic_write import told
@@ -28,14 +30,28 @@ FORMAT = 1
 
 _VERSION = fields({"format": whole})
 
+#: The type of a field that holds texts.
+TEXT = "text"
+
 
 def _dtype(value: Any) -> None:
     if not isinstance(getattr(torch, value, None) if isinstance(value, str) else None, torch.dtype):
         raise Misshapen("is no type of numbers")
 
 
+def _field_type(value: Any) -> None:
+    if value != [TEXT]:
+        tuple_of(_dtype, text)(value)
+
+
 _MANIFEST = fields(
-    {}, {"columns": mapping_of(tuple_of(_dtype, text)), "reduce": mapping_of(list_of(text)), "kedge": nullable(text)}
+    {},
+    {
+        "columns": mapping_of(tuple_of(_dtype, text)),
+        "field_types": mapping_of(_field_type),
+        "reduce": mapping_of(list_of(text)),
+        "kedge": nullable(text),
+    },
 )
 
 _WHAT = {
@@ -48,6 +64,8 @@ _WHAT = {
     "batch": "batch= is {}",
     "collate": "samples are collated by {}",
     "version": "version= is {}",
+    "fields": "labels= and fields= are {}",
+    "field_types": "they hold {}",
     "reduce": "the reducers are {}",
     "columns": "the values are {}",
 }
@@ -127,6 +145,7 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
         OtherRun: The folder belongs to another run.
     """
     wanted = json.loads(json.dumps(wanted))  # as it would be read from the file
+    found = {"fields": {}, **found}  # earlier versions had none
     unlike = [name for name in _WHAT if name in found and name in wanted and not alike(found[name], wanted[name])]
     if unlike:
         differences = "; ".join(
@@ -197,6 +216,30 @@ def _reducer(reducer: Any) -> str:
     return repr(reducer) if hasattr(reducer, "settings") else type(reducer).__qualname__
 
 
+def about_fields(stored: Mapping[str, Field], version: str | None) -> dict[str, str]:
+    """Return where a batch has the fields."""
+    entries = {name: entry_of(field) for name, field in stored.items()}
+    return {
+        name: identity(entry, version) if callable(entry) else f"the entry {entry!r}" for name, entry in entries.items()
+    }
+
+
+def about_content(columns: Columns) -> dict[str, dict[str, list[Any]]]:
+    """Return what is known with the first batch: the types of the sites' values, and of the fields."""
+    both = sorted(columns.fields.keys() & columns.values.keys())
+    if both:
+        raise ExtractionFailed(
+            f"{both[0]!r} is the name of a site and of a field (labels= is the field 'labels'); rename the site"
+        )
+    return {"columns": about_columns(columns.values), "field_types": types_of(columns.fields)}
+
+
+def types_of(fields: Mapping[str, FieldValues]) -> dict[str, list[Any]]:
+    """Return the description of fields: as for sites, or that they hold texts."""
+    numbers = about_columns({name: value for name, value in fields.items() if isinstance(value, Tensor)})
+    return {name: numbers.get(name, [TEXT]) for name in fields}
+
+
 def about_columns(values: Mapping[str, Tensor]) -> dict[str, list[Any]]:
     """Return the description of sites: the dtype, and the number of dimensions of a sample."""
     return dict(_columns(values))
@@ -205,3 +248,8 @@ def about_columns(values: Mapping[str, Tensor]) -> dict[str, list[Any]]:
 def _columns(values: Mapping[str, Tensor]) -> Iterator[tuple[str, list[Any]]]:
     for name, value in values.items():
         yield name, [str(value.dtype).removeprefix("torch."), f"{value.ndim - 1}-dimensional"]
+
+
+def shown_type(about: Sequence[Any]) -> str:
+    """Return the type of a field, as in a sentence."""
+    return "texts" if list(about) == [TEXT] else " ".join(map(str, about))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kedge.features.dataset.folder.formats.format import Shard
-from kedge.features.dataset.samples.batch import Columns, FailedSample
+from kedge.features.dataset.samples.batch import Columns, FailedSample, bytes_of
 
 #: The largest number of samples in a shard, because readers load all its keys at once.
 MOST_ROWS = 1 << 17
@@ -28,6 +28,8 @@ class PendingShard:
         self._keys: list[str] = []
         self._bad: list[FailedSample] = []
         self._columns: dict[str, list[Tensor]] = {}
+        self._fields: dict[str, list[Tensor]] = {}
+        self._texts: dict[str, list[str]] = {}
         self._since = 0.0
         self.size = 0
 
@@ -45,9 +47,11 @@ class PendingShard:
         """Whether a shard holds no more samples."""
         return len(self._keys) >= MOST_ROWS
 
-    def takes(self, values: Mapping[str, Tensor]) -> bool:
-        """Return whether values have the dtypes and shapes of those before them."""
-        known, new = _shapes(self._columns), _shapes({name: [value] for name, value in values.items()})
+    def takes(self, columns: Columns, values: Mapping[str, Tensor]) -> bool:
+        """Return whether a batch has the dtypes and shapes of those before it."""
+        fields = {name: value for name, value in columns.fields.items() if isinstance(value, Tensor)}
+        known = {**_shapes(self._columns), **_shapes(self._fields)}
+        new = _shapes({name: [value] for name, value in {**values, **fields}.items()})
         return not (known and new) or known == new
 
     def add(self, columns: Columns, values: Mapping[str, Tensor]) -> None:
@@ -62,6 +66,12 @@ class PendingShard:
         for name, value in values.items():
             self._columns.setdefault(name, []).append(value)
             self.size += value.nbytes
+        for name, field in columns.fields.items():
+            if isinstance(field, Tensor):
+                self._fields.setdefault(name, []).append(field)
+            else:
+                self._texts.setdefault(name, []).extend(field)
+            self.size += bytes_of(field)
         self._places += columns.places
         self._keys += columns.keys
         self._bad += columns.bad
@@ -69,13 +79,18 @@ class PendingShard:
     def content(self, rank: int, number: int) -> Shard:
         """Return the content of the file."""
         about: dict[str, Any] = {"keys": self._keys, "bad": [[b.place, b.key, b.why] for b in self._bad]}
-        about |= {"rank": rank, "number": number, "shapes": self._sample_shapes()}
+        about |= {"rank": rank, "number": number, "shapes": _sample_shapes(self._columns)}
+        if self._fields:
+            about["fields"] = _sample_shapes(self._fields)
+        if self._texts:
+            about["texts"] = self._texts
         if self._places != self._keys:
             about["places"] = self._places
-        return Shard(about, self._columns)
+        return Shard(about, {**self._columns, **self._fields})
 
-    def _sample_shapes(self) -> dict[str, list[int]]:
-        return {name: list(pieces[0].shape[1:]) for name, pieces in self._columns.items()}
+
+def _sample_shapes(columns: Mapping[str, Sequence[Tensor]]) -> dict[str, list[int]]:
+    return {name: list(pieces[0].shape[1:]) for name, pieces in columns.items()}
 
 
 def _shapes(columns: Mapping[str, Sequence[Tensor]]) -> dict[str, tuple[torch.dtype, torch.Size]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from kedge.errors import NoSuchKey, NoSuchSite, NotFeatures
-from kedge.features.dataset.folder.column import FeatureColumn
 from kedge.features.dataset.folder.files import STATE, about_shard, entries, ranks_of
-from kedge.features.dataset.folder.manifest import MANIFEST, read_manifest
+from kedge.features.dataset.folder.manifest import MANIFEST, TEXT, read_manifest
+from kedge.features.dataset.folder.stored.column import Column, FeatureColumn, StoredTexts
+from kedge.features.dataset.folder.stored.samples import StoredSamples
 from kedge.features.dataset.folder.stored_reducers import read_state
-from kedge.features.dataset.folder.stored_samples import StoredSamples
+from kedge.features.dataset.samples.fields import LABELS
 from kedge.features.reduce.load_state import restore
 from kedge.features.reduce.reducer import Reducer
 from kedge.files.given_path import given_path
@@ -46,29 +47,37 @@ def open_features(folder: str | os.PathLike[str]) -> FeatureSet:
 class FeatureSet(Mapping[str, FeatureColumn]):
     """The features of a data set: for each site a column with a row for each sample.
 
-    Samples are in the data set's order, regardless of the order and the number of processes that computed them.
+    Samples are in the data set's order, regardless of the order and the number of processes that computed them. Shards
+    that were read stay open until `close`, or until nothing refers to the features any more.
 
     Attributes:
         path: The folder.
         manifest: The description of the run that wrote it.
+        fields: What was stored with the features, by name: for each field a column, of numbers or of texts.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self.path, self.manifest = path, manifest
         self._entries = entries(path)
-        self._samples = StoredSamples(path, self._entries)
-        unknown = {name for entry in self._entries for name in entry.shapes} - self.manifest.get("columns", {}).keys()
+        types = manifest.get("field_types", {})
+        self._samples = StoredSamples(path, self._entries, types)
+        self.fields: Mapping[str, Column] = StoredFields(path, types, self._samples)
+        kept = {name for entry in self._entries for name in entry.shapes}
+        unknown = kept - self.manifest.get("columns", {}).keys()
         if unknown:
             raise NotFeatures(
                 f"{path / MANIFEST} does not describe {min(unknown)!r}, which the shards have: it has changed; extract the "
                 "features again into another folder"
             )
+        self._sites = [name for name in self.manifest.get("columns", {}) if name in kept]
 
     def __getitem__(self, site: str) -> FeatureColumn:
-        columns = self.manifest.get("columns", {})
         if site not in self._sites:
             raise NoSuchSite(f"{self.path} has no site {site!r}; it has {', '.join(map(repr, self._sites)) or 'none'}")
-        return FeatureColumn(site, getattr(torch, columns[site][0]), self._samples.rows)
+        return FeatureColumn(site, getattr(torch, self.manifest["columns"][site][0]), self._samples.rows)
+
+    def __contains__(self, site: object) -> bool:
+        return site in self._sites
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sites)
@@ -76,10 +85,14 @@ class FeatureSet(Mapping[str, FeatureColumn]):
     def __len__(self) -> int:
         return len(self._sites)
 
-    @cached_property
-    def _sites(self) -> list[str]:
-        kept = {name for entry in self._entries for name in entry.shapes}
-        return [name for name in self.manifest.get("columns", {}) if name in kept]
+    @property
+    def labels(self) -> Column:
+        """The samples' labels.
+
+        Raises:
+            NoSuchSite: The features were extracted without `labels`.
+        """
+        return self.fields[LABELS]
 
     @property
     def samples(self) -> tuple[str, ...]:
@@ -101,10 +114,10 @@ class FeatureSet(Mapping[str, FeatureColumn]):
         Raises:
             NoSuchKey: The folder has no features of this sample.
         """
-        number = self._samples.numbers.get(str(key))
+        number = self._samples.number(str(key))
         if number is None:
             found = self.bad.get(str(key))
-            reason = f"it was left out: {found}" if found else f"there are {len(self.samples):,} others"
+            reason = f"it was left out: {found}" if found else f"there are {len(self._samples):,} others"
             raise NoSuchKey(f"{self.path} has no features of a sample {str(key)!r}; {reason}")
         return number
 
@@ -116,8 +129,7 @@ class FeatureSet(Mapping[str, FeatureColumn]):
     def shards(self) -> Iterator[tuple[list[str], dict[str, Tensor]]]:
         """Yield the keys and each site's values of every shard, in the order of writing."""
         for shard in self._samples.shards:
-            keys = shard.about["keys"]
-            yield keys, {name: shard.read(name, slice(0, len(keys))) for name in shard.about["shapes"]}
+            yield list(shard.keys), {name: shard.values(name, self[name].dtype) for name in shard.sites}
 
     def written_by(self, rank: int) -> int:
         """Return the number of samples that this rank has written, in this run and earlier ones."""
@@ -135,13 +147,58 @@ class FeatureSet(Mapping[str, FeatureColumn]):
                         mine.merge(other)
         return merged
 
+    def close(self) -> None:
+        """Close the open shards, such as before the folder is removed; reading opens them again."""
+        self._samples.close()
+
     def __repr__(self) -> str:
-        lines = [f"{self.path}: {len(self.samples):,} samples"]
-        for name, column in self.items():
-            shapes = " or ".join(str(list(shape)) for shape in sorted(column.shapes)[:3])
-            lines.append(f"  {name}  {str(column.dtype).removeprefix('torch.')} {shapes}")
+        lines = [f"{self.path}: {len(self._samples):,} samples"]
+        lines += [f"  {name}  {_shown(column)}" for name, column in self.items()]
+        lines += [f"  {name}  {_shown(column)} (field)" for name, column in self.fields.items()]
         lines += [f"  {name}  {', '.join(map(repr, some))}" for name, some in self.reduced.items()]
         return "\n".join(lines + ([f"  left out: {counted(len(self.bad), 'sample')}"] if self.bad else []))
+
+
+class StoredFields(Mapping[str, Column]):
+    """What was stored with the features, by name.
+
+    Args:
+        path: The folder.
+        types: The type of each field.
+        samples: The samples.
+    """
+
+    def __init__(self, path: Path, types: Mapping[str, Sequence[str]], samples: StoredSamples) -> None:
+        self._path, self._types, self._samples = path, types, samples
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._types:
+            option = "labels= (--labels)" if name == LABELS else "fields= (--fields)"
+            there = ", ".join(map(repr, self)) or "none"
+            raise NoSuchSite(
+                f"{self._path} has no {'labels' if name == LABELS else f'field {name!r}'}, of the fields it has {there}; extract "
+                f"the features with {option} into another folder"
+            )
+        kind, *_ = self._types[name]
+        rows = self._samples.rows
+        return StoredTexts(name, rows) if kind == TEXT else FeatureColumn(name, getattr(torch, kind), rows)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._types
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._types)
+
+    def __len__(self) -> int:
+        return len(self._types)
+
+
+def _shown(column: Column) -> str:
+    """Return the type and the shapes of a column."""
+    if isinstance(column, StoredTexts):
+        return TEXT
+    shapes = " or ".join(str(list(shape)) for shape in sorted(column.shapes)[:3])
+    return f"{str(column.dtype).removeprefix('torch.')} {shapes}"
 
 
 def places_of(folder: Path) -> Iterator[tuple[str, str]]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from kedge.errors import ExtractionFailed
 from kedge.features.dataset.folder.checksums import checked
 from kedge.features.dataset.folder.files import INDEX, SHARD, append, entry_of_about, remove, rename_whole, repair
 from kedge.features.dataset.folder.formats.format import Shard, format_of
+from kedge.features.dataset.folder.manifest import shown_type, types_of
 from kedge.features.dataset.folder.pending_shard import PendingShard
 from kedge.features.dataset.folder.stored_reducers import StoredReducers
 from kedge.features.dataset.options import Options
@@ -37,6 +39,7 @@ class Shards:
         self._reducers = StoredReducers(folder, rank, options.reducers)
         self._pending = PendingShard()
         self._names: list[str] = []
+        self._field_types: dict[str, list[Any]] = {}
         self._written = 0
 
     def add(self, columns: Columns) -> None:
@@ -48,8 +51,9 @@ class Shards:
         """
         columns.wait()
         self._must_be_named_as_before(columns)
+        self._must_hold_fields_as_before(columns)
         stored = {name: value for name, value in columns.values.items() if self._is_stored(name)}
-        if not self._pending.takes(stored):
+        if not self._pending.takes(columns, stored):
             self.write()
         self._reducers.update(columns)
         self._pending.add(columns, stored)
@@ -66,6 +70,17 @@ class Shards:
                 'such as "encoder#0"'
             )
         self._names = names if columns.keys else self._names
+
+    def _must_hold_fields_as_before(self, columns: Columns) -> None:
+        found = types_of(columns.fields)
+        for name, known in self._field_types.items():
+            if columns.keys and found.get(name) != known:
+                self.write()
+                raise ExtractionFailed(
+                    f"the field {name!r} holds {shown_type(found[name])} from sample {columns.keys[0]!r} on, and "
+                    f"{shown_type(known)} before; return one type from all batches"
+                )
+        self._field_types = found if columns.keys else self._field_types
 
     def _is_stored(self, name: str) -> bool:
         return name not in self._reducers or name in self._options.keep

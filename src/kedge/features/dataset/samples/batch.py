@@ -8,11 +8,14 @@ without `keys=` it is the place. Both are text.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from typing import Any, NamedTuple, Self
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
 from torch import Tensor
+
+FieldValues: TypeAlias = Tensor | list[str]
+"""A field of some samples: numbers, samples first, or texts."""
 
 
 class FailedSample(NamedTuple):
@@ -41,12 +44,23 @@ class SampleBatch(NamedTuple):
         keys: The samples' keys.
         data: The loader's batch; None without samples.
         bad: Samples that could not be loaded.
+        fields: What is stored beside their features, by name.
     """
 
     places: list[str]
     keys: list[str]
     data: Any
     bad: list[FailedSample]
+    fields: Mapping[str, FieldValues] = {}
+
+    def only(self, rows: Sequence[int], data: Any) -> Self:
+        """Return some of the samples, with their part of the data."""
+        return self._replace(
+            places=[self.places[row] for row in rows],
+            keys=[self.keys[row] for row in rows],
+            data=data,
+            fields=chosen(self.fields, rows),
+        )
 
 
 class Columns(NamedTuple):
@@ -58,6 +72,7 @@ class Columns(NamedTuple):
         values: For each site ``[samples, ...]``; may be empty without samples.
         bad: Samples without features.
         copied: Events at the ends of copies from devices.
+        fields: What is stored beside the features, by name.
     """
 
     places: list[str]
@@ -65,11 +80,12 @@ class Columns(NamedTuple):
     values: Mapping[str, Tensor]
     bad: list[FailedSample]
     copied: tuple[torch.Event, ...] = ()
+    fields: Mapping[str, FieldValues] = {}
 
     @property
     def size(self) -> int:
-        """The size of the values in bytes."""
-        return sum(value.nbytes for value in self.values.values())
+        """The size of the values and fields in bytes."""
+        return sum(map(bytes_of, self.values.values())) + sum(map(bytes_of, self.fields.values()))
 
     def wait(self) -> None:
         """Wait until the values are complete."""
@@ -84,7 +100,21 @@ class Columns(NamedTuple):
             keys=[self.keys[row] for row in rest],
             values={name: value[rest] for name, value in self.values.items()} if rest else {},
             bad=[one for one in self.bad if one.place not in places],
+            fields=chosen(self.fields, rest) if rest else {},
         )
+
+
+def chosen(fields: Mapping[str, FieldValues], rows: Sequence[int]) -> dict[str, FieldValues]:
+    """Return the fields of some samples."""
+    return {
+        name: value[list(rows)] if isinstance(value, Tensor) else [value[row] for row in rows]
+        for name, value in fields.items()
+    }
+
+
+def bytes_of(values: FieldValues) -> int:
+    """Return the bytes that values take."""
+    return values.nbytes if isinstance(values, Tensor) else sum(map(len, values))
 
 
 class VisitedPlaces:

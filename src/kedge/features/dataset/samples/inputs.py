@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,15 @@ import torch
 from torch import Tensor
 
 
-def called_with(data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a batch as arguments: a dict holds keyword arguments, and the first entry of a tuple or list counts."""
+def called_with(data: Any, left_out: Container[str] = ()) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return a batch as arguments: a dict holds keyword arguments, and the first entry of a tuple or list counts.
+
+    Args:
+        data: The batch.
+        left_out: The entries of a dict that are no arguments.
+    """
     if isinstance(data, Mapping):
-        return (), dict(data)
+        return (), {name: value for name, value in data.items() if name not in left_out}
     if isinstance(data, (tuple, list)) and len(data):
         return called_with(data[0])
     return (data,), {}
@@ -53,18 +58,21 @@ def narrowed(data: Any, rows: Sequence[int], size: int) -> Any:
     """Return some samples of a batch: rows of entries with one row per sample, and all other entries unchanged."""
     if isinstance(data, (Tensor, np.ndarray)):
         return data[list(rows)] if data.ndim and len(data) == size else data
-    if (
-        isinstance(data, list)
-        and len(data) == size
-        and not any(isinstance(value, (Tensor, np.ndarray)) for value in data)
-    ):
-        return [data[row] for row in rows]
+    if isinstance(data, (list, tuple)) and len(data) == size and _is_of_samples(data):
+        return type(data)(data[row] for row in rows)
     if isinstance(data, Mapping):
         return {key: narrowed(value, rows, size) for key, value in data.items()}
     if isinstance(data, (tuple, list)):
         parts = [narrowed(value, rows, size) for value in data]
         return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
     return data
+
+
+def _is_of_samples(data: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether as many entries as there are samples are one for each; PyTorch collates texts to a tuple."""
+    if isinstance(data, tuple):
+        return all(isinstance(value, str) for value in data) and not hasattr(data, "_fields")
+    return not any(isinstance(value, (Tensor, np.ndarray)) for value in data)
 
 
 def size_of(data: Any) -> int | None:

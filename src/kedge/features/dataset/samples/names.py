@@ -52,7 +52,7 @@ class SampleKeys:
     def __call__(self, loaded: LoadedBatch) -> SampleBatch:
         """Return the samples of a batch with their keys."""
         if self._of_batch is None and self._all is None:
-            return SampleBatch(loaded.places, loaded.places, loaded.data, loaded.bad)
+            return SampleBatch(loaded.places, loaded.places, loaded.data, loaded.bad, loaded.fields)
         failed = [one._replace(key=self._of_place(one.place)) for one in loaded.bad]
         keys = [self._of_place(place) for place in loaded.places]
         if self._of_batch is not None and keys:
@@ -60,7 +60,7 @@ class SampleKeys:
             if len(keys) != len(loaded.places):
                 raise ExtractionFailed(f"keys= returned {len(keys)} keys for a batch of {len(loaded.places)} samples")
             self._assign(loaded.places, keys)
-        return SampleBatch(loaded.places, keys, loaded.data, failed)
+        return SampleBatch(loaded.places, keys, loaded.data, failed, loaded.fields)
 
     def _of_place(self, place: str) -> str:
         if self._all is None:

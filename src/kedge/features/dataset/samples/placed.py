@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from kedge.features.dataset.ranks import SharingRank
-from kedge.features.dataset.samples.batch import FailedSample, VisitedPlaces
+from kedge.features.dataset.samples.batch import FailedSample, FieldValues, VisitedPlaces
 
 
 class Sample(NamedTuple):
@@ -38,11 +38,12 @@ class FetchedSamples(NamedTuple):
 
 
 class LoadedBatch(NamedTuple):
-    """A batch from a loader: the collated samples, and those that failed."""
+    """A batch from a loader: the collated samples, those that failed, and what is stored beside the features."""
 
     places: list[str]
     data: Any
     bad: list[FailedSample]
+    fields: Mapping[str, FieldValues] = {}
 
 
 def bad(place: str, error: Exception) -> FailedSample:

@@ -1,17 +1,17 @@
-"""Shards as Parquet files: a row for each sample, its key, and a column of fixed-size lists for each site."""
+"""Shards as Parquet files: a row for each sample, its key and texts, and a column of fixed-size lists for each site."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from torch import Tensor
 
-from kedge.features.dataset.folder.formats.format import Shard, as_written, numpy_pieces
+from kedge.features.dataset.folder.formats.format import Shard, ValuesInMemory, as_raw, as_written, numpy_pieces
 from kedge.json_input.reading import parse
 
 KEY = "key"
@@ -24,15 +24,18 @@ class Parquet:
 
     suffix = ".parquet"
     widens = True
+    most_open = 2  # their columns are in memory
 
     def write(self, path: Path, shard: Shard) -> None:
         """Write a shard as one table."""
-        arrays, sites = {KEY: pa.array(shard.about["keys"], pa.string())}, {}
+        texts = shard.about.get("texts", {})
+        if KEY in {**texts, **shard.columns}:
+            raise ValueError(
+                f"a site or field cannot be called {KEY!r} in Parquet, as this column holds the samples' keys; rename it"
+            )
+        arrays = {name: pa.array(some, pa.string()) for name, some in {KEY: shard.about["keys"], **texts}.items()}
+        sites = {}
         for name, pieces in shard.columns.items():
-            if name == KEY:
-                raise ValueError(
-                    f"a site cannot be called {KEY!r} in Parquet, as this column holds the samples' keys; rename it"
-                )
             if pieces[0].is_complex():
                 raise ValueError(
                     f"{name} is of {pieces[0].dtype}, which Parquet cannot hold; cast it in the site's transform"
@@ -49,10 +52,26 @@ class Parquet:
         about: dict[str, Any] = parse((pq.read_schema(path).metadata or {})[ABOUT], exact=True)
         return about
 
-    def read(self, path: Path, site: str, rows: slice) -> Tensor:
-        """Return consecutive rows of a site; reads its whole column."""
-        shape, dtype = self.about(path)["sites"][site]
-        column = pq.read_table(path, columns=[site]).column(0).combine_chunks()[rows]
+    def open(self, path: Path, sites: Mapping[str, Any]) -> OpenColumns:
+        """Open a shard."""
+        return OpenColumns(path, sites)
+
+
+class OpenColumns:
+    """An open file, whose columns are read as a whole and stay in memory.
+
+    Args:
+        path: The file.
+        sites: For each site the shape of a sample and the dtype.
+    """
+
+    def __init__(self, path: Path, sites: Mapping[str, Any]) -> None:
+        self._path, self._sites = path, sites
+
+    def values(self, site: str) -> ValuesInMemory:
+        """Return the values of a site."""
+        shape, dtype = self._sites[site]
+        column = pq.read_table(self._path, columns=[site]).column(0).combine_chunks()
         width = int(np.prod(shape))
         values = column.flatten() if shape else column
         array = (
@@ -60,7 +79,8 @@ class Parquet:
             if width
             else np.empty((len(column), *shape))
         )
-        return as_written(np.array(array), dtype)
+        written = as_written(np.array(array), dtype)
+        return ValuesInMemory(written.dtype, as_raw(written))
 
 
 def _flat(values: Any) -> Any:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from kedge.features.dataset.folder.formats.format import Shard
+from kedge.features.dataset.folder.formats.format import Shard, ValuesInMemory, raw_type
 from kedge.files.own_file import FRESH, OwnFile, write_all
-from kedge.json_input.reading import parse
+from kedge.json_input.reading import MOST_BYTES, open_regular, parse
+from kedge.json_input.shape import count, fields, list_of, mapping, mapping_of, text
 
+_SITE = fields({"dtype": text, "shape": list_of(count), "data_offsets": list_of(count, 2)})
+_METADATA = fields({"__metadata__": fields({"kedge": text})})
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -34,6 +38,7 @@ _NAMES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_TYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
 class Safetensors:
@@ -41,6 +46,7 @@ class Safetensors:
 
     suffix = ".safetensors"
     widens = False
+    most_open = 1024  # mapped files; a process may have 65,000
 
     def write(self, path: Path, shard: Shard) -> None:
         """Write a shard's header and values."""
@@ -49,23 +55,66 @@ class Safetensors:
 
     def about(self, path: Path) -> dict[str, Any]:
         """Return a shard's description."""
-        try:
-            with safe_open(path, "pt") as file:
-                about: dict[str, Any] = parse(
-                    (file.metadata() or {})["kedge"].encode("utf-8", "surrogatepass"), exact=True
-                )
-        except (SafetensorError, KeyError) as error:
-            raise ValueError(str(error)) from error
-        return about
+        header, start = _read_header(path)
+        _METADATA(header)
+        written: str = header.pop("__metadata__")["kedge"]
+        mapping_of(_SITE)(header)
+        about: dict[str, Any] = parse(written.encode("utf-8", "surrogatepass"), exact=True)
+        sites = {
+            name: [one["dtype"], one["shape"], [start + at for at in one["data_offsets"]]]
+            for name, one in header.items()
+        }
+        return {**about, "sites": sites}
 
-    def read(self, path: Path, site: str, rows: slice) -> Tensor:
-        """Return consecutive rows of a site; reads only these."""
-        try:
-            with safe_open(path, "pt") as file:
-                found: Tensor = file.get_slice(site)[rows]
-        except SafetensorError as error:
-            raise ValueError(str(error)) from error
-        return found
+    def open(self, path: Path, sites: Mapping[str, Any]) -> MappedShard:
+        """Open a shard."""
+        return MappedShard(path, sites)
+
+
+class MappedShard:
+    """A file that is mapped into memory, without a file descriptor.
+
+    Args:
+        path: The file.
+        sites: For each site the name of its type, its shape, and where in the file its values are.
+    """
+
+    def __init__(self, path: Path, sites: Mapping[str, Any]) -> None:
+        self._sites = sites
+        mapped = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
+        self._bytes = torch.empty(0, dtype=torch.uint8).set_(mapped).numpy()  # type: ignore[arg-type]
+
+    def values(self, site: str) -> ValuesInMemory:
+        """Return the values of a site.
+
+        Raises:
+            ValueError: They are not as described, or the file is too short.
+        """
+        kind, shape, (first, last) = self._sites[site]
+        dtype = _TYPES.get(kind)
+        if dtype is None or last - first != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"its header describes {site!r} as {kind} of the shape {shape} in {last - first:,} bytes")
+        if last > len(self._bytes):
+            raise ValueError(f"{site!r} ends at byte {last:,} of {len(self._bytes):,}: the file was cut off")
+        return ValuesInMemory(dtype, self._bytes[first:last].view(raw_type(dtype)).reshape(shape))
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return a file's header, and the place where the values begin.
+
+    Raises:
+        ValueError: The file has no header.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, MOST_BYTES):
+            raise ValueError(
+                f"its header has {length:,} bytes in a file of {size:,}: it was cut off, or is another file"
+            )
+        header: dict[str, Any] = parse(file.read(length), exact=True)
+    mapping(header)
+    return header, 8 + length
 
 
 def write_pieces(
@@ -83,10 +132,10 @@ def write_pieces(
         dtype = _name_of(name, pieces[name][0].dtype)
         head[name] = {"dtype": dtype, "shape": list(shapes[name]), "data_offsets": [at, end]}
         at = end
-    text = json.dumps(head).encode()
-    text += b" " * (-len(text) % 8)
+    header = json.dumps(head).encode()
+    header += b" " * (-len(header) % 8)
     with OwnFile(path, FRESH) as file:
-        write_all(file, struct.pack("<Q", len(text)) + text)
+        write_all(file, struct.pack("<Q", len(header)) + header)
         for piece in (piece for name in names for piece in pieces[name] if piece.numel()):
             write_all(file, piece.contiguous().flatten().view(torch.uint8).numpy().data)
 

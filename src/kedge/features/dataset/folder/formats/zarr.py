@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import zarr
-from torch import Tensor
+from numpy.typing import NDArray
 
-from kedge.features.dataset.folder.formats.format import Shard, as_written, numpy_pieces
+from kedge.features.dataset.folder.formats.format import Shard, as_raw, as_written, numpy_pieces
 
 #: The approximate size of a chunk in bytes.
 CHUNK = 4 << 20
@@ -25,6 +27,7 @@ class Zarr:
 
     suffix = ".zarr"
     widens = True
+    most_open = 64
 
     def write(self, path: Path, shard: Shard) -> None:
         """Write a shard as a group, piece by piece."""
@@ -45,22 +48,53 @@ class Zarr:
         about: dict[str, Any] = _opened(path).attrs["kedge"]  # type: ignore[assignment]
         return about
 
-    def read(self, path: Path, site: str, rows: slice) -> Tensor:
-        """Return consecutive rows of a site; reads only the chunks that contain them.
+    def open(self, path: Path, sites: Mapping[str, Any]) -> OpenGroup:
+        """Open a shard."""
+        return OpenGroup(_opened(path), sites)
+
+
+class OpenGroup:
+    """An open shard.
+
+    Args:
+        group: The group.
+        sites: For each site the name of its array and the dtype.
+    """
+
+    def __init__(self, group: zarr.Group, sites: Mapping[str, Any]) -> None:
+        self._group, self._sites = group, sites
+
+    def values(self, site: str) -> OpenArray:
+        """Return the values of a site.
 
         Raises:
             ValueError: The array's description is not as written. With another one zarr might make any number of chunks.
         """
-        about = self.about(path)
-        name, dtype = about["sites"][site]
-        array: Any = _opened(path)[name]
-        if array.shape[0] != len(about["keys"]) or array.chunks != _chunks(array.shape, array.dtype):
+        name, dtype = self._sites[site]
+        array: Any = self._group[name]
+        if array.chunks != _chunks(array.shape, array.dtype):
             raise ValueError(f"{name} has the shape {array.shape} in chunks of {array.chunks}, which is not as written")
-        if "shapes" in about and list(array.shape[1:]) != about["shapes"].get(site, []):
-            raise ValueError(
-                f"{name} has samples of the shape {list(array.shape[1:])}, not {about['shapes'].get(site)}"
-            )
-        return as_written(np.asarray(array[rows]), dtype)
+        return OpenArray(array, dtype)
+
+
+class OpenArray:
+    """The values of a site, which are read in chunks.
+
+    Args:
+        array: The array.
+        dtype: The name of the values' own type.
+    """
+
+    memory = None
+
+    def __init__(self, array: Any, dtype: str) -> None:
+        self._array, self._written = array, dtype
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.shape: tuple[int, ...] = array.shape
+
+    def rows(self, first: int, last: int) -> NDArray[Any]:
+        """Return consecutive rows; reads only the chunks that contain them."""
+        return as_raw(as_written(np.asarray(self._array[first:last]), self._written))
 
 
 def _chunks(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:

@@ -391,7 +391,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _own_lines(frames: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of Kedge, PyTorch, Python's library and IPython; all of it if nothing would remain."""
+    """Return a traceback with the user's own frames; all of it if it has none."""
     kept = []
     here = frames
     while here is not None:

@@ -19,7 +19,7 @@ from torch import nn
 import kedge
 
 SOURCE = f"{Path(kedge.__file__).parent}/"
-LEFT_OUT = f"{SOURCE}arguments.py"  # stands around a public function, and only explains calls that do not fit
+LEFT_OUT = f"{SOURCE}calls/arguments.py"  # stands around a public function, and only explains calls that do not fit
 BLOCK = re.compile(r"(<!-- measured: (.+?) -->\n\n```text\n).*?(```\n)", re.DOTALL)
 
 

@@ -46,4 +46,4 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'kedge' has no attribute {name!r}")
     others = {"kedge.recipes": import_module("kedge.recipes").__all__}
-    raise AttributeError(import_module("kedge.arguments").unknown_name("kedge", name, __all__, others))
+    raise AttributeError(import_module("kedge.calls.arguments").unknown_name("kedge", name, __all__, others))

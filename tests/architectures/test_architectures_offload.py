@@ -92,8 +92,8 @@ def test_a_plan_changes_no_bit_of_a_training(architecture: Architecture, limit: 
         offloaded = train(architecture, model, steps=4)
 
     assert unlike(bare, offloaded) == []
-    assert plans[:2] == [None, None]
-    assert plans[2] is not None
+    assert not any(plans[:2])
+    assert plans[2]
     assert plans[2].feasible
     assert limit != "memory" or any(choice is not Choice.KEEP for choice, _ in plans[2].choices.values())
     settled(account)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.arguments import called_as, described
+from kedge.calls.arguments import called_as, described
 from kedge.errors import ConditionMet, WrongCall
 from kedge.sites.leaves import dequantized, untransformed
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from kedge.arguments import called_as, described
+from kedge.calls.arguments import called_as, described
 from kedge.errors import ActionArity, EditError, InPlaceEdit, NoSuchKind
 from kedge.flow import Act, Event
 from kedge.sites.leaves import describe, find

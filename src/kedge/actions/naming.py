@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from kedge.arguments import described
+from kedge.calls.arguments import described
 from kedge.errors import WrongCall
 from kedge.flow import Act, Event
 from kedge.sites.language import Term, op_pattern

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kedge.arguments import called_as, described
+from kedge.calls.arguments import called_as, described
 from kedge.errors import NoSuchKind, WrongCall
 from kedge.flow import Act, Event
 from kedge.sites.site import Site

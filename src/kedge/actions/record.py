@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from kedge.actions.naming import check_kept, meant, names_of
-from kedge.arguments import called_as
+from kedge.calls.arguments import called_as
 from kedge.errors import NotRecorded, Overwritten, SeveralRecorded
 from kedge.flow import Act, Event, Record
 from kedge.kept_tensor import KeptTensor

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypedDict, Unpack, o
 import torch
 from torch import nn
 
-from kedge.arguments import called_as, described, not_a_model, noted_arguments
+from kedge.calls.arguments import called_as, described, not_a_model, noted_arguments
 from kedge.errors import ExtractError, WrongCall
 from kedge.features.capture import Transform, Wanted
 from kedge.features.collect import Collected

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
 
-from kedge.arguments import described, not_a_model
+from kedge.calls.arguments import described, not_a_model
 from kedge.errors import (
     ActionArity,
     ActionDisabled,

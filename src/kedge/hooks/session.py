@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from kedge.arguments import called_as
+from kedge.calls.arguments import called_as
 from kedge.errors import NeverFired, NeverFiredWarning, SessionEnded, warn
 from kedge.flow import Schedule
 from kedge.hooks.attach import Attachments, warn_of_unrepeated

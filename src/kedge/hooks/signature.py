@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, overload
 
-from kedge.arguments import called_as
+from kedge.calls.arguments import called_as
 from kedge.flow import Readable, Schedule
 from kedge.hooks.handle import Hooked
 

@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from kedge.arguments import called_as, described
+from kedge.calls.arguments import called_as, described
 from kedge.errors import WrongCall
 from kedge.hooks.gates.variables import UNNAMED, name_of_argument, variables_around
 from kedge.inspect.audit_graph import NodeAudit, TensorAudit, audit_node, audit_tensor

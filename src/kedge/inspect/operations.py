@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge import notebook
-from kedge.arguments import called_as, not_a_model, noted_arguments
+from kedge.calls.arguments import called_as, not_a_model, noted_arguments
 from kedge.errors import WrongCall
 from kedge.flow import Act, Event
 from kedge.frames import is_between

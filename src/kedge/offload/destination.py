@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from kedge.arguments import called_as, described
+from kedge.calls.arguments import called_as, described
 from kedge.errors import OffloadError
 from kedge.files.given_path import given_path
 

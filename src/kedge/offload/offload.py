@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from torch import nn
 
-from kedge.arguments import called_as, described
+from kedge.calls.arguments import called_as, described
 from kedge.errors import OffloadError
 from kedge.hooks.placing.stand_in import StandIn, around_of, layer_of, original, stand_in
 from kedge.offload.account import OffloadAccount

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from kedge.arguments import called_as, described, noted_arguments, noting
+from kedge.calls.arguments import called_as, described, noted_arguments, noting
 from kedge.errors import NoSuchKind, WrongCall
 from kedge.hooks.placing.module_calls import ModuleCalls
 from kedge.hooks.saved.keeper import keep

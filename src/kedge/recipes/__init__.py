@@ -11,7 +11,7 @@ Names are loaded when they are first used, so that one recipe does not wait for 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from kedge.arguments import unknown_name
+from kedge.calls.arguments import unknown_name
 
 if TYPE_CHECKING:
     from kedge.features.extract import Features, extract

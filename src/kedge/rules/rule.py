@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from kedge.arguments import called_as
+from kedge.calls.arguments import called_as
 from kedge.store.recording import Recording
 
 Severity = Literal["error", "warning", "info"]

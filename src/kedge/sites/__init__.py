@@ -4,6 +4,6 @@
 to its name in the parent as soon as anything in it is imported, so the package itself can be called.
 """
 
-from kedge.called_package import make_callable
+from kedge.calls.called_package import make_callable
 
 make_callable("kedge.sites", "kedge.sites.table")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kedge import notebook
-from kedge.arguments import called_as, described, not_a_model
+from kedge.calls.arguments import called_as, described, not_a_model
 from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
 from kedge.numbers import counted
 from kedge.sites.folding import Folding

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from kedge import notebook
-from kedge.arguments import called_as
+from kedge.calls.arguments import called_as
 from kedge.sites.folding import Folding
 from kedge.sites.select import ModelLayout, runs
 from kedge.sites.site import MODULE_KINDS, PARAM_KINDS

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kedge.arguments import called_as, described
+from kedge.calls.arguments import called_as, described
 from kedge.errors import NoSuchRank, WrongCall
 from kedge.files.given_path import given_path
 from kedge.store.exponents import decode_all, encode

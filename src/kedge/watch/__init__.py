@@ -4,6 +4,6 @@
 called.
 """
 
-from kedge.called_package import make_callable
+from kedge.calls.called_package import make_callable
 
 make_callable("kedge.watch", "kedge.watch.run.block")

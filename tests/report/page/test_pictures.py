@@ -80,7 +80,7 @@ def test_the_command_says_where_the_page_is(real: tuple[str, Path]) -> None:
     assert "--model" not in (file.parent / "other.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("words", [["--html", "--all"], ["--html", "--sites", "x"], ["-o", "x.html"], ["--no-source"]])
+@pytest.mark.parametrize("words", [["--html", "--all"], ["-o", "x.html"], ["--no-source"]])
 def test_options_that_do_not_go_together_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """What a page has no use for is not silently ignored, nor is what only a page has."""
     from kedge.cli.main import main

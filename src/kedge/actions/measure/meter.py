@@ -20,7 +20,7 @@ from kedge.actions.measure.results import KeptSteps, MeasuredValues
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable
 from kedge.actions.measure.values import MEASURED, StepValues, role_of
 from kedge.actions.naming import check_kept, each_operation
-from kedge.arguments import called_as, described
+from kedge.calls.arguments import called_as, described
 from kedge.errors import WrongCall
 from kedge.flow import Act, Event
 from kedge.native import What

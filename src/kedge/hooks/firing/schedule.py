@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kedge.arguments import called_as, described
+from kedge.calls.arguments import called_as, described
 from kedge.errors import WrongCall
 from kedge.flow import Event, Schedule
 from kedge.hooks.firing.thread_position import ThreadPosition

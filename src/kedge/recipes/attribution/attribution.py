@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.arguments import called_as, described, not_a_model, noted_arguments
+from kedge.calls.arguments import called_as, described, not_a_model, noted_arguments
 from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.hooks.handle import Hooked

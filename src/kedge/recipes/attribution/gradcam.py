@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kedge.arguments import called_as, described
+from kedge.calls.arguments import called_as, described
 from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.hooks.session import Session

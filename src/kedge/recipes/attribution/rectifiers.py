@@ -24,7 +24,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from kedge.arguments import called_as
+from kedge.calls.arguments import called_as
 from kedge.errors import NothingCut
 from kedge.flow import Event
 from kedge.hooks.session import Session

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from kedge.arguments import described
+from kedge.calls.arguments import described
 from kedge.errors import AttributionError
 from kedge.sites import leaves
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.arguments import called_as, described, noted_arguments
+from kedge.calls.arguments import called_as, described, noted_arguments
 from kedge.errors import AttributionError
 from kedge.flow import Event
 from kedge.hooks.session import session

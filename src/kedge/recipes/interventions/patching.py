@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge import notebook
-from kedge.arguments import called_as
+from kedge.calls.arguments import called_as
 from kedge.errors import InterventionError
 from kedge.flow import Event
 from kedge.hooks.session import session

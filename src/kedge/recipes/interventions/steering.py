@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.arguments import called_as
+from kedge.calls.arguments import called_as
 from kedge.errors import InterventionError
 from kedge.hooks.handle import Hooked
 from kedge.hooks.session import hook

@@ -14,7 +14,7 @@ from typing import Self
 
 from torch import distributed, nn
 
-from kedge.arguments import called_as, described
+from kedge.calls.arguments import called_as, described
 from kedge.errors import WatchingFailed, WrongCall
 from kedge.files.given_path import given_path
 from kedge.hooks.attach import refresh

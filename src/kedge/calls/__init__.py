@@ -1,0 +1,1 @@
+"""Calls of Kedge's functions: what does not fit is explained, and packages can be called."""

@@ -34,7 +34,9 @@ _NOTE = (
     "packed: all saved tensors, each as often as it was saved. held: each storage once, for the module that saved it first. "
     "rebuild to checkpoint: what each would free. A module's figures include those of its submodules."
 )
-_NOTE_FOLDED = " h.0-47: the sum over all of these blocks, which hold the same bytes; one that holds more or less has its own line."
+_NOTE_FOLDED = (
+    " h.0-47: the sum over all of these blocks, which hold the same bytes; one that holds more or less stands alone."
+)
 _NOTE_OPERATIONS = (
     "packed: all saved tensors, each as often as it was saved. held: each storage once, for the operation that saved it first. "
     "rebuild to int8: what each would free."

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import kedge
+from kedge.errors import OffloadError
 from kedge.features.dataset import open_features
 from kedge.files.given_path import given_path
 
@@ -46,3 +47,11 @@ def test_every_public_path_may_begin_with_the_home_folder(home: Path) -> None:
     kedge.saved(model)(x).flame().save("~/memory.html")
     assert sorted(p.name for p in home.iterdir()) == ["features", "memory.html", "run.kedge", "saved"]
     assert list(Path().iterdir()) == []
+
+
+def test_a_folder_that_is_missing_is_named_as_it_was_understood(home: Path) -> None:
+    """One given without a home folder is named once."""
+    with pytest.raises(OffloadError, match=f"Disk\\('~/none'\\), which is {home / 'none'}: there is no such folder"):
+        kedge.Disk("~/none")
+    with pytest.raises(OffloadError, match=r"Disk\('\./none/'\): there is no such folder"):
+        kedge.Disk("./none/")

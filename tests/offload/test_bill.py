@@ -230,6 +230,32 @@ def test_gradients_are_on_during_the_look_only() -> None:
             assert not torch.is_grad_enabled()
 
 
+def test_a_report_of_a_program_without_gradients_says_that_it_saves_nothing() -> None:
+    """A user who only infers does not hold these tensors; with gradients on there is no such remark."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(2, 4)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            bill = saved(model)(x)
+        assert bill.gradients_were_off
+        assert "Gradients are off where kedge.saved was called" in str(bill)
+        assert "Gradients are off" in bill._repr_html_()
+    bill = saved(model)(x)
+    assert "Gradients are off" not in str(bill)
+
+
+def test_an_argument_made_in_inference_mode_is_an_error_with_a_note() -> None:
+    """PyTorch's own message proposes ``no_grad``, which would not help here; other errors get no such note."""
+    model = nn.Linear(4, 4)
+    with torch.inference_mode():
+        x = torch.ones(2, 4)
+        with pytest.raises(RuntimeError, match="Inference tensors cannot be saved") as caught:
+            saved(model)(x)
+    assert any("make the arguments outside of torch.inference_mode()" in note for note in caught.value.__notes__)
+    with pytest.raises(RuntimeError) as caught:
+        saved(nn.Linear(5, 4))(torch.ones(2, 4))
+    assert not any("inference" in note for note in getattr(caught.value, "__notes__", ()))
+
+
 def test_an_error_of_the_model_is_its_own_and_leaves_no_mark() -> None:
     """What the forward raises comes through, and no hook and no state is left."""
     model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(5, 4))

@@ -156,6 +156,13 @@ def test_what_saves_nothing_says_so() -> None:
         assert "autograd saved nothing" in bill._repr_html_()
 
 
+def test_a_function_that_switches_gradients_off_saves_nothing_and_the_report_names_that() -> None:
+    """As a decorated ``predict`` does."""
+    w = torch.ones(3, requires_grad=True)
+
+    assert "or they ran under torch.no_grad" in str(kedge.saved(torch.no_grad()(lambda: w.exp())))
+
+
 def test_gradients_are_on_for_the_call_as_for_a_model() -> None:
     """Under ``no_grad`` and in inference mode."""
     w = torch.ones(3, requires_grad=True)

@@ -14,6 +14,7 @@ from kedge.notebook import Printed
 
 _MB = 1e6
 _MOST = 24
+_NO_STEP = "no step: autograd saved nothing, as under torch.no_grad"
 """The number of modules that are printed."""
 _COUNTS = ("small", "again", "unique", "stored", "freed", "failed")
 _GROUPS = ("kept", "rebuilt", "moved")
@@ -319,7 +320,7 @@ class OffloadAccount(Printed):
     def _remarks(self, steps: int) -> Iterator[str]:
         total, mb = self.total, _MB * steps
         restored = total.restored
-        counted = f"{steps} step{'s' * (steps > 1)}" if self.rows else "no step, because autograd saved nothing"
+        counted = f"{steps} step{'s' * (steps > 1)}" if self.rows else _NO_STEP
         yield f"{counted}; {_list('kept', total.kept | {'small': total.small}, mb)}"
         if total.rebuilt:
             yield f"{_list('rebuilt', total.rebuilt, mb)}; {total.extra / mb:.1f} MB kept for that"

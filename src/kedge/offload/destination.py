@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from kedge.calls.arguments import called_as, described
@@ -78,9 +79,11 @@ class Disk:
             return
         if not isinstance(self.path, (str, os.PathLike)):
             raise OffloadError(f"Disk({described(self.path)}): path must be a folder, or None")
-        if not given_path(self.path).is_dir():
+        folder = given_path(self.path)
+        if not folder.is_dir():
+            meant = "" if folder == Path(self.path) else f", which is {folder}"
             raise OffloadError(
-                f"Disk({os.fspath(self.path)!r}): there is no such folder; create it first, or leave path out"
+                f"Disk({os.fspath(self.path)!r}){meant}: there is no such folder; create it first, or leave path out"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, overload
 
 import numpy as np
@@ -32,6 +32,10 @@ from kedge.torch_internals.module_tables import own_buffers, put_back
 Loss = Callable[[Any], Any]
 _LOSS = (
     "[kedge] loss is called with the output alone; give the rest with it: loss=lambda output: loss_fn(output, labels)"
+)
+_INFERENCE = (
+    "[kedge] kedge.saved makes its call with gradients on, and an argument was made in inference mode; "
+    "make the arguments outside of torch.inference_mode()"
 )
 
 
@@ -124,7 +128,9 @@ class BillOfCall:
             found = values_of(target)
             found.tensors += given
         billing = _Billing(target if found is None else found.modules, self._least, found)
-        with noted_arguments(target, args, kwargs):
+        made_in_inference = any(tensor.is_inference() for tensor in given)
+        noted = noting(RuntimeError, _INFERENCE) if made_in_inference else nullcontext()
+        with noted_arguments(target, args, kwargs), noted:
             return billing.bill(lambda: target(*args, **kwargs), self._loss, backward=self._backward)
 
 
@@ -144,7 +150,7 @@ class _Billing:
 
     def bill(self, call: Callable[[], Any], loss: Loss | None, *, backward: bool) -> Bill:
         """Return the bill of one call."""
-        before, given = self._owned(), self._given()
+        before, given, gradients_were_off = self._owned(), self._given(), not torch.is_grad_enabled()
         with ExitStack() as stack, _as_before(self.model), torch.inference_mode(mode=False), torch.enable_grad():
             made = self._forward(call, loss, stack)
             given_to = {path: set(numbers) for path, numbers in self.spans.given.items()}
@@ -158,7 +164,9 @@ class _Billing:
             del made
         origins = Origins(parameters, buffers, given | frozenset(self.spans.entered))
         roots = ("",) if self.function is None else self.function.roots
-        return bill_of(self.keeper, given_to, origins, moment, roots)
+        bill = bill_of(self.keeper, given_to, origins, moment, roots)
+        bill.gradients_were_off = gradients_were_off
+        return bill
 
     def _forward(self, call: Callable[[], Any], loss: Loss | None, stack: ExitStack) -> list[Tensor]:
         """Call the target; returns its results. The stack ends the recording."""

@@ -35,7 +35,7 @@ _NOTE = (
     "rebuild to checkpoint: what each would free. A module's figures include those of its submodules."
 )
 _NOTE_FOLDED = (
-    " h.0-47: the sum over all of these blocks, which hold the same; one that holds something else has its own line."
+    " h.0-47: the sum over all of these blocks, which hold the same bytes; one that holds more or less stands alone."
 )
 _NOTE_OPERATIONS = (
     "packed: all saved tensors, each as often as it was saved. held: each storage once, for the operation that saved it first. "

@@ -480,7 +480,7 @@ def test_what_is_rebuilt_wrong_raises():
 def test_an_account_of_nothing_counts_no_step(net):
     """Before anything is saved there was no step; after the first tensor there is one."""
     with kedge.offload(net) as account:
-        assert "no step, because autograd saved nothing; kept: nothing" in str(account)
+        assert "no step: autograd saved nothing, as under torch.no_grad; kept: nothing" in str(account)
         with torch.no_grad():
             net(torch.randn(4, 20))
         assert "no step" in str(account)

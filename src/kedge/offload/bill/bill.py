@@ -26,8 +26,12 @@ from kedge.store.saved_account import (
 MOST_ITEMS, MOST_LINES = 20, 50
 UNKNOWN = "(unknown)"
 _NOTHING = (
-    "autograd saved nothing: none of the operations needs a tensor for its backward, or none of their "
-    "inputs requires grad"
+    "autograd saved nothing: none of the operations needs a tensor for its backward, none of their "
+    "inputs requires grad, or they ran under torch.no_grad"
+)
+_GRADIENTS_WERE_OFF = (
+    "Gradients are off where kedge.saved was called, so a call there saves none of this: these are the tensors of a call "
+    "with gradients on."
 )
 Given = Mapping[str, Iterable[int]]
 
@@ -47,6 +51,7 @@ class Bill(notebook.Printed):
     Attributes:
         items: The tensors, in the order in which they were saved.
         timeline: The bytes held after each save and, if a backward was run, after each release.
+        gradients_were_off: Whether gradients were off, and switched on for the recorded call.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class Bill(notebook.Printed):
         roots: Sequence[str] = ("",),
     ) -> None:
         self.items, self.timeline, self._roots = tuple(items), followed, roots
+        self.gradients_were_off = False
         self._given, self._sizes = given, sizes
         self._charged = _charged(self.items, sizes)
 
@@ -220,6 +226,8 @@ def bill_of(
 def _tables(bill: Bill) -> Iterator[TextTable]:
     """The tables: by module, or by operation if no module was running; none if nothing was saved."""
     totals, modules, lines = sections(bill.account())
+    if bill.gradients_were_off:
+        totals = replace(totals, note=_GRADIENTS_WERE_OFF)
     if bill.items:
         outside = all(item.path is None for item in bill.items)
         yield from (totals, operations_table(bill.by_operation()) if outside else modules, lines)

@@ -29,8 +29,8 @@ PLAIN_WIDTH = 100
 NARROWEST, WIDEST = 80, 200
 _MOST_CURVES, _CURVE_WIDTH = 6, 25
 _FOLDED = (
-    ": all modules with these numbers; 1.2..3.4 is the smallest and the largest figure among them, and the trend is their median. "
-    "A block that has a finding, or is far from the others, has a line of its own."
+    ": all modules with these numbers; 1.2..3.4 is the smallest and the largest figure among them, and the trend is their "
+    "median. A block that has a finding, or is far from the others, has a line of its own."
 )
 
 

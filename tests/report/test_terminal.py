@@ -367,7 +367,7 @@ def test_blocks_that_are_alike_share_a_line() -> None:
     ]
     assert "98 modules in 6 lines, with similar blocks in one; --all shows every module" in " ".join(drawn)
     assert "h.17, h.47 are apart from similar blocks; the furthest: h.47.mlp has out 500, the others 1.0..2.0" in drawn
-    assert "h.0-47: all of these blocks" in " ".join(drawn)
+    assert "h.0-16,18-47.attn: all modules with these numbers; 1.2..3.4 is the smallest" in " ".join(drawn)
 
 
 def test_blocks_without_an_exception_name_none() -> None:

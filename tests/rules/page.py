@@ -48,6 +48,14 @@ jump, and there is a rule for each of these. If a finding may follow from anothe
 This applies within one model, or to models that one optimizer trains, unless the effect clearly began earlier. The cause gets the
 worst severity of its effects. A NaN is an error even if it follows from another finding. Rules that you did not choose are never causes.
 
+## What the rules cannot see
+
+`✓ no findings` means that no rule found a mistake in the losses, the values and the gradients of training. It does not mean that the
+network is good: Kedge does not know what the data mean, and it does not measure validation. If labels do not belong to their inputs,
+for example, NO-LEARNING reports a short run. In a longer one the network learns the labels by heart: the loss falls slowly, and no rule
+has a finding, but the accuracy on data that it has not seen stays at chance. Then look at a few inputs and their labels, as the
+`DataLoader` returns them.
+
 ## Rules that could not judge
 
 Most rules need a number of samples, such as twenty gradients or fifty losses, or need the program to have ended. Kedge prints

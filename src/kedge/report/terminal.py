@@ -29,8 +29,8 @@ PLAIN_WIDTH = 100
 NARROWEST, WIDEST = 80, 200
 _MOST_CURVES, _CURVE_WIDTH = 6, 25
 _FOLDED = (
-    " h.0-47: all of these blocks; 1.2..3.4 is the smallest and the largest figure among them, and the trend is their median. "
-    "A block that has a finding, or is far from the others, has a line of its own."
+    ": all modules with these numbers; 1.2..3.4 is the smallest and the largest figure among them, and the trend is their "
+    "median. A block that has a finding, or is far from the others, has a line of its own."
 )
 
 
@@ -214,13 +214,13 @@ def _with_gaps(shown: Sequence[int], total: int) -> Iterator[tuple[int, int | No
 def _legend(recording: Recording, made: Sequence[ModuleLine]) -> Text:
     first, last = int(recording.steps[0]), int(recording.steps[-1])
     since = any(series.since for line in made for series in (line.out, line.gradient) if series)
-    several = any(isinstance(line, FoldedLine) for line in made)
+    folds = next((f" {line.label}{_FOLDED}" for line in made if isinstance(line, FoldedLine)), "")
     return Text(
         f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last measured one"
         f"{'; nan, inf: non-finite in a later step' if since else ''}. "
         f"trend: steps {first} to {last}, each line on its own logarithmic scale; "
         "✗ non-finite values, 0 only zeros. "
         "update: change of the parameters in one step, relative to their size. zero: share of exact zeros."
-        f"{_FOLDED if several else ''}",
+        f"{folds}",
         "dim",
     )

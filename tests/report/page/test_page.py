@@ -68,6 +68,19 @@ def test_findings_come_first_with_evidence_remedy_and_source(shown: Any) -> None
     assert not shown.locator("#panel").is_visible()
 
 
+def test_a_figure_over_the_depth_has_its_words_above_and_not_in_its_legend(
+    broken: Recording, saved: Callable[..., str], tab: Any
+) -> None:
+    """The caption says what the values are. In the legend, these words are cut off where the page is narrow."""
+    profile = {"relu1": 1.0, "relu2": 2.0, "relu3": 4.0}
+    finding = Finding("GRAD-VANISH", "warning", "relu1:out", 1, "It fades.", {"profile": profile})
+
+    figure = tab.open(saved(broken, findings=[finding])).locator(".finding").first
+
+    assert "gradient of each weight relative to its size, from relu1 to relu3" in figure.inner_text()
+    assert figure.locator(".u-label").all_inner_texts() == ["at", "value"]
+
+
 def test_a_click_on_a_cell_opens_its_site(shown: Any) -> None:
     """Whoever clicks a cell sees the series, the neighbours and the figures of that site."""
     shown.locator("#cells").click(position=cell(shown, 2, 3))
@@ -251,7 +264,7 @@ def test_the_head_tells_what_ran_and_what_it_cost(shown: Any) -> None:
         "Net, 288 parameters",
         "9, 9 measured",
         "5.0 % of the time",
-        "budget 3.0 %",
+        "budget 3.0 %, or 2 s if that is more",
     ):
         assert words in text
     for words in (

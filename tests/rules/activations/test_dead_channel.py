@@ -67,7 +67,7 @@ def test_dead_from_the_start():
     )
     assert (finding.step, finding.confidence, finding.evidence["once_alive"]) == (0, 0.95, 0)
     assert finding.evidence["first_dead"] == list(range(10))
-    assert "initialisation" in finding.remedy
+    assert "biases with zeros" in finding.remedy
 
 
 def test_channels_that_died_have_a_step():

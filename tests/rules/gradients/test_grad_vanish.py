@@ -33,14 +33,15 @@ def test_a_gradient_that_fades_with_depth_is_reported():
 
     assert (finding.severity, finding.site, finding.step) == ("warning", "l0.weight:param.grad", 0)
     assert finding.message == (
-        "In the first third of the layers of Net (l0.weight to l2.weight), the gradient relative to the weights "
-        "is 1.0e-06 times that in the last third (median of 30 measured steps, from step 0 on)."
+        "The first third of the layers of Net (l0.weight to l2.weight) hardly learns: its gradient relative to the weights "
+        "is 1.0e-06 times that of the last third (median of 30 measured steps, from step 0 on)."
     )
     assert finding.evidence["ratio_of_output_gradients"] == pytest.approx(1e-6)
     assert finding.evidence["shallow_update_ratio"] == pytest.approx(1e-9)
     assert finding.evidence["deep_update_ratio"] == pytest.approx(1e-3)
     assert list(finding.evidence["profile"]) == [f"l{i}.weight" for i in range(9)]
-    assert "residual" in finding.remedy
+    assert finding.remedy.startswith("Replace sigmoid and tanh, if there are any")
+    assert finding.remedy.endswith("or residual connections.")
 
 
 @pytest.mark.parametrize("factor", [1.0, 2.0, 0.5])

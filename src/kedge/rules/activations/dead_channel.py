@@ -54,7 +54,8 @@ class DeadChannel:
 
     Remedy:
         Lower the learning rate or warm it up (a large step that pushes the biases down kills units at once), use
-        LeakyReLU or GELU, check the initialisation, and normalise before the activation.
+        LeakyReLU or GELU, initialise the weights to fit ReLU (torch.nn.init.kaiming_normal_) and the biases with zeros,
+        and normalise before the activation.
     """
 
     warning: float = 0.5
@@ -149,8 +150,8 @@ _FELL_SILENT = (
     "LeakyReLU or GELU cannot die; normalisation before the activation keeps the units in range."
 )
 _NEVER_ALIVE = (
-    "Check the initialisation (biases above all) and the scale of the inputs, and normalise before the activation; "
-    "LeakyReLU or GELU cannot die."
+    "Initialise the weights to fit ReLU (torch.nn.init.kaiming_normal_) and the biases with zeros, check the scale of the "
+    "inputs, and normalise before the activation; LeakyReLU or GELU cannot die."
 )
 
 

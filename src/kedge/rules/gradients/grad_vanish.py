@@ -57,8 +57,9 @@ class GradVanish:
         Both ratios, the update ratios of the two thirds, the number of samples, and the profile of r over the depth.
 
     Remedy:
-        Replace sigmoid and tanh by ReLU or GELU, add residual connections or normalisation, and use the initialisation
-        that fits the activation (He for ReLU, Xavier for tanh).
+        Replace sigmoid and tanh, if there are any, by ReLU or GELU, and initialise the weights to fit the activation
+        (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh). If that is not enough, add normalisation,
+        such as BatchNorm or LayerNorm, or residual connections.
     """
 
     ratio: float = 1e-3
@@ -117,13 +118,14 @@ class GradVanish:
             severity=self.severity,
             site=(first.grad or first.param).site,
             step=step,
-            message=f"In the first third of the layers of {names_of(recording, [root])} ({first.param.path} to "
-            f"{last.param.path}), the gradient relative to the weights is {ratio:.1e} times that in the last third "
-            f"(median of {samples} measured steps, from step {step} on).",
+            message=f"The first third of the layers of {names_of(recording, [root])} ({first.param.path} to "
+            f"{last.param.path}) hardly learns: its gradient relative to the weights is {ratio:.1e} times that of the last "
+            f"third (median of {samples} measured steps, from step {step} on).",
             evidence=depth.evidence() | {"ratio": plain(ratio), "samples": samples},
             confidence=0.9 if np.isfinite(depth.updates).any() and np.isfinite(depth.arriving).any() else 0.7,
-            remedy="Replace sigmoid and tanh by ReLU or GELU, add residual connections or normalisation, and use the "
-            "initialisation that fits the activation (He for ReLU, Xavier for tanh).",
+            remedy="Replace sigmoid and tanh, if there are any, by ReLU or GELU, and initialise the weights to fit the "
+            "activation (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh). If that is not enough, add "
+            "normalisation, such as BatchNorm or LayerNorm, or residual connections.",
         )
 
 

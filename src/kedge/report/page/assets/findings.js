@@ -163,7 +163,7 @@ function drawProfile(host, title, figure) {
   fill(title, `${figure.name}, from ${cut(figure.labels[0], 24)} to ${cut(figure.labels.at(-1), 24)}`);
   chart(host, {
     x: values.map((_, at) => at),
-    series: [{ label: figure.name, values: plottable(values, log) }],
+    series: [{ label: "value", values: plottable(values, log) }],
     log,
     height: 132,
     xLabel: "at",

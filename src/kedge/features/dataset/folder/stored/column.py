@@ -149,6 +149,8 @@ def _chosen(which: Any, length: int, name: str) -> int | Numbers:
     Raises:
         IndexError: There is no such sample, or samples cannot be chosen in this way.
     """
+    if isinstance(which, (bool, np.bool_)):
+        raise _cannot(name, f"{which} is none of these; compare values, not a column: column[labels.numpy() == 3]")
     if isinstance(which, (int, np.integer)):
         if not -length <= which < length:
             raise _no_sample(name, length, which)

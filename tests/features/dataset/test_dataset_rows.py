@@ -143,6 +143,17 @@ def test_shards_stay_open_between_reads(tmp_path, counted):
     assert set(counted.values()) == {2}
 
 
+def test_a_batch_does_not_count_all_samples(tmp_path, monkeypatch):
+    """A loader's batch costs as much in a data set of millions: which shards have samples is found once."""
+    column = written(tmp_path / "out")["f"]
+    column.__getitems__([1, 2])
+    lengths, count = [], np.bincount
+    monkeypatch.setattr(np, "bincount", lambda array: lengths.append(len(array)) or count(array))
+
+    assert torch.equal(torch.stack(column.__getitems__([3, 90, 3])), values()[[3, 90, 3]])
+    assert lengths == [3]
+
+
 def test_few_shards_are_open_at_once(tmp_path, counted, monkeypatch):
     """Beyond a number of open shards the oldest is closed; all rows are still right."""
     monkeypatch.setattr(safetensors.Safetensors, "most_open", 2)

@@ -39,7 +39,7 @@ class FeatureColumn:
     @property
     def shapes(self) -> set[tuple[int, ...]]:
         """The shapes of samples; a single one unless samples differ in size."""
-        return self._where.shapes(self.name, self._where.shard)
+        return self._where.shapes(self.name)
 
     @property
     def shape(self) -> tuple[int, ...]:

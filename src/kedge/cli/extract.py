@@ -104,7 +104,7 @@ class ExtractCommand:
             nargs="?",
             const=True,
             help="store the labels too: the index or the name of an entry of each batch, or MODULE:FUNCTION of a batch "
-            "(without ENTRY: the second entry)",
+            "(without ENTRY, as at the end of the line: the second entry)",
         )
         parser.add_argument(
             "--fields",

@@ -144,12 +144,39 @@ def test_a_run_goes_on_with_its_fields_alone(tmp_path):
     out, options = tmp_path / "out", Options(labels=True)
     with pytest.raises(ExtractionFailed):
         extract_dataset(features(), list_of(Stops(), 5), out, options)
-    for other in (Options(), Options(labels=0), Options(labels=True, fields={"more": 1})):
+    for other in (Options(), Options(labels=False), Options(labels=0), Options(labels=True, fields={"more": 1})):
         with pytest.raises(OtherRun, match="labels= and fields= are labels the entry 1, here"):
             extract_dataset(features(), list_of(Whole(), 7), out, other)
     found = extract_dataset(features(), list_of(Whole(), 7), out, options)
 
     assert list(found.labels) == [f"name {number}" for number in range(50)]
+
+
+def test_labels_may_be_the_first_entry(tmp_path):
+    """An index of 0 is an entry, not the absence of labels."""
+
+    class Reversed(Images):
+        def __getitem__(self, index):
+            return super().__getitem__(index)[::-1]
+
+    options = Options(labels=0, batch=lambda batch: batch[1])
+    assert extract_dataset(features(), batches_of(Reversed()), tmp_path / "out", options).labels[:].tolist() == LABELS
+
+
+def test_fields_are_shown_and_found_by_who_looks_among_the_sites(tmp_path):
+    """The fields print as the columns that they are; a field that is taken for a site is named with the way to read it."""
+    options = Options(labels=1, fields={"again": 1})
+    found = extract_dataset(features(), batches_of(Images()), tmp_path / "out", options)
+
+    assert repr(found.fields).startswith("{'labels': Column('labels', 50 samples, int64), 'again': Column(")
+    with pytest.raises(
+        NoSuchSite, match=r"has no site 'labels'; it has '1', '4'; 'labels' is a field, which \.labels reads$"
+    ):
+        found["labels"]
+    with pytest.raises(
+        NoSuchSite, match=r"has no site 'again'; .*; 'again' is a field, which \.fields\['again'\] reads$"
+    ):
+        found["again"]
 
 
 def list_of(dataset, size):
@@ -172,7 +199,7 @@ def test_an_old_folder_does_not_get_labels(tmp_path):
     with pytest.raises(OtherRun, match="labels= and fields= are none, here labels the entry 1"):
         extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(labels=True))
     with pytest.raises(
-        NoSuchSite, match=r"has no labels, of the fields it has none; extract the features with labels= \(--labels\)"
+        NoSuchSite, match=r"has no labels; its fields: none; extract the features with labels= \(--labels\)"
     ):
         open_features(tmp_path / "out").labels
     extract_dataset(features(), batches_of(Images()), tmp_path / "new", Options(labels=True))
@@ -206,6 +233,9 @@ def test_a_classifier_and_a_loader_take_features_and_labels(tmp_path):
     [
         ({"labels": "y"}, r"labels='y': a batch has no such entry: it has 2 entries, from 0 to 1; name an entry"),
         ({"labels": 2}, r"labels=2: a batch has no such entry"),
+        ({"labels": list(range(50))}, r"labels=\[0, 1, .*\.\.\.\]: give the index or .* labels\[int\(key\)\] is"),
+        ({"labels": torch.arange(50)}, r"labels=tensor\(.*: give the index or the name of the entry"),
+        ({"fields": ["path"]}, r"fields= is a list; give a name to each entry of the batch: fields=\{'path': 2\}"),
         (
             {"labels": lambda batch: 1 / 0},
             "labels=<lambda> failed for the batch that begins with sample 0 .*ZeroDivisionError",
@@ -214,8 +244,8 @@ def test_a_classifier_and_a_loader_take_features_and_labels(tmp_path):
             {"labels": lambda batch: batch[1][:3]},
             r"labels=<lambda> gave \[3\] for a batch of 8 samples: each needs one",
         ),
-        ({"labels": lambda batch: 3}, r"gave a int for a batch of 8 samples"),
-        ({"labels": lambda batch: "12345678"}, r"gave a str for a batch of 8 samples"),
+        ({"labels": lambda batch: 3}, r"gave one int for a batch of 8 samples"),
+        ({"labels": lambda batch: "12345678"}, r"gave one str for a batch of 8 samples"),
         (
             {"fields": {"f": lambda batch: [[1]] * 7 + [[1, 2]]}},
             r"fields=\{'f': <lambda>\} gave list that are neither texts nor",

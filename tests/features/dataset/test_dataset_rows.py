@@ -91,7 +91,22 @@ def test_rows_are_chosen_as_of_a_tensor(tmp_path, form, dtype):
 
 @pytest.mark.parametrize(
     "which",
-    [100, -101, [100], [-101], np.ones(99, bool), [1.5], (3, 0), None, "3", ..., [[1, 2]], torch.ones(2, 2).long()],
+    [
+        100,
+        -101,
+        [100],
+        [-101],
+        np.ones(99, bool),
+        [1.5],
+        (3, 0),
+        None,
+        "3",
+        ...,
+        [[1, 2]],
+        torch.ones(2, 2).long(),
+        True,
+        np.False_,
+    ],
 )
 def test_rows_that_cannot_be_chosen_are_told(tmp_path, which):
     """The message names the column, and what it takes."""
@@ -101,6 +116,17 @@ def test_rows_that_cannot_be_chosen_are_told(tmp_path, which):
         IndexError, match=r"'f' has the values of 100 samples; there is no|samples of 'f' are chosen by a number"
     ):
         column[which]
+
+
+def test_a_compared_column_is_no_mask(tmp_path):
+    """Python compares a column with a number as objects, to False, which is not the number of a row; its values make a mask."""
+    found = written(tmp_path / "out", labels=True)
+
+    with pytest.raises(
+        IndexError, match=r"False is none of these; compare values, not a column: column\[labels\.numpy\(\) == 3"
+    ):
+        found["f"][found.labels == 3]
+    assert torch.equal(found["f"][found.labels.numpy() == 3], values()[3:4])
 
 
 def test_shards_stay_open_between_reads(tmp_path, counted):
@@ -115,6 +141,17 @@ def test_shards_stay_open_between_reads(tmp_path, counted):
     found.close()
     assert torch.equal(found["f"][:], values())
     assert set(counted.values()) == {2}
+
+
+def test_a_batch_does_not_count_all_samples(tmp_path, monkeypatch):
+    """A loader's batch costs as much in a data set of millions: which shards have samples is found once."""
+    column = written(tmp_path / "out")["f"]
+    column.__getitems__([1, 2])
+    lengths, count = [], np.bincount
+    monkeypatch.setattr(np, "bincount", lambda array: lengths.append(len(array)) or count(array))
+
+    assert torch.equal(torch.stack(column.__getitems__([3, 90, 3])), values()[[3, 90, 3]])
+    assert lengths == [3]
 
 
 def test_few_shards_are_open_at_once(tmp_path, counted, monkeypatch):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from kedge.errors import ExtractionFailed
 from kedge.features.dataset.cluster import Cluster
@@ -75,7 +76,11 @@ class Options:
         strange = [name for name in self.keep if name not in self.reduce]
         if strange:
             raise ExtractionFailed(f"keep={strange!r}: name only sites of reduce=; all others are kept in any case")
-        if LABELS in self.fields and self.labels not in (None, False):
+        if not isinstance(self.fields, Mapping):
+            raise ExtractionFailed(
+                f"fields= is a {type(self.fields).__name__}; give a name to each entry of the batch: fields={{'path': 2}}"
+            )
+        if LABELS in self.fields and self._has_labels:
             raise ExtractionFailed(f"labels= and fields= both give the field {LABELS!r}; give one of them")
         for name, entry in self.stored_fields.items():
             if (
@@ -83,9 +88,15 @@ class Options:
                 or not (callable(entry) or isinstance(entry, (int, str)))
                 or entry is False
             ):
-                given = f"labels={entry!r}" if name == LABELS else f"fields={{{name!r}: {entry!r}}}"
+                if name == LABELS and LABELS not in self.fields:
+                    raise ExtractionFailed(
+                        f"labels={reprlib.repr(entry)}: give the index or the name of the entry of each batch that holds its "
+                        "labels, or a function of the batch; a list of all labels need not be stored: labels[int(key)] is the "
+                        "one of a key in taken.samples"
+                    )
                 raise ExtractionFailed(
-                    f"{given}: give a name to the index or the name of an entry of the batch, or to a function of the batch"
+                    f"fields={{{name!r}: {reprlib.repr(entry)}}}: give a name to the index or the name of an entry of the batch, "
+                    "or to a function of the batch"
                 )
         if not (self.keys is None or callable(self.keys) or hasattr(self.keys, "__len__")):
             object.__setattr__(self, "keys", list(self.keys))  # an iterator yields keys once, and they are read twice
@@ -93,7 +104,11 @@ class Options:
     @property
     def stored_fields(self) -> dict[str, Field]:
         """What is stored beside the features, labels included."""
-        return {**({} if self.labels in (None, False) else {LABELS: self.labels}), **self.fields}
+        return {**({LABELS: cast("Field", self.labels)} if self._has_labels else {}), **self.fields}
+
+    @property
+    def _has_labels(self) -> bool:
+        return not (self.labels is None or self.labels is False)  # 0 is the first entry
 
     @property
     def reducers(self) -> dict[str, list[Reducer]]:

@@ -73,7 +73,11 @@ class FeatureSet(Mapping[str, FeatureColumn]):
 
     def __getitem__(self, site: str) -> FeatureColumn:
         if site not in self._sites:
-            raise NoSuchSite(f"{self.path} has no site {site!r}; it has {', '.join(map(repr, self._sites)) or 'none'}")
+            read = ".labels" if site == LABELS else f".fields[{site!r}]"
+            field = f"; {site!r} is a field, which {read} reads" if site in self.fields else ""
+            raise NoSuchSite(
+                f"{self.path} has no site {site!r}; it has {', '.join(map(repr, self._sites)) or 'none'}{field}"
+            )
         return FeatureColumn(site, getattr(torch, self.manifest["columns"][site][0]), self._samples.rows)
 
     def __contains__(self, site: object) -> bool:
@@ -176,7 +180,7 @@ class StoredFields(Mapping[str, Column]):
             option = "labels= (--labels)" if name == LABELS else "fields= (--fields)"
             there = ", ".join(map(repr, self)) or "none"
             raise NoSuchSite(
-                f"{self._path} has no {'labels' if name == LABELS else f'field {name!r}'}, of the fields it has {there}; extract "
+                f"{self._path} has no {'labels' if name == LABELS else f'field {name!r}'}; its fields: {there}; extract "
                 f"the features with {option} into another folder"
             )
         kind, *_ = self._types[name]
@@ -191,6 +195,9 @@ class StoredFields(Mapping[str, Column]):
 
     def __len__(self) -> int:
         return len(self._types)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 def _shown(column: Column) -> str:

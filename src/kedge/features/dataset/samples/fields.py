@@ -90,8 +90,14 @@ def _described(data: Any) -> str:
     if isinstance(data, Mapping):
         return f"it has {', '.join(map(repr, data))}"
     if isinstance(data, (tuple, list)):
-        return f"it has {len(data)} entries, from 0 to {len(data) - 1}" if len(data) else "it is empty"
+        return _entries(len(data))
     return f"it is a {type(data).__name__}"
+
+
+def _entries(count: int) -> str:
+    if count < 2:
+        return "its only entry is 0" if count else "it is empty"
+    return f"it has {count} entries, from 0 to {count - 1}"
 
 
 def _values(found: Any, count: int, option: str) -> FieldValues:
@@ -104,7 +110,7 @@ def _values(found: Any, count: int, option: str) -> FieldValues:
         objects = list(found)
         if len(objects) == count:
             return _of_objects(objects, option)
-    shape = f"{list(found.shape)}" if isinstance(found, (Tensor, np.ndarray)) else f"a {type(found).__name__}"
+    shape = f"{list(found.shape)}" if isinstance(found, (Tensor, np.ndarray)) else f"one {type(found).__name__}"
     size = f" of {len(found)}" if isinstance(found, (list, tuple)) else ""
     raise ExtractionFailed(f"{option} gave {shape}{size} for a batch of {count} samples: each needs one")
 

@@ -39,7 +39,7 @@ class FeatureColumn:
     @property
     def shapes(self) -> set[tuple[int, ...]]:
         """The shapes of samples; a single one unless samples differ in size."""
-        return self._where.shapes(self.name, self._where.shard)
+        return self._where.shapes(self.name)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -149,6 +149,8 @@ def _chosen(which: Any, length: int, name: str) -> int | Numbers:
     Raises:
         IndexError: There is no such sample, or samples cannot be chosen in this way.
     """
+    if isinstance(which, (bool, np.bool_)):
+        raise _cannot(name, f"{which} is none of these; compare values, not a column: column[labels.numpy() == 3]")
     if isinstance(which, (int, np.integer)):
         if not -length <= which < length:
             raise _no_sample(name, length, which)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -47,7 +48,7 @@ class RowIndex:
         Raises:
             ReadError: They have different shapes.
         """
-        shape = one_shape(site, self.shapes(site, self.shard[samples]))
+        shape = one_shape(site, self.shapes(site, samples))
         out = np.empty((len(samples), *shape), raw_type(dtype))
         step = max(1, _AT_ONCE // max(1, out[:1].nbytes))
         for start in range(0, len(samples), step):
@@ -77,10 +78,21 @@ class RowIndex:
                 found[place] = known[self.row.item(samples[place])]
         return found
 
-    def shapes(self, site: str, shards: Any) -> set[tuple[int, ...]]:
-        """Return the shapes of a site's values in some shards."""
-        used = (self.shards[number] for number in np.flatnonzero(np.bincount(shards)).tolist())
-        return {shard.shapes[site] for shard in used if site in shard.shapes}
+    def shapes(self, site: str, samples: Numbers | None = None) -> set[tuple[int, ...]]:
+        """Return the shapes of a site's values in the shards of some samples, or of all."""
+        used = self._used if samples is None else _different(self.shard[samples])
+        return {self.shards[number].shapes[site] for number in used if site in self.shards[number].shapes}
+
+    @cached_property
+    def _used(self) -> list[int]:
+        return _different(
+            self.shard
+        )  # a loader asks for the shapes with each batch, and there may be millions of samples
+
+
+def _different(shards: NDArray[np.int32]) -> list[int]:
+    used: list[int] = np.flatnonzero(np.bincount(shards)).tolist()
+    return used
 
 
 def by_shard(shards: NDArray[np.int32]) -> tuple[Numbers | None, list[tuple[int, int, int]]]:

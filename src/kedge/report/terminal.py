@@ -138,9 +138,11 @@ def _render_curves(recording: Recording, console: Console) -> None:
     if len(found) > _MOST_CURVES:
         console.print(Text(f"  … {counted(len(found) - _MOST_CURVES, 'curve')} more on the page (--html)", "dim"))
     if found:
-        last, steps = max(int(curve.steps[-1]) for curve in found), (recording.end or {}).get("steps", 0)
+        last, end = max(int(curve.steps[-1]) for curve in found), recording.end or {}
+        steps, skipped = end.get("steps", 0), (end.get("levels") or {}).get("skipped", 0)
         if steps - 1 - last > steps // 10:
-            console.print(Text(f"  no values after step {last:,} of {steps:,}", "dim"))
+            why = f": the budget left out {counted(skipped, 'step')}; --budget none watches all" if skipped else ""
+            console.print(Text(f"  no values after step {last:,} of {steps:,}{why}", "dim"))
         console.print()
 
 

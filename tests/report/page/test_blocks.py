@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -205,3 +206,17 @@ def test_a_legend_says_that_the_newest_value_is_not_finite(saved: Callable[..., 
     page = tab.open(saved(recording, findings=[]))
 
     assert page.locator("#curves .u-legend .u-value").all_inner_texts() == ["2", "not finite"]
+
+
+def test_a_parameter_that_no_optimizer_held_marks_its_module(saved: Callable[..., str], tab: Any) -> None:
+    """It has no site, but its module is the place of the finding: apart from the fold, and marked in the tree."""
+    events = [{"kind": "not-optimized", "root": 0, "unheld": ["h.5.mlp.weight"]}]
+    recording = replace(tower(odd=False), events=events)
+    findings = [Finding("NOT-OPTIMIZED", "warning", "h.5.mlp.weight:param", -1, "it is in no optimizer.")]
+
+    (fold,) = [one for one in condense(recording, findings).described["folds"] if one["name"].startswith("h.")]
+    page = tab.open(saved(recording, findings=findings))
+
+    assert fold["name"] == "h.0-4,6-47"
+    assert page.locator(".tree [data-path='h.5.mlp']").is_visible()
+    assert page.locator(".tree .badge:not(.open)").count() == 1

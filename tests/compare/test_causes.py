@@ -245,15 +245,17 @@ def test_evidence_tells_what_is_equal() -> None:
     told = verdict(factor=from_step(2, 2.0, "*:update"))
 
     assert told.cause.evidence == "at step 2 parameters, forward and gradients are equal to the last bit"
+    assert told.first is not None
+    assert told.first.same.text == "stem.weight:update"
 
 
 def test_evidence_of_one_parameter_is_a_sentence() -> None:
     """It tells that the other parameters are equal."""
-    told = verdict(a=story(), b=story(factor=from_step(0, 1.5, "mid.weight:param")))
+    told = verdict(
+        a=story(), b=story(factor=both(from_step(0, 1.5, "mid.weight:param"), from_step(0, 1.1, "head:out")))
+    )
 
     assert told.cause.evidence == "at step 0 the others are equal to the last bit"
-    assert told.first is not None
-    assert told.first.same.text == "stem.weight:update"
 
 
 def test_an_update_that_is_rounding_does_not_hide_a_rate() -> None:

@@ -102,9 +102,9 @@ def render(
         console.print(_nothing(recording))
         return
     made = folded(chosen, findings) if extent.folds else list(chosen)
-    _render_table(made, len(chosen), marks_of(made, findings), console, extent.most)
+    titles = _render_table(made, len(chosen), marks_of(made, findings), console, extent.most)
     console.print()
-    print_paragraph(_legend(recording, made), console)
+    print_paragraph(_legend(recording, made, titles), console)
 
 
 def _render_verdict(judgement: Judgement, console: Console, extent: ReportExtent) -> None:
@@ -141,7 +141,7 @@ def _render_curves(recording: Recording, console: Console) -> None:
         last, end = max(int(curve.steps[-1]) for curve in found), recording.end or {}
         steps, skipped = end.get("steps", 0), (end.get("levels") or {}).get("skipped", 0)
         if steps - 1 - last > steps // 10:
-            why = f": the budget left out {counted(skipped, 'step')}; --budget none watches all" if skipped else ""
+            why = f": the budget left out {counted(skipped, 'step')}" if skipped else ""
             console.print(Text(f"  no values after step {last:,} of {steps:,}{why}", "dim"))
         console.print()
 
@@ -156,7 +156,8 @@ def _nothing(recording: Recording) -> Text:
 
 def _render_table(
     made: Sequence[ModuleLine], modules: int, marks: dict[str, Text], console: Console, most: int | None
-) -> None:
+) -> set[str]:
+    """Print the table, and return the titles of the columns for which there was room."""
     shown = _chosen_lines(made, marks, most)
     steps = len(made[0].recording.steps)
     layout = columns([made[i] for i in shown], steps, console.width, marks)
@@ -172,6 +173,7 @@ def _render_table(
     apart = sentence(apart_blocks(made))
     if apart:
         print_paragraph(Text(apart), console)
+    return {column.title for column in layout}
 
 
 def _amounts(made: Sequence[ModuleLine], shown: Sequence[int], modules: int) -> Iterator[str]:
@@ -213,16 +215,19 @@ def _with_gaps(shown: Sequence[int], total: int) -> Iterator[tuple[int, int | No
     yield total - after, None
 
 
-def _legend(recording: Recording, made: Sequence[ModuleLine]) -> Text:
+def _legend(recording: Recording, made: Sequence[ModuleLine], titles: set[str]) -> Text:
     first, last = int(recording.steps[0]), int(recording.steps[-1])
     since = any(series.since for line in made for series in (line.out, line.gradient) if series)
     several = any(isinstance(line, FoldedLine) for line in made)
+    narrow = [name for name in ("update", "zero") if name not in titles and any(line.newest(name) for line in made)]
+    wider = f" A wider terminal shows {' and '.join(narrow)}." if narrow else ""
     return Text(
         f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last measured one"
         f"{'; nan, inf: non-finite in a later step' if since else ''}. "
         f"trend: steps {first} to {last}, each line on its own logarithmic scale; "
         "✗ non-finite values, 0 only zeros. "
         "update: change of the parameters in one step, relative to their size. zero: share of exact zeros."
+        f"{wider}"
         f"{_FOLDED if several else ''}",
         "dim",
     )

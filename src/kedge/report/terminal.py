@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kedge.numbers import compact, counted
 from kedge.report.apart import apart_blocks, sentence
-from kedge.report.curves import curves_of
+from kedge.report.curves import curves_of, early_end
 from kedge.report.findings import MARKS, STYLES, render_findings
 from kedge.report.fitted_text import cut, print_paragraph
 from kedge.report.head import head
@@ -138,11 +138,9 @@ def _render_curves(recording: Recording, console: Console) -> None:
     if len(found) > _MOST_CURVES:
         console.print(Text(f"  … {counted(len(found) - _MOST_CURVES, 'curve')} more on the page (--html)", "dim"))
     if found:
-        last, end = max(int(curve.steps[-1]) for curve in found), recording.end or {}
-        steps, skipped = end.get("steps", 0), (end.get("levels") or {}).get("skipped", 0)
-        if steps - 1 - last > steps // 10:
-            why = f": the budget left out {counted(skipped, 'step')}" if skipped else ""
-            console.print(Text(f"  no values after step {last:,} of {steps:,}{why}", "dim"))
+        early = early_end(recording, found)
+        if early:
+            console.print(Text(f"  {early}", "dim"))
         console.print()
 
 

@@ -220,3 +220,14 @@ def test_a_parameter_that_no_optimizer_held_marks_its_module(saved: Callable[...
     assert fold["name"] == "h.0-4,6-47"
     assert page.locator(".tree [data-path='h.5.mlp']").is_visible()
     assert page.locator(".tree .badge:not(.open)").count() == 1
+
+
+def test_curves_that_the_budget_ended_say_so(saved: Callable[..., str], tab: Any) -> None:
+    """Their last step is not that of the run."""
+    site = {"site": "loss", "path": "loss", "kind": "loss", "root": -1, "shape": []}
+    rows = [{"site": "loss", "step": step, "count": 1, "sum": 3.0, "sumsq": 9.0} for step in range(8)]
+    end = {"kind": "end", "exit": 0, "steps": 60, "levels": {"measured": 2, "guarded": 6, "skipped": 52}}
+
+    page = tab.open(saved(Recording.build([site], rows, events=[end]), findings=[]))
+
+    assert page.get_by_text("no values after step 7 of 60: the budget left out 52 steps").is_visible()

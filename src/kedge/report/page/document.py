@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kedge.numbers import for_json
-from kedge.report.curves import is_number
+from kedge.report.curves import curves_of, early_end, is_number
 from kedge.report.head import command_of
 from kedge.report.held.content import memory_content
 from kedge.report.page.columns import packed
@@ -153,6 +153,7 @@ def _head(recording: Recording) -> dict[str, Any]:
     saved = saved_event(recording)
     shown["saved"] = {"step": saved.get("step"), "bytes": saved.get("bytes")} if saved else None
     shown["ranks"] = len(recording.ranks)
+    shown["early"] = early_end(recording, list(curves_of(recording)))
     return shown
 
 

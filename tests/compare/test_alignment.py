@@ -155,6 +155,19 @@ def test_a_layer_with_other_parameters_is_the_same_one_changed() -> None:
     assert (same.b.path, same.kept) == ("mid", False)
 
 
+def test_a_parameter_that_no_optimizer_held_is_no_change() -> None:
+    """Such a parameter is not recorded, but the module has it all the same."""
+    sites = ["fc:out", {"site": "fc.weight:param", "owner": "fc", "shape": [4, 4]}]
+    held = Recording.build(sites)
+    events = [{"kind": "not-optimized", "root": 0, "unheld": ["fc.weight"]}]
+
+    (same,) = align(held, Recording.build(sites[:1], events=events)).modules
+    (lost,) = align(held, Recording.build(sites[:1])).modules
+
+    assert same.kept
+    assert not lost.kept
+
+
 def test_layers_in_another_order_keep_their_names() -> None:
     """A name says more than the order of the data."""
     swapped = (NET[0], NET[1], NET[3], NET[2], NET[4])

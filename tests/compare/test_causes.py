@@ -249,6 +249,15 @@ def test_evidence_tells_what_is_equal() -> None:
     assert told.first.same.text == "stem.weight:update"
 
 
+def test_evidence_of_one_parameter_is_a_sentence() -> None:
+    """It tells that the other parameters are equal."""
+    told = verdict(
+        a=story(), b=story(factor=both(from_step(0, 1.5, "mid.weight:param"), from_step(0, 1.1, "head:out")))
+    )
+
+    assert told.cause.evidence == "at step 0 the others are equal to the last bit"
+
+
 def test_an_update_that_is_rounding_does_not_hide_a_rate() -> None:
     """A bias before a batch norm is updated by rounding alone, which has no common factor with the others."""
     a = story(factor=from_step(0, 1e-8, "mid.weight:update"))

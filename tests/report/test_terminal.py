@@ -390,6 +390,26 @@ def test_curves_that_end_long_before_the_run_say_so(steps: int | None, shown: bo
     assert ("no values after step 7 of 60" in report(made)) is shown
 
 
+def test_curves_that_the_budget_ended_say_so() -> None:
+    """A reader would look for the cause in the program."""
+    site = {"site": "loss", "path": "loss", "kind": "loss", "root": -1, "shape": []}
+    end = {**END, "steps": 60, "levels": {"measured": 2, "guarded": 6, "skipped": 52}}
+    made = Recording.build([site], [row("loss", step, 3.0) for step in range(8)], events=[end])
+
+    assert "no values after step 7 of 60: the budget left out 52 steps" in report(made)
+
+
+def test_a_parameter_that_no_optimizer_held_marks_its_module() -> None:
+    """It may have no site of its own."""
+    events = [END, {"kind": "not-optimized", "root": 0, "unheld": ["fc.weight"], "graded": ["fc.weight"]}]
+    made = Recording.build(["fc:out", "head:out"], [row("fc:out", 0, 1.0), row("head:out", 0, 1.0)], events=events)
+    finding = Finding("NOT-OPTIMIZED", "warning", "fc.weight:param", -1, "fc.weight is in no optimizer.", {}, 0.9)
+
+    drawn = report(made, [finding]).splitlines()
+
+    assert [line.split()[:2] for line in drawn if "fc  " in line] == [["!", "fc"]]
+
+
 def test_blocks_with_values_that_are_not_finite_do_not_hide_among_the_others() -> None:
     """They fold among themselves, and the figure says so."""
     drawn = report(blocks(frozenset(f"h.{i}.mlp" for i in range(30, 47))), extent=ReportExtent(most=40))
@@ -406,6 +426,23 @@ def test_blocks_with_values_that_are_not_finite_do_not_hide_among_the_others() -
 def test_a_folded_table_fits(width: int) -> None:
     """Spreads take more room than figures; what does not fit is left out."""
     assert max(map(len, report(blocks(), width=width).splitlines())) <= width
+
+
+@pytest.mark.parametrize(("width", "told"), [(80, True), (160, False)])
+def test_columns_without_room_are_named(width: int, told: bool) -> None:
+    """The legend explains them, so a reader would look for them."""
+    paths = [f"transformer.h.{i}.attn.resid_dropout" for i in range(48)]
+    kinds = ("out", "out.grad", "param", "update")
+    places = [
+        {"site": f"{path}.weight:{kind}", "owner": path} if kind in ("param", "update") else {"site": f"{path}:{kind}"}
+        for path in paths
+        for kind in kinds
+    ]
+    rows = [row(place["site"], step, 1.23e-3 + 1e-5 * i) for i, place in enumerate(places) for step in range(2)]
+
+    drawn = " ".join(report(Recording.build(places, rows), width=width).split())
+
+    assert ("A wider terminal shows zero." in drawn) is told
 
 
 def test_all_or_chosen_modules_can_be_shown() -> None:

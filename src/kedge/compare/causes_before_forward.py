@@ -124,7 +124,7 @@ def parameters(facts: FirstParting) -> PartingCause | None:
     return PartingCause(
         "parameters",
         f"{_some_begin(facts, parted)} {_otherwise(facts, parted)}: {names}",
-        f"at step {facts.step}; {'the others are' if len(parted) < len(known) else 'everything before is'} "
+        f"at step {facts.step} {'the others are' if len(parted) < len(known) else 'everything before is'} "
         f"{facts.equal_before()}",
     )
 

@@ -11,7 +11,7 @@ from kedge.compare.first_parting import ROUNDING_ULPS, FirstParting, PartingCaus
 from kedge.compare.measures import eps
 from kedge.compare.parameter_names import names_of_parameters, share_of
 from kedge.numbers import counted
-from kedge.rules.recorded.optimizers import events_of, optimizers
+from kedge.rules.recorded.optimizers import optimizers, unheld_parameters
 from kedge.store.recording import Recording
 
 #: The spread of the factors of all gradients if the loss was scaled, and of all updates if the rate was.
@@ -127,8 +127,7 @@ def _why_without(lost: Sequence[str], more: Recording, fewer: Recording) -> str:
     owners = {path.rpartition(".")[0] for path in lost}
     if all(owner in after and after[owner] < before.get(owner, 0) for owner in owners):
         return "frozen"
-    unheld = {str(path) for note in events_of(fewer, "not-optimized") for path in note.get("unheld", ())}
-    return "in no optimizer" if unheld.intersection(lost) else "without gradients"
+    return "in no optimizer" if unheld_parameters(fewer).intersection(lost) else "without gradients"
 
 
 def _trainable(recording: Recording) -> dict[str, int]:

@@ -38,8 +38,7 @@ def change_between(a: RecordedModule, b: RecordedModule) -> str:
     if a.type != b.type:
         return f"{a.label} is {a.type} in A, {b.label + ' is ' if b.path != a.path else ''}{b.type} in B"
     ones, others = dict(a.parameters), dict(b.parameters)
-    changed = [name for name in sorted({*ones, *others}) if ones.get(name) != others.get(name)]
-    held = [" and ".join(_held(name, side) for name in changed) for side in (ones, others)]
+    held = [" and ".join(_held(name, side) for name in a.unlike(b)) for side in (ones, others)]
     return f"{name_of_module(a)} has {held[0]} in A, {held[1]} in B"
 
 

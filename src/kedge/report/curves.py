@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.numbers import counted
 from kedge.report.sparkline import ScaleSeries, sparkline
 from kedge.rules.recorded.roots import root_paths
 from kedge.store.recording import Recording, Rows, SiteInfo
@@ -57,6 +58,16 @@ def curves_of(recording: Recording) -> Iterator[Curve]:
     """Yield the curves of a recording: the losses, and the norms of gradients."""
     yield from losses_of(recording)
     yield from norms_of(recording)
+
+
+def early_end(recording: Recording, curves: Sequence[Curve]) -> str:
+    """Return a sentence on curves that end long before the run, with the cause if it is the budget; otherwise nothing."""
+    last, end = max((int(curve.steps[-1]) for curve in curves if len(curve.steps)), default=-1), recording.end or {}
+    steps, skipped = end.get("steps") or 0, (end.get("levels") or {}).get("skipped", 0)
+    if last < 0 or steps - 1 - last <= steps // 10:
+        return ""
+    why = f": the budget left out {counted(skipped, 'step')}" if skipped else ""
+    return f"no values after step {last:,} of {steps:,}{why}"
 
 
 def losses_of(recording: Recording) -> Iterator[Curve]:

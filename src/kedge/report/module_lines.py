@@ -11,6 +11,7 @@ import numpy as np
 
 from kedge.errors import NoSuchSite
 from kedge.report.sparkline import ScaleSeries, median_series, scale_series
+from kedge.rules.recorded.optimizers import unheld_parameters
 from kedge.rules.rule import Finding
 from kedge.sites.filters import SiteFilter
 from kedge.sites.folding import FEW_OUTLIERS, MOST_OUTLIERS, Folding, outliers
@@ -28,6 +29,7 @@ class ModuleLine:
         recording: The recording with its figures.
         sites: Its sites by kind.
         parameters: The sites of its own parameters by kind, the largest parameter first.
+        unheld: The texts of its trainable parameters that no optimizer held, which may not be recorded.
     """
 
     label: str
@@ -35,6 +37,7 @@ class ModuleLine:
     recording: Recording
     sites: dict[str, SiteInfo] = field(default_factory=dict)
     parameters: dict[str, list[SiteInfo]] = field(default_factory=dict)
+    unheld: set[str] = field(default_factory=set)
 
     @property
     def all_sites(self) -> list[SiteInfo]:
@@ -43,8 +46,8 @@ class ModuleLine:
 
     @property
     def texts(self) -> set[str]:
-        """The texts of all sites of this line."""
-        return {site.site for site in self.all_sites}
+        """The texts of all sites of this line, also of parameters that a finding names though none was recorded."""
+        return {*(site.site for site in self.all_sites), *self.unheld}
 
     @property
     def type(self) -> str:
@@ -225,6 +228,10 @@ def lines(recording: Recording) -> tuple[ModuleLine, ...]:
             making.of_output(site).sites[_base(site)] = site
         elif _base(site) in ("param", "param.grad", "update"):
             making.of_owner(site).parameters.setdefault(_base(site), []).append(site)
+    for path in unheld_parameters(recording):
+        owner = making.by_path.get(path.rpartition(".")[0])
+        if owner is not None:
+            owner.unheld.add(f"{path}:param")
     for line in making.by_label.values():
         for sites in line.parameters.values():
             sites.sort(key=lambda site: -math.prod(site.shape))

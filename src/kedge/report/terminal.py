@@ -13,7 +13,7 @@ from rich.text import Text
 
 from kedge.numbers import compact, counted
 from kedge.report.apart import apart_blocks, sentence
-from kedge.report.curves import curves_of
+from kedge.report.curves import curves_of, early_end
 from kedge.report.findings import MARKS, STYLES, render_findings
 from kedge.report.fitted_text import cut, print_paragraph
 from kedge.report.head import head
@@ -102,9 +102,9 @@ def render(
         console.print(_nothing(recording))
         return
     made = folded(chosen, findings) if extent.folds else list(chosen)
-    _render_table(made, len(chosen), marks_of(made, findings), console, extent.most)
+    titles = _render_table(made, len(chosen), marks_of(made, findings), console, extent.most)
     console.print()
-    print_paragraph(_legend(recording, made), console)
+    print_paragraph(_legend(recording, made, titles), console)
 
 
 def _render_verdict(judgement: Judgement, console: Console, extent: ReportExtent) -> None:
@@ -138,9 +138,9 @@ def _render_curves(recording: Recording, console: Console) -> None:
     if len(found) > _MOST_CURVES:
         console.print(Text(f"  … {counted(len(found) - _MOST_CURVES, 'curve')} more on the page (--html)", "dim"))
     if found:
-        last, steps = max(int(curve.steps[-1]) for curve in found), (recording.end or {}).get("steps", 0)
-        if steps - 1 - last > steps // 10:
-            console.print(Text(f"  no values after step {last:,} of {steps:,}", "dim"))
+        early = early_end(recording, found)
+        if early:
+            console.print(Text(f"  {early}", "dim"))
         console.print()
 
 
@@ -154,7 +154,8 @@ def _nothing(recording: Recording) -> Text:
 
 def _render_table(
     made: Sequence[ModuleLine], modules: int, marks: dict[str, Text], console: Console, most: int | None
-) -> None:
+) -> set[str]:
+    """Print the table, and return the titles of the columns for which there was room."""
     shown = _chosen_lines(made, marks, most)
     steps = len(made[0].recording.steps)
     layout = columns([made[i] for i in shown], steps, console.width, marks)
@@ -170,6 +171,7 @@ def _render_table(
     apart = sentence(apart_blocks(made))
     if apart:
         print_paragraph(Text(apart), console)
+    return {column.title for column in layout}
 
 
 def _amounts(made: Sequence[ModuleLine], shown: Sequence[int], modules: int) -> Iterator[str]:
@@ -211,16 +213,18 @@ def _with_gaps(shown: Sequence[int], total: int) -> Iterator[tuple[int, int | No
     yield total - after, None
 
 
-def _legend(recording: Recording, made: Sequence[ModuleLine]) -> Text:
+def _legend(recording: Recording, made: Sequence[ModuleLine], titles: set[str]) -> Text:
     first, last = int(recording.steps[0]), int(recording.steps[-1])
     since = any(series.since for line in made for series in (line.out, line.gradient) if series)
     folds = next((f" {line.label}{_FOLDED}" for line in made if isinstance(line, FoldedLine)), "")
+    narrow = [name for name in ("update", "zero") if name not in titles and any(line.newest(name) for line in made)]
+    wider = f" A wider terminal shows {' and '.join(narrow)}." if narrow else ""
     return Text(
         f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last measured one"
         f"{'; nan, inf: non-finite in a later step' if since else ''}. "
         f"trend: steps {first} to {last}, each line on its own logarithmic scale; "
         "✗ non-finite values, 0 only zeros. "
         "update: change of the parameters in one step, relative to their size. zero: share of exact zeros."
-        f"{folds}",
+        f"{wider}{folds}",
         "dim",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -205,3 +206,28 @@ def test_a_legend_says_that_the_newest_value_is_not_finite(saved: Callable[..., 
     page = tab.open(saved(recording, findings=[]))
 
     assert page.locator("#curves .u-legend .u-value").all_inner_texts() == ["2", "not finite"]
+
+
+def test_a_parameter_that_no_optimizer_held_marks_its_module(saved: Callable[..., str], tab: Any) -> None:
+    """It has no site, but its module is the place of the finding: apart from the fold, and marked in the tree."""
+    events = [{"kind": "not-optimized", "root": 0, "unheld": ["h.5.mlp.weight"]}]
+    recording = replace(tower(odd=False), events=events)
+    findings = [Finding("NOT-OPTIMIZED", "warning", "h.5.mlp.weight:param", -1, "it is in no optimizer.")]
+
+    (fold,) = [one for one in condense(recording, findings).described["folds"] if one["name"].startswith("h.")]
+    page = tab.open(saved(recording, findings=findings))
+
+    assert fold["name"] == "h.0-4,6-47"
+    assert page.locator(".tree [data-path='h.5.mlp']").is_visible()
+    assert page.locator(".tree .badge:not(.open)").count() == 1
+
+
+def test_curves_that_the_budget_ended_say_so(saved: Callable[..., str], tab: Any) -> None:
+    """Their last step is not that of the run."""
+    site = {"site": "loss", "path": "loss", "kind": "loss", "root": -1, "shape": []}
+    rows = [{"site": "loss", "step": step, "count": 1, "sum": 3.0, "sumsq": 9.0} for step in range(8)]
+    end = {"kind": "end", "exit": 0, "steps": 60, "levels": {"measured": 2, "guarded": 6, "skipped": 52}}
+
+    page = tab.open(saved(Recording.build([site], rows, events=[end]), findings=[]))
+
+    assert page.get_by_text("no values after step 7 of 60: the budget left out 52 steps").is_visible()

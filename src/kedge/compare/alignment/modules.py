@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from kedge.rules.recorded.optimizers import unheld_parameters
 from kedge.store.recording import Recording, SiteInfo
 
 #: Kinds of sites that fire in a forward pass; all others of a module come after it.
@@ -26,11 +27,13 @@ class RecordedModule:
         path: Its path, as it is recorded.
         sites: Its sites and those of its own parameters, in the order in which they first fired.
         leaf: Whether no other module of the recording is inside it.
+        unheld: The names of its own trainable parameters that no optimizer held; they may have no sites.
     """
 
     path: str
     sites: tuple[SiteInfo, ...]
     leaf: bool
+    unheld: frozenset[str] = frozenset()
 
     @cached_property
     def type(self) -> str:
@@ -57,6 +60,15 @@ class RecordedModule:
     def size(self) -> tuple[int, ...]:
         """The shape of its first output without the batch."""
         return next((site.shape[1:] for site in self.sites if flow(site) == "out"), ())
+
+    def unlike(self, other: RecordedModule) -> list[str]:
+        """Return the names of the parameters that another module lacks or has in another shape, sorted.
+
+        What one run did not record because no optimizer held it is not lacking.
+        """
+        ones, others = dict(self.parameters), dict(other.parameters)
+        unknown = (self.unheld - ones.keys()) | (other.unheld - others.keys())
+        return [name for name in sorted({*ones, *others} - unknown) if ones.get(name) != others.get(name)]
 
     @property
     def label(self) -> str:
@@ -87,7 +99,14 @@ def modules_of(recording: Recording) -> tuple[RecordedModule, ...]:
     holders = {path[:i] for path in own for i in range(len(path)) if path[i] == "."}
     if any(path and sites[0].root == own[""][0].root for path, sites in own.items() if "" in own):
         holders.add("")
-    modules = [RecordedModule(path, tuple(sites), path not in holders) for path, sites in own.items()]
+    unheld: dict[str, set[str]] = {}
+    for parameter in unheld_parameters(recording):
+        owner, _, name = parameter.rpartition(".")
+        unheld.setdefault(owner, set()).add(name)
+    modules = [
+        RecordedModule(path, tuple(sites), path not in holders, frozenset(unheld.get(path, ())))
+        for path, sites in own.items()
+    ]
     return tuple(sorted(modules, key=_place))
 
 

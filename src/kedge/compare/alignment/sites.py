@@ -44,7 +44,7 @@ class SameModule:
     @property
     def kept(self) -> bool:
         """Whether it has the same type and its parameters have the same names and shapes."""
-        return (self.a.type, self.a.parameters) == (self.b.type, self.b.parameters)
+        return self.a.type == self.b.type and not self.a.unlike(self.b)
 
     @property
     def leaf(self) -> bool:

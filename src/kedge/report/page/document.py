@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from kedge.numbers import for_json
-from kedge.report.curves import is_number
+from kedge.report.curves import curves_of, early_end, is_number
 from kedge.report.head import command_of
 from kedge.report.held.content import memory_content
 from kedge.report.page.columns import packed
 from kedge.report.page.curves import curves
 from kedge.report.page.figures import figure, words
-from kedge.report.page.folds import folds_of, groups_of
+from kedge.report.page.folds import folds_of, groups_of, owners_of
 from kedge.report.page.heatmap_sheets import sheets_of, shown_steps
 from kedge.report.page.modules import modules_of, saved_event
 from kedge.report.page.step_bins import Bins
@@ -81,7 +81,7 @@ def condense(
     tables |= own
     codes = {finding.code for finding in findings}
     judgement = judgement_of(recording, findings, rules)
-    modules = modules_of(recording)
+    modules, owners = modules_of(recording), owners_of(recording)
     described = {
         "run": _head(recording) | {"written": written, "pace": pace},
         "rules": len(rules),
@@ -89,7 +89,7 @@ def condense(
         "unseen": list(judgement.unseen),
         "advice": list(advice(judgement)),
         "explained": {rule.code: explain(rule.code, rules) for rule in rules if rule.code in codes},
-        "findings": [_finding(recording, finding) for finding in findings],
+        "findings": [_finding(recording, finding) | {"owner": owners.get(finding.site)} for finding in findings],
         "roots": [
             {"name": root.name, "prefix": root.prefix, "parameters": root.parameters} for root in recording.roots
         ],
@@ -153,6 +153,7 @@ def _head(recording: Recording) -> dict[str, Any]:
     saved = saved_event(recording)
     shown["saved"] = {"step": saved.get("step"), "bytes": saved.get("bytes")} if saved else None
     shown["ranks"] = len(recording.ranks)
+    shown["early"] = early_end(recording, list(curves_of(recording)))
     return shown
 
 

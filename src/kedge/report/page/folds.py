@@ -5,12 +5,20 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
+from kedge.report.curves import KINDS
 from kedge.report.module_lines import FoldedLine, folded, lines
+from kedge.rules.recorded.optimizers import unheld_parameters
 from kedge.rules.rule import Finding
 from kedge.sites.folding import WHOLE, Folding, pattern
 from kedge.store.recording import Recording, SiteInfo
 
 Modules = Sequence[Mapping[str, Any]]
+
+
+def owners_of(recording: Recording) -> dict[str, str]:
+    """Return the module of each site; also of the parameters that no optimizer held, which have no site of their own."""
+    unheld = {f"{path}:param": path.rpartition(".")[0] for path in unheld_parameters(recording)}
+    return unheld | {site.site: site.owner for site in recording.sites if site.kind not in KINDS}
 
 
 def groups_of(recording: Recording) -> list[int]:
@@ -42,7 +50,7 @@ def _path(module: Mapping[str, Any]) -> str:
 
 def _special(recording: Recording, findings: Sequence[Finding]) -> dict[str, frozenset[str]]:
     """Return the codes of the findings of each module, and a mark for those far from others of their name."""
-    owners = {site.site: site.owner for site in recording.sites}
+    owners = owners_of(recording)
     special: dict[str, frozenset[str]] = {}
     for finding in findings:
         path = owners.get(finding.site)

@@ -32,6 +32,11 @@ def events_of(recording: Recording, kind: str) -> list[Entry]:
     return sorted(found, key=lambda event: int(event.get("step", -1)))
 
 
+def unheld_parameters(recording: Recording) -> set[str]:
+    """Return the paths of the trainable parameters that no optimizer held at the end of the run."""
+    return {str(path) for event in events_of(recording, "not-optimized") for path in event.get("unheld", ())}
+
+
 def later_starts(recording: Recording, root: int | None = None) -> list[int]:
     """Return the steps, after the first one, in which an optimizer made its first step, in order.
 

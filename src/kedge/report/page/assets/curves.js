@@ -22,6 +22,7 @@ export class Curves {
     fill(
       this.host,
       hosts.map(({ frame }) => frame),
+      recording.run.early && make("p", { class: "faint" }, recording.run.early),
       !loss && make("p", { class: "empty" }, "No loss is recorded: no backward pass was seen."),
     );
     for (const { entry, host } of hosts) this.draw(host, entry);

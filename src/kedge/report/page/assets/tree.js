@@ -59,7 +59,7 @@ export class Tree {
     const inside = new Map();
     const unfolded = new Set();
     this.recording.findings.forEach((finding, place) => {
-      let node = this.nodes.get(this.recording.site(finding.site)?.owner)?.holder;
+      let node = this.nodes.get(finding.owner)?.holder;
       for (; node; node = node.holder) {
         const { path } = node.module;
         if (!inside.has(path) || SEVERITIES.indexOf(finding.severity) < SEVERITIES.indexOf(inside.get(path))) inside.set(path, finding.severity);
@@ -156,8 +156,8 @@ export class Tree {
   }
 
   worst(node) {
-    const texts = new Set(node.members.flatMap(({ module }) => module.sites.map((id) => this.recording.sites[id].site)));
-    const found = this.recording.findings.filter((finding) => texts.has(finding.site)).map((finding) => finding.severity);
+    const paths = new Set(node.members.map(({ module }) => module.path));
+    const found = this.recording.findings.filter((finding) => paths.has(finding.owner)).map((finding) => finding.severity);
     const severity = SEVERITIES.find((one) => found.includes(one));
     if (severity) return badge(severity);
     const held = SEVERITIES.find((one) => node.members.some(({ module }) => this.leads.inside.get(module.path) === one));

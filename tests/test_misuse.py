@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
 from kedge import recipes
+from kedge.arguments import called_as
 from kedge.errors import KedgeError, WrongCall
 
 
@@ -261,3 +265,26 @@ def test_a_bill_that_was_not_called_says_so(names: dict[str, Any]) -> None:
         AttributeError, match=r"needs a call of the model first: kedge\.saved\(model\)\(images\)\.total"
     ):
         kedge.saved(names["model"]).total
+
+
+def test_an_error_inside_a_function_keeps_nothing_alive() -> None:
+    """When it has been handled, what its frames held is freed at once, not when garbage is next collected."""
+
+    class Batch:
+        """What a program holds as it fails."""
+
+    held: list[weakref.ref[Batch]] = []
+
+    @called_as("function()")
+    def function() -> None:
+        batch = Batch()
+        held.append(weakref.ref(batch))
+        raise TypeError("the program's own")
+
+    gc.disable()
+    try:
+        with contextlib.suppress(TypeError):
+            function()
+        assert held[0]() is None
+    finally:
+        gc.enable()

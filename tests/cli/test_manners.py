@@ -87,6 +87,7 @@ MISTYPED = [
     ("run -- python train.py --lr 1", "leave python out: kedge run train.py --lr 1"),
     ("run python -m package.train", "leave python out: kedge run -m package.train"),
     ("run .venv/bin/python3.11 -u -W error train.py", "kedge: .venv/bin/python3.11 -u -W error -m kedge run train.py"),
+    ("run bindings/python train.py", "leave bindings/python out: kedge run train.py"),
     ("run python -c 1", "code on the command line cannot be recorded; write it into a file"),
     (
         "run torchrun --nproc-per-node 2 train.py --lr 1",
@@ -108,6 +109,11 @@ MISTYPED = [
     ),
     ("run A=1 B='x y' python train.py", "variables stand before kedge: A=1 B='x y' kedge run train.py"),
     ("run nohup nice -n 5 python train.py", "nohup stands before kedge: nohup nice -n 5 kedge run train.py"),
+    ("run A=1 python -u train.py", "variables stand before kedge: A=1 python -u -m kedge run train.py"),
+    ("run A=1 torchrun train.py", "variables stand before kedge: A=1 torchrun -m kedge run train.py"),
+    ("run A=1", "variables stand before kedge: A=1 kedge run SCRIPT"),
+    ("run nohup python -u train.py", "nohup stands before kedge: nohup python -u -m kedge run train.py"),
+    ("run srun -n 2 torchrun train.py", "srun stands before kedge: srun -n 2 torchrun -m kedge run train.py"),
     ("run uv run train.py", "uv stands before kedge: uv run kedge run train.py"),
     ("run job.sh", "cannot run job.sh: job.sh is for a shell; write kedge run into it in place of python"),
     ("run ./bin/job", "./bin/job is for a shell; write kedge run into it in place of python"),
@@ -148,6 +154,7 @@ def here(tmp_path: Path, recorded: Callable[..., Path], monkeypatch: pytest.Monk
     (tmp_path / "train.py").write_text("raise SystemExit('this program is not to be run')\n")
     (tmp_path / "bad.py").write_text("def (:\n")
     (tmp_path / "folder").mkdir()
+    (tmp_path / "bindings" / "python").mkdir(parents=True)
     (tmp_path / "torn.kedge").mkdir()
     (tmp_path / "taken.txt").write_text("mine")
     (tmp_path / "job.sh").write_text("python train.py\n")

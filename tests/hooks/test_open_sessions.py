@@ -107,6 +107,37 @@ def test_functions_are_the_same_by_their_code(model: nn.Module) -> None:
         kedge.hook(model, "1", action(2))
 
 
+def test_functions_with_other_names_enclosed_are_others(model: nn.Module) -> None:
+    """Two functions of one factory, for two names, are meant; with the same name the second one is told."""
+    kept: dict[str, Tensor] = {}
+
+    def keep(name: str) -> Callable[[Tensor], None]:
+        def act(value: Tensor) -> None:
+            kept[name] = value
+
+        return act
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kedge.hook(model, "1", keep("a"))
+        kedge.hook(model, "1", keep("b"))
+    model(torch.randn(1, 3))
+    assert kept.keys() == {"a", "b"}
+    with pytest.warns(AttachedTwice, match="again"):
+        kedge.hook(model, "1", keep("b"))
+
+
+def test_another_schedule_is_not_the_same(model: nn.Module) -> None:
+    """The same action in other steps is meant; in the same steps it is told, also if a cell makes the schedule anew."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for when in (kedge.at(0), kedge.at(5), kedge.every(2), lambda step: step > 7, lambda step: step < 3, None):
+            kedge.hook(model, "1", kedge.scale(2), when=when)
+    for when in (kedge.at(5), kedge.every(2), lambda step: step > 7, None):
+        with pytest.warns(AttachedTwice, match="again, and an earlier one is"):
+            kedge.hook(model, "1", kedge.scale(2), when=when)
+
+
 def test_blocks_are_not_told(model: nn.Module) -> None:
     """A block removes its hooks itself: one in another, and one after another, are meant."""
     with warnings.catch_warnings():

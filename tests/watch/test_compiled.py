@@ -488,3 +488,20 @@ def test_code_without_hooks_runs_on_where_a_stance_allows_no_other(
     assert not log.watch.failed
     assert "is not measured" in capsys.readouterr().err
     assert log.recording().rows("net.1:out").step.tolist()[-1] == 18
+
+
+def test_a_compiled_model_whose_calls_are_not_seen_is_found_by_its_parameters(compiled: Any) -> None:
+    """The search for the holder of an optimizer's parameters finds the compiled model; its sites are those inside it."""
+
+    def program() -> None:
+        model = compiled(net(), backend="eager")
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(6):
+            optimizer.zero_grad()
+            weight, bias = model.get_parameter("0.weight"), model.get_parameter("0.bias")
+            (batch() @ weight.T + bias).square().mean().backward()
+            optimizer.step()
+
+    log = watch(program, every=1)
+    assert not log.watch.failed
+    assert len(log.recording().rows("0.weight:update").step) > 0

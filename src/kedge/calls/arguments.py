@@ -44,12 +44,17 @@ def _explained(function: Any, name: str, example: str) -> Any:
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            own = error.__traceback__
-            if own is None or own.tb_next is not None:  # the function has begun
+            if _has_begun(error):
                 raise
         raise WrongCall(_refusal(function, name, example, args, kwargs))
 
     return call
+
+
+def _has_begun(error: TypeError) -> bool:
+    """Whether a function that was called had begun; the caller keeps no traceback, which would keep all its frames alive."""
+    own = error.__traceback__
+    return own is None or own.tb_next is not None
 
 
 def _refusal(function: Any, name: str, example: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from typing import NamedTuple
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _PYTHON = re.compile(r"python[\d.]*(\.exe)?")
@@ -30,6 +31,18 @@ LAUNCHERS = {
 }
 
 
+class PastedLine(NamedTuple):
+    """What is wrong with a line that was typed as the program to run.
+
+    Attributes:
+        what: What is wrong with it.
+        right: The right line; empty if there is none.
+    """
+
+    what: str
+    right: str = ""
+
+
 def pasted_line(prog: str, words: Sequence[str]) -> str | None:
     """Return what is wrong with a line that was typed as the program to run, and the right one; None if it may be a program.
 
@@ -37,8 +50,21 @@ def pasted_line(prog: str, words: Sequence[str]) -> str | None:
         prog: The command, such as ``run``.
         words: The words after it, with ``-m`` in front of a module.
     """
+    found = _found(prog, words)
+    return None if found is None else f"{found.what}: {found.right}".removesuffix(": ")
+
+
+def _found(prog: str, words: Sequence[str]) -> PastedLine | None:
     finders = (_launch_line, _variables_line, _python_line, _shell_line, _starter_line)
-    return next((said for find in finders if (said := find(prog, words)) is not None), None)
+    return next((found for find in finders if (found := find(prog, words)) is not None), None)
+
+
+def _right(prog: str, words: Sequence[str]) -> str:
+    """Return the right line for words behind others that stand before kedge."""
+    if not words:
+        return _line(prog, ["SCRIPT"])
+    found = _found(prog, words)
+    return found.right if found is not None and found.right else _line(prog, _without_python(words))
 
 
 def _line(prog: str, words: Sequence[str]) -> str:
@@ -60,7 +86,7 @@ def _is_own(path: str) -> bool:
     return os.path.lexists(path) and folder not in ("bin", "Scripts")
 
 
-def _launch_line(prog: str, words: Sequence[str]) -> str | None:
+def _launch_line(prog: str, words: Sequence[str]) -> PastedLine | None:
     launcher = _launched(words)
     if launcher is None:
         return None
@@ -72,52 +98,57 @@ def _launch_line(prog: str, words: Sequence[str]) -> str | None:
     if tail[0] == "--module":
         tail[0] = "-m"
     line = shlex.join([*head, option, "kedge", prog, *tail])
-    return f"{launcher} starts other processes, and each of them is to be watched: {line}"
+    return PastedLine(f"{launcher} starts other processes, and each of them is to be watched", line)
 
 
-def _variables_line(prog: str, words: Sequence[str]) -> str | None:
+def _variables_line(prog: str, words: Sequence[str]) -> PastedLine | None:
     if not _VARIABLE.fullmatch(words[0]) or os.path.lexists(words[0]):
         return None
     last = next((i for i, word in enumerate(words) if not _VARIABLE.fullmatch(word)), len(words))
     pairs = [word.partition("=") for word in words[:last]]
     variables = " ".join(f"{key}={shlex.quote(value)}" for key, _, value in pairs)
-    return f"variables stand before kedge: {variables} {_line(prog, _without_python(words[last:]))}"
+    return PastedLine("variables stand before kedge", f"{variables} {_right(prog, words[last:])}")
 
 
-def _python_line(prog: str, words: Sequence[str]) -> str | None:
+def _python_line(prog: str, words: Sequence[str]) -> PastedLine | None:
     python, rest = words[0], list(words[1:])
-    if not _is_python(python) or not rest or os.path.isdir(python):
+    if not _is_python(python) or not rest or os.path.lexists(os.path.join(python, "__main__.py")):
         return None
     options: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
         taken = 2 if rest[0] in _TAKING else 1
         options, rest = options + rest[:taken], rest[taken:]
     if rest[:1] == ["-c"]:
-        return "code on the command line cannot be recorded; write it into a file"
+        return PastedLine("code on the command line cannot be recorded; write it into a file")
     if options:
         line = shlex.join([python, *options, "-m", "kedge", prog, *(rest or ["SCRIPT"])])
-        return f"options of python stand before kedge: {line}"
-    return f"leave {python} out: {_line(prog, rest)}"
+        return PastedLine("options of python stand before kedge", line)
+    return PastedLine(f"leave {python} out", _line(prog, rest))
 
 
-def _shell_line(prog: str, words: Sequence[str]) -> str | None:
+def _shell_line(prog: str, words: Sequence[str]) -> PastedLine | None:
     script = words[0]
     if os.path.basename(script) in _SHELLS and words[1:] and not os.path.lexists(script):
         script = words[1]
     elif not os.path.isfile(script) or not _is_shell_script(script):
         return None
-    return f"{script} is for a shell; write kedge {prog} into it in place of python"
+    return PastedLine(f"{script} is for a shell; write kedge {prog} into it in place of python")
 
 
-def _starter_line(prog: str, words: Sequence[str]) -> str | None:
-    place = next((i for i, word in enumerate(words) if i and (_is_python(word) or _is_program(word))), None)
+def _starter_line(prog: str, words: Sequence[str]) -> PastedLine | None:
+    place = next((i for i, word in enumerate(words) if i and _begins(word)), None)
     if words[0] not in STARTERS or place is None or os.path.lexists(words[0]):
         return None
-    return f"{words[0]} stands before kedge: {shlex.join(words[:place])} {_line(prog, _without_python(words[place:]))}"
+    return PastedLine(f"{words[0]} stands before kedge", f"{shlex.join(words[:place])} {_right(prog, words[place:])}")
 
 
 def _is_python(word: str) -> bool:
     return _PYTHON.fullmatch(os.path.basename(word)) is not None
+
+
+def _begins(word: str) -> bool:
+    """Whether a program begins at a word: python, a launcher, or the program itself."""
+    return _is_python(word) or _is_program(word) or os.path.basename(word) in LAUNCHERS
 
 
 def _is_program(word: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from types import CellType
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -90,5 +91,26 @@ def warn_of_repeated(session: OpenSession, target: Any, new: Sequence[Tap]) -> N
 
 
 def _key(tap: Tap) -> Any:
-    code, defaults = getattr(tap.action, "__code__", None), getattr(tap.action, "__defaults__", None)
-    return tap.site, tap.label, code and (code.co_code, code.co_consts, code.co_names, code.co_freevars, repr(defaults))
+    return tap.site, tap.label, _code_of(tap.action), _code_of(tap.when) or tap.when
+
+
+def _code_of(function: Any) -> Any:
+    """Return the code of a function, its defaults and the plain values that it encloses; None for another object.
+
+    A function that a cell defines anew has the same; two that a program makes for two names do not.
+    """
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    enclosed = [_plain(cell) for cell in getattr(function, "__closure__", None) or ()]
+    own = code.co_code, code.co_consts, code.co_names, code.co_freevars
+    return *own, repr(getattr(function, "__defaults__", None)), *enclosed
+
+
+def _plain(cell: CellType) -> str:
+    """Return the text of an enclosed value, of another one than a text or number its type."""
+    try:
+        value = cell.cell_contents
+    except ValueError:  # the variable has no value yet
+        return ""
+    return repr(value) if isinstance(value, (str, bytes, int, float, complex)) else type(value).__name__

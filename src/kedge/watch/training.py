@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from kedge.sites.leaves import own_part
+from kedge.torch_internals import dynamo
 from kedge.watch.models.holders import holders_of
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, params_of
@@ -89,7 +90,8 @@ class Training:
 
     def _watch_holders(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
         """Watch an optimizer's parameters that belong to no root: by modules that are not called, or as tensors."""
-        for module in holders_of(p for p in self._params_without_root(optimizer) if p.grad is not None):
+        for holder in holders_of(p for p in self._params_without_root(optimizer) if p.grad is not None):
+            module = dynamo.unwrap(holder)  # as a model is whose call is seen; its sites are those of the model inside
             if module not in self.models.known and not isinstance(module, torch.jit.ScriptModule):
                 self.watch(module)
         rest = [p for p in self._params_without_root(optimizer) if p.grad is not None]

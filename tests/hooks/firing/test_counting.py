@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -344,3 +345,12 @@ def test_a_schedule_is_shown_as_the_call_that_makes_it() -> None:
     """So that it can be told from another one in a message or a notebook."""
     assert repr(kedge.every(3)) == "every(3)"
     assert repr(kedge.every(10, after=100, until=200)) == "every(10, after=100, until=200)"
+
+
+def test_steps_are_also_numbers_of_numpy() -> None:
+    """What `numpy.arange` counts is a step; the schedule is the same as of Python's numbers."""
+    first, *_, last = np.arange(3)
+
+    assert kedge.at(*np.arange(3)) == kedge.at(0, 1, 2)
+    assert kedge.every(last, after=first, until=last) == kedge.every(2, after=0, until=2)
+    assert repr(kedge.at(last)) == "at(2)"

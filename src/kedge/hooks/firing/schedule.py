@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ def every(n: int, *, after: int = 0, until: int | None = None) -> Schedule:
             raise WrongCall(f"every({name}={described(given)}): {name} is a number of steps, as in kedge.every(10)")
     if n < 1:
         raise WrongCall(f"every({n}): the distance between two steps must be 1 or more")
-    return _When(n, after, until)
+    return _When(int(n), int(after), None if until is None else int(until))
 
 
 @called_as('kedge.hook(model, "layer4", kedge.record(), when=kedge.at(0, 10))')
@@ -112,11 +113,11 @@ def at(*steps: int) -> Schedule:
     if odd or not steps:
         found = described(odd[0]) if odd else ""
         raise WrongCall(f"at({found}): give the numbers of the steps one by one, as in kedge.at(0, 10, 20)")
-    return _At(steps)
+    return _At(tuple(map(int, steps)))
 
 
 def _is_step(given: object) -> bool:
-    return isinstance(given, int) and not isinstance(given, bool)
+    return isinstance(given, Integral) and not isinstance(given, bool)  # NumPy's, too
 
 
 class BackwardNumbers:

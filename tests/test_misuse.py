@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import kedge
 from kedge import recipes
-from kedge.arguments import called_as
+from kedge.calls.arguments import called_as
 from kedge.errors import KedgeError, WrongCall
 
 

@@ -133,7 +133,7 @@ class Tally:
     "action",
     [
         without,
-        lambda number: (lambda value, by=number: value * by),
+        lambda number: lambda value, by=number: value * by,
         lambda number: Tally().see,
         lambda number: nn.Linear(4, 4),
         lambda number: kedge.add(torch.full((4,), float(number))),
@@ -157,7 +157,11 @@ def test_actions_that_differ_inside_are_not_told(action: Callable[[int], Any], m
 
 def test_actions_that_are_made_again_are_told(model: nn.Module) -> None:
     """By the cell that makes them, with the same numbers."""
-    for action in (without, lambda number: Ablation(kedge.scale(number)), lambda number: kedge.replace(without(number))):
+    for action in (
+        without,
+        lambda number: Ablation(kedge.scale(number)),
+        lambda number: kedge.replace(without(number)),
+    ):
         kedge.hook(model, "1", action(1))
         with pytest.warns(AttachedTwice, match="and an earlier one is still"):
             kedge.hook(model, "1", action(1))

@@ -351,8 +351,8 @@ def test_reading_what_was_never_made_says_why() -> None:
         h.remove()
 
     assert str(early.value) == (
-        'nothing was recorded under "a": a:out  never fired: the model was not called (call it inside the block); '
-        "a:out.grad  never fired: the model was not called (call it inside the block)"
+        'nothing was recorded under "a": a:out  never fired: the model was not called (call it inside the block, or before remove()); '
+        "a:out.grad  never fired: the model was not called (call it inside the block, or before remove())"
     )
     assert str(ungraded.value) == (
         'nothing was recorded under "a:out.grad": a:out.grad  never fired: its value requires no grad '
@@ -484,8 +484,8 @@ def test_a_model_after_its_selector_is_refused() -> None:
 
 
 def test_an_action_without_its_brackets_is_told() -> None:
-    """`kedge.record` is called first, which makes an action."""
+    """`kedge.record` makes actions and is not one."""
     with pytest.raises(
-        ActionArity, match=r"^kedge\.record makes an action when it is called: write kedge\.record\(\.\.\.\)$"
+        ActionArity, match=r"^kedge\.record makes actions and is not one: call it, as in kedge\.record\(\.\.\.\)$"
     ):
         kedge.hook(Net(), "a", kedge.record)

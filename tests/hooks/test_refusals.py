@@ -102,7 +102,7 @@ def keyword(value: Tensor, *, factor: float) -> None:
             ("a", three),
             ActionArity,
             "three(value: 'Tensor', event: 'Any', more: 'Any') -> 'None' is not an action: an action takes (value) or "
-            "(value, event), everything else needs a default; for a hook of PyTorch, (module, args, output), use kedge.from_hook(...)",
+            "(value, event), everything else needs a default; for a hook of PyTorch use kedge.from_hook(...)",
         ),
         (
             "model",

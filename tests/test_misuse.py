@@ -108,7 +108,7 @@ WRONG = [
     ("kedge.extract(model, 'relu', device='gpu')", "device='gpu' is not a device; give one such as"),
     ("kedge.extract(model, 'relu', dtype='float16')", "dtype='float16': give a torch.dtype"),
     ("kedge.extract(model, 'relu', rename='x')", "rename='x': give a dict"),
-    ("kedge.audit(Net)", "not the class Net; audit several one by one"),
+    ("kedge.audit(Net)", "not the class Net; create the model first, as in model = Net(...)"),
     ("kedge.audit(images, 'x')", "audit(names='x'): names is a model, or a dict of tensors"),
     ("kedge.audit(images).remove()", "whose hooks could be removed: call kedge.audit(model).remove()"),
     ("kedge.operations(Net, images)", "not the class Net; create the model first"),

@@ -81,9 +81,10 @@ def as_act(action: Action) -> Act:
     any_number = any(p.kind is p.VAR_POSITIONAL for p in params)
     needs_keywords = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in params)
     if needs_keywords or len(needed) > 2 or not (places or any_number):
+        torchs = "; for a hook of PyTorch use kedge.from_hook(...)" if len(needed) in (3, 4) else ""
         raise ActionArity(
-            f"the action {getattr(action, '__qualname__', action)}{inspect.signature(action)} cannot be called; "
-            "an action takes (value) or (value, event), everything else needs a default"
+            f"{getattr(action, '__qualname__', action)}{inspect.signature(action)} is not an action: an action takes (value) or "
+            f"(value, event), everything else needs a default{torchs}"
         )
     if len(needed) == 2 or (len(places) > 1 and places[1].name == "event"):
         return action

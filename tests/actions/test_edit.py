@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import kedge
 from kedge.errors import ActionArity
@@ -49,6 +49,30 @@ def test_an_edit_returns_a_new_tensor_and_prints_as_written(edit: Any, expected:
 def test_an_edit_keeps_the_dtype(edit: Any, dtype: torch.dtype) -> None:
     """Whole numbers do not promote the value they edit."""
     assert edit(torch.ones(2).to(dtype)).dtype is dtype
+
+
+def test_a_replacement_stays_as_it_is_if_the_model_works_in_place() -> None:
+    """Each call gets the given tensor, as with an addition in place behind the layer, and a leaf gets its gradient."""
+
+    class Adding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x)
+            y += 1
+            return y
+
+    model, new = Adding(), torch.zeros(2, 2, requires_grad=True)
+    with kedge.hook(model, "layer", kedge.replace(new)):
+        first, second = model(X), model(X)
+    (first + second).sum().backward()
+
+    assert torch.equal(first, torch.ones(2, 2))
+    assert torch.equal(second, torch.ones(2, 2))
+    assert torch.equal(new, torch.zeros(2, 2))
+    assert torch.equal(new.grad, torch.full((2, 2), 2.0))
 
 
 def test_a_clamp_without_limits_is_refused() -> None:
@@ -114,6 +138,6 @@ def test_an_action_takes_the_value_and_the_event_if_it_asks_for_it(action: Any, 
 def test_an_action_that_cannot_be_called_is_refused(action: Any) -> None:
     """Nothing but (value) or (value, event) is called."""
     with pytest.raises(
-        ActionArity, match="an action takes \\(value\\) or \\(value, event\\), everything else needs a default$"
+        ActionArity, match="an action takes \\(value\\) or \\(value, event\\), everything else needs a default"
     ):
         as_act(action)

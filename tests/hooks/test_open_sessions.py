@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import kedge
 from kedge.errors import AttachedTwice, WrongCall
 from kedge.hooks.handle import Hooked
+from kedge.recipes import Ablation
 
 
 @pytest.fixture
@@ -136,6 +138,64 @@ def test_another_schedule_is_not_the_same(model: nn.Module) -> None:
     for when in (kedge.at(5), kedge.every(2), lambda step: step > 7, None):
         with pytest.warns(AttachedTwice, match="again, and an earlier one is"):
             kedge.hook(model, "1", kedge.scale(2), when=when)
+
+
+def without(channel: int) -> Callable[[Tensor], Tensor]:
+    """Return an action that depends on a channel."""
+
+    def cut(value: Tensor) -> Tensor:
+        return value * (torch.arange(value.shape[1]) != channel)
+
+    return cut
+
+
+class Tally:
+    """Counts values."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def see(self, value: Tensor) -> None:
+        """Count one."""
+        self.seen += 1
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        without,
+        lambda number: lambda value, by=number: value * by,
+        lambda number: Tally().see,
+        lambda number: nn.Linear(4, 4),
+        lambda number: kedge.add(torch.full((4,), float(number))),
+        lambda number: kedge.replace(without(number)),
+        lambda number: kedge.error_if(lambda value: bool(value.sum() > number)),
+        lambda number: Ablation(torch.full((4,), float(number))),
+        lambda number: Ablation(kedge.replace(without(number))),
+    ],
+    ids=["closure", "default", "method", "module", "tensor", "function", "condition", "ablation", "within"],
+)
+def test_actions_that_differ_inside_are_not_told(action: Callable[[int], Any], model: nn.Module) -> None:
+    """Two channels, two directions and two objects are meant, although they have one name; one of them again is not."""
+    kept = action(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kedge.hook(model, "1", kept)
+        kedge.hook(model, "1", action(2))
+    with pytest.warns(AttachedTwice, match="and an earlier one is still"):
+        kedge.hook(model, "1", kept)
+
+
+def test_actions_that_are_made_again_are_told(model: nn.Module) -> None:
+    """By the cell that makes them, with the same numbers."""
+    for action in (
+        without,
+        lambda number: Ablation(kedge.scale(number)),
+        lambda number: kedge.replace(without(number)),
+    ):
+        kedge.hook(model, "1", action(1))
+        with pytest.warns(AttachedTwice, match="and an earlier one is still"):
+            kedge.hook(model, "1", action(1))
 
 
 def test_blocks_are_not_told(model: nn.Module) -> None:

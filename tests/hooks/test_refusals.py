@@ -95,20 +95,20 @@ def keyword(value: Tensor, *, factor: float) -> None:
             "model",
             ("a", no_argument),
             ActionArity,
-            "the action no_argument() -> 'None' cannot be called; an action takes (value) or (value, event), everything else needs a default",
+            "no_argument() -> 'None' is not an action: an action takes (value) or (value, event), everything else needs a default",
         ),
         (
             "model",
             ("a", three),
             ActionArity,
-            "the action three(value: 'Tensor', event: 'Any', more: 'Any') -> 'None' cannot be called; "
-            "an action takes (value) or (value, event), everything else needs a default",
+            "three(value: 'Tensor', event: 'Any', more: 'Any') -> 'None' is not an action: an action takes (value) or "
+            "(value, event), everything else needs a default; for a hook of PyTorch use kedge.from_hook(...)",
         ),
         (
             "model",
             ("a", keyword),
             ActionArity,
-            "the action keyword(value: 'Tensor', *, factor: 'float') -> 'None' cannot be called; "
+            "keyword(value: 'Tensor', *, factor: 'float') -> 'None' is not an action: "
             "an action takes (value) or (value, event), everything else needs a default",
         ),
         (
@@ -351,8 +351,8 @@ def test_reading_what_was_never_made_says_why() -> None:
         h.remove()
 
     assert str(early.value) == (
-        'nothing was recorded under "a": a:out  never fired: the model was not called (call it inside the block); '
-        "a:out.grad  never fired: the model was not called (call it inside the block)"
+        'nothing was recorded under "a": a:out  never fired: the model was not called (call it inside the block, or before remove()); '
+        "a:out.grad  never fired: the model was not called (call it inside the block, or before remove())"
     )
     assert str(ungraded.value) == (
         'nothing was recorded under "a:out.grad": a:out.grad  never fired: its value requires no grad '
@@ -484,8 +484,8 @@ def test_a_model_after_its_selector_is_refused() -> None:
 
 
 def test_an_action_without_its_brackets_is_told() -> None:
-    """`kedge.record` makes actions, and is none."""
+    """`kedge.record` makes actions and is not one."""
     with pytest.raises(
-        ActionArity, match=r"^kedge\.record makes actions, and is none: call it, as in kedge\.record\(\.\.\.\)$"
+        ActionArity, match=r"^kedge\.record makes actions and is not one: call it, as in kedge\.record\(\.\.\.\)$"
     ):
         kedge.hook(Net(), "a", kedge.record)

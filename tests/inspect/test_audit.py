@@ -521,7 +521,7 @@ def test_an_unknown_kind_is_refused() -> None:
 @pytest.mark.parametrize(("what", "said"), [(3, "3"), (nn.Linear, "the class Linear"), ([nn.ReLU()], "a list")])
 def test_what_has_no_hooks_of_its_own_is_refused(what: Any, said: str) -> None:
     """The message says what it is, and what there is an audit of."""
-    with pytest.raises(TypeError, match=rf"a torch.nn.Module, a tensor, an autograd node or an optimizer, not {said};"):
+    with pytest.raises(TypeError, match=rf"a torch.nn.Module, a tensor, an autograd node or an optimizer, not {said}"):
         audit(what)
 
 

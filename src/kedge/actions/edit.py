@@ -36,7 +36,8 @@ def replace(new: Any, *, reshape: bool = False) -> Edit:
     """Replace the value by another one: an action for `kedge.hook`.
 
     Args:
-        new: A tensor, a number that fills the value's shape, or a function that takes the value and returns a tensor.
+        new: A tensor, a number that fills the value's shape, or a function that takes the value and returns a tensor. The model
+            receives a copy of a tensor, so it may work on it in place.
         reshape: Whether to allow another shape, dtype or device; for forward values only.
 
     Returns:
@@ -54,7 +55,7 @@ def replace(new: Any, *, reshape: bool = False) -> Edit:
     if callable(new) and not isinstance(new, Tensor):
         return Edit(f"replace({getattr(new, '__name__', 'function')})", new, reshape=reshape)
     if isinstance(new, Tensor):
-        return Edit("replace(tensor)", lambda value: new, reshape=reshape)
+        return Edit("replace(tensor)", lambda value: new.clone(), reshape=reshape)
     return Edit(f"replace({new})", lambda value: torch.full_like(value, new), reshape=reshape)
 
 

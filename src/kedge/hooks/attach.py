@@ -269,7 +269,7 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
         ours = inspect.isfunction(action) and action.__module__.startswith("kedge.actions.")
         if ours and action.__annotations__.get("return") != "bool":  # which is a condition of `error_if`
             raise ActionArity(
-                f"kedge.{action.__name__} makes actions, and is none: call it, as in kedge.{action.__name__}(...)"
+                f"kedge.{action.__name__} makes actions and is not one: call it, as in kedge.{action.__name__}(...)"
             )
     return selector, actions
 

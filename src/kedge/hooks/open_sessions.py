@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from types import CellType
+from types import CellType, FunctionType, MethodType
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
-from torch import nn
+from torch import Tensor, nn
 
 from kedge.errors import AttachedTwice, warn
 from kedge.hooks.firing.tap import Tap
@@ -33,6 +33,8 @@ class OpenSession(Protocol):
 
 S = TypeVar("S", bound=OpenSession)
 _OPEN: WeakSet[OpenSession] = WeakSet()
+_DEPTH = 3
+"""How far functions within functions are compared."""
 
 
 def opened(session: S) -> S:
@@ -83,34 +85,40 @@ def warn_of_repeated(session: OpenSession, target: Any, new: Sequence[Tap]) -> N
         times = "an earlier one is" if most == 1 else f"{most} earlier ones are"
         warn(
             AttachedTwice(
-                f"{first.label} is attached at {first.site}{more} again, and {times} still in place, so all of them run. To "
-                "remove them, also without their handles: kedge.audit(model).remove(). A block removes its hooks by itself: "
-                "with kedge.hook(...)"
+                f"{first.label} is attached at {first.site}{more} again, and {times} still in place, so all of them run. "
+                "kedge.audit(model).remove() removes the hooks that no block removes, even if their handles are lost. A block, "
+                "with kedge.hook(...), removes its own"
             )
         )
 
 
 def _key(tap: Tap) -> Any:
-    return tap.site, tap.label, _code_of(tap.action), _code_of(tap.when) or tap.when
+    action = tap.action
+    own = _sameness(action) if isinstance(action, (FunctionType, MethodType, nn.Module)) else _parts(action, _DEPTH)
+    return tap.site, tap.label, own, _sameness(tap.when)
 
 
-def _code_of(function: Any) -> Any:
-    """Return the code of a function, its defaults and the plain values that it encloses; None for another object.
+def _sameness(held: Any, depth: int = _DEPTH) -> Any:
+    """Return a key that is equal for what does the same: a number, a function that a cell defines again, an edit.
 
-    A function that a cell defines anew has the same; two that a program makes for two names do not.
+    Everything else is the same only as one object. So two tensors of one shape differ, as two directions to steer in do.
     """
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return None
-    enclosed = [_plain(cell) for cell in getattr(function, "__closure__", None) or ()]
-    own = code.co_code, code.co_consts, code.co_names, code.co_freevars
-    return *own, repr(getattr(function, "__defaults__", None)), *enclosed
+    if isinstance(held, MethodType):
+        return id(held.__self__), _sameness(held.__func__, depth)
+    if isinstance(held, FunctionType) and depth:
+        code = held.__code__
+        cells = [cell.cell_contents for cell in held.__closure__ or () if cell != CellType()]
+        inner = [*(held.__defaults__ or ()), *(held.__kwdefaults__ or {}).values(), *cells]
+        made_of = (code.co_code, code.co_consts, code.co_names, code.co_freevars)
+        return made_of, tuple(_sameness(each, depth - 1) for each in inner)
+    if held is None or isinstance(held, (int, float, str)):
+        return type(held), held
+    if depth and callable(held) and type(held).__module__.startswith("kedge."):
+        return type(held), repr(held), _parts(held, depth - 1)
+    return id(held)
 
 
-def _plain(cell: CellType) -> str:
-    """Return the text of an enclosed value, of another one than a text or number its type."""
-    try:
-        value = cell.cell_contents
-    except ValueError:  # the variable has no value yet
-        return ""
-    return repr(value) if isinstance(value, (str, bytes, int, float, complex)) else type(value).__name__
+def _parts(action: Any, depth: int) -> Any:
+    """Return keys of the functions and tensors that an action object holds, which its name leaves out."""
+    held = getattr(action, "__dict__", {}).values()
+    return tuple(_sameness(each, depth) for each in held if isinstance(each, (FunctionType, MethodType, Tensor)))

@@ -222,7 +222,7 @@ def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
     taps = (t for t in session.taps if getattr(t.gate, "called", 0))
     called = {t.gate.path for t in taps if t.gate.passes is tap.gate.passes}
     if not called and not session.clock.passes:
-        return Cause("the model was not called", "call it inside the block")
+        return Cause("the model was not called", "call it inside the block, or before remove()")
     by_parent = _explain_by_parent(kind, child, tap.gate.path, called) if name else None
     return by_parent or _explain_by_calls(tap, called)
 

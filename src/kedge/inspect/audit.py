@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from kedge.calls.arguments import called_as, described
+from kedge.calls.arguments import called_as, described, not_a_model
 from kedge.errors import WrongCall
 from kedge.hooks.gates.variables import UNNAMED, name_of_argument, variables_around
 from kedge.inspect.audit_graph import NodeAudit, TensorAudit, audit_node, audit_tensor
@@ -89,9 +89,9 @@ def audit(target: Any, names: Names = None) -> Audit:
         return audit_node(target.node if isinstance(target, GradientEdge) else target, _named(names))
     if isinstance(target, Optimizer):
         return audit_optimizer(target, _named(names))
+    several = "; audit several one by one" if isinstance(target, (list, tuple, dict)) else ""
     raise WrongCall(
-        f"audit takes a torch.nn.Module, a tensor, an autograd node or an optimizer, not {described(target)}; audit several "
-        "one by one"
+        f"audit takes a torch.nn.Module, a tensor, an autograd node or an optimizer, not {not_a_model(target)}{several}"
     )
 
 

@@ -13,7 +13,8 @@ for such a device: code without them is found where an earlier run has left it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,6 +30,21 @@ def has_effect(library: torch.library.Library, name: str) -> bool:
         return False
     register(name, ordered)
     return True
+
+
+@contextmanager
+def all_or_none(library: torch.library.Library) -> Iterator[None]:
+    """Context that defines operators: an error or an interrupt inside removes the library, so that they can be defined again.
+
+    PyTorch would otherwise refuse the next import of the module that defines them, for the rest of the process.
+    """
+    try:
+        yield
+    except BaseException:
+        remove = getattr(library, "_destroy", None)
+        if remove is not None:
+            remove()
+        raise
 
 
 _SETTING = "custom_should_partition_ops"

@@ -253,6 +253,14 @@ def test_the_timeline_tells_what_fired_in_which_order() -> None:
     ]
 
 
+def test_functions_of_pytorch_have_their_short_names() -> None:
+    """Without the private class that PyTorch keeps them in."""
+    with kedge.session() as s:
+        s.hook(Net(), "g", torch.zeros_like)
+        assert [tap.label for tap in s.taps] == ["zeros_like"]
+        s.end(quiet=True)
+
+
 def test_the_timeline_of_tensors_and_nodes_is_a_table_too_and_keeps_the_last_firings() -> None:
     """An empty one says so; a full one that there were more."""
     z = torch.ones(2, requires_grad=True)

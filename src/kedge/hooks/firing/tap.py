@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from types import FrameType
+from types import BuiltinFunctionType, FrameType
 from typing import Any, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -117,7 +117,8 @@ class Tap:
     @property
     def label(self) -> str:
         """The action's name in messages."""
-        name = getattr(self.action, "__qualname__", None) or getattr(self.action, "__name__", None)
+        full = "" if isinstance(self.action, BuiltinFunctionType) else getattr(self.action, "__qualname__", "")
+        name = full or getattr(self.action, "__name__", None)
         return str(name) if name and not isinstance(self.action, Bindable) else repr(self.action)
 
 

@@ -139,11 +139,12 @@ def _without_data(x: Tensor, *_: Any) -> None:
         operators.divide_graphs_at(_NAMES)
 
 
-for _schema, _run in zip(_SCHEMAS, (_value, _gradient, _passed, _applied, _begin, _end), strict=True):
-    _name = _library.define(_schema)
-    _library.impl(_name, _run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"kedge::{_name}", _without_data, lib=_library)
-    operators.has_effect(_library, f"kedge::{_name}")
+with operators.all_or_none(_library):
+    for _schema, _run in zip(_SCHEMAS, (_value, _gradient, _passed, _applied, _begin, _end), strict=True):
+        _name = _library.define(_schema)
+        _library.impl(_name, _run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"kedge::{_name}", _without_data, lib=_library)
+        operators.has_effect(_library, f"kedge::{_name}")
 _ops = torch.ops.kedge
 
 

@@ -138,6 +138,18 @@ def test_no_option_is_advised_that_was_in_use(manifest, advice):
     assert remedy.endswith("exp of a large number.")
 
 
+def test_after_a_guarded_step_of_compiled_code_both_commands_are_given():
+    """One names the module in the program as it is, the other the operation in the program uncompiled."""
+    scene = guarded(NAN)
+    scene.events = [{"kind": "compiled", "step": 0}]
+    remedy = only(scene).remedy
+
+    assert 'run it again from a checkpoint of step 10 or before, if there is one, with "kedge run --budget' in remedy
+    assert remedy.endswith(' To have the operation named, run "TORCH_COMPILE_DISABLE=1 kedge run --dump train.py".')
+    every_step = only(scene, budget=None, every=1).remedy
+    assert every_step.count("TORCH_COMPILE_DISABLE=1") == 1
+
+
 def test_the_producer_is_named_where_the_rows_show_a_range_of_steps():
     """Operation, place, line and what is known of its input; no option is advised."""
     scene = guarded(NAN)

@@ -189,6 +189,38 @@ def test_a_producer_inside_a_module_is_a_site_of_it():
     )
 
 
+@pytest.mark.parametrize(
+    ("module", "manifest", "advice"),
+    [
+        ("log", {}, 'certain, run "kedge run --dump train.py".'),
+        ("log", {"dump": True}, ""),
+        (
+            None,
+            {},
+            'run "kedge run --dump train.py"; if these lines are outside modules, put them into the forward of one first.',
+        ),
+        (None, {"dump": True}, "certain, put these lines into the forward of a module, and run it again with --dump."),
+        ("", {}, 'put these lines into the forward of a module, and run "kedge run --dump train.py".'),
+    ],
+)
+def test_a_dump_is_advised_of_an_operation_in_a_module_alone(module, manifest, advice):
+    """It keeps calls of modules: for a loss written as a function it would keep none."""
+    scene = guarded(NAN)
+    scene.events = [producer(27, module=module, certain=False)]
+    remedy = only(scene, **manifest).remedy
+
+    assert remedy.endswith(advice)
+    assert ("for certain" in remedy) == bool(advice)
+
+
+def test_an_operation_after_finite_outputs_is_outside_modules():
+    """The rows show that the model's own outputs were finite."""
+    scene = broken(with_loss(), {"loss": NAN} | all_of(ALL_GRADIENTS, NAN))
+    scene.events = [producer(module=None, certain=False)]
+
+    assert "certain, put these lines into the forward of a module, and run" in only(scene).remedy
+
+
 def test_rows_that_name_the_module_are_told_the_operation():
     """They know what went in and who passed it on; the graph knows the line."""
     scene = broken(with_loss(), {"loss": NAN} | all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN))

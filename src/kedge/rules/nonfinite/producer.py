@@ -29,6 +29,11 @@ Entry = Mapping[str, Any]
 #: Kinds of births that name the module in whose call they lie, or that came with the batch.
 _EXACT = ("module", "own", "between", "entry", "backward", "made")
 
+#: How to have an operation named for certain: --dump keeps calls of modules.
+_INSIDE = " To have the operation named for certain, {run}."
+_OUTSIDE = " To have the operation named for certain, put these lines into the forward of a module, and {run}."
+_ANYWHERE = _INSIDE[:-1] + "; if these lines are outside modules, put them into the forward of one first."
+
 
 def with_producer(recording: Recording, bad_steps: BadSteps, findings: Sequence[Finding]) -> list[Finding]:
     """Return findings, with the producer of the first non-finite loss added or in their place; see Note [Producers]."""
@@ -126,7 +131,7 @@ class Producer:
             finding,
             message=f"{finding.message} {shown}{self._made()}.",
             evidence={**finding.evidence, **{k: v for k, v in self._evidence().items() if v is not None}},
-            remedy=self._remedy(),
+            remedy=self._remedy(outside=finding.evidence.get("how") == "made"),
         )
 
     def _subject(self, site: str) -> str:
@@ -144,10 +149,19 @@ class Producer:
         detail = f"; {self.event['detail']}" if self.event.get("detail") else ""
         return f"{sure}{maker} made it{inside}{line}{text_of(self.event)}{detail}"
 
-    def _remedy(self) -> str:
-        """Return what to do; of an operation that is only probable, also how to have it named."""
-        command = "" if self._certain else with_dump_on(self.recording)
-        return self._own_remedy() + (f' To have the operation named for certain, run "{command}".' if command else "")
+    def _remedy(self, *, outside: bool = False) -> str:
+        """Return what to do; of an operation that is only probable, also how to have it named.
+
+        Args:
+            outside: Whether the rows show that it lies outside modules.
+        """
+        kept = any(event.get("kind") == "dump" for event in self.recording.events)
+        module, command = self.event.get("module"), with_dump_on(self.recording)
+        if self._certain or kept or (module and not command):
+            return self._own_remedy()
+        run = f'run "{command}"' if command else "run it again with --dump"
+        form = _INSIDE if module else _OUTSIDE if outside or module == "" or not command else _ANYWHERE
+        return self._own_remedy() + form.format(run=run)
 
     def _own_remedy(self) -> str:
         module = str(self.event.get("module") or "")

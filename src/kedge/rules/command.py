@@ -60,6 +60,12 @@ def again(recording: Recording, purpose: str, since: str = "") -> str:
     return f'{purpose}, run it again {since}with "{command}". ' if command else ""
 
 
+def uncompiled(recording: Recording) -> str:
+    """Return a space and a sentence with the command that names an operation of compiled code; empty if there was none."""
+    command = with_dump_on(recording) if is_compiled(recording) else ""
+    return f' To have the operation named, run "{command}".' if command else ""
+
+
 def _command(recording: Recording, *, dump: bool) -> str:
     manifest = recording.manifest
     script, command = (
@@ -67,13 +73,13 @@ def _command(recording: Recording, *, dump: bool) -> str:
         [visible(str(word), lines=True) for word in manifest.get("command") or ()],
     )
     if script in _UNNAMED or PurePath(script).name in _NOTEBOOKS:
-        uncompiled = f" after {_EAGER}" if dump and is_compiled(recording) else ""
-        return f"kedge.watch(dump=True){uncompiled}" if dump else "kedge.watch(every=1, budget=None)"
+        eager = f" after {_EAGER}" if dump and is_compiled(recording) else ""
+        return f"kedge.watch(dump=True){eager}" if dump else "kedge.watch(every=1, budget=None)"
     sites = str(manifest.get("sites") or "**")
     options = ["--budget", "none", "--every", "1"] if measures_all(recording) or not dump else []
     options += (["--dump"] if dump else []) + (["--sites", sites] if sites != "**" else [])
-    uncompiled = _UNCOMPILED if dump and is_compiled(recording) else ""
-    return uncompiled + shlex.join([*_launcher(manifest.get("world")), "run", *options, *(command or [script or _ANY])])
+    variable = _UNCOMPILED if dump and is_compiled(recording) else ""
+    return variable + shlex.join([*_launcher(manifest.get("world")), "run", *options, *(command or [script or _ANY])])
 
 
 def _launcher(world: object) -> list[str]:

@@ -138,6 +138,18 @@ def test_no_option_is_advised_that_was_in_use(manifest, advice):
     assert remedy.endswith("exp of a large number.")
 
 
+def test_after_a_guarded_step_of_compiled_code_both_commands_are_given():
+    """One names the module in the program as it is, the other the operation in the program uncompiled."""
+    scene = guarded(NAN)
+    scene.events = [{"kind": "compiled", "step": 0}]
+    remedy = only(scene).remedy
+
+    assert 'run it again from a checkpoint of step 10 or before, if there is one, with "kedge run --budget' in remedy
+    assert remedy.endswith(' To have the operation named, run "TORCH_COMPILE_DISABLE=1 kedge run --dump train.py".')
+    every_step = only(scene, budget=None, every=1).remedy
+    assert every_step.count("TORCH_COMPILE_DISABLE=1") == 1
+
+
 def test_the_producer_is_named_where_the_rows_show_a_range_of_steps():
     """Operation, place, line and what is known of its input; no option is advised."""
     scene = guarded(NAN)
@@ -175,6 +187,38 @@ def test_a_producer_inside_a_module_is_a_site_of_it():
     assert finding.remedy.startswith(
         "Print the inputs of these operations in step 27. Keep the input of log above zero"
     )
+
+
+@pytest.mark.parametrize(
+    ("module", "manifest", "advice"),
+    [
+        ("log", {}, 'certain, run "kedge run --dump train.py".'),
+        ("log", {"dump": True}, ""),
+        (
+            None,
+            {},
+            'run "kedge run --dump train.py"; if these lines are outside modules, put them into the forward of one first.',
+        ),
+        (None, {"dump": True}, "certain, put these lines into the forward of a module, and run it again with --dump."),
+        ("", {}, 'put these lines into the forward of a module, and run "kedge run --dump train.py".'),
+    ],
+)
+def test_a_dump_is_advised_of_an_operation_in_a_module_alone(module, manifest, advice):
+    """It keeps calls of modules: for a loss written as a function it would keep none."""
+    scene = guarded(NAN)
+    scene.events = [producer(27, module=module, certain=False)]
+    remedy = only(scene, **manifest).remedy
+
+    assert remedy.endswith(advice)
+    assert ("for certain" in remedy) == bool(advice)
+
+
+def test_an_operation_after_finite_outputs_is_outside_modules():
+    """The rows show that the model's own outputs were finite."""
+    scene = broken(with_loss(), {"loss": NAN} | all_of(ALL_GRADIENTS, NAN))
+    scene.events = [producer(module=None, certain=False)]
+
+    assert "certain, put these lines into the forward of a module, and run" in only(scene).remedy
 
 
 def test_rows_that_name_the_module_are_told_the_operation():

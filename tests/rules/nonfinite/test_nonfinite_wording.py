@@ -283,3 +283,49 @@ def test_the_operation_that_a_kept_call_shows_is_named():
 
     assert 'makes infinities in the operation log/log:out (net.py:12): "x.log()", then NaN in' in finding.message
     assert finding.evidence["operation"] == made
+    assert finding.remedy == (
+        "To run that call again by itself: python dump-20/replay.py. Keep the input of log above zero: clamp it "
+        "(x.clamp_min(eps)), or use log_softmax, logsumexp or log1p, which do not need this."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "direction", "remedy"),
+    [
+        ("sqrt", "backward", "Keep the input of sqrt above zero, by more than rounding"),
+        ("div", "forward", "Keep the divisor away from zero"),
+    ],
+)
+def test_a_kept_call_has_the_remedy_of_its_operation(name, direction, remedy):
+    """The operation is known, so no list of possible ones is given."""
+    scene = chain()
+    site = "log:in.grad" if direction == "backward" else "log:out"
+    kept = {"site": site, "module": "log", "direction": direction, "value": "nan", "reached": True}
+    made = {"site": f"log/{name}:out", "name": name, "value": "nan", "file": "net.py", "line": 12, "text": "..."}
+    scene.events = [
+        {"kind": "dump", "step": 17, "folder": "dump-17", **kept},
+        {"kind": "operation", "folder": "dump-17", "operations": [made]},
+    ]
+    scene.step(0)
+    finding = only(scene)
+
+    assert finding.remedy.startswith(f"To run that call again by itself: python dump-17/replay.py. {remedy}")
+    assert "look " not in finding.remedy
+    assert ("torch.where after an operation" in finding.remedy) == (direction == "backward")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN),
+        all_of(["relu:out.grad", "fc:out.grad", "fc.weight:param.grad"], NAN),
+    ],
+)
+def test_in_compiled_code_the_command_that_names_the_operation_is_given(bad):
+    """No graph shows it there: the program has to run uncompiled."""
+    scene = broken(chain(), bad)
+    command = '"TORCH_COMPILE_DISABLE=1 kedge run --dump SCRIPT"'
+
+    assert command not in only(scene).remedy
+    scene.events.append({"kind": "compiled", "step": 0})
+    assert only(scene).remedy.endswith(f" To have the operation named, run {command}.")

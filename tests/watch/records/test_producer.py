@@ -76,6 +76,36 @@ def test_the_operation_and_its_line_are_named(
     assert Path(found["file"]).resolve() == Path(__file__)
 
 
+@pytest.mark.parametrize(
+    ("operation", "factors", "detail"),
+    [
+        (torch.log, [0.0], "its input has 1 zero"),
+        (torch.log, [-1.0, -1.0], "its input has 2 negative elements"),
+        (torch.log, [0.0, -1.0], "its input has 1 zero and 1 negative element"),
+        (lambda y: torch.div(torch.ones(6, 3), y), [0.0], "its divisor has 1 zero"),
+        (lambda y: y.pow(-0.5), [0.0], "its base has 1 element at or below zero"),
+    ],
+)
+def test_the_elements_outside_the_domain_are_counted(
+    operation: Callable[[Tensor], Tensor], factors: list[float], detail: str
+) -> None:
+    """Only those that there are, one of them in the singular."""
+    model = nn.Linear(4, 3)
+    spoiling = torch.ones(18)
+    spoiling[: len(factors)] = torch.tensor(factors)
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        for step in range(BAD + 1):
+            optimizer.zero_grad()
+            inner = (model(torch.randn(6, 4)).abs() + 1.0) * (spoiling if step == BAD else torch.ones(18)).view(6, 3)
+            operation(inner).mean().backward()
+            optimizer.step()
+
+    log = watch(program, every=100)
+    assert [event["detail"] for event in log.events if event["kind"] == "producer"] == [detail]
+
+
 def test_the_file_is_relative_to_the_folder_that_the_program_runs_in(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

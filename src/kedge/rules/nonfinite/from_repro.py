@@ -17,7 +17,7 @@ from typing import Any
 from kedge.rules.naming import line_of, name_at, text_of
 from kedge.rules.nonfinite.bad_steps import BadSteps, recorded_steps
 from kedge.rules.nonfinite.search.births import Birth
-from kedge.rules.nonfinite.wording.advice import OperationAdvice
+from kedge.rules.nonfinite.wording.advice import DOMAIN, OperationAdvice, domain_remedy
 from kedge.rules.nonfinite.wording.leadup import lead_up
 from kedge.rules.recorded.wiring import ModuleSites, Wiring, wire
 from kedge.rules.rule import Finding
@@ -185,7 +185,7 @@ class KeptCallWording:
             finding,
             message=message + self._operations(),
             evidence={**finding.evidence, **self._evidence()},
-            remedy=f"{self._rerun()} {finding.remedy}",
+            remedy=f"{self._rerun()} {(DOMAIN in finding.remedy and self._known_remedy()) or finding.remedy}",
         )
 
     def finding(self, shown: Finding | None) -> Finding:
@@ -254,11 +254,18 @@ class KeptCallWording:
 
     def _remedy(self) -> str:
         call, module = self.call, self.call.module
+        if known := self._known_remedy():
+            return known
         if call.in_backward:
             return _INFINITE_SLOPE.format(name=call.name)
         own = module is not None and call.text == f"{call.path}:out"
         dtype = call.recording.sites[module.outs[0]].dtype if module is not None and module.outs else ""
         return OperationAdvice(call.name, module.type if module is not None and own else "", None, dtype, 0.0).advice()
+
+    def _known_remedy(self) -> str:
+        """Return the remedy of the operation that made the value first; empty if that is not known."""
+        made = self.call.operations()
+        return domain_remedy(str(made[0].get("name")), backward=self.call.in_backward) if made else ""
 
     def _value(self) -> str:
         return _VALUES.get(str(self.call.event.get("value")), "non-finite values")

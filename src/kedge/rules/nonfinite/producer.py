@@ -17,7 +17,7 @@ from kedge.rules.command import with_dump_on
 from kedge.rules.naming import line_of, text_of
 from kedge.rules.nonfinite.bad_steps import BadSteps
 from kedge.rules.nonfinite.from_repro import put_in_place
-from kedge.rules.nonfinite.wording.advice import DOMAIN, OperationAdvice, operation
+from kedge.rules.nonfinite.wording.advice import DOMAIN, OperationAdvice, domain_remedy, operation
 from kedge.rules.nonfinite.wording.phrases import REMEDIES
 from kedge.rules.recorded.losses import LOSS
 from kedge.rules.recorded.wiring import wire
@@ -29,28 +29,10 @@ Entry = Mapping[str, Any]
 #: Kinds of births that name the module in whose call they lie, or that came with the batch.
 _EXACT = ("module", "own", "between", "entry", "backward", "made")
 
-#: Remedies for operations outside of their domain.
-_REMEDIES = {
-    "log": "Keep the input of log above zero: clamp it (x.clamp_min(eps)), or use log_softmax, logsumexp or log1p, which "
-    "do not need this.",
-    "div": "Keep the divisor away from zero: add an epsilon or clamp it, and skip empty masks.",
-    "sqrt": "Keep the input of sqrt above zero, by more than rounding: below zero its value is NaN, at zero its slope is "
-    "infinite.",
-    "pow": "A power of a negative number, or a power below one of zero, has no finite value or slope: clamp the base.",
-    "exp": "exp of more than 88 is infinite in float32: clamp the input, subtract the largest, or use softmax or logsumexp.",
-    "acos": "Clamp the input to a little less than 1 and more than -1.",
-}
-_REMEDIES |= {
-    "log2": _REMEDIES["log"],
-    "log10": _REMEDIES["log"],
-    "asin": _REMEDIES["acos"],
-    "reciprocal": _REMEDIES["div"],
-}
-_REMEDIES |= {"rsqrt": _REMEDIES["div"], "true_divide": _REMEDIES["div"]}
-_NOT_ITS_OUTPUT = (
-    " Change its input, not its output: torch.where after an operation whose derivative is infinite multiplies that by zero, "
-    "which is NaN."
-)
+#: How to have an operation named for certain: --dump keeps calls of modules.
+_INSIDE = " To have the operation named for certain, {run}."
+_OUTSIDE = " To have the operation named for certain, put these lines into the forward of a module, and {run}."
+_ANYWHERE = _INSIDE[:-1] + "; if these lines are outside modules, put them into the forward of one first."
 
 
 def with_producer(recording: Recording, bad_steps: BadSteps, findings: Sequence[Finding]) -> list[Finding]:
@@ -149,7 +131,7 @@ class Producer:
             finding,
             message=f"{finding.message} {shown}{self._made()}.",
             evidence={**finding.evidence, **{k: v for k, v in self._evidence().items() if v is not None}},
-            remedy=self._remedy(),
+            remedy=self._remedy(outside=finding.evidence.get("how") == "made"),
         )
 
     def _subject(self, site: str) -> str:
@@ -167,24 +149,33 @@ class Producer:
         detail = f"; {self.event['detail']}" if self.event.get("detail") else ""
         return f"{sure}{maker} made it{inside}{line}{text_of(self.event)}{detail}"
 
-    def _remedy(self) -> str:
-        """Return what to do; of an operation that is only probable, also how to have it named."""
-        command = "" if self._certain else with_dump_on(self.recording)
-        return self._own_remedy() + (f' To have the operation named for certain, run "{command}".' if command else "")
+    def _remedy(self, *, outside: bool = False) -> str:
+        """Return what to do; of an operation that is only probable, also how to have it named.
+
+        Args:
+            outside: Whether the rows show that it lies outside modules.
+        """
+        kept = any(event.get("kind") == "dump" for event in self.recording.events)
+        module, command = self.event.get("module"), with_dump_on(self.recording)
+        if self._certain or kept or (module and not command):
+            return self._own_remedy()
+        run = f'run "{command}"' if command else "run it again with --dump"
+        form = _INSIDE if module else _OUTSIDE if outside or module == "" or not command else _ANYWHERE
+        return self._own_remedy() + form.format(run=run)
 
     def _own_remedy(self) -> str:
         module = str(self.event.get("module") or "")
         if self.event.get("where") == "input":
             return REMEDIES["entry"]
         backward = self.event.get("where") == "backward"
-        if self.name in _REMEDIES:
+        if known := domain_remedy(self.name, backward=backward):
             first = "" if self._certain else f"Print the inputs of these operations in step {self.step}. "
-            return first + _REMEDIES[self.name] + (_NOT_ITS_OUTPUT if backward else "")
+            return first + known
         if backward:
-            return REMEDIES["backward"].format(name=module or "the program")
+            return REMEDIES["backward"].format(name=module or "the program", uncompiled="")
         name = self.name + (f" in {module}" if module else "")
-        known = OperationAdvice(name, "", self.event.get("node"), "float32", 0.0, self.step == 0)
-        return known.advice() if known.multiplies else f"For {name}, {DOMAIN}."
+        advice = OperationAdvice(name, "", self.event.get("node"), "float32", 0.0, self.step == 0)
+        return advice.advice() if advice.multiplies else f"For {name}, {DOMAIN}."
 
     def _evidence(self) -> dict[str, Any]:
         keys = ("operation", "node", "module", "file", "line", "text", "where", "certain", "detail")

@@ -26,6 +26,7 @@ from torch.autograd.graph import Node
 
 from kedge.frames import is_between
 from kedge.hooks.placing.own_warnings import ANOMALY_WARNINGS, ignore_warnings, show_warnings
+from kedge.numbers import counted
 from kedge.sites.leaves import has_memory, own_part
 from kedge.torch_internals.autograd_nodes import behind, by_need, in_order, number_in, saved_by
 from kedge.torch_internals.source_lines import place_of
@@ -326,18 +327,17 @@ def _danger(node: Node, inputs: dict[str, Tensor]) -> str | None:
         at = -1 if name == "log1p" else 0
         zeros, below = int((own == at).sum()), int((own < at).sum())
         if zeros or (below and name != "reciprocal"):
-            found = (
-                f"{zeros} elements equal to {at} and {below} smaller" if at else f"{zeros} zeros and {below} negative"
-            )
-            return f"its input has {found} elements"
+            at_the_edge = counted(zeros, "zero") if at == 0 else f"{counted(zeros, 'element')} equal to {at}"
+            beyond = counted(below, "negative element" if at == 0 else "smaller element")
+            return f"its input has {' and '.join([at_the_edge] * bool(zeros) + [beyond] * bool(below))}"
     if name == "div" and "other" in inputs and bool((inputs["other"] == 0).any()):
-        return f"its divisor has {int((inputs['other'] == 0).sum())} zeros"
+        return f"its divisor has {counted(int((inputs['other'] == 0).sum()), 'zero')}"
     if name == "sqrt" and own is not None and bool((own < 0).any()):
-        return f"its input has {int((own < 0).sum())} negative elements"
+        return f"its input has {counted(int((own < 0).sum()), 'negative element')}"
     if name in ("acos", "asin", "atanh") and own is not None and bool((own.abs() > 1).any()):
-        return f"its input has {int((own.abs() > 1).sum())} elements outside [-1, 1]"
+        return f"its input has {counted(int((own.abs() > 1).sum()), 'element')} outside [-1, 1]"
     if name == "pow" and own is not None and bool((own <= 0).any()):
         exponent = number_in(node, "exponent")
         if isinstance(exponent, (int, float)) and (exponent < 0 or exponent != int(exponent)):
-            return f"its base has {int((own <= 0).sum())} elements that are zero or negative"
+            return f"its base has {counted(int((own <= 0).sum()), 'element')} at or below zero"
     return None

@@ -55,6 +55,29 @@ _LOSSES = {
     "MSELoss": "squares overflowed: normalise the targets, or use SmoothL1Loss",
 }
 
+#: Remedies for operations outside their domain.
+_REMEDIES = {
+    "log": "Keep the input of log above zero: clamp it (x.clamp_min(eps)), or use log_softmax, logsumexp or log1p, which "
+    "do not need this.",
+    "div": "Keep the divisor away from zero: add an epsilon or clamp it, and skip empty masks.",
+    "sqrt": "Keep the input of sqrt above zero, by more than rounding: below zero its value is NaN, at zero its slope is "
+    "infinite.",
+    "pow": "A power of a negative number, or a power below one of zero, has no finite value or slope: clamp the base.",
+    "exp": "exp of more than 88 is infinite in float32: clamp the input, subtract the largest, or use softmax or logsumexp.",
+    "acos": "Clamp the input to a little less than 1 and more than -1.",
+}
+_REMEDIES |= {
+    "log2": _REMEDIES["log"],
+    "log10": _REMEDIES["log"],
+    "asin": _REMEDIES["acos"],
+    "reciprocal": _REMEDIES["div"],
+}
+_REMEDIES |= {"rsqrt": _REMEDIES["div"], "true_divide": _REMEDIES["div"]}
+_NOT_ITS_OUTPUT = (
+    " Change its input, not its output: torch.where after an operation whose derivative is infinite multiplies that by zero, "
+    "which is NaN."
+)
+
 
 @dataclass(frozen=True)
 class OperationAdvice:
@@ -126,6 +149,12 @@ _NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
 
 #: The number of doublings below which the words give it.
 _NEAR = 16
+
+
+def domain_remedy(name: str, *, backward: bool) -> str:
+    """Return the remedy for an operation outside its domain, or at the edge of it in the backward; empty for other operations."""
+    remedy = _REMEDIES.get(name, "")
+    return remedy + _NOT_ITS_OUTPUT if remedy and backward else remedy
 
 
 def operation(node: str | None) -> str:

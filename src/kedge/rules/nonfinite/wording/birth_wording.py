@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from kedge.numbers import listed
-from kedge.rules.command import again, with_dump_on
+from kedge.rules.command import again, uncompiled, with_dump_on
 from kedge.rules.naming import NAMED, name_of, text_of
 from kedge.rules.nonfinite.search.births import BACKWARD
 from kedge.rules.nonfinite.wording import phrases
@@ -106,7 +106,7 @@ class BirthWording:
             form = phrases.LARGE_FROM_THE_START if self.case.is_first_step else phrases.DIVERGED
             return form.format(largest=self.figures.largest())
         if how in ("module", "own", "between"):
-            return self._operation().advice()
+            return self._operation().advice() + uncompiled(self.case.recording)
         if self.case.in_backward:
             return self._backward_remedy("loss" if how == "gap" and not self.case.birth.near else how)
         before = long_step_signs(self.case.recording, self.case.step) if how == "unseen" else ""
@@ -123,6 +123,7 @@ class BirthWording:
             name=self.place.name(),
             again=again(self.case.recording, "To have the module named"),
             dumped=f' To have the operation named, run "{command}".' if command else "",
+            uncompiled=uncompiled(self.case.recording),
             before="" if self.case.is_first_step else "; if the parameter was finite before, lower the learning rate",
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kedge.numbers import listed
-from kedge.rules.command import again
+from kedge.rules.command import again, uncompiled, with_dump_on
 from kedge.rules.naming import NAMED, line_of
 from kedge.rules.nonfinite.bad_steps import ABSENT, FINITE, BadStep
 from kedge.rules.nonfinite.wording.advice import operation
@@ -72,7 +72,9 @@ class GradientOnlyWording:
         recording, sound = self.case.recording, self.bad_step.last_sound
         signs = self._growth() or long_step_signs(recording, self.bad_step.step)
         start = f"from a checkpoint of step {sound} or before, if there is one, " if sound > 0 else ""
-        return f"{signs}{again(recording, 'To have the module named', start)}{_LOOK}"
+        module = again(recording, "To have the module named", start)
+        operation_too = "" if with_dump_on(recording) in module else uncompiled(recording)
+        return f"{signs}{module}{_LOOK}{operation_too}"
 
     def evidence(self) -> dict[str, Any]:
         """Return the figures that support the words."""

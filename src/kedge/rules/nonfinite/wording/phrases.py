@@ -105,7 +105,7 @@ REMEDIES = {
     "unscaling divides by a scale that may be zero.",
     "backward": "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt or norm at "
     "0, pow below 1 at 0, a division, or torch.where, which multiplies the branch that is not taken by zero: infinity "
-    "times zero is NaN. Change its input, not its output (clamp or where before the operation).",
+    "times zero is NaN. Change its input, not its output (clamp or where before the operation).{uncompiled}",
     "either": "Look, there and in the forward around it, for an operation whose derivative is infinite: sqrt or norm at "
     "0, pow below 1 at 0, a division, or torch.where around one of them. Change its input, not its output.{dumped}",
     "beside": "Look in the forward of {name} for an operation whose derivative is infinite, beside the modules that it "
@@ -114,6 +114,6 @@ REMEDIES = {
     "gap": "Look at the operations between these sites for one whose derivative is infinite: sqrt or norm at 0, "
     "a division, or torch.where around one of them. Change its input, not its output.{dumped}",
     "loss": "Look at the loss and its inputs: log of 0, division by a zero count (an empty mask), sqrt "
-    "at 0, or a loss scale that is too large.",
+    "at 0, or a loss scale that is too large.{uncompiled}",
 }
 REMEDIES["within"] = REMEDIES["made"] = REMEDIES["loss"]

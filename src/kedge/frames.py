@@ -24,6 +24,12 @@ def is_between(file: str) -> bool:
     return file.startswith((*passing, "<frozen "))
 
 
+@functools.lru_cache(maxsize=4096)
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to an installed library, not to the program."""
+    return not {*INSTALLED}.isdisjoint(Path(file).parts)
+
+
 def level_of_program() -> int:
     """Return the ``stacklevel`` of a warning at the program's running line, for the function that calls this and warns.
 
@@ -32,7 +38,7 @@ def level_of_program() -> int:
     """
     caller = sys._getframe(1)
     return (
-        _level(caller, lambda file: is_between(file) or not {*INSTALLED}.isdisjoint(Path(file).parts))
+        _level(caller, lambda file: is_between(file) or is_installed(file))
         or _level(caller, is_between)
         or _level(caller, lambda file: file.startswith(OWN))
         or 2

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from kedge.frames import is_installed
 from kedge.hooks.everywhere import RootFinder
 from kedge.hooks.firing.gate import Gate
 from kedge.hooks.firing.tap import Tap
@@ -61,8 +61,7 @@ def library_of(function: Any) -> str:
     """The library of a function; empty for the program's own."""
     module = str(getattr(function, "__module__", ""))
     known = next((name for prefix, name in _OWNERS.items() if f"{module}.".startswith(prefix)), "")
-    installed = {"site-packages", "dist-packages"} & set(Path(source_of(function)).parts)
-    return known or (module.partition(".")[0] if installed else "")
+    return known or (module.partition(".")[0] if is_installed(source_of(function)) else "")
 
 
 def serves(hook: Any, place: str) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from kedge.notebook import Printed
 
 _MB = 1e6
 _MOST = 24
-_NO_STEP = "no step: autograd saved nothing, as under torch.no_grad"
 """The number of modules that are printed."""
+_NO_STEP = "no step: autograd saved nothing, as under torch.no_grad"
 _COUNTS = ("small", "again", "unique", "stored", "freed", "failed")
 _GROUPS = ("kept", "rebuilt", "moved")
 _OWNED = ("parameter", "buffer", "input")

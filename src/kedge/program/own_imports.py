@@ -39,7 +39,7 @@ class OwnImports(MetaPathFinder):
         self._thread: int | None = None
 
     def set_aside(self, folder: str, path: Sequence[str]) -> None:
-        """Give the program the names that its folder has.
+        """Leave to the program the names that its folder has.
 
         Args:
             folder: The first folder on the program's ``sys.path``.

@@ -19,8 +19,8 @@ from kedge.store.recording import Recording
 
 #: The most blocks that a sentence names.
 MOST_NAMED = 3
-#: The figures as the table names them.
-_TITLES = {"out": "out", "gradient": "grad", "update": "update", "zero": "zero"}
+#: The figures that the table names otherwise.
+_TITLES = {"gradient": "grad"}
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,7 @@ def _block(line: ModuleLine, others: Sequence[ModuleLine]) -> ApartBlock:
         if not any(other.path == name or _within(other.path, name) for other in others):
             break
     numbers = [int(other.path.split(".")[place]) for other in others]
-    reasons = [(distance, text) for distance, text in _reasons(line, others)]
-    distance, reason = max(reasons, key=lambda one: one[0], default=(0.0, ""))
+    distance, reason = max(_reasons(line, others), key=lambda one: one[0], default=(0.0, ""))
     return ApartBlock(name, not min(numbers) < int(parts[place]) < max(numbers), reason, distance)
 
 
@@ -106,7 +105,7 @@ def _reasons(line: ModuleLine, others: Sequence[ModuleLine]) -> Iterator[tuple[f
         distance = _distance(own, known, share=figure == "zero")
         if own is not None and distance:
             said = [spread(values, share=figure == "zero").plain for values in ([own], known)]
-            yield distance, f"{line.label} has {_TITLES[figure]} {said[0]}, the others {said[1]}"
+            yield distance, f"{line.label} has {_TITLES.get(figure, figure)} {said[0]}, the others {said[1]}"
         else:
             yield from _zeros(line, others, figure)
 
@@ -131,4 +130,4 @@ def _zeros(line: ModuleLine, others: Sequence[ModuleLine], figure: str) -> Itera
         steps = np.flatnonzero((own.rms == 0) & ~np.any([series.rms == 0 for series in theirs], axis=0))
         if len(steps):
             step = int(line.recording.steps[steps[0]])
-            yield 1.0, f"{line.label} had {_TITLES[figure]} 0 at step {step}, the others had not"
+            yield 1.0, f"{line.label} had {_TITLES.get(figure, figure)} 0 at step {step}, the others had not"

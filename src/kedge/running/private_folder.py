@@ -36,7 +36,7 @@ class PrivateFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def own(self, path: Path) -> None:
-        """Give a file in here, or the folder, to its owner."""
+        """Set the owner of a file in here, or of the folder, to `owner`."""
         if self.owner != (os.geteuid(), os.getegid()):
             os.chown(path, *self.owner, follow_symlinks=False)
 

@@ -49,11 +49,11 @@ class _When:
 class _At:
     """Single steps."""
 
-    steps: tuple[int, ...]
+    steps: frozenset[int]  # asked in every step, and there may be thousands
 
     def __repr__(self) -> str:
         """The call that makes this schedule."""
-        return f"at({', '.join(map(str, self.steps))})"
+        return f"at({', '.join(map(str, sorted(self.steps)))})"
 
     def __call__(self, step: int) -> bool:
         return step in self.steps
@@ -113,7 +113,7 @@ def at(*steps: int) -> Schedule:
     if odd or not steps:
         found = described(odd[0]) if odd else ""
         raise WrongCall(f"at({found}): give the numbers of the steps one by one, as in kedge.at(0, 10, 20)")
-    return _At(tuple(map(int, steps)))
+    return _At(frozenset(map(int, steps)))
 
 
 def _is_step(given: object) -> bool:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from kedge.offload.held.handle import Handle
 from kedge.offload.rebuild.recipe import Cost, HandleOf, Term
-from kedge.torch_internals.autograd_nodes import raw
+from kedge.torch_internals.autograd_nodes import is_leaf, raw
 from kedge.torch_internals.tensors import changes
 
 DEEPEST = 3
@@ -205,7 +205,7 @@ class Unchanged:
 def parameter(edge: Edge) -> Tensor | None:
     """Return the leaf tensor at the end of an edge."""
     node = edge[0]
-    if node is None or type(node).__name__ != "AccumulateGrad":
+    if node is None or not is_leaf(node):
         return None
     variable: Tensor = node.variable
     return variable
@@ -234,7 +234,7 @@ def _depth(node: Any) -> int:
 def _may_be_parameter(node: Any) -> bool:
     """Whether the output of a node may be a parameter, trained or frozen, or a view of one."""
     node = _maker(node)
-    return node is None or type(node).__name__ == "AccumulateGrad"
+    return node is None or is_leaf(node)
 
 
 def _maker(node: Any) -> Any:

@@ -1,24 +1,23 @@
-"""The curves of a recording, as they are on the page."""
+"""Curves, as they are on the page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from kedge.numbers import for_json
-from kedge.report.curves import Curve, curves_of
+from kedge.report.curves import Curve
 from kedge.report.page.columns import form_of, packed
 from kedge.report.page.step_bins import Bins, Grouping
-from kedge.store.recording import Recording
 
 MOST_POINTS = 1500
 
 
-def curves(recording: Recording, most: int = MOST_POINTS) -> Iterator[dict[str, Any]]:
-    """Return the curves of a recording for the page, each of so many points at most."""
-    return (_entry(curve, most) for curve in curves_of(recording))
+def curves(found: Iterable[Curve], most: int = MOST_POINTS) -> Iterator[dict[str, Any]]:
+    """Return curves for the page, each of so many points at most."""
+    return (_entry(curve, most) for curve in found)
 
 
 def _entry(curve: Curve, most: int) -> dict[str, Any]:

@@ -82,8 +82,9 @@ def condense(
     codes = {finding.code for finding in findings}
     judgement = judgement_of(recording, findings, rules)
     modules, owners = modules_of(recording), owners_of(recording)
+    found = list(curves_of(recording))
     described = {
-        "run": _head(recording) | {"written": written, "pace": pace},
+        "run": _head(recording) | {"early": early_end(recording, found)} | {"written": written, "pace": pace},
         "rules": len(rules),
         "unjudged": [{"code": lack.code, "said": lack_of(lack)} for lack in judgement.unjudged],
         "unseen": list(judgement.unseen),
@@ -100,7 +101,7 @@ def condense(
         "columns": {"count": len(bins), "single": bins.single, "steps": len(shown)},
         "sheets": entries,
         "ranks": ranks,
-        "curves": list(curves(recording)),
+        "curves": list(curves(found)),
         "modules": modules,
         "folds": folds_of(recording, modules, findings),
         "account": _account(recording),
@@ -153,7 +154,6 @@ def _head(recording: Recording) -> dict[str, Any]:
     saved = saved_event(recording)
     shown["saved"] = {"step": saved.get("step"), "bytes": saved.get("bytes")} if saved else None
     shown["ranks"] = len(recording.ranks)
-    shown["early"] = early_end(recording, list(curves_of(recording)))
     return shown
 
 
@@ -209,5 +209,5 @@ def _ranks(recording: Recording, bins: Bins) -> tuple[dict[str, Any], dict[str, 
             break
         entries = sheets.entries(brief=True)
         tables |= {f"rank{rank}-{name}": entry.pop("data") for name, entry in entries.items()}
-        shown.append({"rank": rank, "sheets": entries, "curves": list(curves(own))})
+        shown.append({"rank": rank, "sheets": entries, "curves": list(curves(curves_of(own)))})
     return {"shown": shown, "left_out": list(ranks[len(shown) :])}, tables

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from kedge.numbers import counted, for_json
+from kedge.report.curves import curves_of
 from kedge.report.head import command_of
 from kedge.report.page.curves import MOST_POINTS, curves
 from kedge.report.page.document import Document
@@ -96,7 +97,7 @@ def _run(run: RunSummary, columns: Sequence[RunColumn], page: str | None, points
         "ending": run.ending,
         "pace": run.pace,
         "values": [for_json(column.value(run)) for column in columns],
-        "curves": list(curves(run.recording, points)),
+        "curves": list(curves(curves_of(run.recording), points)),
     }
 
 

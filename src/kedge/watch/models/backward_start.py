@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.frames import is_between
+from kedge.frames import is_between, is_installed
 from kedge.torch_internals.graph_task import graph_task_function
 
-_INSTALLED = ("site-packages", "dist-packages")
 _PIPELINES = "torch.distributed.pipelining."
 
 
@@ -138,11 +137,6 @@ def _is_of_stage(frame: FrameType) -> bool:
 
 def _each(tensors: Any) -> tuple[Any, ...]:
     return tuple(tensors) if isinstance(tensors, (tuple, list)) else (tensors,)
-
-
-def is_installed(file: str) -> bool:
-    """Whether a file belongs to an installed library, not to the program."""
-    return any(folder in file for folder in _INSTALLED)
 
 
 def _programs_line(frame: FrameType) -> FrameType | None:

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from kedge.frames import is_between
+from kedge.frames import is_between, is_installed
 from kedge.hooks.placing.own_warnings import ANOMALY_WARNINGS, ignore_warnings, show_warnings
 from kedge.numbers import counted
 from kedge.sites.leaves import has_memory, own_part
-from kedge.torch_internals.autograd_nodes import behind, by_need, in_order, number_in, saved_by
+from kedge.torch_internals.autograd_nodes import behind, by_need, in_order, is_leaf, number_in, saved_by
 from kedge.torch_internals.source_lines import place_of
-from kedge.watch.models.backward_start import BackwardStart, is_installed, plain_name
+from kedge.watch.models.backward_start import BackwardStart, plain_name
 
 _MOST_NODES = 20_000
 _TRIES = 3
@@ -79,7 +79,6 @@ MOVES = (
     "unsqueeze",
     "to_copy",
 )
-_LEAF = "torch::autograd::AccumulateGrad"
 
 
 class ProducerLines:
@@ -112,7 +111,7 @@ class ProducerLines:
             return
         self.wanted = False
         nodes = nodes_of(losses)
-        own = [node for node in nodes if node.name() != _LEAF]
+        own = [node for node in nodes if not is_leaf(node)]
         noted: Any = [node.metadata for node in own]
         lines = [line_in(metadata.get("traceback_")) for metadata in noted]
         if any(lines):
@@ -131,7 +130,7 @@ def nodes_of(losses: Iterable[Tensor]) -> list[Node]:
 
 def shape_of(nodes: Sequence[Node]) -> tuple[str, ...]:
     """Return the names of the operations: two graphs of the same operations have the same."""
-    return tuple(node.name() for node in nodes if node.name() != _LEAF)
+    return tuple(node.name() for node in nodes if not is_leaf(node))
 
 
 def line_in(stack: Sequence[str] | None) -> dict[str, Any] | None:
@@ -158,10 +157,10 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
         ``certain``; None if none is found.
     """
     nodes = nodes_of(began.tensors)
-    leaves = [own_part(cast("Any", node).variable.detach()) for node in nodes if node.name() == _LEAF]
+    leaves = [own_part(cast("Any", node).variable.detach()) for node in nodes if is_leaf(node)]
     if any(has_memory(leaf) and not _is_finite(leaf) for leaf in leaves):
         return None  # the parameters are non-finite already: an earlier step made the first value
-    nodes = [node for node in nodes if node.name() != _LEAF]
+    nodes = [node for node in nodes if not is_leaf(node)]
     where = dict(zip(nodes, lines.of(nodes), strict=True))
     variables = _values_in(began)
     suspects = []
@@ -203,7 +202,7 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[st
     other than the label's. Otherwise the suspects are the operations whose gradient can be infinite while their result
     is finite.
     """
-    nodes = [node for node in nodes_of(began.tensors) if node.name() != _LEAF]
+    nodes = [node for node in nodes_of(began.tensors) if not is_leaf(node)]
     where = dict(zip(nodes, lines.of(nodes), strict=True))
     variables = _values_in(began)
     for node in nodes:
@@ -234,7 +233,7 @@ def _explaining(losses: Iterable[Tensor], suspects: Sequence[Node]) -> list[Node
     known = bad = leaves = 0
     reached: dict[Node, int] = {}
     for node in by_need(loss.grad_fn for loss in losses if loss.grad_fn is not None):
-        if node.name() == _LEAF:
+        if is_leaf(node):
             reached[node] = 1 << leaves
             leaves += 1
             grad = cast("Any", node).variable.grad

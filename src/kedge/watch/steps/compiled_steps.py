@@ -104,7 +104,7 @@ class CodeVariants:
         return not hooked
 
     def _limit(self) -> None:
-        """Say, once, that there is only one variant."""
+        """Report, once, that there is only one variant."""
         (hooked,) = self._existing
         self.refused |= hooked
         if not self._said:

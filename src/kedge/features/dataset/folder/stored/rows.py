@@ -85,9 +85,8 @@ class RowIndex:
 
     @cached_property
     def _used(self) -> list[int]:
-        return _different(
-            self.shard
-        )  # a loader asks for the shapes with each batch, and there may be millions of samples
+        # Kept, as a loader asks for the shapes with each batch, and there may be millions of samples.
+        return _different(self.shard)
 
 
 def _different(shards: NDArray[np.int32]) -> list[int]:

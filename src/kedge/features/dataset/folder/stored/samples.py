@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -60,9 +60,8 @@ class StoredSamples:
     @cached_property
     def keys(self) -> tuple[str, ...]:
         """The samples' keys."""
-        written = list(chain.from_iterable(shard.keys for shard in self.shards))
-        starts = np.cumsum([0, *(len(shard.keys) for shard in self.shards)])
-        return tuple(written[place] for place in (starts[self.rows.shard] + self.rows.row).tolist())
+        written = list(self._written_keys())
+        return tuple(written[place] for place in self._written_places().tolist())
 
     def number(self, key: str) -> int | None:
         """Return the number of the sample with a key; None if there is none."""
@@ -90,12 +89,20 @@ class StoredSamples:
         rows = self.rows
         return rows.shards[rows.shard.item(number)].keys[rows.row.item(number)]
 
+    def _written_keys(self) -> Iterator[str]:
+        """Yield the keys as they were written, shard by shard."""
+        return chain.from_iterable(shard.keys for shard in self.shards)
+
+    def _written_places(self) -> Numbers:
+        """Return for each sample the place of its key among those as they were written."""
+        starts = np.cumsum([0, *(len(shard.keys) for shard in self.shards)], dtype=np.int64)
+        places: Numbers = starts[self.rows.shard] + self.rows.row
+        return places
+
     @cached_property
     def _by_hash(self) -> tuple[Numbers, Numbers]:
         """The hashes of the keys, sorted, and the number of the sample of each: 16 bytes a sample."""
-        written = np.fromiter(map(hash, chain.from_iterable(shard.keys for shard in self.shards)), np.int64)
-        starts = np.cumsum([0, *(len(shard.keys) for shard in self.shards)])
-        hashes = written[starts[self.rows.shard] + self.rows.row]
+        hashes = np.fromiter(map(hash, self._written_keys()), np.int64)[self._written_places()]
         order = np.argsort(hashes, kind="stable")
         return hashes[order], order
 

@@ -64,7 +64,7 @@ class Server:
 def serve(session: pytest.Session, asked: BinaryIO, answering: BinaryIO) -> None:
     """Run each test that is asked for in a fork, and answer with its reports."""
     import torch
-    import torch._dynamo  # noqa: F401 - optimizers import it, which would take each test a second
+    import torch._dynamo
 
     from tests.accelerator import sim
 

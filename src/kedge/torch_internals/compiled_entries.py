@@ -3,7 +3,7 @@
 # Note [Code without hooks]
 Dynamo keeps compiled code by the code object of a function, which all instances of a class share, with guards that decide whether
 a call may use it. Code that was compiled without Kedge's hooks gets one guard more: none of the modules that it
-was compiled from has such hooks in the present call. Which modules these are, its guards on their types tell, as expressions over
+was compiled from has such hooks in the present call. Which modules these are, Dynamo's guards on them tell, as expressions over
 the function's variables. So the code of other models stays in use while one is hooked, the hooked model compiles
 once with its hooks, and its former code is in use again afterwards. Nobody but Kedge's hooks makes the guard fail.
 
@@ -13,24 +13,25 @@ discarded when its model is hooked again, with whatever else was compiled from t
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from kedge.torch_internals import dynamo
-from kedge.torch_internals.corners import find
+from kedge.torch_internals.corners import find, lacks
 
 IsHooked = Callable[[nn.Module], bool]
 
-_TYPE = re.compile(r"___check_type_id\((.+), (\d+)\)")
-_OBJECT = re.compile(r"___check_obj_id\((.+), \d+\), type=<class '(.+?)'>")
-_WITH_HOOKS = "__import_kedge_"
+_TRACED_HOOKS = "__import_kedge_"
 """The beginning of the names by which guards refer to modules of Kedge's that were traced."""
+
+
+_GUARD = "_kedge_guard"
+"""The attribute of a guard manager that has Kedge's guard."""
 
 
 def set_aside(model: nn.Module, is_hooked: IsHooked) -> bool:
@@ -45,25 +46,22 @@ def set_aside(model: nn.Module, is_hooked: IsHooked) -> bool:
     """
     if not dynamo.has_compiled():
         return False
-    if not dynamo.may_compile_again() or not _has_guards():
+    if not dynamo.may_compile_again() or lacks("dynamo", "compiled_entries"):
         return dynamo.refresh()
-    types = _ids_of_module_types()
-    own = {id(type(module)) for module in model.modules()}
+    types = {type(module) for module in model.modules()} if _was_traced(model) else set()
     may_be_its = False
-    was_traced = _was_traced(model)
+    reset: Any = find("torch:_C._dynamo.eval_frame.reset_code")
     for code, entries in _compiled():
-        of_model = [entry for entry in entries if was_traced and not own.isdisjoint(_sources(entry, types).values())]
+        known = [(entry, _guarded(entry)) for entry in entries]
+        of_model = [guarded for _, guarded in known if not types.isdisjoint(guarded.modules.values())]
         may_be_its = may_be_its or bool(of_model)
-        if any(map(_has_hooks, of_model)):
-            _reset(code)
+        if any(guarded.with_hooks for guarded in of_model):
+            reset(code)
             continue
-        for entry in entries:
-            if not _has_hooks(entry) and not hasattr(entry.guard_manager, _GUARD):
-                _add_guard(entry, tuple(_sources(entry, types)), is_hooked)
+        for entry, guarded in known:
+            if not guarded.with_hooks and not hasattr(entry.guard_manager, _GUARD):
+                _add_guard(entry, tuple(guarded.modules), is_hooked)
     return may_be_its
-
-
-_GUARD = "_kedge_guard"
 
 
 class NoneHooked:
@@ -71,7 +69,7 @@ class NoneHooked:
 
     Args:
         sources: The expressions of the modules.
-        scope: The global variables in them.
+        scope: The names in them, besides that of the variables.
         is_hooked: Whether a module is hooked.
     """
 
@@ -84,20 +82,8 @@ class NoneHooked:
         if not dynamo.is_held():
             return True
         # The expressions are Dynamo's own, which it has evaluated just before: those of an earlier guard.
-        found = eval(self._modules, {"L": variables, "G": self._scope})  # noqa: S307
+        found = eval(self._modules, {**self._scope, "L": variables})  # noqa: S307
         return not any(isinstance(each, nn.Module) and self._is_hooked(each) for each in found)
-
-
-def _has_guards() -> bool:
-    """Whether this PyTorch has what a guard needs."""
-    return all(
-        find(f"torch:_C._dynamo.{name}") is not None
-        for name in (
-            "eval_frame._debug_get_cache_entry_list",
-            "eval_frame.reset_code",
-            "guards.RootGuardManager.add_epilogue_lambda_guard",
-        )
-    )
 
 
 def _compiled() -> Iterator[tuple[CodeType, list[Any]]]:
@@ -110,50 +96,43 @@ def _compiled() -> Iterator[tuple[CodeType, list[Any]]]:
             yield code, entries
 
 
-def _reset(code: CodeType) -> None:
-    reset: Any = find("torch:_C._dynamo.eval_frame.reset_code")
-    reset(code)
+class _Guarded(NamedTuple):
+    """What the guards of an entry are about.
+
+    Attributes:
+        modules: The expression of each module, with its class.
+        with_hooks: Whether code of Kedge's hooks was traced.
+    """
+
+    modules: dict[str, type]
+    with_hooks: bool
 
 
-def _parts(entry: Any) -> list[str]:
-    return getattr(entry.guard_manager, "code_parts", None) or []
-
-
-def _has_hooks(entry: Any) -> bool:
-    return any(_WITH_HOOKS in part for part in _parts(entry))
-
-
-def _sources(entry: Any, types: dict[int, str]) -> dict[str, int]:
-    """Return the expressions of all modules in the guards of an entry, each with the id of the module's class."""
-    found: dict[str, int] = {}
-    by_name = {name: number for number, name in types.items()}
-    for part in _parts(entry):
-        if (of_type := _TYPE.match(part)) and int(of_type[2]) in types:
-            found[of_type[1]] = int(of_type[2])
-        elif (of_object := _OBJECT.match(part)) and of_object[2] in by_name:
-            found[of_object[1]] = by_name[of_object[2]]
-    return found
+def _guarded(entry: Any) -> _Guarded:
+    """Return what the guards of an entry are about, a tree of expressions."""
+    modules: dict[str, type] = {}
+    with_hooks = False
+    root = getattr(entry.guard_manager, "root", None)  # none, if an object no longer exists and the code is never used
+    waiting: list[Any] = [] if root is None else [root]
+    while waiting:
+        guard = waiting.pop()
+        source, kind = guard.get_source(), guard.get_type_of_guarded_value()
+        with_hooks = with_hooks or _TRACED_HOOKS in source
+        if isinstance(kind, type) and issubclass(kind, nn.Module):
+            modules[source] = kind
+        waiting += guard.get_child_managers()
+        if hasattr(guard, "get_key_value_managers"):  # the guard of a dict, whose values are no children
+            waiting += (value for _, value in guard.get_key_value_managers().values() if value is not None)
+    return _Guarded(modules, with_hooks)
 
 
 def _add_guard(entry: Any, sources: tuple[str, ...], is_hooked: IsHooked) -> None:
     manager = entry.guard_manager
-    if not hasattr(manager, "root"):  # its code was invalidated, because an object in it no longer exists
+    if not hasattr(manager, "root"):
         return
     guard = NoneHooked(sources, manager.global_scope, is_hooked)
     manager.root.add_epilogue_lambda_guard(guard, ["no module has hooks of Kedge's"], None)
     setattr(manager, _GUARD, guard)
-
-
-def _ids_of_module_types() -> dict[int, str]:
-    """Return the names of all classes of modules, by their ids."""
-    found: dict[int, str] = {}
-    waiting: list[type] = [nn.Module]
-    while waiting:
-        kind = waiting.pop()
-        if id(kind) not in found:
-            found[id(kind)] = f"{kind.__module__}.{kind.__qualname__}"
-            waiting += type.__subclasses__(kind)
-    return found
 
 
 def _was_traced(model: nn.Module) -> bool:

@@ -146,6 +146,30 @@ def test_a_hooked_instance_does_not_borrow_the_code_of_an_unhooked_one(compiled:
     assert torch.allclose(acts.records("act")[0].value, two.act(two.fc(two.fc(x))))
 
 
+def test_hooks_on_one_model_leave_the_code_of_others(compiled: Callable[..., Any]) -> None:
+    """A model of the same classes that is hooked again and again costs another no compilation; the hooked one fires."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    one, other, whole, x = Net(), Net(), nn.Sequential(Net(), nn.ReLU()), torch.randn(5, 4)
+    fast, fast_whole = compiled(one, backend=backend), compiled(whole, backend=backend)
+    fast(x), fast_whole(x)
+    before = len(graphs)
+    for _ in range(3):
+        with kedge.hook(other, "**:out", kedge.record()):
+            other(x), fast(x), fast_whole(x)
+        fast(x), fast_whole(x)
+    assert len(graphs) == before
+    with pytest.warns(Recompiled), kedge.hook(whole[0], "act", kedge.record(keep=None)) as acts:
+        fast_whole(x), fast(x)
+    assert len(acts.records("act")) == 1
+    fast_whole(x), fast(x)
+    assert len(graphs) == before + 1
+
+
 def test_new_shapes_and_grad_modes_are_seen_too(compiled: Callable[..., Any]) -> None:
     """A late hook fires for every shape and grad mode, those that were compiled already and new ones."""
     model = Net()

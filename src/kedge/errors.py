@@ -68,7 +68,7 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     ├── AttachedTwice           a hook was attached again, and the first one is still in place
     ├── InTrainingMode          an attribution or intervention runs a model in training mode
     ├── EditNotRepeated         an edit ended before the backward of a checkpoint that has it
-    ├── Recompiled              compiled code was discarded, to compile the hooks in
+    ├── Recompiled              compiled code is compiled again, with the hooks in it
     ├── OffloadFailed           a saved tensor could not be moved and stayed in place
     └── DiskIsMemory            the folder for saved tensors is on a file system in memory
 """

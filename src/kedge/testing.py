@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -32,8 +33,13 @@ def assert_unhooked(model: nn.Module) -> None:
     """Assert that no hook is on a model, its parameters, or on all modules."""
     left = {place: hooks for place, hooks in hook_tables(model).items() if hooks and not place.endswith("__dict__")}
     assert not left, f"hooks are left: {left}"
-    concealed = [path for path, m in model.named_modules() if "__reduce_ex__" in m.__dict__]
-    assert not concealed, f"these modules are still concealed: {concealed}"
+    concealed = [
+        f"{path}.{name}"
+        for path, m in model.named_modules()
+        for name, table in vars(m).items()
+        if isinstance(table, OrderedDict) and vars(table)
+    ]
+    assert not concealed, f"these tables are still concealed: {concealed}"
 
 
 @contextmanager

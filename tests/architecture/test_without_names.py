@@ -100,6 +100,18 @@ def module_tables():
     assert norm.running_mean is before["running_mean"] and not hasattr(norm, "more")
     return tables.is_made(norm), tables.is_made(nn.Module.__new__(nn.Module)), kept["linear.weight"].tolist()
 
+def compiled_entries():
+    compiled = []
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph
+    other, alone = torch.compile(nn.Linear(3, 3), backend=backend), nn.Linear(3, 3)
+    other(x)
+    with kedge.hook(alone, ":out", kedge.record()):
+        alone(x)
+    other(x)
+    return len(compiled)
+
 def module_calls():
     with kedge.session() as session:
         kept = session.hook(model, "/tanh:out", kedge.record())
@@ -127,6 +139,7 @@ LOST = {
     "storages": ([True, True], [True, False]),
     "aliases": (["changed", "plain"], ["plain"]),
     "saved_fields": (True, False),
+    "compiled_entries": (1, 2),
     "wrapped_hooks": ("function", "_WrappedHook"),
 }
 """What is seen with the names and without them, where that differs."""

@@ -34,7 +34,8 @@ class RunCommand:
     """Run a program as python would, and record what flows through its models.
 
     Arguments after the script are passed to it. The program needs no change: its output,
-    exit status and results are the same as under python. You can read the recording while
+    exit status and results are the same as under python, unless it counts the hooks in a
+    module's own table, where Kedge's are too. You can read the recording while
     it is being written: kedge report NAME.kedge.
     """
 

@@ -32,12 +32,15 @@ from kedge.hooks.gates.block_saves import BlockSaves, ThisBlock, is_of_block, th
 from kedge.hooks.gates.tensors import means, place_node, place_tensor
 from kedge.hooks.gates.variables import name_of_argument
 from kedge.hooks.open_sessions import warn_of_repeated
+from kedge.hooks.placing.concealed import is_hooked
 from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
 from kedge.numbers import counted
 from kedge.sites.select import Selector, SitePlace, selects
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.compiled_entries import set_aside
+from kedge.torch_internals.torchscript import takes_hooks
 
 MOST_FIRINGS = 2_000
 """The firings that a session keeps for its timeline."""
@@ -84,9 +87,17 @@ class Attachments:
         """Warn that an action was switched off."""
         warn(warning)
 
-    def refresh(self) -> None:
-        """Discard code that was compiled without the hooks."""
-        refresh()
+    def refresh(self, *models: nn.Module) -> None:
+        """Have models compile again, with the hooks, at their next calls; without models, everything."""
+        refresh(*models)
+
+    def refresh_hooked(self) -> None:
+        """Have the hooked models compile again, after code was compiled while the hooks were out."""
+        models = [model for target in self.targets.values() if (model := target.model()) is not None]
+        if self.finder is not None:
+            self.refresh()
+        elif models:
+            self.refresh(*models)
 
     def attach(self, target: Any, what: tuple[Any, ...], when: Schedule | None) -> Spec:
         """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
@@ -127,6 +138,7 @@ class Attachments:
         selector = _of_model(selector)
         places = selector.on(model).places
         _check_grads(selector, places)
+        _check_scripted(selector, places)
         target = self._target(model, places)
         target.compiled = target.compiled or dynamo.compiles(whole)
         target.attach(places, spec, model)
@@ -135,12 +147,12 @@ class Attachments:
         """Return the `HookedModel` of a model; code that was compiled without these places compiles again."""
         known = self.targets.get(id(model))
         if known is None:
-            self.refresh()
+            self.refresh(model)
             self.installed.on_failure(setattr, self.clock, "leader", self.clock.leader)
             known = HookedModel(self, model)
             self.installed.enter(self.targets, id(model), known)
         elif not all(map(known.knows, places)):
-            self.refresh()
+            self.refresh(model)
         return known
 
     def _attach_everywhere(self, selector: Selector | None, spec: Spec) -> None:
@@ -217,14 +229,23 @@ def warn_of_unrepeated(taps: Iterable[Tap]) -> None:
         )
 
 
-def refresh() -> None:
-    """Discard code that was compiled without the hooks, so that it compiles again; warns if there was any."""
-    if dynamo.refresh():
+def refresh(*models: nn.Module) -> None:
+    """Have models compile again, with the hooks, at their next calls; warns if there is code that was compiled before.
+
+    Args:
+        models: The models that are hooked. Without any, all compiled code is discarded.
+    """
+    if models:
+        compiled = any([set_aside(model, is_hooked) for model in models])  # noqa: C419 - each of them
+        what = "the code of this model"
+    else:
+        compiled = dynamo.refresh()
+        what = "Kedge discarded all compiled code, and it"
+    if compiled:
         warn(
             Recompiled(
                 "hooks were attached after torch.compile had compiled code, which does not check for new hooks: "
-                "Kedge discarded all compiled code, and it compiles again, with the hooks, at its next call. Hook "
-                "first to compile once"
+                f"{what} compiles again, with the hooks, at its next call. Hook first to compile once"
             )
         )
 
@@ -285,6 +306,16 @@ def _check_grads(selector: Selector, places: tuple[SitePlace, ...]) -> None:
     if places and len(frozen) == len(places):
         raise NoSuchKind(
             f'"{selector}": {_names(frozen)} requires no grad, so there is no gradient; call requires_grad_() first'
+        )
+
+
+def _check_scripted(selector: Selector, places: tuple[SitePlace, ...]) -> None:
+    by_tensor = ("param.grad", "param.acc")
+    scripted = [p for p in places if p.site.kind not in by_tensor and not takes_hooks(p.module)]
+    if places and len(scripted) == len(places):
+        raise NoSuchKind(
+            f'"{selector}" selects only modules in TorchScript, which runs them without Python and so without hooks; '
+            "hook the model before torch.jit.script or torch.jit.trace takes it"
         )
 
 

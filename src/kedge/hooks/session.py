@@ -69,7 +69,7 @@ class Session(Attachments):
         """
         self._check_open()
         if self.installed.back() and not eager:
-            self.refresh()
+            self.refresh_hooked()
 
     def ledger(self) -> Ledger:
         """Return how often each hook fired, or why it did not."""

@@ -17,6 +17,7 @@ from kedge.hooks.operations.unfired import explain_op
 from kedge.hooks.target import HookedModel
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site, escape
+from kedge.torch_internals.torchscript import takes_hooks
 
 
 def explain(tap: Tap, session: Attachments) -> Cause:
@@ -219,6 +220,8 @@ def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
                 "another module is at its path now: the program has replaced the hooked one",
                 "hook after the replacement; for a module that a forward replaces, hook the one around it",
             )
+        if not takes_hooks(child if name else model):
+            return Cause("TorchScript runs its module without Python", "hook the model before it is scripted or traced")
     taps = (t for t in session.taps if getattr(t.gate, "called", 0))
     called = {t.gate.path for t in taps if t.gate.passes is tap.gate.passes}
     if not called and not session.clock.passes:
@@ -299,6 +302,6 @@ def _source(of: Any) -> Any:
 
 def _calls_forward(kind: type[nn.Module], name: str) -> bool:
     """Whether the source of a module's forward calls ``self.<name>.forward(...)``."""
-    calls = (node.func for node in ast.walk(_source(kind.forward)) if isinstance(node, ast.Call))
+    calls = (node.func for node in ast.walk(_source(getattr(kind, "forward", None))) if isinstance(node, ast.Call))
     found = (f.value for f in calls if isinstance(f, ast.Attribute) and f.attr == "forward")
     return any(isinstance(v, ast.Attribute) and v.attr == name for v in found)

@@ -31,7 +31,6 @@ _SEQUENCES: dict[type, tuple[str, str]] = {
 _LONG = 2_000
 _DEEP = 6
 _BARE = frozenset(vars(nn.Module()))
-_OURS = ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")
 
 
 @dataclass
@@ -121,7 +120,7 @@ def imported(thing: Any) -> str:
 
 def attributes(module: nn.Module) -> dict[str, Any]:
     """Return the attributes that a module's own code has set, without parameters, buffers, modules, hooks and shards."""
-    own = {n: v for n, v in vars(module).items() if n not in _BARE and n not in _OURS and not n.startswith(SHARDING)}
+    own = {n: v for n, v in vars(module).items() if n not in _BARE and not n.startswith(SHARDING)}
     if isinstance(module, nn.RNNBase):  # rebuilt from the parameters
         own = {n: v for n, v in own.items() if n not in REBUILT}
     return own

@@ -133,6 +133,17 @@ CORNERS = (
         "Dynamo may compile Kedge's own hooks between its graphs, and compiled functions are not recognised.",
     ),
     Corner(
+        "compiled_entries",
+        (
+            f"{_C}_dynamo.eval_frame.reset_code",
+            f"{_C}_dynamo.guards.GuardManager.get_child_managers",
+            f"{_C}_dynamo.guards.GuardManager.get_source",
+            f"{_C}_dynamo.guards.GuardManager.get_type_of_guarded_value",
+            f"{_C}_dynamo.guards.RootGuardManager.add_epilogue_lambda_guard",
+        ),
+        "hooks on a model discard the compiled code of all models.",
+    ),
+    Corner(
         "effectful_operators",
         ("torch._library.effects:EffectType.ORDERED", "torch.library:Library._register_effectful_op"),
         "hooks inside compiled code do not fire.",
@@ -191,8 +202,7 @@ CORNERS = (
             f"{_MODULE}_forward_hooks",
             f"{_MODULE}_forward_pre_hooks",
         ),
-        "looking which hooks there are takes longer, as Kedge hooks the place for a moment, and copies of a hooked model have "
-        "hooks that do nothing.",
+        "looking which hooks there are takes longer, as Kedge hooks the place for a moment.",
     ),
     Corner(
         "wrapped_hooks",

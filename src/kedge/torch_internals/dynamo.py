@@ -2,8 +2,8 @@
 
 # Note [Whose code]
 Dynamo does not check for hooks that came after compilation, and reuses the code of an unhooked
-instance for a hooked one of the same class. So Kedge discards existing code when it attaches hooks, and
-has Dynamo check for hooks as long as they are there.
+instance for a hooked one of the same class. So Kedge keeps existing code from the models that it hooks, or discards it
+where all models are hooked, and has Dynamo check for hooks as long as they are there.
 """
 
 from __future__ import annotations
@@ -123,6 +123,11 @@ def hold() -> None:
     global _holders  # noqa: PLW0603 - Dynamo has one setting for the process
     _holders += 1
     look_for_hooks()
+
+
+def is_held() -> bool:
+    """Whether Dynamo is asked to check for hooks now."""
+    return _holders > 0
 
 
 def look_for_hooks() -> None:

@@ -144,7 +144,7 @@ after_forward: Callable[[nn.Module], Table] = _behind_forward if _hidden else _a
 
 def last_hook(table: Table) -> Any:
     """Return the hook of a table that PyTorch calls last; None if there is none. Another thread may change the table."""
-    return next(reversed(list(table.values())), None)
+    return next((hook for _, hook in reversed(list(table.items()))), None)
 
 
 def hooks_on_module(module: nn.Module) -> Iterator[RegisteredHook]:

@@ -136,7 +136,7 @@ def test_a_hooked_instance_does_not_borrow_the_code_of_an_unhooked_one(compiled:
     one, two, x = Net(), Net(), torch.randn(5, 4)
     fast_one, fast_two = compiled(one, backend="eager"), compiled(two, backend="eager")
     fast_one(x)
-    with pytest.warns(Recompiled), kedge.session() as s:
+    with kedge.session() as s:
         acts = s.hook(two, "act", kedge.record(keep=None))
         fast_two(x)
         fast_one(x)
@@ -144,6 +144,30 @@ def test_a_hooked_instance_does_not_borrow_the_code_of_an_unhooked_one(compiled:
 
     assert len(acts.records("act")) == 2
     assert torch.allclose(acts.records("act")[0].value, two.act(two.fc(two.fc(x))))
+
+
+def test_hooks_on_one_model_leave_the_code_of_others(compiled: Callable[..., Any]) -> None:
+    """A model of the same classes that is hooked again and again costs another no compilation; the hooked one fires."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    one, other, whole, x = Net(), Net(), nn.Sequential(Net(), nn.ReLU()), torch.randn(5, 4)
+    fast, fast_whole = compiled(one, backend=backend), compiled(whole, backend=backend)
+    fast(x), fast_whole(x)
+    before = len(graphs)
+    for _ in range(3):
+        with kedge.hook(other, "**:out", kedge.record()):
+            other(x), fast(x), fast_whole(x)
+        fast(x), fast_whole(x)
+    assert len(graphs) == before
+    with pytest.warns(Recompiled), kedge.hook(whole[0], "act", kedge.record(keep=None)) as acts:
+        fast_whole(x), fast(x)
+    assert len(acts.records("act")) == 1
+    fast_whole(x), fast(x)
+    assert len(graphs) == before + 1
 
 
 def test_new_shapes_and_grad_modes_are_seen_too(compiled: Callable[..., Any]) -> None:
@@ -367,9 +391,8 @@ def test_a_late_hook_says_that_code_was_thrown_away(compiled: Callable[..., Any]
         fast(x)
 
     assert [str(w.message) for w in caught] == [
-        "hooks were attached after torch.compile had compiled code, which does not check for new hooks: Kedge "
-        "discarded all compiled code, and it compiles again, with the hooks, at its next call. Hook first to "
-        "compile once"
+        "hooks were attached after torch.compile had compiled code, which does not check for new hooks: the code of "
+        "this model compiles again, with the hooks, at its next call. Hook first to compile once"
     ]
     assert caught[0].filename == __file__
 

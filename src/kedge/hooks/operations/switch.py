@@ -92,7 +92,7 @@ class ModeSwitches:
         if switch is None:
             switch = ModeOn(self.here, ModuleOperations(path))
             self.owner.installed.enter(self.switches, id(module), switch)
-            if not isinstance(module, torch.jit.ScriptModule):  # takes no hooks, and shows no operations
+            if not isinstance(module, torch.jit.ScriptModule):  # shows no operations
                 self.owner.installed.put_around(module, switch, ModeOff(switch), with_kwargs=True)
         return switch.operations
 

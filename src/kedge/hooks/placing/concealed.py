@@ -1,23 +1,35 @@
-"""Removal of Kedge's hooks from copies, pickles and scripts of a hooked module."""
+"""Removal of Kedge's hooks from copies, pickles and scripts of a hooked module.
+
+# Note [Tables without Kedge's hooks]
+Whatever copies, pickles or scripts a module does so with its ``__dict__``, of which the hook tables are a part. Nothing is
+added to the ``__dict__``: a program that copies it makes a module of its own, to which a method in it would
+not belong. Instead, each table with hooks of Kedge's has attributes, as an `OrderedDict` may: ``__reduce_ex__``, which pickle
+and deepcopy look up on the table itself; ``copy``; and ``values``, by which `torch.jit.script` finds hooks to compile and
+functions of `torch.ao` find hooks to move to another module. They give what the program has put into the table. PyTorch calls
+hooks by ``items``. The table remains the same object, so the program's handles keep working, before and after.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, ValuesView
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
-from kedge.hooks.placing.stand_in import original
-from kedge.torch_internals.hook_tables import FLAGS, FORWARD
-from kedge.torch_internals.torchscript import twin_of
+from kedge.torch_internals.hook_tables import after_forward, before_forward
 
-_CONCEALING = ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")
+_METHODS = {"__reduce_ex__": "reduce", "copy": "copy", "values": "values"}
+"""The names of a table's attributes, and of the methods of `HiddenEntries` that they are."""
+_lock = threading.Lock()
 
 
 class KedgeHook:
-    """A Kedge hook on a module, absent from copies and pickles of the module."""
+    """A Kedge hook on a module. In a copy of its table that a program makes in some other way, it does nothing."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
         """Return a function that does nothing, so that a copied model is not hooked."""
@@ -31,98 +43,85 @@ class KedgeHook:
 _nothing = contextlib.nullcontext().__exit__
 
 
-class PickleWithoutHooks:
-    """Pickles, copies and scripts a hooked module as if it were not hooked.
+class HiddenEntries:
+    """The entries of Kedge's in one table, whose attributes are methods of this; see Note [Tables without Kedge's hooks].
 
-    Pickling and copying look up ``__reduce_ex__`` on the instance, where this object is while the module has hooks.
-    `torch.jit.script` would compile the hooks, and calls ``__prepare_scriptable__`` first.
+    Attributes:
+        keys: The keys of the entries.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = weakref.ref(module)
-        self.users = 0
+    def __init__(self, table: OrderedDict[int, Any]) -> None:
+        self._table = weakref.ref(table)
+        self.keys: set[int] = set()
 
-    def copy(self, memo: dict[int, Any]) -> Any:
-        """The ``__deepcopy__`` for classes that have their own."""
-        module: Any = self.module()
-        twin = type(module).__deepcopy__(module, memo)
-        if isinstance(twin, nn.Module):
-            twin.__dict__ = unhooked(twin.__dict__)
+    def reduce(self, protocol: Any) -> Any:
+        """The table's ``__reduce_ex__``: reduce a table with the program's entries alone."""
+        return self.copy().__reduce_ex__(protocol)
+
+    def copy(self) -> OrderedDict[int, Any]:
+        """The table's ``copy``: return a table with the program's entries alone."""
+        table: Any = self._table()
+        entries = list(table.items())  # at once: another thread may change the table
+        twin: OrderedDict[int, Any] = type(table)((key, held) for key, held in entries if key not in self.keys)
+        vars(twin).update((name, held) for name, held in vars(table).items() if name not in _METHODS)
         return twin
 
-    def __call__(self, protocol: Any) -> Any:
-        """The ``__reduce_ex__``."""
-        module: Any = self.module()
-        kind: Any = type(module)
-        reduced = list(kind.__reduce_ex__(module, protocol))
-        if len(reduced) > 2 and isinstance(reduced[2], dict):
-            reduced[2] = unhooked(reduced[2])
-        return tuple(reduced)
-
-    def script(self) -> Any:
-        """The ``__prepare_scriptable__``."""
-        module: Any = self.module()
-        twin, own = twin_of(module, unhooked), getattr(type(module), "__prepare_scriptable__", None)
-        return twin if own is None else own(twin)
-
-
-def unhooked(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a module's ``__dict__`` without anything that Kedge put there."""
-    clean = dict(state)
-    for name in _CONCEALING:
-        clean.pop(name, None)
-    ours = set()
-    for table in FORWARD:
-        if table in clean:
-            ours |= {i for i, hook in clean[table].items() if hook is _nothing or isinstance(hook, KedgeHook)}
-            clean[table] = type(clean[table])((i, h) for i, h in clean[table].items() if i not in ours)
-    for table in FLAGS:
-        if table in clean:
-            clean[table] = type(clean[table])((i, flag) for i, flag in clean[table].items() if i not in ours)
-    return clean
-
-
-def conceal(module: nn.Module) -> Callable[[], None]:
-    """Remove every `KedgeHook` from copies and pickles of a module; returns the undo."""
-    return ConcealedHooks(module).remove
+    def values(self) -> ValuesView[Any]:
+        """The table's ``values``: return the program's hooks."""
+        return self.copy().values()
 
 
 class ConcealedHooks:
-    """Conceals the Kedge hooks of a module, until `remove`."""
+    """Conceals hooks on a module, given by their handles, until `remove`."""
 
-    __slots__ = ("_concealed", "_copies", "_lies", "_module")
+    __slots__ = ("_handles",)
 
-    def __init__(self, module: nn.Module) -> None:
-        module = original(module)  # a stand-in shares its `__dict__`, and pickles itself
-        self._module, self._lies = weakref.ref(module), False
-        self._concealed = PickleWithoutHooks(module)
-        self._copies = hasattr(type(module), "__deepcopy__")
+    def __init__(self, *handles: RemovableHandle) -> None:
+        self._handles = handles
         self.back()
 
     def back(self) -> None:
-        """Conceal the module's hooks; several users share one `PickleWithoutHooks`."""
-        module = self._module()
-        if module is None or self._lies:
-            return
-        own = module.__dict__
-        concealed = self._concealed = own.setdefault("__reduce_ex__", self._concealed)
-        concealed.users += 1
-        self._lies = True
-        own["__prepare_scriptable__"] = concealed.script
-        if self._copies:
-            own["__deepcopy__"] = concealed.copy
+        """Conceal the hooks."""
+        with _lock:
+            for key, table in self._tables():
+                hidden = _hidden_in(table)
+                if hidden is None:
+                    hidden = HiddenEntries(table)
+                    vars(table).update((name, getattr(hidden, method)) for name, method in _METHODS.items())
+                hidden.keys.add(key)
 
     def out(self) -> None:
-        """Stop concealing the hooks; the last user removes the `PickleWithoutHooks`."""
-        if not self._lies:
-            return
-        self._lies = False
-        self._concealed.users -= 1
-        module = self._module()
-        if module is not None and not self._concealed.users:
-            for name in _CONCEALING:
-                module.__dict__.pop(name, None)
+        """Stop concealing the hooks; a table without hooks of Kedge's is as it was."""
+        with _lock:
+            for key, table in self._tables():
+                hidden = _hidden_in(table)
+                if hidden is None:
+                    continue
+                hidden.keys.discard(key)
+                if not hidden.keys:
+                    for name in _METHODS:
+                        vars(table).pop(name, None)
 
     def remove(self) -> None:
         """Stop concealing the hooks."""
         self.out()
+
+    def _tables(self) -> Iterator[tuple[int, Any]]:
+        """Yield each table of a hook and of its flags that still exists, with the hook's key."""
+        for handle in self._handles:
+            for known in (handle.hooks_dict_ref, *handle.extra_dict_ref):
+                table = known()
+                if hasattr(table, "__dict__"):
+                    yield handle.id, table
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a module has hooks of Kedge's at present."""
+    tables = (before_forward(module), after_forward(module))
+    return any(key in table for table in tables if (hidden := _hidden_in(table)) for key in hidden.keys)
+
+
+def _hidden_in(table: Any) -> HiddenEntries | None:
+    method = getattr(table, "__dict__", {}).get("copy")
+    hidden = getattr(method, "__self__", None)
+    return hidden if isinstance(hidden, HiddenEntries) else None

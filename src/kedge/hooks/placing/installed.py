@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.hooks.placing.concealed import ConcealedHooks
 from kedge.torch_internals.dynamo import frames
+from kedge.torch_internals.torchscript import takes_hooks
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -188,7 +189,7 @@ class InstalledHooks:
         *,
         with_kwargs: bool = False,
     ) -> None:
-        """Register hooks on a module until the session ends, and conceal them.
+        """Register hooks on a module until the session ends, and conceal them; none on one that calls no hooks.
 
         Args:
             module: The module.
@@ -196,11 +197,17 @@ class InstalledHooks:
             behind: The forward hook, which PyTorch also calls when the module's call raises.
             with_kwargs: Whether the forward-pre hook receives the keyword arguments.
         """
+        if not takes_hooks(module):
+            return
         if before is not None:
-            self.install(InstalledHook(module.register_forward_pre_hook(before, with_kwargs=with_kwargs)))
+            self.put(module.register_forward_pre_hook(before, with_kwargs=with_kwargs))
         if behind is not None:
-            self.install(InstalledHook(module.register_forward_hook(behind, always_call=True)))
-        self.install(ConcealedHooks(module))
+            self.put(module.register_forward_hook(behind, always_call=True))
+
+    def put(self, handle: RemovableHandle) -> None:
+        """Keep a hook on a module until the session ends, and conceal it."""
+        self.install(InstalledHook(handle))
+        self.install(ConcealedHooks(handle))
 
     def hooks(self) -> list[tuple[InstalledHook, Any]]:
         """Return the hooks of modules and optimizers, each with its callable."""

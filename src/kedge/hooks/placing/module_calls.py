@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from kedge.hooks.placing.concealed import KedgeHook, conceal
+from kedge.hooks.placing.concealed import ConcealedHooks, KedgeHook
 from kedge.hooks.placing.installed import HooksTogether, InstalledHook
 from kedge.hooks.placing.strict_export import spare_export
 from kedge.sites import leaves
@@ -29,6 +29,7 @@ from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.module_calls import CALL
 from kedge.torch_internals.module_tables import is_replica
+from kedge.torch_internals.torchscript import takes_hooks
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -158,7 +159,7 @@ class CallTracker(Generic[S, T]):
     def follow(
         self, module: nn.Module, subject: S, *, outermost: bool = False, first: bool = False, inside: bool = False
     ) -> None:
-        """Follow the calls of a module from the next one on.
+        """Follow the calls of a module from the next one on, unless it calls no hooks.
 
         Args:
             module: The module.
@@ -168,13 +169,14 @@ class CallTracker(Generic[S, T]):
             first: Whether the call begins before other hooks run.
             inside: Whether the call ends before other hooks run.
         """
+        if not takes_hooks(module):
+            return
         before = CallBegins(self.begin, subject, outermost=outermost)
-        self._undos.append(module.register_forward_pre_hook(before, prepend=first, with_kwargs=True).remove)
+        handles = [module.register_forward_pre_hook(before, prepend=first, with_kwargs=True)]
         if self._on_end is not None:
-            self._undos.append(
-                module.register_forward_hook(CallEnds(self.end), prepend=inside, always_call=True).remove
-            )
-        self._undos.append(conceal(module))
+            handles.append(module.register_forward_hook(CallEnds(self.end), prepend=inside, always_call=True))
+        self._undos += [handle.remove for handle in handles]
+        self._undos.append(ConcealedHooks(*handles).remove)
 
     def follow_all(self, subject: S) -> None:
         """Follow the calls of every module, by PyTorch's global hooks, which do not receive keyword arguments."""

@@ -18,9 +18,7 @@ gets that class, too. ``parametrize`` and ``fully_shard`` derive a class from th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial
 from pickle import PicklingError
 from typing import Any, Protocol, Self, TypeVar
 
@@ -80,16 +78,23 @@ class StandIn(nn.Module):
         layer = copy.copy(self._kedge_layer)
         return _like(self, layer, self._kedge_around.of(original(layer)))
 
-    __jit_unused_properties__ = ("__deepcopy__", "__reduce_ex__")  # TorchScript compiles all others
+    def __deepcopy__(self, memo: dict[int, Any]) -> StandIn:
+        """Return a stand-in for a deep copy of the layer."""
+        kind = _kind_of(self)
+        twin = memo[id(self)] = _blank(kind)  # known before the layer is copied, which may lead back to it
+        _place(twin, copy.deepcopy(self._kedge_layer, memo), copy.deepcopy(self._kedge_around, memo))
+        object.__setattr__(twin, "__class__", type(self))
+        return twin
 
-    # Properties, because while the layer has Kedge hooks, its `__dict__` has entries of these names for itself.
-    @property
-    def __deepcopy__(self) -> Callable[[dict[int, Any]], StandIn]:  # noqa: PLE0302 - a property
-        return partial(_deep_copy, self)
-
-    @property
-    def __reduce_ex__(self) -> Callable[[Any], tuple[Any, ...]]:  # noqa: PLE0302 - a property
-        return partial(_reduced, self)
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        """Return the pickled form: the layer's, and what surrounds its calls."""
+        kind, layer = _kind_of(self), self._kedge_layer
+        if type(self) is not _class_of(kind, type(layer)):
+            raise PicklingError(
+                f"this module cannot be pickled, because its class became {type(self).__name__} after it had wrapped "
+                f"a {type(layer).__name__}; parametrize or shard the layer before you wrap it, or save the state_dict()"
+            )
+        return _blank, (kind,), (layer, self._kedge_around)
 
     def __setstate__(self, state: tuple[nn.Module, CallSurroundings]) -> None:
         """Take the place of an unpickled layer."""
@@ -168,24 +173,6 @@ def _class_of(kind: type[StandIn], layer: type[nn.Module]) -> type[StandIn]:
     }
     meta: Any = type(layer)
     return meta(layer.__name__, bases, own)  # type: ignore[no-any-return]
-
-
-def _deep_copy(made: StandIn, memo: dict[int, Any]) -> StandIn:
-    kind = _kind_of(made)
-    twin = memo[id(made)] = _blank(kind)  # known before the layer is copied, which may lead back to it
-    _place(twin, copy.deepcopy(made._kedge_layer, memo), copy.deepcopy(made._kedge_around, memo))
-    object.__setattr__(twin, "__class__", type(made))
-    return twin
-
-
-def _reduced(made: StandIn, _protocol: Any) -> tuple[Any, ...]:
-    kind, layer = _kind_of(made), made._kedge_layer
-    if type(made) is not _class_of(kind, type(layer)):
-        raise PicklingError(
-            f"this module cannot be pickled, because its class became {type(made).__name__} after it had wrapped a "
-            f"{type(layer).__name__}; parametrize or shard the layer before you wrap it, or save the state_dict()"
-        )
-    return _blank, (kind,), (layer, made._kedge_around)
 
 
 def _blank(kind: type[StandIn]) -> StandIn:

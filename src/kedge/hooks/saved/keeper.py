@@ -112,7 +112,7 @@ class ModuleUnderKeeper:
 
     def is_before(self, module: nn.Module) -> bool:
         """Whether a module is this one, or a replica of it."""
-        return any(hook is self.enter for hook in before_forward(module).values())
+        return any(hook is self.enter for _, hook in before_forward(module).items())
 
 
 class KeeperCalls:
@@ -351,9 +351,9 @@ class KeeperInForce:
     def _attach(self, module: nn.Module, spot: ModuleUnderKeeper) -> None:
         self.spots[spot.path or ""] = spot
         spot.enter = SavingBegins(self, spot)
-        enter = InstalledHook(module.register_forward_pre_hook(spot.enter))
-        leave = InstalledHook(module.register_forward_hook(SavingEnds(self, spot), always_call=True))
-        for standing in (enter, leave, ConcealedHooks(module)):
+        enter = module.register_forward_pre_hook(spot.enter)
+        leave = module.register_forward_hook(SavingEnds(self, spot), always_call=True)
+        for standing in (InstalledHook(enter), InstalledHook(leave), ConcealedHooks(enter, leave)):
             self._undo.callback(self.installed.add(standing))
 
 

@@ -61,7 +61,7 @@ class WatchSession(Session):
         if id(module) in before:
             before[id(module)](module, args, {})
 
-    def refresh(self) -> None:
+    def refresh(self, *models: nn.Module) -> None:
         """Does nothing: a root is hooked before its first forward, so before it is compiled."""
 
 

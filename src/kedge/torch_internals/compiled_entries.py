@@ -1,0 +1,141 @@
+"""Compiled code that exists when a model is hooked: what of it stays in use, and for which modules.
+
+# Note [Code without hooks]
+Dynamo keeps compiled code by the code object of a function, which all instances of a class share, with guards that decide whether
+a call may use it. Code that was compiled without Kedge's hooks gets one guard more: none of the modules that it
+was compiled from has such hooks in the present call. Which modules these are, Dynamo's guards on them tell, as expressions over
+the function's variables. So the code of other models stays in use while one is hooked, the hooked model compiles
+once with its hooks, and its former code is in use again afterwards. Nobody but Kedge's hooks makes the guard fail.
+
+Code with hooks is of no use after their end, but would count against Dynamo's limit of codes for one function. So it is
+discarded when its model is hooked again, with whatever else was compiled from the same function.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from kedge.torch_internals import dynamo
+from kedge.torch_internals.corners import find, lacks
+
+IsHooked = Callable[[nn.Module], bool]
+
+_TRACED_HOOKS = "__import_kedge_"
+"""The beginning of the names by which guards refer to modules of Kedge's that were traced."""
+
+
+_GUARD = "_kedge_guard"
+"""The attribute of a guard manager that has Kedge's guard."""
+
+
+def set_aside(model: nn.Module, is_hooked: IsHooked) -> bool:
+    """Have a model that is about to be hooked compile again at its next call; see Note [Code without hooks].
+
+    Args:
+        model: The model.
+        is_hooked: Whether a module has hooks of Kedge's, asked at each call of compiled code while there are any.
+
+    Returns:
+        Whether there is code that was compiled from the model, or may have been.
+    """
+    if not dynamo.has_compiled():
+        return False
+    if not dynamo.may_compile_again() or lacks("dynamo", "compiled_entries"):
+        return dynamo.refresh()
+    types = {type(module) for module in model.modules()} if _was_traced(model) else set()
+    may_be_its = False
+    reset: Any = find("torch:_C._dynamo.eval_frame.reset_code")
+    for code, entries in _compiled():
+        known = [(entry, _guarded(entry)) for entry in entries]
+        of_model = [guarded for _, guarded in known if not types.isdisjoint(guarded.modules.values())]
+        may_be_its = may_be_its or bool(of_model)
+        if any(guarded.with_hooks for guarded in of_model):
+            reset(code)
+            continue
+        for entry, guarded in known:
+            if not guarded.with_hooks and not hasattr(entry.guard_manager, _GUARD):
+                _add_guard(entry, tuple(guarded.modules), is_hooked)
+    return may_be_its
+
+
+class NoneHooked:
+    """The guard that no module of some compiled code is hooked; see Note [Code without hooks].
+
+    Args:
+        sources: The expressions of the modules.
+        scope: The names in them, besides that of the variables.
+        is_hooked: Whether a module is hooked.
+    """
+
+    def __init__(self, sources: tuple[str, ...], scope: dict[str, Any], is_hooked: IsHooked) -> None:
+        self._modules = compile(f"({''.join(f'{source}, ' for source in sources)})", "<guard>", "eval")
+        self._scope, self._is_hooked = scope, is_hooked
+
+    def __call__(self, variables: dict[str, Any]) -> bool:
+        """Whether the code may be used in a call with these variables."""
+        if not dynamo.is_held():
+            return True
+        # The expressions are Dynamo's own, which it has evaluated just before: those of an earlier guard.
+        found = eval(self._modules, {**self._scope, "L": variables})  # noqa: S307
+        return not any(isinstance(each, nn.Module) and self._is_hooked(each) for each in found)
+
+
+def _compiled() -> Iterator[tuple[CodeType, list[Any]]]:
+    """Yield each code object of which there is compiled code, with Dynamo's entries for it."""
+    frames: Any = sys.modules["torch._dynamo.convert_frame"]
+    entries_of: Any = find("torch:_C._dynamo.eval_frame._debug_get_cache_entry_list")
+    known = {id(code): code for seen in (*frames.input_codes.seen, *frames.output_codes.seen) if (code := seen())}
+    for code in known.values():
+        if entries := entries_of(code):
+            yield code, entries
+
+
+class _Guarded(NamedTuple):
+    """What the guards of an entry are about.
+
+    Attributes:
+        modules: The expression of each module, with its class.
+        with_hooks: Whether code of Kedge's hooks was traced.
+    """
+
+    modules: dict[str, type]
+    with_hooks: bool
+
+
+def _guarded(entry: Any) -> _Guarded:
+    """Return what the guards of an entry are about, a tree of expressions."""
+    modules: dict[str, type] = {}
+    with_hooks = False
+    root = getattr(entry.guard_manager, "root", None)  # none, if an object no longer exists and the code is never used
+    waiting: list[Any] = [] if root is None else [root]
+    while waiting:
+        guard = waiting.pop()
+        source, kind = guard.get_source(), guard.get_type_of_guarded_value()
+        with_hooks = with_hooks or _TRACED_HOOKS in source
+        if isinstance(kind, type) and issubclass(kind, nn.Module):
+            modules[source] = kind
+        waiting += guard.get_child_managers()
+        if hasattr(guard, "get_key_value_managers"):  # the guard of a dict, whose values are no children
+            waiting += (value for _, value in guard.get_key_value_managers().values() if value is not None)
+    return _Guarded(modules, with_hooks)
+
+
+def _add_guard(entry: Any, sources: tuple[str, ...], is_hooked: IsHooked) -> None:
+    manager = entry.guard_manager
+    if not hasattr(manager, "root"):
+        return
+    guard = NoneHooked(sources, manager.global_scope, is_hooked)
+    manager.root.add_epilogue_lambda_guard(guard, ["no module has hooks of Kedge's"], None)
+    setattr(manager, _GUARD, guard)
+
+
+def _was_traced(model: nn.Module) -> bool:
+    """Whether Dynamo has traced a model, or may have: it marks parameters and buffers, of which there may be none."""
+    held: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
+    return not held or any(hasattr(tensor, "_dynamo_static_input_type") for tensor in held)

@@ -50,11 +50,9 @@ class Term:
 
     def matches(self, path: str, types: tuple[str, ...]) -> bool:
         """Whether it selects a module or parameter of this path and these class names."""
-        literal = self.literal  # most terms are literal, and there may be one for each of 10,000 modules
-        if literal is not None:
-            named = path == literal
-        else:
-            named = self.pattern.fullmatch(f".{path}" if path else "") is not None
+        if self.literal is not None:  # no pattern to compile: there may be such a term for each of 10,000 modules
+            return path == self.literal
+        named = self.pattern.fullmatch(f".{path}" if path else "") is not None
         return named and (not self.types or any(t in types for t in self.types))
 
     @cached_property

@@ -97,9 +97,10 @@ class RankedTable:
 
     def all(self, sites: int) -> SitesInOne:
         """Return the rows of the sites with the numbers below `sites`, those of one step merged into one."""
-        return one_after_another([self._rows(site) for site in range(sites)])
+        return one_after_another([self.rows(site) for site in range(sites)])
 
-    def _rows(self, site: int) -> Rows:
+    def rows(self, site: int) -> Rows:
+        """Return the rows of one site, those of one step merged into one."""
         read = [(part.rows(site), part.copies.get(site)) for part in self.parts]
         read = [(rows, copies) for rows, copies in read if len(rows)] or read[:1]
         found = [rows for rows, _ in read]

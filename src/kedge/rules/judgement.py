@@ -59,7 +59,8 @@ def judge(
         rules: The rules to run; all of them, with their default thresholds, if None.
         is_over: Whether the time for judging is over; asked before each rule, and the rest does not run.
     """
-    asked, ran, each = list(ALL if rules is None else rules), [], []
+    asked, ran = list(ALL if rules is None else rules), []
+    each: list[Finding] = []
     for rule in asked:
         if is_over():
             break

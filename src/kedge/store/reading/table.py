@@ -48,7 +48,7 @@ class StatsTable:
         """Return the rows of the sites with the numbers below `sites`, those of one step merged into one."""
         groups = [(group, group.where_all(sites)) for group in self._groups]
         held = [(group, where) for group, where in groups if where.start < where.stop]
-        columns = _LazyColumns(held)
+        columns: Mapping[str, Any] = _LazyColumns(held)
         if not held:
             return SitesInOne(LazyRows(columns), np.zeros(sites + 1, dtype=np.int64))
         site, step = columns["site"], columns["step"]

@@ -3,7 +3,7 @@
 Each round runs one step of every variant in a shuffled order; a variant's ratio in a round is its time
 over that of what it is compared with in the same round. Machines drift, ratios of neighbours do not.
 
-    python benchmarks/overhead.py [--rounds 30] [--threads 1] [--only value,small,steps,event,run]
+    python benchmarks/overhead.py [--rounds 30] [--threads 1] [--only value,small,steps,event,run,modules]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import importlib.util
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -345,12 +346,56 @@ def run(rounds: int) -> None:
     )
 
 
+MANY = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+sys.setrecursionlimit(100_000)
+model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(int(sys.argv[1]))])
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(2, 2)).sum().backward()
+    optimizer.step()
+"""
+
+
+def modules(rounds: int) -> None:
+    """Programs of three steps of thousands of modules, plain and under ``kedge run``: processor seconds of whole processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "many.py")
+        program.write_text(MANY, encoding="utf-8")
+        for number in (1_000, 2_500, 10_000):
+            plain, watched, shares = [], [], []
+            for _ in range(rounds):
+                words = [str(program), str(number)]
+                plain.append(_processor_seconds([sys.executable, *words], folder)[0])
+                command = [sys.executable, "-m", "kedge", "run", "--force", "-o", "many.kedge", *words]
+                took, told = _processor_seconds(command, folder)
+                watched.append(took)
+                shares.append(float(told.partition("watching took ")[2].partition(" %")[0] or "nan"))
+            own, all_of_it = statistics.median(plain), statistics.median(watched)
+            added = statistics.median(1 - a / b for a, b in zip(plain, watched, strict=True))
+            print(
+                f"{number:6,} modules, 3 steps: {own:5.1f} s plain, {all_of_it:5.1f} s watched ({all_of_it / own:.2f}); "
+                f"added {added:.0%} of it, printed {statistics.median(shares):.0f} %"
+            )
+
+
+def _processor_seconds(command: list[str], folder: str) -> tuple[float, str]:
+    """Return the processor seconds of a process, and what it wrote to stderr."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, ended.stderr
+
+
 def main() -> None:
     """Run the parts that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--only", default="value,small,event,steps,run")
+    parser.add_argument("--only", default="value,small,event,steps,run,modules")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     random.seed(0)
@@ -361,6 +406,7 @@ def main() -> None:
         "event": lambda: event(min(args.rounds, 15)),
         "steps": lambda: steps(args.rounds),
         "run": lambda: run(max(3, args.rounds // 6)),
+        "modules": lambda: modules(max(3, args.rounds // 10)),
     }
     for part in args.only.split(","):
         parts[part]()

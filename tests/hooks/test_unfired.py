@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -85,3 +87,40 @@ def test_the_gradient_of_an_input_says_how_to_get_it() -> None:
     s.end(quiet=True)
 
     assert cause.remedy.endswith("; an input of the model needs requires_grad_()")
+
+
+class ManyUnused(nn.Module):
+    """Calls none of many modules, and reads an attribute of one."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        for i in range(number):
+            setattr(self, f"m{i}", nn.Dropout(0.5))
+        self.used = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x) * self.m1.p
+
+
+def test_the_source_of_a_class_is_parsed_once_for_all_its_silent_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the class and once its forward, however many sites and sessions are explained."""
+    read, source_of = [], inspect.getsource
+    monkeypatch.setattr(inspect, "getsource", lambda of: read.append(of) or source_of(of))
+    model = ManyUnused(40)
+    for _ in range(2):
+        with kedge.session() as s:
+            s.hook(model, "*", kedge.record())
+            model(torch.ones(1, 2))
+            ledger = s.ledger()
+            s.end(quiet=True)
+    assert read.count(ManyUnused) == read.count(ManyUnused.forward) == 1
+    assert ledger["m1"].cause.why == "bypassed: ManyUnused uses its p without calling it"
+    assert ledger["m2"].cause.why == "never called while the hook was attached"
+
+
+def test_a_session_that_ends_quietly_explains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a watched run, whose ledger has been written by then."""
+    s = kedge.session()
+    s.hook(ManyUnused(3), "*", kedge.record())
+    monkeypatch.setattr("kedge.hooks.ledger.explain", lambda tap, session: pytest.fail("explained"))
+    s.end(quiet=True)

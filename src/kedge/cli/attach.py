@@ -130,6 +130,7 @@ class _Heard:
         yield from self._about_recording()
 
     def _about_recording(self) -> Iterable[str]:
+        from kedge.watch.run.end_clock import EndClock
         from kedge.watch.run.summary import words_on
         from kedge.watch.totals import WatchSummary
 
@@ -137,7 +138,9 @@ class _Heard:
             return [] if os.path.exists(self.name) else ["nothing was recorded: no module was called in this time"]
         if not self._summary["made"]:
             return ["nothing was recorded: no step ended in this time"]
-        return words_on(self.name, Path(self.name), WatchSummary(**self._summary["figures"]))
+        summary = WatchSummary(**self._summary["figures"])
+        end = EndClock(summary.watching, summary.seconds, elsewhere=True)
+        return words_on(self.name, Path(self.name), summary, end=end)
 
 
 def _found(pid: int, event: Mapping[str, Any]) -> str:

@@ -7,9 +7,12 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from kedge.cli import BEGAN
 from kedge.cli.meant import no_module, no_program
+from kedge.cli.progress import progress
 from kedge.cli.watch_options import add_watch_options, check_selector
 from kedge.cli.watching import Watching
 from kedge.errors import ScriptError
@@ -18,6 +21,7 @@ from kedge.program.own_imports import OWN_IMPORTS
 from kedge.program.program import Program
 from kedge.program.restored import BeforeProgram
 from kedge.stderr import STATUS, lasting_messenger
+from kedge.watch.run.end_clock import EndClock
 from kedge.watch.run.options import WatchOptions, manifest_of
 from kedge.watch.run.ranks import LaunchedRank
 from kedge.watch.run.recorder import RecordingSink
@@ -128,10 +132,11 @@ def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
     watching.place = recorder.folder
     before, folder = BeforeProgram(), Path.cwd()
     watching.begin()
+    starting = perf_counter() - BEGAN
     ending = program.run()
     if pid != get_pid():  # a fork of the program: the recording and the last words are its parent's
         return ending
-    end = RunEnd(watching, recorder, output, launch, folder, report)
+    end = RunEnd(watching, recorder, output, launch, folder, report, starting)
     try:
         with before.restored():
             return end.conclude(ending)
@@ -146,7 +151,10 @@ def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
 
 @dataclass(frozen=True)
 class RunEnd:
-    """The work after the program: the end of the recording, and the last words."""
+    """The work after the program: the end of the recording, and the last words.
+
+    `starting` is how many seconds Kedge took before the program began.
+    """
 
     watching: Watching
     recorder: RecordingSink
@@ -154,6 +162,7 @@ class RunEnd:
     launch: LaunchedRank
     folder: Path
     report: Callable[[str], None]
+    starting: float
 
     def conclude(self, ending: Ending) -> Ending:
         """Finish the recording of a program that has ended; returns how this process ends.
@@ -161,10 +170,15 @@ class RunEnd:
         Raises:
             SystemExit: The recording failed, and a failure ends the program.
         """
-        summary = self._finish(ending)
-        if self.launch.leads and not self.output.quiet:
-            self.launch.await_others(self.recorder.place)
-            for line in self._last_words(summary, ending.error):
+        end = EndClock(self.starting + self.watching.took, perf_counter() - BEGAN)
+        if self.output.quiet or not self.launch.leads:
+            self._finish(ending)
+        else:
+            with progress(f"judging {self.output.name}"):
+                summary = self._finish(ending)
+                self.launch.await_others(self.recorder.place)
+                lines = list(self._last_words(summary, ending.error, end))
+            for line in lines:
                 self.report(line)
         failed = self.recorder.failed or self.watching.failed
         return replace(ending, status=STATUS) if self.output.strict and failed and not ending.status else ending
@@ -178,13 +192,13 @@ class RunEnd:
         self.recorder.close()
         return summary
 
-    def _last_words(self, summary: WatchSummary | None, error: BaseException | None) -> Iterable[str]:
+    def _last_words(self, summary: WatchSummary | None, error: BaseException | None, end: EndClock) -> Iterable[str]:
         if summary is None:
             why = ended_before("it imported torch", error) or NO_TORCH
             return [NOTHING if self.watching.failed else f"{NOTHING}: {why}"]
         from kedge.watch.run.summary import last_words
 
-        return last_words(self.output.name, self.recorder, summary, self.folder, error)
+        return last_words(self.output.name, self.recorder, summary, self.folder, error, end)
 
 
 def _signed(report: Callable[[str], None], rank: int) -> Callable[[str], None]:

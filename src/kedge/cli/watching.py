@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from kedge.hooks.placing.own_warnings import ignore_warnings
@@ -47,6 +48,7 @@ class Watching:
         self._ending = Shield(*ENDING, tell=complain, strict=strict)
         self.watch: Watcher | None = None
         self.holding = holding
+        self._entering = 0.0
         self._import = AfterImport("torch", self._begin)
         self._dynamo = AfterImport(COMPILER, ignore_warnings)
 
@@ -72,6 +74,11 @@ class Watching:
         return summary
 
     @property
+    def took(self) -> float:
+        """Seconds that Kedge has taken since the program began, its imports included."""
+        return self._entering + (self.watch.summary.watching if self.watch is not None else 0.0)
+
+    @property
     def failed(self) -> bool:
         """Whether something failed, here or in a hook."""
         watch = self.watch
@@ -82,9 +89,11 @@ class Watching:
         self._beginning(self._enter)
 
     def _enter(self) -> None:
+        began = perf_counter()
         import kedge.watch.run.summary  # noqa: F401 - for the end, when the program may have changed what imports need
         from kedge.watch.run.begin import make_watch
 
         self.watch = make_watch(self.log, self.order, self.place)
         self.watch.models.holding = self.holding
         self.watch.__enter__()
+        self._entering = perf_counter() - began

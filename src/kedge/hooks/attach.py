@@ -59,6 +59,7 @@ class Attachments:
         installed: The hooks in PyTorch's tables.
         fired: The last 2,000 firings, in their order.
         ended: Whether the session is over.
+        explaining: What `explaining_many` has found about its models; None outside of it.
         in_graph: How many operators of its hooks compiled code has run.
     """
 
@@ -74,6 +75,7 @@ class Attachments:
         self.installed = InstalledHooks()
         self.fired: deque[tuple[ShownTap, Event]] | None = deque(maxlen=MOST_FIRINGS)
         self.ended = False
+        self.explaining: dict[int, Any] | None = None
         self.in_graph = 0
         self.clock.on_step.append(self._retime)
 

@@ -14,7 +14,7 @@ from kedge.flow import Event
 from kedge.hooks.attach import MOST_FIRINGS, Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
-from kedge.hooks.unfired import explain, explain_leaves
+from kedge.hooks.unfired import explain, explain_leaves, explaining_many
 from kedge.numbers import counted
 from kedge.sites.folding import Fold, Folding, folded_names, pattern
 from kedge.sites.language import parse
@@ -61,11 +61,12 @@ class Ledger(notebook.Printed):
         for tap in taps:
             by_site.setdefault((tap.gate.whose, tap.site), []).append(tap)
         entries, leaves = [], {}
-        for (_, site), group in by_site.items():
-            fired = max(t.fired for t in group)
-            entries.append(LedgerEntry(site, fired, None if fired else explain(group[0], session)))
-            found = explain_leaves(group[0], session) if fired else {}
-            leaves.update({replace(site, leaf=leaf): cause for leaf, cause in found.items()})
+        with explaining_many(session):
+            for (_, site), group in by_site.items():
+                fired = max(t.fired for t in group)
+                entries.append(LedgerEntry(site, fired, None if fired else explain(group[0], session)))
+                found = explain_leaves(group[0], session) if fired else {}
+                leaves.update({replace(site, leaf=leaf): cause for leaf, cause in found.items()})
         entries += [LedgerEntry(site, 0, cause) for site, cause in session.unmatched(taps)]
         return cls(entries, leaves)
 

@@ -90,12 +90,13 @@ class Session(Attachments):
         """
         if self.ended:
             return
+        if quiet:  # nobody reads the ledger, and causes are searched for in sources
+            self.remove()
+            return
         try:
             ledger = self.ledger()
         finally:
             self.remove()
-        if quiet:
-            return
         warn_of_unrepeated(self.taps)
         if not (silent := ledger.silent()):
             return

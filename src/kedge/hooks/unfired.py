@@ -5,7 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -222,8 +226,7 @@ def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
             )
         if not takes_hooks(child if name else model):
             return Cause("TorchScript runs its module without Python", "hook the model before it is scripted or traced")
-    taps = (t for t in session.taps if getattr(t.gate, "called", 0))
-    called = {t.gate.path for t in taps if t.gate.passes is tap.gate.passes}
+    called = _called_with(tap, session)
     if not called and not session.clock.passes:
         return Cause("the model was not called", "call it inside the block, or before remove()")
     by_parent = _explain_by_parent(kind, child, tap.gate.path, called) if name else None
@@ -236,7 +239,7 @@ def _is_replaced(tap: Tap, target: HookedModel, child: Any) -> bool:
     return stood is not None and stood() is not child
 
 
-def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: set[str]) -> Cause | None:
+def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: CalledPaths) -> Cause | None:
     """Return a cause found in the parent's source; None without one.
 
     Args:
@@ -251,16 +254,14 @@ def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: se
         return Cause("bypassed by a fused path: attention uses its weights without calling it", remedy)
     if _calls_forward(kind, name):
         return Cause("its .forward() was called directly, which fires no hook", "call the module itself: layer(x)")
-    if any(other.startswith(f"{place}.") for other in called):
+    if place in called.holders:
         return None  # the forward skips it and calls its children
     used = " and ".join(_reads(kind, child, name)) if path in called or not path else ""
     return Cause(f"bypassed: {kind.__name__} uses its {used} without calling it", remedy) if used else None
 
 
-def _explain_by_calls(tap: Tap, called: set[str]) -> Cause:
-    path = tap.gate.path
-    inside = path + "." if path else ""
-    if any(other != path and other.startswith(inside) for other in called):
+def _explain_by_calls(tap: Tap, called: CalledPaths) -> Cause:
+    if tap.gate.path in called.holders:
         return Cause(
             "never called itself, but the modules inside it were: one by one, or by a direct call of its .forward()",
             "hook the modules inside it, or call the module itself: layer(x)",
@@ -272,25 +273,61 @@ def _explain_by_calls(tap: Tap, called: set[str]) -> Cause:
     )
 
 
+class CalledPaths(frozenset[str]):
+    """The paths of the modules of a model that were called."""
+
+    @cached_property
+    def holders(self) -> frozenset[str]:
+        """The paths of the modules that hold them."""
+        parts = (path.split(".") for path in self if path)
+        return frozenset(".".join(each[:end]) for each in parts for end in range(len(each)))
+
+
+def _called_with(tap: Tap, session: Attachments) -> CalledPaths:
+    """Return the paths called of the model that a tap belongs to."""
+    known = session.explaining
+    called = None if known is None else known.get(id(tap.gate.passes))
+    if called is None:
+        taps = (t for t in session.taps if getattr(t.gate, "called", 0))
+        called = CalledPaths(t.gate.path for t in taps if t.gate.passes is tap.gate.passes)
+        if known is not None:
+            known[id(tap.gate.passes)] = called
+    return called
+
+
+@contextmanager
+def explaining_many(session: Attachments) -> Iterator[None]:
+    """Within the block, what the causes of several sites have in common is found once."""
+    outer = session.explaining
+    session.explaining = {} if outer is None else outer
+    try:
+        yield
+    finally:
+        session.explaining = outer
+
+
 def _reads(kind: type[nn.Module], child: Any, name: str) -> list[str]:
     """Return the attributes of a child that a module's methods read, as attention reads a dropout's ``p`` for a fused kernel."""
-    found: dict[str, None] = {}
-    for node in ast.walk(_source(kind)):
+    if kind not in _read_by:
+        _read_by[kind] = _attributes_read(_source(kind))
+    return [attribute for attribute in _read_by[kind].get(name, ()) if not callable(getattr(child, attribute, None))]
+
+
+_read_by: WeakKeyDictionary[type[nn.Module], dict[str, dict[str, None]]] = WeakKeyDictionary()
+"""For each class whose source was read, the attributes that its methods read of each of its own attributes."""
+
+
+def _attributes_read(source: Any) -> dict[str, dict[str, None]]:
+    """Return what a class reads as ``self.<name>.<attribute>``, by name."""
+    found: dict[str, dict[str, None]] = {}
+    for node in ast.walk(source):
         if isinstance(node, ast.FunctionDef) and node.name.startswith(("__init__", "_init", "init_", "reset_")):
             node.body.clear()  # `walk` goes level by level and has not entered the body yet
-        elif (
-            isinstance(node, ast.Attribute)
-            and _is_own(node.value, name)
-            and not callable(getattr(child, node.attr, None))
-        ):
-            found[node.attr] = None
-    return list(found)
-
-
-def _is_own(node: Any, name: str) -> bool:
-    """Whether an expression is ``self.<name>``."""
-    owner = node.value if isinstance(node, ast.Attribute) and node.attr == name else None
-    return isinstance(owner, ast.Name) and owner.id == "self"
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
+            owner = node.value.value
+            if isinstance(owner, ast.Name) and owner.id == "self":
+                found.setdefault(node.value.attr, {})[node.attr] = None
+    return found
 
 
 def _source(of: Any) -> Any:
@@ -302,6 +339,16 @@ def _source(of: Any) -> Any:
 
 def _calls_forward(kind: type[nn.Module], name: str) -> bool:
     """Whether the source of a module's forward calls ``self.<name>.forward(...)``."""
-    calls = (node.func for node in ast.walk(_source(getattr(kind, "forward", None))) if isinstance(node, ast.Call))
-    found = (f.value for f in calls if isinstance(f, ast.Attribute) and f.attr == "forward")
-    return any(isinstance(v, ast.Attribute) and v.attr == name for v in found)
+    forward = getattr(kind, "forward", None)
+    code = getattr(forward, "__code__", None)
+    known = _forwards_called.get(kind)
+    if known is None or known[0] is not code:
+        calls = (node.func for node in ast.walk(_source(forward)) if isinstance(node, ast.Call))
+        found = (f.value for f in calls if isinstance(f, ast.Attribute) and f.attr == "forward")
+        known = code, frozenset(v.attr for v in found if isinstance(v, ast.Attribute))
+        _forwards_called[kind] = known
+    return name in known[1]
+
+
+_forwards_called: WeakKeyDictionary[type[nn.Module], tuple[Any, frozenset[str]]] = WeakKeyDictionary()
+"""For each class whose forward was read, the code of that, and the attributes whose own ``forward`` it calls."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import io
 import json
 import os
@@ -32,6 +33,7 @@ class BeforeProgram:
         """Context in which it is as it was; after it, all is as the program has left it."""
         with ExitStack() as undo:
             undo.enter_context(_deep_enough())
+            undo.enter_context(_without_collecting())
             for module, names in self._names:
                 undo.enter_context(_put_back(vars(module), names))
             undo.enter_context(OWN_IMPORTS.filled())
@@ -55,6 +57,18 @@ def _put_back(held: dict[str, Any], names: dict[str, Any]) -> Iterator[None]:
                 held.pop(name, None)
             else:
                 held[name] = value
+
+
+@contextmanager
+def _without_collecting() -> Iterator[None]:
+    """Collect no garbage: what the program has left would be searched again and again."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager

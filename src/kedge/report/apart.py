@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import median
+from functools import cached_property
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from kedge.report.sparkline import ScaleSeries
 from kedge.rules.rule import Finding
 from kedge.sites.folding import outliers, pattern
 from kedge.store.recording import Recording
+from kedge.store.rows import Bools, Floats
 
 #: The most blocks that a sentence names.
 MOST_NAMED = 3
@@ -47,12 +48,13 @@ def apart_blocks(made: Sequence[ModuleLine]) -> list[ApartBlock]:
     for line in made:
         if isinstance(line, FoldedLine):
             similar.setdefault(_kind(line), []).extend(line.members)
+    groups = {kind: _Others(members) for kind, members in similar.items()}
     found: dict[str, ApartBlock] = {}
     for line in made:
-        if not isinstance(line, FoldedLine) and _kind(line) in similar:
-            block = _block(line, similar[_kind(line)])
+        if not isinstance(line, FoldedLine) and (others := groups.get(_kind(line))) is not None:
+            block = _block(line, others)
             found[block.name] = max(found.get(block.name, block), block, key=lambda one: one.distance)
-    return [block for block in found.values() if not any(_within(block.name, other) for other in found)]
+    return [block for block in found.values() if not any(holder in found for holder in _holders(block.name))]
 
 
 def sentence(blocks: Sequence[ApartBlock]) -> str:
@@ -80,54 +82,96 @@ def _kind(line: ModuleLine) -> tuple[Hashable, str, str]:
     return pattern(line.path), line.type, line.shape
 
 
-def _within(name: str, other: str) -> bool:
-    return name.startswith(f"{other}.")
+def _holders(name: str) -> Iterator[str]:
+    """Yield the paths of what holds a block."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
-def _block(line: ModuleLine, others: Sequence[ModuleLine]) -> ApartBlock:
+class _Others:
+    """The similar lines that some lines are compared with; what is asked of all of them is found once."""
+
+    def __init__(self, members: Sequence[ModuleLine]) -> None:
+        self.members = members
+        self._known: dict[str, Floats] = {}
+        self._zeros: dict[str, Bools | None] = {}
+        self._numbers: dict[int, tuple[int, int]] = {}
+
+    def known(self, figure: str) -> Floats:
+        """Return their newest finite values of a figure."""
+        if figure not in self._known:
+            values = (member.newest_finite(figure) for member in self.members)
+            self._known[figure] = np.array([value for value in values if value is not None])
+        return self._known[figure]
+
+    def had_zeros(self, figure: str) -> Bools | None:
+        """Return the steps in which any of them had only zeros; None if one has no course of the figure."""
+        if figure not in self._zeros:
+            courses = [getattr(member, figure) for member in self.members]
+            alike = all(isinstance(course, ScaleSeries) for course in courses)
+            self._zeros[figure] = np.any([course.rms == 0 for course in courses], axis=0) if alike else None
+        return self._zeros[figure]
+
+    def hold(self, name: str) -> bool:
+        """Whether a block is, or has in it, one of them."""
+        return name in self._holders
+
+    @cached_property
+    def _holders(self) -> frozenset[str]:
+        paths = (member.path.split(".") for member in self.members)
+        return frozenset(".".join(parts[:end]) for parts in paths for end in range(1, len(parts) + 1))
+
+    def ends(self, place: int) -> tuple[int, int]:
+        """Return the least and the greatest number that stands at one place of their paths."""
+        if place not in self._numbers:
+            numbers = [int(member.path.split(".")[place]) for member in self.members]
+            self._numbers[place] = min(numbers), max(numbers)
+        return self._numbers[place]
+
+
+def _block(line: ModuleLine, others: _Others) -> ApartBlock:
     """Return the block that a line stands for: the outermost numbered one that holds none of the others."""
     parts = line.path.split(".")
     numbered = [place for place, part in enumerate(parts) if part.isdecimal()]
     for place in numbered:
         name = ".".join(parts[: place + 1])
-        if not any(other.path == name or _within(other.path, name) for other in others):
+        if not others.hold(name):
             break
-    numbers = [int(other.path.split(".")[place]) for other in others]
+    first, last = others.ends(place)
     distance, reason = max(_reasons(line, others), key=lambda one: one[0], default=(0.0, ""))
-    return ApartBlock(name, not min(numbers) < int(parts[place]) < max(numbers), reason, distance)
+    return ApartBlock(name, not first < int(parts[place]) < last, reason, distance)
 
 
-def _reasons(line: ModuleLine, others: Sequence[ModuleLine]) -> Iterator[tuple[float, str]]:
+def _reasons(line: ModuleLine, others: _Others) -> Iterator[tuple[float, str]]:
     """Yield the figures of a line that are far from those of others, in words, each with its distance."""
     for figure in FIGURES:
-        own, theirs = line.newest_finite(figure), [other.newest_finite(figure) for other in others]
-        known = [value for value in theirs if value is not None]
+        own, known = line.newest_finite(figure), others.known(figure)
         distance = _distance(own, known, share=figure == "zero")
         if own is not None and distance:
-            said = [spread(values, share=figure == "zero").plain for values in ([own], known)]
+            said = [spread(values, share=figure == "zero").plain for values in ([own], known.tolist())]
             yield distance, f"{line.label} has {_TITLES.get(figure, figure)} {said[0]}, the others {said[1]}"
         else:
             yield from _zeros(line, others, figure)
 
 
-def _distance(own: float | None, others: Sequence[float], *, share: bool) -> float:
+def _distance(own: float | None, others: Floats, *, share: bool) -> float:
     """Return the distance of a figure from others, on a logarithmic scale; 0 if it is not far."""
-    if own is None or not others:
+    if own is None or not len(others):
         return 0.0
-    middle = median(others)
+    middle, together = float(np.median(others)), np.append(own, others)
     if share:
-        return abs(own - middle) if 0 in outliers([own, *others], share=True) else 0.0
+        return abs(own - middle) if 0 in outliers(together, share=True) else 0.0
     if (own == 0) != (middle == 0):
         return math.inf
-    return abs(math.log(own / middle)) if 0 in outliers([own, *others]) else 0.0
+    return abs(math.log(own / middle)) if 0 in outliers(together) else 0.0
 
 
-def _zeros(line: ModuleLine, others: Sequence[ModuleLine], figure: str) -> Iterator[tuple[float, str]]:
+def _zeros(line: ModuleLine, others: _Others, figure: str) -> Iterator[tuple[float, str]]:
     """Yield that a line had only zeros in a step in which the others had not; as far as the least outlier."""
-    own = getattr(line, figure)
-    theirs = [getattr(other, figure) for other in others]
-    if isinstance(own, ScaleSeries) and all(isinstance(series, ScaleSeries) for series in theirs):
-        steps = np.flatnonzero((own.rms == 0) & ~np.any([series.rms == 0 for series in theirs], axis=0))
+    own, had = getattr(line, figure), others.had_zeros(figure)
+    if isinstance(own, ScaleSeries) and had is not None:
+        steps = np.flatnonzero((own.rms == 0) & ~had)
         if len(steps):
             step = int(line.recording.steps[steps[0]])
             yield 1.0, f"{line.label} had {_TITLES.get(figure, figure)} 0 at step {step}, the others had not"

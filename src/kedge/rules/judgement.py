@@ -7,12 +7,12 @@ which a NaN was born, and that did not recover, is as long as the steps before i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kedge.rules.command import closer_look
-from kedge.rules.registry import ALL, can_judge, check
+from kedge.rules.registry import ALL, can_judge, in_order
 from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording
 
@@ -40,22 +40,35 @@ class Judgement:
     sound: int | None = None
     unseen: tuple[str, ...] = ()
     "Computations that Kedge could not watch, in words."
+    left: int = 0
+    "The number of rules that did not run, because the time was over."
 
     @property
     def complete(self) -> bool:
-        """Whether every rule could judge, and Kedge could watch all computations."""
-        return not self.unjudged and not self.unseen
+        """Whether every rule ran and could judge, and Kedge could watch all computations."""
+        return not self.unjudged and not self.unseen and not self.left
 
 
-def judge(recording: Recording, rules: Iterable[Rule] | None = None) -> Judgement:
+def judge(
+    recording: Recording, rules: Iterable[Rule] | None = None, is_over: Callable[[], bool] = lambda: False
+) -> Judgement:
     """Return the judgement of some rules about a recording.
 
     Args:
         recording: The recording; it may still be growing, or have been cut short.
         rules: The rules to run; all of them, with their default thresholds, if None.
+        is_over: Whether the time for judging is over; asked before each rule, and the rest does not run.
     """
-    asked = list(ALL if rules is None else rules)
-    return judgement_of(recording, check(recording, asked), asked)
+    asked, ran = list(ALL if rules is None else rules), []
+    each: list[Finding] = []
+    for rule in asked:
+        if is_over():
+            break
+        ran.append(rule)
+        each += rule.check(recording) if can_judge(rule, recording) else ()
+    judging = [rule for rule in ran if can_judge(rule, recording)]
+    judgement = judgement_of(recording, in_order(recording, judging, each), ran)
+    return replace(judgement, left=len(asked) - len(ran))
 
 
 def judgement_of(recording: Recording, findings: Iterable[Finding], rules: Iterable[Rule] | None = None) -> Judgement:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from textwrap import indent
 
@@ -91,7 +91,12 @@ def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Fi
         The findings, errors first, then in the order of steps. Findings that may follow from another one are info.
     """
     judging = [rule for rule in (ALL if rules is None else rules) if can_judge(rule, recording)]
-    found = naming_ranks(recording, judging, [finding for rule in judging for finding in rule.check(recording)])
+    return in_order(recording, judging, [finding for rule in judging for finding in rule.check(recording)])
+
+
+def in_order(recording: Recording, judging: Sequence[Rule], each: list[Finding]) -> tuple[Finding, ...]:
+    """Return the findings of some rules, as `check` does, given what each rule found."""
+    found = naming_ranks(recording, judging, each)
     return tuple(
         sorted(follow(recording, found), key=lambda finding: (SEVERITIES.index(finding.severity), finding.step))
     )

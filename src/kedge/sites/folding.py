@@ -14,8 +14,10 @@ import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 #: Lists of at most this many lines are shown whole.
 WHOLE = 40
@@ -129,27 +131,24 @@ def block(path: str) -> str:
     return path[: found[-1].end()] if found else path
 
 
-def outliers(values: Sequence[float | None], *, share: bool = False) -> list[int]:
+def outliers(values: Sequence[float | None] | NDArray[np.float64], *, share: bool = False) -> list[int]:
     """Return the places of values that are far from the others of a group, the farthest first.
 
     Args:
         values: Sizes; None, zeros and non-finite ones are left out.
         share: Whether they are shares between 0 and 1; otherwise they are compared on a logarithmic scale.
     """
-    known = {
-        place: value if share else math.log(value)
-        for place, value in enumerate(values)
-        if value is not None and math.isfinite(value) and (share or value > 0)
-    }
-    if len(known) < 3:
+    given = np.array(values, dtype=np.float64)  # None becomes NaN
+    places = np.flatnonzero(np.isfinite(given) & (share | (given > 0)))
+    if len(places) < 3:
         return []
-    middle = median(known.values())
-    apart = {place: abs(value - middle) for place, value in known.items()}
-    least = max(OUTLYING * median(apart.values()), LEAST_SHARE if share else math.log(LEAST_FACTOR))
-    far = [place for place, distance in apart.items() if distance > least]
+    known = given[places] if share else np.log(given[places])
+    apart = np.abs(known - np.median(known))
+    least = max(OUTLYING * float(np.median(apart)), LEAST_SHARE if share else math.log(LEAST_FACTOR))
+    far = np.flatnonzero(apart > least)
     if len(far) > max(FEW_OUTLIERS, len(known) * MOST_OUTLIERS):
         return []  # the group has two halves
-    return sorted(far, key=lambda place: -apart[place])
+    return [int(place) for place in places[far[np.argsort(-apart[far], kind="stable")]]]
 
 
 @dataclass(frozen=True, eq=False)

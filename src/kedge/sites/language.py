@@ -50,10 +50,12 @@ class Term:
 
     def matches(self, path: str, types: tuple[str, ...]) -> bool:
         """Whether it selects a module or parameter of this path and these class names."""
+        if self.literal is not None:  # no pattern to compile: there may be such a term for each of 10,000 modules
+            return path == self.literal
         named = self.pattern.fullmatch(f".{path}" if path else "") is not None
         return named and (not self.types or any(t in types for t in self.types))
 
-    @property
+    @cached_property
     def literal(self) -> str | None:
         """The path, if the pattern can select only one."""
         if self.types or re.search(r"(?<!\\)(\\\\)*[*?\[]", ".".join(self.path)):

@@ -58,6 +58,13 @@ class Selector:
     def __init__(self, text: Selectors) -> None:
         self.terms = _terms(text)
 
+    @classmethod
+    def naming(cls, paths: Iterable[str], kind: str) -> Selector:
+        """Return the selector of one kind of site at some paths, as its text would be read."""
+        named = cls.__new__(cls)
+        named.terms = tuple(Term((escape(path),) if path else (), kind=kind) for path in paths)
+        return named
+
     def __str__(self) -> str:
         """The selector as text; `Selector` of it is equal to this one."""
         return ", ".join(map(str, self.terms))
@@ -150,9 +157,10 @@ def _excluding(places: dict[Site, SitePlace], term: Term, gone: set[Any]) -> dic
 
 def _once(found: list[SitePlace], known: dict[Site, SitePlace]) -> Iterator[SitePlace]:
     """Yield the places without operations that the selector named before: an operation fires once for each action."""
+    operations = [o for o in known if o.op is not None] if any(place.site.op for place in found) else []
     for place in found:
         site = place.site
-        before = [o.op for o in known if o.op is not None and site.op and replace(o, op=site.op) == site]
+        before = [o.op for o in operations if o.op is not None and site.op and replace(o, op=site.op) == site]
         if site.op is None or not any(means_op(op, site.op) for op in before):
             yield replace(place, without=tuple(before)) if before else place
 

@@ -34,7 +34,7 @@ class BinaryColumn:
         """The number of bytes of each row."""
         return self.ends - self.starts
 
-    def chosen(self, which: NDArray[np.integer] | NDArray[np.bool_]) -> BinaryColumn:
+    def chosen(self, which: NDArray[np.integer] | NDArray[np.bool_] | slice) -> BinaryColumn:
         """Return some of the rows."""
         return BinaryColumn(self.data, self.starts[which], self.ends[which])
 
@@ -45,6 +45,13 @@ class BinaryColumn:
         data = self.data
         return [data[a:b].tobytes() for a, b in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
 
+    def compact(self) -> BinaryColumn:
+        """Return the same rows with their bytes alone, one after the other."""
+        lengths = self.lengths
+        ends = np.cumsum(lengths)
+        places = np.arange(lengths.sum()) + np.repeat(self.starts - (ends - lengths), lengths)
+        return BinaryColumn(self.data[places], ends - lengths, ends)
+
     def matrix(self, width: int) -> Bytes:
         """Return a matrix with a line for each row; every row has this many bytes."""
         return np.take(self.data, self.starts[:, None] + np.arange(width))
@@ -52,4 +59,12 @@ class BinaryColumn:
 
 def joined(parts: Sequence[BinaryColumn]) -> BinaryColumn:
     """Return the rows of several parts as one."""
-    return parts[0] if len(parts) == 1 else BinaryColumn.of([row for part in parts for row in part.each()])
+    if len(parts) == 1:
+        return parts[0]
+    dense = [part.compact() for part in parts]
+    before = np.cumsum([0, *(len(part.data) for part in dense)])
+    return BinaryColumn(
+        np.concatenate([np.zeros(0, np.uint8), *(part.data for part in dense)]),
+        np.concatenate([np.zeros(0, np.int64), *(p.starts + b for p, b in zip(dense, before, strict=False))]),
+        np.concatenate([np.zeros(0, np.int64), *(p.ends + b for p, b in zip(dense, before, strict=False))]),
+    )

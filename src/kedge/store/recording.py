@@ -21,8 +21,8 @@ from kedge.store.exponents import decode_all, encode
 from kedge.store.reading.json_files import FORMAT, read_manifest, read_ranks
 from kedge.store.reading.rank_reader import RankReader
 from kedge.store.reading.ranks import RankedTable, RankShare, assemble, of_rank
-from kedge.store.reading.table import StatsTable, tabulate
-from kedge.store.rows import FULL, STATISTICS, Bools, Floats, Ints, Rows
+from kedge.store.reading.table import SitesInOne, StatsTable, tabulate
+from kedge.store.rows import FULL, QUANTILES, STATISTICS, Bools, Floats, Ints, Rows
 from kedge.store.sites import Root, SiteInfo, SitesByText, root_from, site_from
 
 __all__ = ["FORMAT", "STATISTICS", "Recording", "Root", "Rows", "SiteInfo"]
@@ -167,14 +167,24 @@ class Recording:
 
     def of_kind(self, kind: str) -> tuple[SiteInfo, ...]:
         """Return the sites of one kind in data-flow order."""
-        return tuple(site for site in self.sites if site.kind == kind)
+        return self._by_kind.get(kind, ())
 
     def rows(self, site: SiteInfo | str) -> Rows:
         """Return all rows of a site, one per step, including light steps."""
         found = self.site(site) if isinstance(site, str) else site
         if found.id not in self._rows:
-            self._rows[found.id] = self.table.rows(found.id)
+            self._rows[found.id] = self.all_rows.of(found.id)
         return self._rows[found.id]
+
+    @cached_property
+    def all_rows(self) -> SitesInOne:
+        """The rows of all sites, one after the other in the order of their numbers; see Note [One table]."""
+        return self.table.all(len(self.sites))
+
+    @cached_property
+    def derived(self) -> dict[Any, Any]:
+        """What was derived from this recording and is asked for again, by the function that derives it."""
+        return {}
 
     def series(self, site: SiteInfo | str, statistic: str) -> Floats:
         """Return one statistic of a site for each of ``steps``, NaN where the site has none.
@@ -185,11 +195,43 @@ class Recording:
         """
         rows = self.rows(site)
         full = rows.level == FULL
+        if statistic in QUANTILES:  # the histograms of all sites would take too much memory
+            known = rows.statistic(statistic)
+        else:
+            found = self.site(site) if isinstance(site, str) else site
+            known = self.all_rows.part(self.statistic(statistic), found.id)
         if len(rows) == len(self.steps) and full.all():
-            return rows.statistic(statistic)
+            return known
         values = np.full(len(self.steps), np.nan)
-        values[np.searchsorted(self.steps, rows.step[full])] = rows.statistic(statistic)[full]
+        values[np.searchsorted(self.steps, rows.step[full])] = known[full]
         return values
+
+    def matrix(self, sites: Sequence[SiteInfo | None], statistic: str) -> Floats:
+        """Return one statistic of many sites, as `series` does of one: a row a site, NaN where there is none."""
+        numbers = np.array([-1 if site is None else site.id for site in sites], dtype=np.int64)
+        table = np.full((len(sites), len(self.steps)), np.nan)
+        if not table.size:
+            return table
+        every = self.statistic(statistic)
+        line = np.full(len(self.sites) + 1, -1)
+        line[numbers] = np.arange(len(sites))
+        line[-1] = -1
+        full = np.flatnonzero((self.all_rows.rows.level == FULL) & (line[self.all_rows.site] >= 0))
+        column = np.searchsorted(self.steps, self.all_rows.rows.step[full])
+        table[line[self.all_rows.site[full]], column] = every[full]
+        again = line[numbers] != np.arange(len(sites))  # a site that stands here twice
+        table[again & (numbers >= 0)] = table[line[numbers[again & (numbers >= 0)]]]
+        return table
+
+    def statistic(self, name: str) -> Floats:
+        """Return one statistic of every row of every site."""
+        if name not in self._statistics:
+            self._statistics[name] = self.all_rows.rows.statistic(name)
+        return self._statistics[name]
+
+    @cached_property
+    def _statistics(self) -> dict[str, Floats]:
+        return {}
 
     def active(self, site: SiteInfo | str) -> tuple[Ints, Ints, Bools]:
         """Return which channels of a site were above zero, for each step that tracked it.
@@ -225,6 +267,13 @@ class Recording:
     @cached_property
     def _by_text(self) -> SitesByText:
         return SitesByText(self.sites, _name(self.path))
+
+    @cached_property
+    def _by_kind(self) -> dict[str, tuple[SiteInfo, ...]]:
+        kinds: dict[str, list[SiteInfo]] = {}
+        for site in self.sites:
+            kinds.setdefault(site.kind, []).append(site)
+        return {kind: tuple(sites) for kind, sites in kinds.items()}
 
     @cached_property
     def _rows(self) -> dict[int, Rows]:

@@ -104,7 +104,7 @@ def clean(count: Ints, total: Floats, sumsq: Floats, low: Floats, high: Floats, 
     return np.asarray(known & (nonfinite <= 0) | (nonfinite == 0) | (count == 0))
 
 
-class _LazyRows(Rows):
+class LazyRows(Rows):
     """Rows whose columns are read when first needed: in a large recording, few are."""
 
     def __init__(self, columns: Mapping[str, Any]) -> None:
@@ -133,13 +133,25 @@ def merge(columns: Mapping[str, Any]) -> Rows:
     """
     step = columns["step"]
     if not np.any(step[1:] <= step[:-1]):
-        return _LazyRows(columns)
+        return LazyRows(columns)
     order = np.argsort(step, kind="stable")
     numbers = {name: columns[name][order] for name in Rows.__dataclass_fields__ if name not in _JOINED}
     starts = np.flatnonzero(np.diff(numbers["step"], prepend=numbers["step"][0] - 1))
+    return _reduced(numbers, {name: columns[name].chosen(order) for name in _JOINED}, starts)
+
+
+def reduced(columns: Mapping[str, Any], starts: Ints) -> Rows:
+    """Return one row for each group of rows, which begin at ``starts``; columns as in `merge`, in order."""
+    numbers = {name: columns[name] for name in Rows.__dataclass_fields__ if name not in _JOINED}
+    merged = _reduced(numbers, {name: columns[name] for name in _JOINED}, starts)
+    held = {name: BinaryColumn.of(getattr(merged, name)) for name in _JOINED}
+    return LazyRows({**{name: getattr(merged, name) for name in numbers}, **held})
+
+
+def _reduced(numbers: Mapping[str, NDArray[Any]], bytes_: Mapping[str, BinaryColumn], starts: Ints) -> Rows:
     merged: dict[str, Any] = {name: _number(values) for name, values in _reduce(numbers, starts).items()}
     for name in _JOINED:
-        merged[name] = tuple(_reduce_bytes(name, columns[name].chosen(order).each(), starts))
+        merged[name] = tuple(_reduce_bytes(name, bytes_[name].each(), starts))
     return Rows(**merged)
 
 

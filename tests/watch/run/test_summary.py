@@ -9,6 +9,7 @@ import pytest
 from kedge import native
 from kedge.native import on_device
 from kedge.store.writing.folder import create, join
+from kedge.watch.run.end_clock import EndClock
 from kedge.watch.run.recorder import RecordingSink
 from kedge.watch.run.summary import last_words
 from kedge.watch.totals import WatchSummary
@@ -25,7 +26,8 @@ def words(place: Path, world: int, ranks: int) -> list[str]:
         assert writer is not None
         writer.close()
     recorder.close()
-    return list(last_words("run.kedge", recorder, WatchSummary(1, 5, 2, 2.0, 0.1, {})))
+    end = EndClock(0.1, 2.0, elsewhere=True)
+    return list(last_words("run.kedge", recorder, WatchSummary(1, 5, 2, 2.0, 0.1, {}), end=end))
 
 
 @pytest.mark.parametrize(

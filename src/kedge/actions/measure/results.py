@@ -47,15 +47,17 @@ class KeptSteps:
         """Return the statistics of a site, one a step."""
         parts = [part for parts in self.steps.values() for part in parts]
         found = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == seat.id).tolist())
-        rows = _tabulated(found).rows(seat.id)
+        rows = _tabulated(found).all(seat.id + 1).of(seat.id)
         return _each([seat.site] * len(rows), rows)
 
     def newest(self, seats: Collection[MeasuredSite]) -> list[Statistics]:
         """Return the statistics of some sites, each in its newest step; sites without any are left out."""
         found = self._newest_rows().find({seat.id for seat in seats})
-        table = _tabulated(place for places in found.values() for place in places)
         there = [seat for seat in seats if seat.id in found]
-        return _each([seat.site for seat in there], _joined([table.rows(seat.id) for seat in there])) if there else []
+        if not there:
+            return []
+        table = _tabulated(place for places in found.values() for place in places).all(max(found) + 1)
+        return _each([seat.site for seat in there], _joined([table.of(seat.id) for seat in there]))
 
     def present(self, seats: Collection[MeasuredSite]) -> list[MeasuredSite]:
         """Return those of some sites that have statistics."""

@@ -60,24 +60,34 @@ class NearOverflow:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every root and kind of site: the first site of the flow that comes near."""
         groups: dict[tuple[int, str], list[_Magnitudes]] = {}
-        for site in recording.sites:
-            extreme = self._near(recording, site)
+        rows = recording.all_rows
+        measured = np.isfinite(rows.rows.min) & np.isfinite(rows.rows.max)
+        largest = np.maximum(np.abs(rows.rows.min), np.abs(rows.rows.max))
+        limits = np.array([self._limit(site) for site in recording.sites])
+        counts = rows.count(measured & (largest > limits[rows.site]))
+        for number in np.flatnonzero(np.isfinite(limits) & (counts >= self.min_samples)).tolist():
+            extreme = self._near(recording, recording.sites[number])
             if extreme is not None:
-                groups.setdefault((site.root, site.kind), []).append(extreme)
+                groups.setdefault((extreme.site.root, extreme.site.kind), []).append(extreme)
         for near in groups.values():
             yield self._finding(near)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured steps."""
-        sites = [site for site in recording.sites if site.dtype in FORMATS and len(recording.rows(site))]
+        lengths = recording.all_rows.lengths
+        sites = [site for site in recording.sites if site.dtype in FORMATS and lengths[site.id]]
         return too_few(self.code, measured(recording, sites), self.min_samples) if sites else None
 
-    def _near(self, recording: Recording, site: SiteInfo) -> _Magnitudes | None:
+    def _limit(self, site: SiteInfo) -> float:
+        """Return the magnitude above which a site is close to the limit of its format; infinite if it is not judged."""
         form = FORMATS.get(site.dtype)
         if form is None or (site.dtype in SCALED and _is_gradient(site)):
-            return None
-        extreme = _Magnitudes.of(recording, site, form)
-        near = extreme.largest > form.largest / 2**self.headroom
+            return np.inf
+        return form.largest / 2**self.headroom
+
+    def _near(self, recording: Recording, site: SiteInfo) -> _Magnitudes | None:
+        extreme = _Magnitudes.of(recording, site, FORMATS[site.dtype])
+        near = extreme.largest > self._limit(site)
         return extreme if near.sum() >= self.min_samples else None
 
     def _finding(self, near: list[_Magnitudes]) -> Finding:

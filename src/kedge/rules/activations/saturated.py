@@ -15,7 +15,7 @@ from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.recorded.wiring import Wiring, wire
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import Floats, Ints
+from kedge.store.rows import Bools, Floats, Ints
 
 #: Activations that are flat on purpose for a good part of their inputs: below zero, or for every class but one.
 FLAT_BY_DESIGN = frozenset(
@@ -66,7 +66,8 @@ class Saturated:
         """Yield at most one finding for every root: the first saturated site of the flow."""
         wiring = wire(recording)
         found: dict[int, list[tuple[SiteInfo, float, Ints, Floats]]] = {}
-        for site in trained_sites(recording, "out"):
+        shown = _shown(recording)
+        for site in (site for site in trained_sites(recording, "out") if shown[site.id]):
             steps, course = _course(recording, site)
             usual = float(np.median(course[-self.window :])) if len(course) >= self.min_samples else 0.0
             if usual > self.share and site.type not in FLAT_BY_DESIGN and not _is_last(wiring, site):
@@ -76,13 +77,13 @@ class Saturated:
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured shares; a model without such activations has nothing to judge."""
-        wiring = wire(recording)
+        wiring, shown = wire(recording), _shown(recording)
         courses = [
             len(_course(recording, site)[0])
             for site in trained_sites(recording, "out")
-            if site.type not in FLAT_BY_DESIGN and not _is_last(wiring, site)
+            if shown[site.id] and site.type not in FLAT_BY_DESIGN and not _is_last(wiring, site)
         ]
-        return too_few(self.code, max(courses), self.min_samples) if any(courses) else None
+        return too_few(self.code, max(courses), self.min_samples) if courses else None
 
     def _finding(self, sites: list[tuple[SiteInfo, float, Ints, Floats]]) -> Finding:
         site, usual, steps, course = sites[0]
@@ -108,6 +109,12 @@ class Saturated:
         )
 
 
+def _shown(recording: Recording) -> Bools:
+    """Return for each site whether any of its rows has a share of saturated outputs."""
+    rows = recording.all_rows
+    return rows.any(np.isfinite(rows.rows.statistic("saturated")) & rows.rows.clean)
+
+
 def _course(recording: Recording, site: SiteInfo) -> tuple[Ints, Floats]:
     """Return the share of saturated outputs in every step that measured it."""
     rows = recording.rows(site)
@@ -119,6 +126,5 @@ def _course(recording: Recording, site: SiteInfo) -> tuple[Ints, Floats]:
 def _is_last(wiring: Wiring, site: SiteInfo) -> bool:
     """Whether only the containers of a module return after it, of the modules of its root."""
     module = wiring.modules[site.owner]
-    holders = {holder.path for holder in wiring.ancestors(module)}
-    later = (m for m in wiring if m.root == module.root and m.position > module.position)
-    return all(m.path in holders for m in later)
+    holders = [holder for holder in wiring.ancestors(module) if holder.position > module.position]
+    return wiring.later(module) == len(holders)

@@ -15,7 +15,7 @@ from kedge.rules.rule import Finding, Lack, Severity
 from kedge.store.exponents import SMALLEST_NORMAL, below
 from kedge.store.formats import FORMATS, NumberFormat
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import FULL, Rows
+from kedge.store.rows import FULL
 
 #: Half formats are trained with a loss scale that is raised until gradients overflow: their gradients are large by design.
 SCALED = frozenset({"float16", "float8_e5m2", "float8_e4m3fn"})
@@ -68,7 +68,9 @@ class Underflow:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root and dtype."""
         groups: dict[tuple[int, str], list[tuple[SiteInfo, float]]] = {}
-        for site in self._judged(recording):
+        rows = recording.all_rows
+        drawn = rows.count(rows.rows.held("exponents").lengths > 0)
+        for site in (site for site in self._judged(recording) if drawn[site.id] >= self.min_samples):
             lost = self._lost(recording, site, FORMATS[site.dtype])
             if lost is not None:
                 groups.setdefault((site.root, site.dtype), []).append((site, lost))
@@ -77,7 +79,10 @@ class Underflow:
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of histograms of gradients; a gradient of zeros counts as one, though it has no histogram."""
-        known = [_drawn(recording.rows(site)) for site in self._judged(recording) if len(recording.rows(site))]
+        rows = recording.all_rows
+        histograms = rows.rows.held("exponents").lengths > 0
+        drawn = rows.count(histograms | (rows.rows.level == FULL) & (rows.rows.sumsq == 0))
+        known = [int(drawn[site.id]) for site in self._judged(recording) if rows.lengths[site.id]]
         return too_few(self.code, max(known), self.min_samples, "steps with histograms of gradients") if known else None
 
     def _judged(self, recording: Recording) -> Iterator[SiteInfo]:
@@ -131,8 +136,3 @@ _WIDE = (
     "A loss scale cannot help so small a gradient: look for the reason why it fades (GRAD-VANISH), or for a loss that is "
     "divided by too much."
 )
-
-
-def _drawn(rows: Rows) -> int:
-    """Return the number of steps with a histogram, or with a gradient of zeros."""
-    return int(((rows.held("exponents").lengths > 0) | (rows.level == FULL) & (rows.sumsq == 0)).sum())

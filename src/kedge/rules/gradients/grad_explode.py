@@ -176,15 +176,17 @@ class _Norms:
     @classmethod
     def of(cls, recording: Recording, root: int) -> _Norms:
         """Return the norms of a root from the gradients that are recorded in nearly all steps."""
-        sites = [site for site in recording.of_kind("param.grad") if site.root == root]
-        steps = np.unique(np.concatenate([_counted(recording.rows(site)) for site in sites]))
+        sites, every = [site for site in recording.of_kind("param.grad") if site.root == root], recording.all_rows
+        line = np.full(len(recording.sites), -1)
+        line[[site.id for site in sites]] = np.arange(len(sites))
+        own = np.flatnonzero(line[every.site] >= 0)
+        step, counted = every.rows.step[own], _counted(every.rows)[own]
+        steps = np.unique(step[counted])
         squares = np.zeros((len(sites), len(steps)))
         present = np.zeros(squares.shape, dtype=bool)
-        for i, site in enumerate(sites):
-            rows = recording.rows(site)
-            where = np.isin(rows.step, steps)
-            at = np.searchsorted(steps, rows.step[where])
-            squares[i, at], present[i, at] = rows.sumsq[where], True
+        own, step = own[shared := np.isin(step, steps)], step[shared]
+        i, at = line[every.site[own]], np.searchsorted(steps, step)
+        squares[i, at], present[i, at] = every.rows.sumsq[own], True
         kept = _steady(present)
         return cls(recording, [sites[i] for i in np.flatnonzero(kept)], steps, squares[kept])
 
@@ -246,12 +248,12 @@ class _Norms:
         return {self.sites[i].site: plain(self.squares[i, at] / whole) for i in order}
 
 
-def _counted(rows: Rows) -> Ints:
-    """Return the steps whose gradients can be compared.
+def _counted(rows: Rows) -> Bools:
+    """Return which rows have gradients that can be compared.
 
     Between measured steps gradients are recorded where one of them is not finite; only these count there.
     """
-    return np.asarray(rows.step[(rows.level == FULL) | ~rows.clean])
+    return np.asarray((rows.level == FULL) | ~rows.clean)
 
 
 def _steady(present: Bools) -> Bools:

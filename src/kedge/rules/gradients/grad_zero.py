@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from kedge.rules.recorded.trained import recorded_gradients, trained_sites
 from kedge.rules.recorded.wiring import wire
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import FULL, Ints, Rows
+from kedge.store.rows import FULL, Ints
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,28 @@ def _is_shift(site: SiteInfo, driven: Iterable[SiteInfo]) -> bool:
     return site.path.rpartition(".")[2] == "bias" and any(other.owner == site.owner for other in driven)
 
 
-def _zeros_of(recording: Recording, sites: Iterable[SiteInfo], without: Ints | None = None) -> dict[SiteInfo, _Zeros]:
-    return {site: _Zeros.of(recording.rows(site), without) for site in sites}
+def _zeros_of(recording: Recording, sites: Sequence[SiteInfo], without: Ints | None = None) -> dict[SiteInfo, _Zeros]:
+    """Return the course of each gradient over the measured steps in which it was finite, except some steps."""
+    rows = recording.all_rows.rows
+    known = (rows.level == FULL) & rows.clean & (rows.count > 0)
+    if without is not None:
+        known &= ~np.isin(rows.step, without)
+    extremes = np.maximum(np.abs(np.nan_to_num(rows.min)), np.abs(np.nan_to_num(rows.max)))
+    zero = (rows.sumsq == 0) & (extremes == 0)
+    places = np.flatnonzero(known)
+    owners = recording.all_rows.site[places]
+    last = np.full(len(recording.sites), -1)
+    moving = ~zero[places]
+    last[owners[moving]] = np.flatnonzero(moving)  # the later of two stays
+    ends = np.searchsorted(owners, np.arange(len(recording.sites)), side="right")
+    starts = np.searchsorted(owners, np.arange(len(recording.sites)))
+    begins = np.maximum(starts, last + 1)
+    courses = {}
+    for site in sites:
+        begin, end = int(begins[site.id]), int(ends[site.id])
+        since = int(rows.step[places[begin]]) if begin < end else -1
+        courses[site] = _Zeros(end - begin, since, bool(last[site.id] >= 0))
+    return courses
 
 
 @dataclass(frozen=True)
@@ -137,19 +157,6 @@ class _Zeros:
     length: int
     since: int
     moved: bool
-
-    @classmethod
-    def of(cls, rows: Rows, without: Ints | None = None) -> _Zeros:
-        """Return the course over the measured steps with a finite gradient, except some steps."""
-        known = (rows.level == FULL) & rows.clean & (rows.count > 0)
-        if without is not None:
-            known &= ~np.isin(rows.step, without)
-        extremes = np.maximum(np.abs(np.nan_to_num(rows.min)), np.abs(np.nan_to_num(rows.max)))
-        zero = ((rows.sumsq == 0) & (extremes == 0))[known]
-        moved = np.flatnonzero(~zero)
-        start = int(moved[-1]) + 1 if len(moved) else 0
-        length = len(zero) - start
-        return cls(length, int(rows.step[known][start]) if length else -1, len(moved) > 0)
 
 
 def _gradients(number: int) -> str:

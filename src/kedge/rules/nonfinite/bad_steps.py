@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.rules.recorded.roots import root_paths
+from kedge.rules.recorded.once import once
+from kedge.rules.recorded.roots import by_root, root_paths
 from kedge.rules.recorded.wiring import ModuleSites, Wiring
 from kedge.store.recording import Recording, Rows, SiteInfo
 
@@ -102,13 +103,15 @@ class BadSteps:
         return min(last, default=-1) >= bad_step.step
 
 
+@once
 def find_bad_steps(recording: Recording) -> BadSteps:
     """Return the steps in which something was not finite."""
-    states = [states_of(recording.rows(site)) for site in recording.sites]
-    steps = _steps_not_finite(recording, states)
+    every = recording.all_rows
+    states = states_of(every.rows)
+    steps = np.unique(every.rows.step[states > FINITE])
     table = np.zeros((len(recording.sites), len(steps)), dtype=np.int8)
-    for site, state in zip(recording.sites, states, strict=True):
-        _place(table[site.id], steps, recording.rows(site).step, state)
+    then = np.isin(every.rows.step, steps)
+    table[every.site[then], np.searchsorted(steps, every.rows.step[then])] = states[then]
     wrong, known = _judge(recording, steps, table)
     sound = np.asarray(known.any(axis=0) & ~wrong.any(axis=0))
     return BadSteps(
@@ -203,17 +206,6 @@ def states_of(rows: Rows) -> States:
     return np.where(clean, FINITE, np.where(has_nan(rows), NAN, INFINITE)).astype(np.int8)
 
 
-def _steps_not_finite(recording: Recording, states: list[States]) -> NDArray[np.int64]:
-    found = [recording.rows(s).step[state > FINITE] for s, state in zip(recording.sites, states, strict=True)]
-    return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
-
-
-def _place(states: States, steps: NDArray[np.int64], at: NDArray[np.int64], state: States) -> None:
-    """Copy the states of one site at some steps into its row of states."""
-    where = np.isin(at, steps, assume_unique=True)
-    states[np.searchsorted(steps, at[where])] = state[where]
-
-
 def _judge(
     recording: Recording, steps: NDArray[np.int64], table: States
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -223,19 +215,25 @@ def _judge(
     total = np.zeros((roots, len(steps)), dtype=np.int8)
     for site in recording.of_kind(TOTAL):
         total[site.root] = table[site.id]
-    for site in recording.of_kind("param.grad"):
-        known[site.root] |= table[site.id] == FINITE
-        wrong[site.root] |= table[site.id] > FINITE
+    for root, states in _by_root(recording, "param.grad", table):
+        known[root] |= (states == FINITE).any(axis=0)
+        wrong[root] |= (states > FINITE).any(axis=0)
     has_total = total != ABSENT
     known, wrong = np.where(has_total, total == FINITE, known), np.where(has_total, total > FINITE, wrong)
     trained = (known & ~wrong).any(axis=0)
-    for site in recording.of_kind("update"):
-        wrong[site.root] |= table[site.id] > FINITE
+    for root, states in _by_root(recording, "update", table):
+        wrong[root] |= (states > FINITE).any(axis=0)
     for site in judged(recording)[1]:
         masked = _only_below(recording.rows(site), steps) & trained & (len(site.shape) > 0)
         known[site.root] |= table[site.id] == FINITE
         wrong[site.root] |= (table[site.id] > FINITE) & ~masked
     return wrong, known
+
+
+def _by_root(recording: Recording, kind: str, table: States) -> Iterator[tuple[int, States]]:
+    """Yield each root with the states of its sites of one kind."""
+    for root, sites in by_root(recording.of_kind(kind), lambda site: site.root):
+        yield root, table[[site.id for site in sites]]
 
 
 def _only_below(rows: Rows, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -250,11 +248,13 @@ def _last_sound(recording: Recording, steps: NDArray[np.int64], wrong: NDArray[n
     If any root has gradients, roots without are left out: a finite loss shows nothing.
     """
     gradients, returned = judged(recording)
+    every = recording.all_rows
     good: dict[int, int] = {}
-    for site in gradients or returned:
-        rows = recording.rows(site)
-        clean = np.setdiff1d(rows.step[rows.clean], steps[wrong[site.root]], assume_unique=True)
-        good[site.root] = max(good.get(site.root, -1), int(clean.max(initial=-1)))
+    for root, sites in by_root(gradients or returned, lambda site: site.root):
+        own = np.zeros(len(recording.sites), dtype=bool)
+        own[[site.id for site in sites]] = True
+        clean = np.unique(every.rows.step[own[every.site] & every.rows.clean])
+        good[root] = int(np.setdiff1d(clean, steps[wrong[root]], assume_unique=True).max(initial=-1))
     return good
 
 
@@ -267,7 +267,8 @@ def _bad_steps(
     changed[1:] = (table[:, 1:] != table[:, :-1]).any(axis=0)
     kept = np.flatnonzero(changed)
     lengths = np.diff(np.append(kept, len(steps)))
-    suspects = [site for site in recording.of_kind("param") if not usable(recording.rows(site)).all()]
+    unusable = recording.all_rows.any(~usable(recording.all_rows.rows))
+    suspects = [site for site in recording.of_kind("param") if unusable[site.id]]
     full = set(recording.steps.tolist())
     in_backward = {int(event["step"]) for event in recording.events if event.get("kind") == "bad-backward"}
     every = recorded_steps(recording)
@@ -285,7 +286,7 @@ def _bad_steps(
 
 def recorded_steps(recording: Recording) -> NDArray[np.int64]:
     """Return the steps of which anything was recorded."""
-    return np.unique(np.concatenate([recording.rows(site).step for site in recording.sites] or [np.zeros(0, np.int64)]))
+    return np.unique(recording.all_rows.rows.step)
 
 
 def _bad_by(rows: Rows, step: int) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from kedge.numbers import listed
 from kedge.rules.naming import NAMED, plain
+from kedge.rules.recorded.once import once
 from kedge.rules.recorded.roots import by_root, names_of
 from kedge.rules.recorded.weights import Weight, weights
 from kedge.rules.rule import Finding, Lack, Severity
@@ -60,8 +61,7 @@ class NeverInitialised:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind for every root."""
-        known = [start for weight in weights(recording) if (start := _Start.of(recording, weight)) is not None]
-        for root, own in by_root(known, lambda start: start.site.root):
+        for root, own in by_root(_starts(recording), lambda start: start.site.root):
             odd = [start for start in own if self._is_odd(start)]
             if odd:
                 yield self._finding(recording, root, odd, _ODD)
@@ -72,7 +72,7 @@ class NeverInitialised:
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of a measured step 0; without weights there is nothing to judge."""
         known = [weight for weight in weights(recording) if _is_matrix(weight.param)]
-        starts = [start for weight in known if (start := _Start.of(recording, weight)) is not None]
+        starts = _starts(recording)
         if known and not starts:  # an optimizer may call the model in its own first step, before the model is known
             return Lack(self.code, "measured first step of weights", 0, 1, grows=0 not in recording.steps)
         if starts and not any(start.bounded or start.nonfinite for start in starts):
@@ -124,6 +124,11 @@ _ALIKE = (
 )
 
 
+@once
+def _starts(recording: Recording) -> list[_Start]:
+    return [start for weight in weights(recording) if (start := _Start.of(recording, weight)) is not None]
+
+
 @dataclass(frozen=True)
 class _Start:
     """The values of one weight in step 0, before any update."""
@@ -143,19 +148,22 @@ class _Start:
     @classmethod
     def of(cls, recording: Recording, weight: Weight) -> _Start | None:
         """Return the start of a weight; None if step 0 was not measured, or if only one dimension has several elements."""
-        rows, site = recording.rows(weight.param), weight.param
-        if not len(rows) or rows.step[0] != 0 or rows.level[0] != FULL or not _is_matrix(site):
+        every, site = recording.all_rows, weight.param
+        rows, at = every.rows, int(every.starts[site.id])
+        if not every.lengths[site.id] or rows.step[at] != 0 or rows.level[at] != FULL or not _is_matrix(site):
             return None
-        grads = recording.rows(weight.grad) if weight.grad is not None else None
-        rms, bounded = float(rows.statistic("rms")[0]), bool(np.isfinite(rows.min[0]))
-        zero_gradient = grads is not None and len(grads) > 0 and grads.step[0] == 0 and float(grads.sumsq[0]) == 0
+        rms, bounded = float(recording.statistic("rms")[at]), bool(np.isfinite(rows.min[at]))
+        zero_gradient = False
+        if weight.grad is not None and every.lengths[weight.grad.id]:
+            there = int(every.starts[weight.grad.id])
+            zero_gradient = bool(rows.step[there] == 0 and rows.sumsq[there] == 0)
         return cls(
             site=site,
-            low=float(rows.min[0]) if bounded else -rms,
-            high=float(rows.max[0]) if bounded else rms,
+            low=float(rows.min[at]) if bounded else -rms,
+            high=float(rows.max[at]) if bounded else rms,
             rms=rms,
             bounded=bounded,
-            nonfinite=not bool(rows.clean[0]),
+            nonfinite=not bool(rows.clean[at]),
             zero_gradient=zero_gradient,
             excepted=weight.table or "Norm" in site.type,
         )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from kedge.rules.recorded.once import once
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
 
 
+@once
 def trained_roots(recording: Recording) -> frozenset[int]:
     """Return the roots that an optimizer trains.
 
@@ -26,9 +28,11 @@ def trained_sites(recording: Recording, kind: str) -> list[SiteInfo]:
     return [site for site in recording.of_kind(kind) if site.root in trained]
 
 
+@once
 def recorded_gradients(recording: Recording) -> list[SiteInfo]:
     """Return the gradients of trained models' parameters that have rows."""
-    return [site for site in trained_sites(recording, "param.grad") if len(recording.rows(site))]
+    lengths = recording.all_rows.lengths
+    return [site for site in trained_sites(recording, "param.grad") if lengths[site.id]]
 
 
 def trains(recording: Recording) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kedge.rules.recorded.once import once
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.recorded.wiring import Wiring, wire
 from kedge.store.recording import Recording, SiteInfo
@@ -35,6 +36,7 @@ class Weight:
         return self.param.root
 
 
+@once
 def weights(recording: Recording) -> tuple[Weight, ...]:
     """Return the weights of trained models in the order in which their modules return.
 
@@ -54,10 +56,7 @@ def weights(recording: Recording) -> tuple[Weight, ...]:
 
 def rms(recording: Recording, sites: Sequence[SiteInfo | None]) -> Floats:
     """Return the root mean square of sites over ``recording.steps``: a row a site, NaN where there is none."""
-    table = np.full((len(sites), len(recording.steps)), np.nan)
-    for row, site in zip(table, sites, strict=True):
-        if site is not None:
-            row[:] = recording.series(site, "rms")
+    table = recording.matrix(sites, "rms")
     table[~np.isfinite(table)] = np.nan
     return table
 

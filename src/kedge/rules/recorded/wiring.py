@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from kedge.rules.recorded.once import once
 from kedge.rules.recorded.roots import root_paths
 from kedge.store.recording import Recording, SiteInfo
 
@@ -61,8 +63,12 @@ class Wiring:
 
     def consumers(self, module: ModuleSites) -> list[ModuleSites]:
         """Return the modules that take this one's output unchanged; of nested ones, the innermost."""
-        taking = [m for m in self if m is not module and not m.sources.isdisjoint(module.outs)]
-        return [m for m in taking if not any(other in taking for other in self.inside(m))]
+        paths = {path for out in module.outs for path in self._takers.get(out, ())}
+        taking = [m for path in paths if (m := self.modules[path]) is not module]
+        innermost = [
+            m for m in taking if not any(other.path in paths for other in self.inside(m) if other is not module)
+        ]
+        return sorted(innermost, key=lambda m: self._order[m.path])
 
     def returned(self, holder: ModuleSites) -> ModuleSites | None:
         """Return the module whose output a container returned unchanged; None if its own forward made its output."""
@@ -71,6 +77,11 @@ class Wiring:
     def start(self, module: ModuleSites) -> int:
         """Return the position of the first module that returns after this one was entered."""
         return min([module.position, *(inner.position for inner in self.inside(module))])
+
+    def later(self, module: ModuleSites) -> int:
+        """Return how many modules of the same root return after this one."""
+        positions = self._positions[module.root]
+        return len(positions) - bisect_right(positions, module.position)
 
     def text(self, site: int) -> str:
         """Return the text of a site."""
@@ -111,6 +122,28 @@ class Wiring:
         return {module["path"]: module for root in self.recording.roots for module in root.modules}
 
     @cached_property
+    def _order(self) -> dict[str, int]:
+        return {path: place for place, path in enumerate(self.modules)}
+
+    @cached_property
+    def _takers(self) -> dict[int, list[str]]:
+        """The paths of the modules that take the value of each site."""
+        found: dict[int, list[str]] = {}
+        for module in self:
+            for source in module.sources:
+                if source is not None:
+                    found.setdefault(source, []).append(module.path)
+        return found
+
+    @cached_property
+    def _positions(self) -> dict[int, list[int]]:
+        """The positions of the modules of each root, in order."""
+        found: dict[int, list[int]] = {}
+        for module in self:
+            found.setdefault(module.root, []).append(module.position)
+        return found
+
+    @cached_property
     def _inside(self) -> dict[str, tuple[ModuleSites, ...]]:
         found: dict[str, list[ModuleSites]] = {}
         for module in self:
@@ -119,6 +152,7 @@ class Wiring:
         return {path: tuple(modules) for path, modules in found.items()}
 
 
+@once
 def wire(recording: Recording) -> Wiring:
     """Return the sites of a recording by module."""
     groups: dict[str, list[SiteInfo]] = {}

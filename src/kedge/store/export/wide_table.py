@@ -35,7 +35,7 @@ class WideColumn:
 def rows_by_site(recording: Recording) -> Iterator[tuple[SiteInfo, Rows]]:
     """Yield every site that has rows, and its rows; those of one step, from several ranks, are one."""
     for site in recording.sites:
-        rows = recording.table.rows(site.id)
+        rows = recording.all_rows.of(site.id)
         if len(rows):
             yield site, rows
 

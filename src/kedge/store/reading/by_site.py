@@ -36,9 +36,9 @@ class SortedRows:
         self._columns = columns
         self._ordered: Columns = {}
 
-    def where(self, site: int) -> slice:
-        """Return the place of a site's rows in the columns; sites have the numbers of the file."""
-        return _range(self.column("site", slice(None)), site)
+    def where_all(self, sites: int) -> slice:
+        """Return the place of the rows of all sites with numbers below `sites`."""
+        return _range(self.column("site", slice(None)), 0, sites)
 
     def column(self, name: str, where: slice) -> NDArray[Any]:
         """Return some rows of a numeric column."""
@@ -74,9 +74,9 @@ class MatrixRows:
         self._sites = sites[self._order]
         self._ordered: Columns = {}
 
-    def where(self, site: int) -> slice:
-        """Return the place of a site's rows in the columns; sites have the numbers of the file."""
-        lines = _range(self._sites, site)
+    def where_all(self, sites: int) -> slice:
+        """Return the place of the rows of all sites with numbers below `sites`."""
+        lines = _range(self._sites, 0, sites)
         return slice(lines.start * len(self._batches), lines.stop * len(self._batches))
 
     def column(self, name: str, where: slice) -> NDArray[Any]:
@@ -186,11 +186,11 @@ class FileRows:
         return (*groups, SortedRows(WrittenColumns(self.batches.chosen(left)))) if left else tuple(groups)
 
 
-def _range(ordered: NDArray[Any], number: int) -> slice:
-    """Return the place of a number in an ordered array."""
+def _range(ordered: NDArray[Any], first: int, stop: int) -> slice:
+    """Return the place of the numbers from one to before another in an ordered array."""
     # Numbers of another type would make numpy convert the whole array first.
-    first, last = np.searchsorted(ordered, np.array([number, number + 1], dtype=ordered.dtype)).tolist()
-    return slice(first, last)
+    start, end = np.searchsorted(ordered, np.array([first, stop], dtype=ordered.dtype)).tolist()
+    return slice(start, end)
 
 
 class WrittenColumns(dict[str, NDArray[Any]]):

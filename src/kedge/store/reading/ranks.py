@@ -29,7 +29,7 @@ import numpy as np
 from kedge.store.binary_column import joined
 from kedge.store.columns import BINARY, COLUMNS
 from kedge.store.reading.stages import Stage, last_output, stages_of, together
-from kedge.store.reading.table import StatsTable
+from kedge.store.reading.table import SitesInOne, StatsTable, one_after_another
 from kedge.store.rows import Ints, Rows, merge
 from kedge.store.sites import Root, SiteInfo
 
@@ -75,9 +75,13 @@ class RankRows:
     def _own(self) -> dict[int, int]:
         return {whole: own for own, whole in enumerate(self.ids.tolist())}
 
+    @cached_property
+    def _all(self) -> SitesInOne:
+        return self.table.all(len(self.ids))
+
     def rows(self, site: int) -> Rows:
         """Return the rows of a site, which has its number in the whole recording."""
-        return self.table.rows(self._own.get(site, len(self.ids)))
+        return self._all.of(self._own.get(site, len(self.ids)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +94,10 @@ class RankedTable:
     def full_steps(self) -> Ints:
         """Every step with a full row at any rank, sorted."""
         return np.unique(np.concatenate([part.table.full_steps for part in self.parts]))
+
+    def all(self, sites: int) -> SitesInOne:
+        """Return the rows of the sites with the numbers below `sites`, those of one step merged into one."""
+        return one_after_another([self.rows(site) for site in range(sites)])
 
     def rows(self, site: int) -> Rows:
         """Return the rows of one site, those of one step merged into one."""

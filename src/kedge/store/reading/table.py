@@ -1,4 +1,10 @@
-"""All rows of one rank, by site."""
+"""All rows of one rank, by site.
+
+# Note [One table]
+The rows of all sites stand in one table, site after site, and those of one site are a part of it. So a rule can look at a
+column of the whole recording at once, and at the rows of a site only where it found something: with tens of thousands of
+sites, a few calls of numpy for each of them would take longer than the run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +19,7 @@ from numpy.typing import NDArray
 from kedge.store.binary_column import joined
 from kedge.store.columns import BINARY, COLUMNS, OFFSETS, Columns
 from kedge.store.reading.by_site import FileRows, RowGroup, SortedRows
-from kedge.store.rows import Ints, Rows, merge
+from kedge.store.rows import Bools, Ints, LazyRows, Rows, reduced
 
 
 class StatsTable:
@@ -38,15 +44,91 @@ class StatsTable:
         loose: tuple[RowGroup, ...] = () if self._loose is None else (SortedRows(self._loose),)
         return (*loose, *chain.from_iterable(part.groups for part in self.parts))
 
-    def rows(self, site: int) -> Rows:
-        """Return the rows of one site, those of one step merged into one."""
-        places = [(group, group.where(site)) for group in self._groups]
-        found = _LazyColumns([(group, where) for group, where in places if where.start < where.stop])
-        return merge(found)
+    def all(self, sites: int) -> SitesInOne:
+        """Return the rows of the sites with the numbers below `sites`, those of one step merged into one."""
+        groups = [(group, group.where_all(sites)) for group in self._groups]
+        held = [(group, where) for group, where in groups if where.start < where.stop]
+        columns: Mapping[str, Any] = _LazyColumns(held)
+        if not held:
+            return SitesInOne(LazyRows(columns), np.zeros(sites + 1, dtype=np.int64))
+        site, step = columns["site"], columns["step"]
+        follows = (site[1:] > site[:-1]) | ((site[1:] == site[:-1]) & (step[1:] > step[:-1]))
+        if not follows.all():
+            columns = _Ordered(columns, np.lexsort((step, site)))
+            site, step = columns["site"], columns["step"]
+        first = np.append(True, (site[1:] != site[:-1]) | (step[1:] != step[:-1]))
+        if first.all():
+            return SitesInOne(LazyRows(columns), _borders(site, sites))
+        starts = np.flatnonzero(first)
+        return SitesInOne(reduced(columns, starts), _borders(site[starts], sites))
+
+
+class SitesInOne:
+    """The rows of all sites, one after the other; see Note [One table].
+
+    Attributes:
+        rows: The rows, by site and step.
+        starts: The place of the first row of each site, and the number of rows at the end.
+    """
+
+    def __init__(self, rows: Rows, starts: Ints) -> None:
+        self.rows, self.starts = rows, starts
+        self._borders: list[int] = starts.tolist()
+
+    def of(self, site: int) -> Rows:
+        """Return the rows of one site; none if the table has no such site."""
+        known = 0 <= site < len(self._borders) - 1
+        where = slice(self._borders[site], self._borders[site + 1]) if known else slice(0, 0)
+        return LazyRows(_Part(self.rows, where))
+
+    def part(self, values: NDArray[Any], site: int) -> NDArray[Any]:
+        """Return those of one site of values of all rows."""
+        known = 0 <= site < len(self._borders) - 1
+        return values[self._borders[site] : self._borders[site + 1]] if known else values[:0]
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """The number of rows of each site."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def site(self) -> Ints:
+        """The number of the site of each row."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def any(self, rows: Bools) -> Bools:
+        """Return for each site whether something is true of any of its rows.
+
+        Args:
+            rows: Whether it is true of each row.
+        """
+        found = np.zeros(len(self.lengths), dtype=bool)
+        found[self.site[rows]] = True
+        return found
+
+    def count(self, rows: Bools) -> Ints:
+        """Return for each site of how many of its rows something is true.
+
+        Args:
+            rows: Whether it is true of each row.
+        """
+        return np.bincount(self.site[rows], minlength=len(self.lengths))
+
+
+def one_after_another(parts: Sequence[Rows]) -> SitesInOne:
+    """Return the rows of sites that were merged one by one, those of several ranks."""
+    borders = np.concatenate([[0], np.cumsum([len(rows) for rows in parts], dtype=np.int64)]).astype(np.int64)
+    return SitesInOne(LazyRows(_Concatenated(parts)), borders)
+
+
+def _borders(site: NDArray[Any], sites: int) -> Ints:
+    """Return the place in an ordered column of sites at which each site begins, and at the end the number of rows."""
+    # Numbers of another type would make numpy convert the whole column first.
+    return np.searchsorted(site, np.arange(sites + 1, dtype=site.dtype))
 
 
 class _LazyColumns(dict[str, Any]):
-    """The columns of the rows of one site; each is read when first needed."""
+    """The columns of rows of several groups, one group after the other; each is read when first needed."""
 
     def __init__(self, places: Sequence[tuple[RowGroup, slice]]) -> None:
         super().__init__()
@@ -58,6 +140,47 @@ class _LazyColumns(dict[str, Any]):
         else:
             self[name] = _joined([group.column(name, where) for group, where in self._places], COLUMNS[name][0])
         return self[name]
+
+
+class _Ordered(dict[str, Any]):
+    """Columns in another order."""
+
+    def __init__(self, columns: Mapping[str, Any], order: Ints) -> None:
+        super().__init__()
+        self._columns, self._order = columns, order
+
+    def __missing__(self, name: str) -> Any:
+        column = self._columns[name]
+        self[name] = column.chosen(self._order) if name in BINARY else column[self._order]
+        return self[name]
+
+
+class _Concatenated(dict[str, Any]):
+    """The columns of several rows, one after the other."""
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        super().__init__()
+        self._parts = parts
+
+    def __missing__(self, name: str) -> Any:
+        if name in BINARY:
+            self[name] = joined([rows.held(name) for rows in self._parts])
+        else:
+            self[name] = _joined([getattr(rows, name) for rows in self._parts], COLUMNS[name][0])
+        return self[name]
+
+
+class _Part(dict[str, Any]):
+    """A part of each column of some rows."""
+
+    def __init__(self, rows: Rows, where: slice) -> None:
+        super().__init__()
+        self._rows, self._where = rows, where
+
+    def __missing__(self, name: str) -> Any:
+        if name in BINARY:
+            return self._rows.held(name).chosen(self._where)
+        return getattr(self._rows, name)[self._where]
 
 
 def _joined(parts: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:

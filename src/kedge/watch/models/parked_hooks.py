@@ -26,7 +26,7 @@ from kedge.hooks.gates.passes import PassBegins, PassEnds
 from kedge.hooks.placing.installed import HooksTogether, InstalledHook
 from kedge.hooks.placing.strict_export import spare_export
 from kedge.hooks.session import Session
-from kedge.sites.site import escape
+from kedge.sites.select import Selector
 from kedge.stderr import say
 from kedge.torch_internals import dynamo, operators
 from kedge.torch_internals.module_tables import named_modules
@@ -51,7 +51,7 @@ class WatchSession(Session):
     def hook_each(self, module: nn.Module, paths: list[str], kind: str, action: Any) -> None:
         """Hook one kind of site at some paths, if there are any."""
         if paths:
-            self.hook(module, ", ".join(f"{escape(p)}:{kind}" for p in paths), action)
+            self.hook(module, Selector.naming(paths, kind), action)
 
     def begin_call(self, module: nn.Module, args: Any) -> None:
         """Start the current call of a root by hand: PyTorch had collected its hooks before ours were registered."""

@@ -13,6 +13,7 @@ from kedge.actions.measure.meter import Meter
 from kedge.flow import Act
 from kedge.hooks.firing.contract import Measure
 from kedge.hooks.session import Session
+from kedge.hooks.unfired import explaining_many
 from kedge.sites.site import Site
 from kedge.watch.models.root_hooks import silent_entry
 from kedge.watch.models.roots import RootModule
@@ -68,8 +69,9 @@ _SATURATING: dict[type[nn.Module], Callable[[Any], tuple[str, tuple[float, ...]]
 def silent_sites(roots: Iterable[RootModule], session: Session) -> list[dict[str, Any]]:
     """Return an entry with the cause for each site that never fired, including sites of deleted modules."""
     silent = [entry for root in roots for entry in root.hooks.silent]
-    for tap in session.taps:
-        action: Any = tap.action
-        if isinstance(action, PrefixedMeter) and action.root.hooks.is_silent(tap):
-            silent.append(silent_entry(tap, action.root.label(tap.site.path), session))
+    with explaining_many(session):
+        for tap in session.taps:
+            action: Any = tap.action
+            if isinstance(action, PrefixedMeter) and action.root.hooks.is_silent(tap):
+                silent.append(silent_entry(tap, action.root.label(tap.site.path), session))
     return silent

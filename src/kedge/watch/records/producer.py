@@ -11,7 +11,7 @@ program that is finite, such as the model's output: it lies before the place.
 # Note [The line of an operation]
 Autograd can record the Python stack at which each node is made, as its anomaly mode does, which is slow. So it is
 switched on for one step near the beginning, and the line of each place in the graph is kept. A later graph of the same
-shape has the same lines.
+shape has the same lines. A model of thousands of modules goes without: its stacks alone would take seconds.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from kedge.torch_internals.source_lines import place_of
 from kedge.watch.models.backward_start import BackwardStart, plain_name
 
 _MOST_NODES = 20_000
+_MOST_MODULES = 2_000
+"""Most modules of a model whose operations get lines: the stack of an operation takes some 50 µs."""
 _TRIES = 3
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>[^\n]*)\n\s*(?P<text>[^\n]*)')
 _RESULTS = ("result", "output")
@@ -89,9 +91,9 @@ class ProducerLines:
         self._asked, self._tries = False, 0
         self.wanted = True
 
-    def begin(self) -> None:
-        """Make autograd record the stack of each operation, until `end` is called."""
-        if self.wanted and not torch.is_anomaly_enabled():
+    def begin(self, modules: int) -> None:
+        """Make autograd record the stack of each operation, until `end` is called; not for models of too many modules."""
+        if self.wanted and modules <= _MOST_MODULES and not torch.is_anomaly_enabled():
             self._tries += 1
             self.wanted = self._tries < _TRIES  # it is slow, and some programs never show a loss
             torch.set_anomaly_enabled(True, check_nan=False)

@@ -60,7 +60,7 @@ class TrainingRecord:
         self.measured, self.losses.bad = measured, False
         self.losses.lines.end()
         if measured and self.optimizers.entries and not dynamo.has_compiled():
-            self.losses.lines.begin()
+            self.losses.lines.begin(sum(len(root.modules) for root in self.models.roots))
         self.updates.begin(measured=measured)
         if not measured:
             self.facts.gradients.forget()

@@ -26,6 +26,7 @@ from kedge.sites.select import Selector, Selectors
 from kedge.stderr import Shield, messenger
 from kedge.watch.run.begin import make_watch
 from kedge.watch.run.block_recording import BlockRecording
+from kedge.watch.run.end_clock import EndClock
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions, manifest_of
 from kedge.watch.run.ranks import LaunchedRank
 from kedge.watch.run.shown import Findings, run_html
@@ -143,6 +144,8 @@ class WatchBlock:
             raise WatchingFailed(f"watching into {self.recording} failed: {'; '.join(self._failures)}") from failure
 
     def _close(self, watch: Watcher, out: BlockRecording, error: BaseException | None) -> None:
+        summary = watch.summary
+        end = EndClock(summary.watching, summary.seconds)
         try:
             watch.__exit__(None, None, None)
         finally:
@@ -151,7 +154,7 @@ class WatchBlock:
                 watch.record.dump.run_again()
             out.close(summary, error)
         if self.tell is not None:
-            for line in out.last_words(summary):
+            for line in out.last_words(summary, end):
                 self.tell(line)
 
     def findings(self, rules: Iterable[Rule] | None = None) -> Findings:

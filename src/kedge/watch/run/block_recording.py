@@ -12,6 +12,7 @@ from kedge.rules.rule import Finding, Rule
 from kedge.stderr import Shield
 from kedge.store.recording import Recording
 from kedge.watch.run.begin import begin_recording
+from kedge.watch.run.end_clock import EndClock
 from kedge.watch.run.ranks import LaunchedRank
 from kedge.watch.run.recorder import RecordingSink
 from kedge.watch.run.sinks import RunSink, Sinks
@@ -83,8 +84,13 @@ class BlockRecording:
         self.sinks.event(end_of(summary, int(error is not None), error))
         self.sinks.close()
 
-    def last_words(self, summary: WatchSummary) -> Iterator[str]:
-        """Yield the last lines for the user, on the first rank only."""
+    def last_words(self, summary: WatchSummary, end: EndClock) -> Iterator[str]:
+        """Yield the last lines for the user, on the first rank only.
+
+        Args:
+            summary: The figures of the run.
+            end: The clock of the work after it.
+        """
         if self._launch.leads:
             self._launch.await_others(self.sinks.recorder.place)
-            yield from last_words(str(self.name), self.sinks.recorder, summary)
+            yield from last_words(str(self.name), self.sinks.recorder, summary, end=end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from kedge.rules.project_config import configured_rules
 from kedge.stderr import Shield
 from kedge.store.reading.json_files import read_manifest, read_ranks
 from kedge.store.recording import Recording
+from kedge.watch.run.end_clock import EndClock
 from kedge.watch.run.recorder import RecordingSink
 from kedge.watch.totals import WatchSummary
 
@@ -60,6 +62,7 @@ def last_words(
     summary: WatchSummary,
     folder: Path | None = None,
     error: BaseException | None = None,
+    end: EndClock | None = None,
 ) -> Iterator[str]:
     """Yield the last lines for the user: the figures of the run, the findings, and the next command.
 
@@ -69,24 +72,30 @@ def last_words(
         summary: The figures of the watch.
         folder: Where the search for the project's configuration begins; the working directory if None.
         error: The error that ended the program; None if it ran to its last line.
+        end: The clock of the work after the program; one that begins now if None.
     """
     if recorder.writer is None:
         without_site = NO_SITE if summary.steps else ended_before("it called a module", error) or NO_MODULE
         why = "" if recorder.failed or summary.failed else f": {without_site}"
         yield f"nothing was recorded{why}"
         return
-    yield from words_on(name, recorder.place, summary, folder)
+    yield from words_on(name, recorder.place, summary, folder, end)
 
 
-def words_on(name: str, place: Path, summary: WatchSummary, folder: Path | None = None) -> Iterator[str]:
+def words_on(
+    name: str, place: Path, summary: WatchSummary, folder: Path | None = None, end: EndClock | None = None
+) -> Iterator[str]:
     """Yield the lines about a recording that was made; arguments as in `last_words`."""
-    cost = percent(summary.watching / summary.seconds) if summary.seconds else "nothing"
+    end = EndClock(summary.watching, summary.seconds) if end is None else end
+    checked = _checked(name, place, folder, end)
+    took, passed = end.cost()  # after the work that it counts
+    cost = percent(took / passed) if passed else "nothing"
     yield (
         f"{_rank_prefix(place)}{counted(summary.sites, 'site')}, {counted(summary.steps, 'step')}, "
         f"{summary.sampled:,} measured; "
-        f"watching took {cost} of {seconds(summary.seconds)}"
+        f"watching took {cost} of {seconds(passed)}"
     )
-    yield from _checked(place, folder)
+    yield from checked
     if not native.available():
         yield f"watching would cost less with Kedge's compiled part: {native.why_not()}"
     for kind, why in on_device.why_not().items():
@@ -106,17 +115,24 @@ def _rank_prefix(place: Path) -> str:
     return f"{shown} recorded; rank 0: "
 
 
-def _checked(place: Path, folder: Path | None) -> list[str]:
+def _checked(name: str, place: Path, folder: Path | None, end: EndClock) -> list[str]:
     failures: list[str] = []
-    lines = Shield(*CHECKING, tell=failures.append)(_judged, place, folder)
+    lines = Shield(*CHECKING, tell=failures.append)(_judged, name, place, folder, end)
     return lines if lines is not None else failures[:1]
 
 
-def _judged(place: Path, folder: Path | None) -> list[str]:
+def _judged(name: str, place: Path, folder: Path | None, end: EndClock) -> list[str]:
     recording = Recording.open(place)
-    judgement = judge(recording, configured_rules(folder=folder))
-    apart = apart_in_short(recording, judgement.findings)
-    return [*lost_ranks(recording), in_short(judgement), *([apart] if apart else [])]
+    judgement = judge(recording, configured_rules(folder=folder), end.is_over)
+    lines = [*lost_ranks(recording), in_short(judgement)]
+    if judgement.left:
+        ran = f"{judgement.rules} of {counted(judgement.rules + judgement.left, 'rule')}"
+        lines.append(
+            f"judged {ran}, as the rest would take longer than {seconds(end.limit)}; it does: kedge check {shlex.quote(name)}"
+        )
+    elif not end.is_over() and (apart := apart_in_short(recording, judgement.findings)):
+        lines.append(apart)
+    return lines
 
 
 def in_short(judgement: Judgement) -> str:

@@ -326,7 +326,8 @@ def test_batches_that_one_run_left_out() -> None:
     """The same batches some steps earlier are told as such, from the step on in which one was left out."""
     a = story(steps=range(12))
     varied = [
-        {**row, "sum": row["step"] * 3.0, "max": row["step"] + 9.0} if row["site"] < 2 else row for row in _rows(a)
+        {**row, "sum": row["step"] * 3.0, "sumsq": 9e4, "max": row["step"] + 9.0} if row["site"] < 2 else row
+        for row in _rows(a)
     ]
     ahead = [
         {**row, "sum": row["sum"] + 3.0, "max": row["max"] + 1.0} if row["site"] < 2 and row["step"] >= 4 else row

@@ -102,6 +102,27 @@ print(train())
 sys.__stdout__.write(sys.stdout.getvalue())
 """,
     "none in place of streams": "sys.stdout = sys.stderr = None; print('lost'); train(); raise SystemExit(6)",
+    "modes and a profiler": """
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+seen = []
+class Dispatched(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+class Called(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+for steps in (3, 30):
+    with Dispatched(), Called(): train(steps)
+    kept = os.dup(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the profiler writes lines with the time
+    with torch.autograd.profiler.profile() as found: train(steps)
+    os.dup2(kept, 2)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (seen.append('packed'), t)[1], lambda t: t): train(steps)
+    print(len(seen), sorted(set(seen)), len(found.function_events))
+""",
     "os._exit": "print(train(), flush=True); os._exit(7)",
     "os.execv": "print(train(), flush=True); os.execv(sys.executable, [sys.executable, '-c', 'print(\"another\"); exit(8)'])",
     "abort": "import faulthandler; faulthandler.disable(); print(train(), flush=True); os.abort()",

@@ -64,7 +64,7 @@ def test_a_run_is_recorded_and_told_in_three_lines(kedge: Kedge, script: Script,
     seen, found, following = done.stderr.splitlines()
     pattern = r"\[kedge\] \d+ sites, 25 steps, 4 measured; watching took (< )?\d+\.\d % of \S+ s"
     assert re.fullmatch(pattern, seen), seen
-    assert found.startswith("[kedge] no findings so far; "), found
+    assert found.startswith("[kedge] no findings; "), found
     assert f"kedge run --budget none --every 1 {shlex.join(words)}" in found
     assert following == "[kedge] see more with: kedge report it.kedge"
     recording = Recording.open(tmp_path / "it.kedge")

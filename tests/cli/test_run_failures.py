@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kedge.cli.main import main
+from kedge.report.head import head
 from kedge.store.recording import Recording
 from tests.cli.serving import Server
 from tests.marks import sampled
@@ -167,6 +168,17 @@ def test_a_full_disk_keeps_what_was_written(server: Server, tmp_path: Path) -> N
     recording = Recording.open(tmp_path / "it.kedge")
     assert 2 < len(recording.steps) < 40
     assert not recording.truncated
+    last = recording.steps[-1]
+    on_disk = (
+        f"40 measured, {len(recording.steps)} of them on the disk (up to step {last}), the rest could not be written"
+    )
+    assert any(on_disk in line for line in done.told), done.told
+    assert recording.stopped is not None
+    assert recording.stopped["step"] > last
+    assert "File too large" in recording.stopped["error"]
+    report = str(list(head(recording))[-1])
+    assert report.startswith("the recording ends before step ")
+    assert report.endswith("; the program went on")
 
 
 @pytest.fixture

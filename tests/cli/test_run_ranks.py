@@ -147,7 +147,7 @@ def test_one_recording_has_all_ranks_and_one_speaks(ranked: Ranked) -> None:
     assert ranked.recording.manifest["world"] == ranked.ranks
     seen, found, following = told(ranked.done)
     assert re.match(rf"\[kedge\] {ranked.ranks} ranks recorded; rank 0: \d+ sites, 23 steps, 4 measured", seen)
-    assert found.startswith("[kedge] no findings so far; "), found
+    assert found.startswith("[kedge] no findings; "), found
     assert following == f"[kedge] see more with: kedge report {ranked.names[0]}"
     assert ranked.recording.end is not None
     assert [e["exit"] for e in ranked.recording.events if e["kind"] == "end"] == [0] * ranked.ranks
@@ -388,7 +388,7 @@ def test_sharded_models_train_as_without_kedge(torchrun: Launcher, sharded: str)
     assert sorted(done.stdout.splitlines()) == sorted(plain.stdout.splitlines())
     recording = Recording.open(torchrun.folder / "it.kedge")
     assert recording.ranks == (0, 1)
-    assert told(done)[1].startswith("[kedge] no findings so far; ")
+    assert told(done)[1].startswith("[kedge] no findings; ")
     assert recording.rows(":out").count.tolist() == [16 * 2] * 3
     if sharded == "FSDP2":  # each rank has its share, and all together are the whole
         weight = {kind: recording.rows(f"0.weight:{kind}") for kind in ("param", "param.grad")}

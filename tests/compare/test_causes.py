@@ -117,6 +117,16 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"factor": both(other_data(2), from_step(2, 1.3, "*:out"))},
         "other data, or the same in another order",
     ),
+    "inputs of one step": (
+        "data",
+        {"factor": lambda text, step: 1.3 if text in {":in", "stem:in"} and step == 1 else 1.0},
+        "another scale of the data: the inputs are 1.3 times as large in B at step 1 alone",
+    ),
+    "inputs of some steps": (
+        "data",
+        {"factor": lambda text, step: 1.3 + step / 10 if text in {":in", "stem:in"} and step in {0, 2} else 1.0},
+        "other data in 2 batches, not in all",
+    ),
     "another activation": (
         "layer",
         {
@@ -244,7 +254,9 @@ def test_evidence_tells_what_is_equal() -> None:
     """What is said to be equal was compared."""
     told = verdict(factor=from_step(2, 2.0, "*:update"))
 
-    assert told.cause.evidence == "at step 2 parameters, forward and gradients are equal to the last bit"
+    assert told.cause.evidence == (
+        "at step 2 parameters, forward and gradients are equal to the last bit; 2 compared steps before it are equal"
+    )
     assert told.first is not None
     assert told.first.same.text == "stem.weight:update"
 
@@ -308,6 +320,36 @@ def test_the_same_batches_in_another_order() -> None:
     b = Recording.build(a.sites, [*moved, *(row for row in _rows(a) if row["site"] > 1)], roots=a.roots)
 
     assert verdict(a=a, b=b).cause.code == "order"
+
+
+def test_batches_that_one_run_left_out() -> None:
+    """The same batches some steps earlier are told as such, from the step on in which one was left out."""
+    a = story(steps=range(12))
+    varied = [
+        {**row, "sum": row["step"] * 3.0, "sumsq": 9e4, "max": row["step"] + 9.0} if row["site"] < 2 else row
+        for row in _rows(a)
+    ]
+    ahead = [
+        {**row, "sum": row["sum"] + 3.0, "max": row["max"] + 1.0} if row["site"] < 2 and row["step"] >= 4 else row
+        for row in varied
+    ]
+    one, other = (Recording.build(a.sites, rows, roots=a.roots) for rows in (varied, ahead))
+    told, back = verdict(a=one, b=other).cause, verdict(a=other, b=one).cause
+
+    assert told.headline == "the same batches, but B is 1 step ahead from step 4 on: it left some out"
+    assert back.headline == "the same batches, but A is 1 step ahead from step 4 on: it left some out"
+    assert "(:in) from step 4 on" in told.evidence
+
+
+def test_one_batch_that_differs_is_no_order_of_the_data() -> None:
+    """Nor are a few rows of one: the steps after it have equal inputs, and that is said."""
+    a = story(steps=range(12))
+    rows = [{**row, "max": 99.0} if row["site"] < 2 and row["step"] == 4 else row for row in _rows(a)]
+    told = verdict(a=a, b=Recording.build(a.sites, rows, roots=a.roots)).cause
+
+    assert (told.code, told.headline) == ("data", "other data in one batch, that of step 4")
+    assert "at step 4 alone; 7 compared steps after it have equal inputs" in told.evidence
+    assert "their largest value is" in told.evidence
 
 
 def _rows(recording: Recording) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from kedge.calls.arguments import called_as, described
 from kedge.errors import ConditionMet, WrongCall
 from kedge.sites.leaves import dequantized, untransformed
+from kedge.torch_internals.own_work import programs_work
 
 
 class ErrorIf:
@@ -23,7 +24,11 @@ class ErrorIf:
 
     def __call__(self, value: Tensor) -> None:
         """Raise `ConditionMet` if the condition holds."""
-        found = self.condition(value)
+        if self.condition is nonfinite:
+            found = nonfinite(value.detach())
+        else:
+            with programs_work():
+                found = self.condition(value)
         plain = untransformed(found) if isinstance(found, Tensor) else found
         if found if plain is found else plain.any():  # under `vmap` one result a sample
             name = getattr(self.condition, "__name__", repr(self.condition))

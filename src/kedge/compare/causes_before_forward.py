@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
@@ -13,7 +14,7 @@ from kedge.compare.measures import Compared, coarser
 from kedge.compare.parameter_names import names_of_parameters, share_of
 from kedge.compare.wording import change_between, names_of_modules, text_of_shape
 from kedge.numbers import counted
-from kedge.store.rows import Floats
+from kedge.store.rows import Floats, Ints
 
 #: Norms of n random numbers differ by 1 / sqrt(2 n) of themselves, one standard deviation; this number is allowed.
 DEVIATIONS = 6
@@ -23,8 +24,12 @@ SAME_BATCHES = 0.9
 SCALED = 1e-3
 #: Totals of the same numbers in another order are equal up to this, relative to their size.
 SAME_TOTALS = 1e-7
-#: Fewer batches than this show no order.
+#: Of fewer batches than this all must be the same.
 LEAST_BATCHES = 5
+#: The most steps by which one run may be ahead with the same batches.
+MOST_AHEAD = 20
+
+Batch = tuple[float, float, float]
 
 
 def unseen(facts: FirstParting) -> PartingCause | None:
@@ -154,11 +159,17 @@ def batch_size(facts: FirstParting) -> PartingCause | None:
     for i in _inputs(facts):
         a, b = (facts.comparison.value(i, facts.column, "count", side) for side in ("a", "b"))
         if a != b:
-            same = facts.sites[i]
+            same, when = facts.sites[i], f"at step {facts.step}"
+            span = SpanOfDifference.of(facts, i)
+            if not span.to_the_end:
+                when = span.words
+            first = ""
+            if same.a.shape != same.b.shape:
+                first = f"first shape {text_of_shape(same.a.shape)} in A, {text_of_shape(same.b.shape)} in B, "
             return PartingCause(
                 "batch",
                 f"inputs of another size: {same.text} holds {a:,.0f} numbers in A and {b:,.0f} in B",
-                f"first shape {text_of_shape(same.a.shape)} in A, {text_of_shape(same.b.shape)} in B{_at(facts)}",
+                f"{first}{when}",
             )
     return None
 
@@ -176,34 +187,99 @@ def dtype_of_inputs(facts: FirstParting) -> PartingCause | None:
     )
 
 
+@dataclass(frozen=True)
+class SpanOfDifference:
+    """The steps in which an input differs, of those from the first difference on.
+
+    Attributes:
+        steps: The steps in which it differs.
+        compared: The steps in which it was compared.
+    """
+
+    steps: Ints
+    compared: Ints
+
+    @staticmethod
+    def of(facts: FirstParting, site: int) -> SpanOfDifference:
+        """Return the span of one input."""
+        columns = np.flatnonzero(~np.isnan(facts.comparison.apart[site, facts.column :])) + facts.column
+        steps = facts.comparison.steps
+        return SpanOfDifference(steps[columns[facts.comparison.parted[site, columns]]], steps[columns])
+
+    @property
+    def to_the_end(self) -> bool:
+        """Whether it differs in every step from the first difference on, and in more than one."""
+        return len(self.steps) == len(self.compared) > 1
+
+    @property
+    def words(self) -> str:
+        """Words for the steps, and for what comes after them."""
+        first, last = int(self.steps[0]), int(self.steps[-1])
+        after = int(np.sum(self.compared > last))
+        if self.to_the_end:
+            return f"from step {first} on"
+        if len(self.steps) > 1:
+            between = counted(int(np.sum(self.compared <= last)), "compared step")
+            when = f"in {len(self.steps)} of {between} from step {first} to {last}"
+        else:
+            when = f"at step {first} alone"
+        if not after:
+            return f"{when}, the last that was compared"
+        return f"{when}; {counted(after, 'compared step')} after it {'has' if after == 1 else 'have'} equal inputs"
+
+
 def data(facts: FirstParting) -> PartingCause | None:
-    """The cause if the inputs differ."""
+    """The cause if the inputs differ, as far as the steps show it in which they do."""
     inputs = _inputs(facts)
     if not inputs:
         return _unrecorded(facts)
-    same, known = facts.sites[inputs[0]], facts.compared("param")
-    evidence = f"the inputs differ ({same.text}) from step {facts.step} on"
+    site, known = inputs[0], facts.compared("param")
+    span, parting = SpanOfDifference.of(facts, site), facts.parting(site)
+    evidence = f"the inputs differ ({facts.sites[site].text}) {span.words}"
     if known:
         evidence += f", while all {len(known)} parameters are {facts.equal_before()}"
-    shared = _shared_batches(facts, inputs[0])
-    if shared >= SAME_BATCHES:
+        if not span.to_the_end:
+            evidence += f" until step {facts.step}"
+    ahead = _batches_ahead(facts, site, span)
+    if ahead:
+        which, side = counted(abs(ahead), "step"), "B" if ahead > 0 else "A"
+        headline = f"the same batches, but {side} is {which} ahead from step {facts.step} on: it left some out"
+        return PartingCause("order", headline, evidence)
+    if _has_same_batches(facts, site, span):
         return PartingCause("order", "another order of the data: the same batches in another sequence", evidence)
-    steps = _steps_to_same_total(facts, inputs[0])
+    steps = _steps_to_same_total(facts, site)
     if steps is not None:
         evidence += f"; in {counted(steps, 'step')} they add up to the same in both"
         return PartingCause("order", "another order of the data: the same samples in other batches", evidence)
-    factor = _scale_of_inputs(facts, inputs[0])
+    factor = _scale_of_inputs(facts, site, span)
     if factor is not None:
-        headline = f"another scale of the data: the inputs are {factor:.4g} times as large in B"
+        when = "" if span.to_the_end else f" {span.words.partition(';')[0].partition(',')[0]}"
+        headline = f"another scale of the data: the inputs are {factor:.4g} times as large in B{when}"
         return PartingCause("data", headline, evidence)
-    return PartingCause("data", "other data, or the same in another order", evidence)
+    evidence += f"; their {_NAMES[parting.statistic]} is {parting.a:.4g} in A and {parting.b:.4g} in B"
+    if span.to_the_end:
+        return PartingCause("data", "other data, or the same in another order", evidence)
+    if len(span.steps) == 1:
+        return PartingCause("data", f"other data in one batch, that of step {facts.step}", evidence)
+    return PartingCause("data", f"other data in {len(span.steps)} batches, not in all", evidence)
 
 
-def _scale_of_inputs(facts: FirstParting, site: int) -> float | None:
-    """Return the factor by which an input is larger in B in every step from the first difference on; None without one."""
-    compared = np.flatnonzero(~np.isnan(facts.comparison.apart[site, facts.column :])) + facts.column
+_NAMES: dict[Compared, str] = {
+    "rms": "root mean square",
+    "max": "largest value",
+    "min": "smallest value",
+    "mean": "mean",
+    "zero": "share of zeros",
+    "nonfinite": "number of values that are not finite",
+    "count": "size",
+}
+
+
+def _scale_of_inputs(facts: FirstParting, site: int, span: SpanOfDifference) -> float | None:
+    """Return the factor by which an input is larger in B wherever it differs; None without one."""
+    columns = np.searchsorted(facts.comparison.steps, span.steps)
     statistics: tuple[Compared, ...] = ("rms", "min", "max", "mean")
-    return _other_scale([facts.ratios([site], name, int(step)) for name in statistics for step in compared])
+    return _other_scale([facts.ratios([site], name, int(step)) for name in statistics for step in columns])
 
 
 def _unrecorded(facts: FirstParting) -> PartingCause | None:
@@ -226,15 +302,35 @@ def _inputs(facts: FirstParting) -> list[int]:
     return inputs if first in inputs else []
 
 
-def _shared_batches(facts: FirstParting, site: int) -> float:
-    """Return the share of the batches of one side that the other has too, by their sums."""
-    comparison, same = facts.comparison, facts.sites[site]
-    sums = [
-        Counter(recording.rows(text).sum[np.isin(recording.rows(text).step, comparison.steps)].tolist())
-        for recording, text in ((comparison.a, same.a), (comparison.b, same.b))
-    ]
-    total = max(sum(count.values()) for count in sums)
-    return sum((sums[0] & sums[1]).values()) / total if total >= LEAST_BATCHES else 0.0
+def _batches(facts: FirstParting, site: int) -> tuple[dict[int, Batch], dict[int, Batch]]:
+    """Return the batches of both sides from the first difference on, by their steps: each as its size and its sums."""
+    same, found = facts.sites[site], []
+    for recording, own in ((facts.comparison.a, same.a), (facts.comparison.b, same.b)):
+        rows = recording.rows(own)
+        values = zip(rows.step.tolist(), rows.count.tolist(), rows.sum.tolist(), rows.sumsq.tolist(), strict=True)
+        found.append({step: (count, total, squares) for step, count, total, squares in values if step >= facts.step})
+    return found[0], found[1]
+
+
+def _has_same_batches(facts: FirstParting, site: int, span: SpanOfDifference) -> bool:
+    """Whether the batches of the steps that differ are the same on both sides, nearly all of them."""
+    counts = [Counter(own[step] for step in span.steps.tolist() if step in own) for own in _batches(facts, site)]
+    total = max(sum(count.values()) for count in counts)
+    shared = sum((counts[0] & counts[1]).values())
+    return total > 1 and shared >= (total if total < LEAST_BATCHES else SAME_BATCHES * total)
+
+
+def _batches_ahead(facts: FirstParting, site: int, span: SpanOfDifference) -> int:
+    """Return by how many steps B is ahead in a sequence of the same batches; less than 0 if A is, and 0 without that."""
+    if len(span.steps) < LEAST_BATCHES or not span.to_the_end:
+        return 0
+    a, b = _batches(facts, site)
+    for distance in range(1, MOST_AHEAD + 1):
+        for ahead, one, other in ((distance, b, a), (-distance, a, b)):
+            pairs = [(one[step], other[step + distance]) for step in one if step + distance in other]
+            if len(pairs) >= LEAST_BATCHES and sum(x == y for x, y in pairs) >= SAME_BATCHES * len(pairs):
+                return ahead
+    return 0
 
 
 def _steps_to_same_total(facts: FirstParting, site: int) -> int | None:

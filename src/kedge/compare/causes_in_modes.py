@@ -83,9 +83,8 @@ def dropping(facts: FirstParting) -> PartingCause | None:
     others = [same for same in facts.sites if same.kind == "out" and same.module.a.type == first.module.a.type]
     changed = [same.module.a for same in others if same is first or _dropped_otherwise(facts, same) is not None]
     modules = list(dict.fromkeys(changed))
-    evidence = (
-        f"as measured in {counted(len(facts.comparison.steps), 'step')}; everything before is {facts.equal_before()}"
-    )
+    steps = counted(len(facts.comparison.steps) - facts.column, "step")
+    evidence = f"as measured in {steps}; everything before is {facts.equal_before()}"
     if min(a, b) < EDGE:
         evidence += f"; in {'A' if a < b else 'B'} its rate is 0, or it is in evaluation mode"
     return PartingCause(
@@ -106,7 +105,9 @@ def _dropped_otherwise(facts: FirstParting, same: SameSite) -> tuple[float, floa
     """Return the shares that a module drops in A and in B; None if they may differ by chance, or it drops nothing."""
     if not RANDOM.search(same.module.a.type) or not same.module.kept:
         return None
-    found = [_Dropped.of(recording, site, facts.comparison.steps) for recording, site in _sides(facts, same)]
+    found = [
+        _Dropped.of(recording, site, facts.comparison.steps[facts.column :]) for recording, site in _sides(facts, same)
+    ]
     a, b = found
     if a is None or b is None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,6 +68,11 @@ def judge(comparison: Comparison) -> Verdict:
         return Verdict(parted=False, first=None, cause=_same(comparison))
     facts = FirstParting(comparison, first)
     found = next(cause for find in (*FINDERS, _unknown) if (cause := find(facts)) is not None)
+    if facts.column and found.code not in ("unseen", "late"):
+        before = counted(facts.column, "compared step")
+        found = replace(
+            found, evidence=f"{found.evidence}; {before} before it {'is' if facts.column == 1 else 'are'} equal"
+        )
     return Verdict(parted=True, first=first, cause=found)
 
 

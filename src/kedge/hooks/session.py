@@ -13,6 +13,7 @@ from kedge.hooks.handle import Hooked
 from kedge.hooks.ledger import Ledger, Timeline
 from kedge.hooks.open_sessions import in_block, opened
 from kedge.hooks.signature import documented_like, typed
+from kedge.torch_internals.own_work import own_work
 
 
 class Session(Attachments):
@@ -47,7 +48,8 @@ class Session(Attachments):
             SessionEnded: If the session has ended.
         """
         self._check_open()
-        spec = self.attach(target, what, when)
+        with own_work():
+            spec = self.attach(target, what, when)
         return Hooked(self, spec.taps, spec.actions)
 
     def _check_open(self) -> None:
@@ -73,7 +75,8 @@ class Session(Attachments):
 
     def ledger(self) -> Ledger:
         """Return how often each hook fired, or why it did not."""
-        return Ledger.of(self.taps, self)
+        with own_work():
+            return Ledger.of(self.taps, self)
 
     def timeline(self) -> Timeline:
         """Return the last 2,000 firings of hooks, in order."""

@@ -27,6 +27,7 @@ from kedge.offload.stores.disk import DiskStore
 from kedge.offload.stores.store import Store
 from kedge.sites.select import select
 from kedge.torch_internals.dynamo import untraced, unwrap
+from kedge.torch_internals.own_work import own_work
 
 EVERYTHING = "**"
 _TWO_PAIRS = "hooks have already been set"
@@ -102,7 +103,8 @@ class Offloading:
         self._calls, self._calling = 0, ExitStack()
         self._store: Store | None = None
         self._close: weakref.finalize[..., Offloading] | None = None
-        self._engine = Engine(policy.equipped(), _root(model))
+        with own_work():
+            self._engine = Engine(policy.equipped(), _root(model))
         self.account = self._engine.account
 
     def __enter__(self) -> OffloadAccount:
@@ -172,7 +174,7 @@ class Offloading:
             self.account.file = store if isinstance(store, DiskStore) else None
             self._close = weakref.finalize(self, store.close)
             self._engine.work_by(replace(self._policy, store=store).equipped())
-        with ExitStack() as undo:
+        with own_work(), ExitStack() as undo:
             model = nn.Module() if self._model is None else self._model
             hear(undo, model, self._engine.begin)
             keep(undo, model, self._engine, places=self._selects, outside=self._paths is None, ambient=ambient)

@@ -104,15 +104,30 @@ def _named(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed([str(rank) for rank in ranks], _NAMED_RANKS)}"
 
 
+def stopped_writing(event: Mapping[str, Any]) -> str:
+    """Return words for an event of kind ``stopped``: ``the recording ends before step 4: No space left on device``."""
+    return (
+        f"the recording ends before step {event.get('step', 0)}, which could not be written: {visible(event['error'])}"
+    )
+
+
 def _troubles(recording: Recording) -> Iterator[Text]:
     end, sampled = recording.end, recording.steps
     for trouble in lost_ranks(recording):
         yield Text(trouble, "yellow")
     if recording.truncated:
         yield Text("the last step was only partly written, and is left out", "yellow")
-    if end is None:
+    stopped = recording.stopped
+    if end is None and stopped is not None:
+        yield Text(f"{stopped_writing(stopped)}; the program went on", "yellow")
+    elif end is None:
         last = f"; the last measured step is {sampled[-1]}" if len(sampled) else ""
-        what = {True: "is running", False: "was killed", None: "is running, or was killed"}[is_written(recording)]
+        endings = {
+            True: "is running",
+            False: "was killed, or could not write any more",
+            None: "is running, or was killed",
+        }
+        what = endings[is_written(recording)]
         yield Text(f"the recording has no end: the program {what}{last}", "yellow")
     elif end.get("error"):
         yield Text(f"ended with exit status {end.get('exit')}: {end['error']}", "bold red")

@@ -32,7 +32,7 @@ def verdict(judgement: Judgement, most: int | None = None) -> str:
         mark = "" if judgement.findings else "✓ "
         asked = counted(judgement.rules, "rule")
         return f"{mark}{tally(judgement.findings)}: {asked} over {counted(judgement.measured, 'measured step')}"
-    found = tally(judgement.findings) if judgement.findings else "no findings so far"
+    found = tally(judgement.findings) if judgement.findings else _none(judgement)
     return "; ".join([found, *left_open(judgement, most)])
 
 
@@ -61,6 +61,10 @@ def lack_of(lack: Lack) -> str:
     if lack.need == 1 and not lack.have:
         return f"no {lack.lacks}"
     return f"{lack.have:,} of {lack.need:,} {lack.lacks}"
+
+
+def _none(judgement: Judgement) -> str:
+    return "no findings" if judgement.ended else "no findings so far"
 
 
 def advice(judgement: Judgement) -> Iterator[str]:

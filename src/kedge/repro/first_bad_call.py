@@ -33,6 +33,7 @@ from kedge.repro.package import SuspectPackages
 from kedge.repro.suspects import FirstBadSearch, SuspectCall
 from kedge.stderr import Shield
 from kedge.torch_internals.dynamo import has_compiled
+from kedge.torch_internals.own_work import own_work
 
 LIMIT = 1 << 30
 
@@ -136,7 +137,8 @@ class FirstBadCall:
     # -- deciding ----------------------------------------------------------------------------------
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._shield(self._settle, None, optimizer)
+        with own_work():
+            self._shield(self._settle, None, optimizer)
 
     def _settle(self, suspicious: bool | None, optimizer: Optimizer | None = None) -> None:
         """Decide on the suspects of a step; see Note [When it is decided]."""

@@ -18,6 +18,7 @@ from kedge.stderr import Shield
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import hook_gradient
 from kedge.torch_internals.modes import is_batched
+from kedge.torch_internals.own_work import own_work
 
 
 class GradientCheck:
@@ -30,8 +31,9 @@ class GradientCheck:
 
     def __call__(self, gradient: Tensor | None) -> None:
         """Called with the gradient; with None for an unused output, if other outputs of its node were used."""
-        if gradient is not None and not is_batched(gradient):
-            self.shield(self.work, gradient)
+        with own_work():
+            if gradient is not None and not is_batched(gradient):
+                self.shield(self.work, gradient)
 
 
 class InputEdgeCheck:
@@ -43,8 +45,9 @@ class InputEdgeCheck:
     def __call__(self, shares: tuple[Tensor | None, ...], gradients: tuple[Tensor | None, ...]) -> None:
         """Called as the hook of an autograd node; checks the share."""
         share = shares[self.place]
-        if share is not None and not is_batched(share):
-            self.shield(self.checks.add, "in.grad", (self.call,), share)
+        with own_work():
+            if share is not None and not is_batched(share):
+                self.shield(self.checks.add, "in.grad", (self.call,), share)
 
 
 class GradientHooks:

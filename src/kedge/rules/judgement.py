@@ -29,6 +29,7 @@ class Judgement:
         command: The command with which all or most of the others can judge; empty if no option would help.
         helped: The codes of the rules that the command helps.
         sound: The number of steps before the first NaN; None if there was none, or the run recovered.
+        ended: Whether the recording has its end.
     """
 
     findings: tuple[Finding, ...]
@@ -38,6 +39,7 @@ class Judgement:
     command: str = ""
     helped: tuple[str, ...] = ()
     sound: int | None = None
+    ended: bool = False
     unseen: tuple[str, ...] = ()
     "Computations that Kedge could not watch, in words."
     left: int = 0
@@ -87,6 +89,7 @@ def judgement_of(recording: Recording, findings: Iterable[Finding], rules: Itera
         command=command,
         helped=helped if command else (),
         sound=sound,
+        ended=recording.end is not None,
         unseen=tuple(dict.fromkeys(_words(event) for event in recording.events if event.get("kind") == "unseen")),
     )
 

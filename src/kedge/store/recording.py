@@ -144,6 +144,11 @@ class Recording:
         return next((end for end in ends if end.get("rank", self.ranks[0]) == self.ranks[0]), None)
 
     @property
+    def stopped(self) -> Entry | None:
+        """The event of a failure to write, after which the program went on unrecorded; None without one."""
+        return next((event for event in self.events if event.get("kind") == "stopped"), None)
+
+    @property
     def ledger(self) -> tuple[Entry, ...]:
         """The entries of the ledger: sites with the number of their firings, or the reason for none.
 

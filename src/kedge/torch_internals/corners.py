@@ -111,6 +111,20 @@ CORNERS = (
         "a model that is traced or exported while it is watched holds what was measured in its graph.",
     ),
     Corner(
+        "own_work",
+        (
+            f"{_C}_has_torch_function_unary",
+            f"{_C}_len_torch_dispatch_stack",
+            f"{_C}_get_function_stack_at",
+            f"{_C}_get_dispatch_stack_at",
+            f"{_C}_pop_torch_dispatch_stack",
+            f"{_C}_push_on_torch_dispatch_stack",
+            f"{_C}_autograd._enable_record_function",
+            "torch.autograd.profiler:_is_profiler_enabled",
+        ),
+        "the modes and the profiler of the program see Kedge's own operations.",
+    ),
+    Corner(
         "transforms",
         (
             f"{_C}_functorch.peek_interpreter_stack",

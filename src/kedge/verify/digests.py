@@ -33,6 +33,7 @@ from kedge.sites import leaves
 from kedge.stderr import Shield
 from kedge.torch_internals import modes
 from kedge.torch_internals.accelerators import generator_states
+from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.source_lines import TORCH
 from kedge.torch_internals.storages import parts
 
@@ -80,7 +81,7 @@ class DigestLog:
 
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             if not torch.compiler.is_compiling() and not modes.is_under_jit():
-                with torch.no_grad():
+                with torch.no_grad(), own_work():
                     self._shield(work, optimizer)
 
         return hook

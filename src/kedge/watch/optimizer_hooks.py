@@ -10,6 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from kedge.torch_internals import device_graphs, dynamo
+from kedge.torch_internals.own_work import own_work
 from kedge.watch.records.record import TrainingRecord
 from kedge.watch.step_kinds import StepKinds
 from kedge.watch.steps.shield import OFF, WatchShield
@@ -57,6 +58,10 @@ class OptimizerHooks:
             dynamo.break_graph()
         if device_graphs.leaves_alone():
             return
+        with own_work():
+            self._count_step(optimizer)
+
+    def _count_step(self, optimizer: Optimizer) -> None:
         is_last = self.budget.run == 1 and self.record.meter.level != OFF
         if is_last or id(optimizer) in self.record.updates.late:
             self._measure_after(optimizer)

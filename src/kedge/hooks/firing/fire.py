@@ -21,6 +21,7 @@ from kedge.hooks.firing.tap import Tap
 from kedge.signals import came_by_signal
 from kedge.sites.leaves import describe
 from kedge.torch_internals.checkpoint import Stopped
+from kedge.torch_internals.own_work import is_own_work, programs_work
 from kedge.torch_internals.tensors import version_of
 
 
@@ -44,7 +45,11 @@ def fire_one(tap: Tap, value: Tensor, event: Event) -> Tensor:
     version = version_of(value)
     tap.fired += 1  # already here, for the ledger of a session that the action itself ends
     try:
-        result = tap.act(value, event)
+        if tap.own or not is_own_work():
+            result = tap.act(value, event)
+        else:
+            with programs_work():
+                result = tap.act(value, event)
         in_place = version_of(value) != version
         if result is not None or in_place:
             check_edit(value, result, tap.action, event.site, in_place=in_place)

@@ -20,6 +20,7 @@ from kedge.sites.site import Site
 from kedge.torch_internals.checkpoint import Segment, Segments
 from kedge.torch_internals.dynamo import look_for_hooks
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
+from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.saved_hooks import top_hooks
 
 _TASKS_KEPT = 64
@@ -196,8 +197,9 @@ class StepClock:
     def end_step(self) -> None:
         """Count one step, and notify the listeners of the step that ended."""
         ended, self.step = self.step, self.step + 1
-        for listener in list(self.on_step):
-            listener(ended)
+        with own_work():
+            for listener in list(self.on_step):
+                listener(ended)
 
     def follow(self, expects_optimizer: Callable[[], bool], prefix: str = "") -> PassCounter:
         """Return the pass counter of one more model; the first model's passes are the steps where nothing optimizes."""

@@ -45,6 +45,7 @@ class Tap:
         "graph",
         "measure",
         "on",
+        "own",
         "site",
         "when",
     )
@@ -55,6 +56,8 @@ class Tap:
         self.broad = site.leaf is None and site.call is None
         #: Called with the value and the step instead of `act` if no event is needed; see Note [Values alone].
         self.measure: Measure | None = action.bind_value(site) if self.broad and isinstance(action, Measuring) else None
+        #: Whether it is an observer of Kedge's, which runs as its own work; see Note [Own work].
+        self.own = self.observes and type(action).__module__.startswith("kedge.")
         self.edited = False
         #: Whether the action has raised an error, or one that switched it off.
         self.failed: Literal["", "raised", "off"] = ""

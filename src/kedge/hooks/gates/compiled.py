@@ -29,6 +29,7 @@ from kedge.hooks.firing.tap import Tap, numbered
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo, operators
 from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.own_work import own_work
 
 _library = torch.library.Library("kedge", "DEF")
 _SCHEMAS = (
@@ -70,7 +71,8 @@ def _value(x: Tensor, key: int, leaf: str) -> None:
         return
     call, recompute = _count(tap, leaf, "value")
     tap.gate.called += 1
-    _show(tap, x, _event, (tap, leaf, call, recompute))
+    with own_work():
+        _show(tap, x, _event, (tap, leaf, call, recompute))
 
 
 def _show(tap: Tap, x: Tensor, make: Callable[..., Event], of: tuple[Tap, str, int, bool]) -> None:
@@ -103,7 +105,8 @@ def _gradient(x: Tensor, key: int, leaf: str) -> None:
     arrived = here.calls.get((key, leaf, "arrived"), 0)
     here.calls[key, leaf, "arrived"] = arrived + 1
     calls = here.calls.get((key, leaf, "passed"), 1)
-    _show(tap, x, _backward_event, (tap, leaf, (calls - 1 - arrived) % calls, False))
+    with own_work():
+        _show(tap, x, _backward_event, (tap, leaf, (calls - 1 - arrived) % calls, False))
 
 
 def _backward_event(tap: Tap, leaf: str, call: int, recompute: bool) -> Event:

@@ -31,6 +31,7 @@ from kedge.sites.site import Site
 from kedge.torch_internals.aliases import MemoryVersion, whole
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import hook_gradient, on_tensor
+from kedge.torch_internals.own_work import OwnWork, is_watched, own_work
 from kedge.torch_internals.tensors import base_of, may_alias
 
 
@@ -89,6 +90,9 @@ class GradientListener:
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """The tensor's hook; PyTorch passes None for an unused output if other outputs of its node were used."""
+        if is_watched():
+            with OwnWork():
+                return self(grad)
         now = self.gate.taps[self.origin.site.kind]
         if grad is None:
             self.gate.seen.unused.update((site.kind, site.leaf or "") for site in (self.origin.site, *self.also))
@@ -131,6 +135,9 @@ class GradientMeasurer(GradientListener):
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """The tensor's hook."""
+        if is_watched():
+            with OwnWork():
+                return self(grad)
         gate = self.gate
         if not gate.measures or self.also:  # an action was attached since
             return super().__call__(grad)
@@ -275,6 +282,9 @@ class InputShare:
 
     def passed(self, positions: list[int], grad_inputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
         """Add one node's part; the last one completes the share and fires."""
+        if is_watched():
+            with OwnWork():
+                return self.passed(positions, grad_inputs)
         event = gradient_event(self.origin, self.gate.owner.clock)
         seen, total = self.sums.pop(event.backward, (0, None))
         for i in positions:
@@ -295,8 +305,9 @@ class InputShare:
 
     def _complete(self, event: Event) -> None:
         total = self.sums.pop(event.backward, (0, None))[1]
-        if total is not None and fire(self.gate.taps["in.share"], total, event) is not total:
-            self._refuse()
+        with own_work():
+            if total is not None and fire(self.gate.taps["in.share"], total, event) is not total:
+                self._refuse()
 
     def _refuse(self) -> None:
         raise EditError(

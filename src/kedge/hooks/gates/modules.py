@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from kedge.errors import CannotCompile
 from kedge.flow import Preserving
@@ -39,6 +39,7 @@ from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import after_forward, before_forward
 from kedge.torch_internals.module_tables import own_parameters
+from kedge.torch_internals.own_work import OwnWork, is_watched
 
 
 class OutputGate(ModuleGate):
@@ -52,8 +53,11 @@ class OutputGate(ModuleGate):
         __tracebackhide__ = True
         if not self.live:
             return None
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self._in_graph(output)
+        if is_watched():
+            with OwnWork():
+                return self(module, args, output)
         call, recompute = self.passes.count(self)
         self.called += 1
         if recompute:
@@ -175,8 +179,11 @@ class InputGate(ModuleGate):
         if not self.live:
             return None
         kwargs = {} if kwargs is None else kwargs
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return self._in_graph(module, args, kwargs)
+        if is_watched():
+            with OwnWork():
+                return self(module, args, kwargs)
         call, recompute = self.passes.count(self)
         self.called += 1
         if recompute:

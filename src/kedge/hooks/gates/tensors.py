@@ -24,6 +24,7 @@ from kedge.sites.select import Selector, SitePlace
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import after_accumulation, hook_gradient, on_tensor
+from kedge.torch_internals.own_work import OwnWork, is_watched, own_work
 
 
 class TensorGate:
@@ -72,6 +73,9 @@ class TensorGate:
 
     def fire(self, value: Tensor | None, leaf: str = "") -> Tensor | None:
         """Run the taps; return the value's replacement or None. PyTorch passes None for an unused output."""
+        if is_watched():
+            with OwnWork():
+                return self.fire(value, leaf)
         taps = self.taps
         if value is None or not any(tap.on for tap in taps):
             return None
@@ -88,9 +92,10 @@ def _hook_accumulated(gate: TensorGate, tensor: Tensor) -> RemovableHandle:
     """Fire with ``.grad`` of a leaf tensor once a backward pass has accumulated into it."""
 
     def accumulated(leaf: Tensor) -> None:
-        gate.emptied = gate.emptied or leaf.grad is None
-        if leaf.grad is not None and (new := gate.fire(leaf.grad)) is not None:
-            leaf.grad = new
+        with own_work():
+            gate.emptied = gate.emptied or leaf.grad is None
+            if leaf.grad is not None and (new := gate.fire(leaf.grad)) is not None:
+                leaf.grad = new
 
     handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(accumulated)
     return handle

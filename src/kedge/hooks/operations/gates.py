@@ -20,6 +20,7 @@ from kedge.sites import leaves
 from kedge.sites.language import means_op, op_pattern
 from kedge.sites.select import SitePlace
 from kedge.sites.site import OP_KINDS, Site
+from kedge.torch_internals.own_work import OwnWork, is_watched
 
 Op = tuple[str, int | None]
 
@@ -201,6 +202,9 @@ class OperationGate(Gate):
             EditError: If an action replaces one of `fixed`, or edits inside a `torch.autograd.Function`.
         """
         __tracebackhide__ = True
+        if is_watched():
+            with OwnWork():
+                return self.before(entry, op, args, kwargs, fixed)
         one, call, recompute = self._one(op), entry.call, entry.recompute
         found = self.look_through(_arguments, args, kwargs)
         if not found:
@@ -227,6 +231,9 @@ class OperationGate(Gate):
     def after(self, entry: ForwardUnderWay, op: tuple[str, int], value: Any) -> Any:
         """Pass an operation's result through the taps; returns the result for the program."""
         __tracebackhide__ = True
+        if is_watched():
+            with OwnWork():
+                return self.after(entry, op, value)
         self.called += 1
         if entry.recompute:
             self.seen.again += 1

@@ -65,6 +65,7 @@ from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.hook_tables import after_forward, last_hook
 from kedge.torch_internals.module_calls import CALLS, SLOW, inside
 from kedge.torch_internals.own_functions import own_function
+from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.source_lines import is_dropped, is_running
 
 
@@ -298,9 +299,10 @@ def _overwriting(
         if gate.early:
             args, kwargs = gate.before(entry, op, args, kwargs, tuple(leaf for leaf, _ in fixed))
     if fixed and entry.operations.preserving:
-        overwritten = [leaves.storage_of(tensor) for _, tensor in fixed]
-        for action in entry.operations.preserving:
-            action.preserve(overwritten)
+        with own_work():
+            overwritten = [leaves.storage_of(tensor) for _, tensor in fixed]
+            for action in entry.operations.preserving:
+                action.preserve(overwritten)
     return args, kwargs
 
 

@@ -29,6 +29,7 @@ from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.module_calls import CALL
 from kedge.torch_internals.module_tables import is_replica
+from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.torchscript import takes_hooks
 
 T = TypeVar("T")
@@ -236,7 +237,8 @@ class CallBegins(KedgeHook):
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         """Begin a call, unless a compiler captures it."""
         if not is_compiling():
-            self.begin(self.subject, self.outermost, module, (args, kwargs))
+            with own_work():
+                self.begin(self.subject, self.outermost, module, (args, kwargs))
 
 
 class CallEnds(KedgeHook):
@@ -248,7 +250,8 @@ class CallEnds(KedgeHook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """End a call, unless a compiler captures it."""
         if not is_compiling():
-            self.end(module, output)
+            with own_work():
+                self.end(module, output)
 
 
 class ModuleCalls:

@@ -39,6 +39,7 @@ from kedge.hooks.saved.reference import KeptByReference, UnpackListener
 from kedge.torch_internals.checkpoint import make_skippable
 from kedge.torch_internals.graph_task import graph_task, in_backward
 from kedge.torch_internals.modes import is_fake
+from kedge.torch_internals.own_work import OwnWork, is_watched, own_work
 from kedge.torch_internals.saved_hooks import disable, disabled, enable, pop, push, top_hooks
 
 Hooks = tuple[Any, Any]
@@ -115,6 +116,9 @@ def _alone(live: ActiveKeeper) -> Hooks:
     """Return the hooks for one keeper: the common case, which must be fast."""
 
     def pack(value: Tensor) -> Any:
+        if is_watched():
+            with OwnWork():
+                return pack(value)
         if is_fake(value):
             live.step_aside("fake")
             return KeptByReference(value)
@@ -122,6 +126,9 @@ def _alone(live: ActiveKeeper) -> Hooks:
         return KeptByReference(value) if packed is None else packed
 
     def unpack(packed: Any) -> Tensor:
+        if is_watched():
+            with OwnWork():
+                return unpack(packed)
         return packed.unpack() if type(packed) is KeptByReference else live.unpack(packed)
 
     return pack, unpack
@@ -132,6 +139,10 @@ def _joint(lives: tuple[ActiveKeeper, ...], below: Hooks | None) -> Hooks:
 
     def pack(value: Tensor) -> Any:
         theirs: Any = value if below is None else below[0](value)
+        with own_work():
+            return pack_of(value, theirs)
+
+    def pack_of(value: Tensor, theirs: Any) -> JointPacked:
         back = () if below is None else (below[1],)
         if not isinstance(theirs, Tensor):
             for live in lives if not is_fake(value) else ():
@@ -158,15 +169,22 @@ def _joint(lives: tuple[ActiveKeeper, ...], below: Hooks | None) -> Hooks:
 
 
 def _unpack_of(decider: ActiveKeeper | None) -> Callable[[Any], Tensor]:
-    return KeptByReference.read if decider is None else decider.unpack
+    read = KeptByReference.read if decider is None else decider.unpack
+
+    def unpack(packed: Any) -> Tensor:
+        with own_work():
+            return read(packed)
+
+    return unpack
 
 
 def _watching(lives: tuple[ActiveKeeper, ...], below: Hooks) -> Hooks:
     """Return hooks that show keepers the recomputed tensors; see Note [Checkpoints keep nothing]."""
 
     def pack(value: Tensor) -> Any:
-        for live in lives:
-            live.see(value, live.place)
+        with own_work():
+            for live in lives:
+                live.see(value, live.place)
         return below[0](value)
 
     return pack, below[1]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from kedge.numbers import compact, counted, percent, seconds
-from kedge.report.head import UNNAMED, command_of
+from kedge.report.head import UNNAMED, command_of, stopped_writing
 from kedge.report.live.reading import RunReader, RunSnapshot, RunState
 from kedge.report.sparkline import NOT_FINITE
 
@@ -82,8 +82,10 @@ def _place(snapshot: RunSnapshot) -> Iterator[str]:
 
 def _trouble(state: RunState, snapshot: RunSnapshot) -> str:
     end = snapshot.recording.end
+    if state is RunState.KILLED and (stopped := snapshot.recording.stopped) is not None:
+        return stopped_writing(stopped)
     if state is RunState.KILLED:
-        return "the recording has no end, and no process is writing to it: the program was killed"
+        return "the recording has no end, and no process is writing to it: the program was killed, or could not write any more"
     if end is not None and end.get("exit"):
         return f"exit status {end['exit']}" + (f": {end['error']}" if end.get("error") else "")
     return ""

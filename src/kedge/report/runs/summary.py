@@ -163,6 +163,8 @@ class RunSummary:
     def ending(self) -> str:
         """How it ended, if that is not as it should be: it runs, was killed, or failed."""
         end = self.recording.end
+        if end is None and self.recording.stopped is not None:
+            return "not written to its end"
         if end is None:
             return {True: "running", False: "killed", None: "no end"}[self.written]
         return f"exit {end['exit']}" if end.get("exit") else ""

@@ -230,6 +230,7 @@ EVENTS: dict[str, Check] = {
     "ledger": fields(
         {"sites": list_of(fields({"site": text, "fired": count}, {"cause": text, "remedy": text}))}, {"sampled": count}
     ),
+    "stopped": fields({"error": text}),
     "end": fields(
         {},
         {

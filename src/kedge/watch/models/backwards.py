@@ -19,6 +19,7 @@ from kedge.flow import Act, Event
 from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
+from kedge.torch_internals.own_work import OwnWork, is_watched
 from kedge.watch.models.backward_start import BackwardStart, LossCheck, began
 from kedge.watch.models.parameters import ParameterSites, WatchedParameters
 from kedge.watch.models.roots import RootModule
@@ -105,6 +106,10 @@ class BackwardPasses:
 
     def arrived(self, param: nn.Parameter) -> None:
         """Called by autograd when a parameter's gradient has been accumulated."""
+        if is_watched():
+            with OwnWork():
+                self.arrived(param)
+            return
         place = self._kept.get(id(param)) if self.skipped.on else None
         if place is not None and self.on_skipped_end is None and self.skipped.is_finite():
             place.times += 1

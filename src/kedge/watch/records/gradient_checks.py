@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from kedge import native
 from kedge.torch_internals.autograd_nodes import behind, by_need, is_leaf, sequence_number
 from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.own_work import OwnWork, is_watched
 from kedge.watch.models.backward_start import plain_name
 from kedge.watch.models.backwards import BackwardPasses
 from kedge.watch.models.parameters import ParameterSites
@@ -75,6 +76,10 @@ class GradientChecks:
         def check(param: Tensor) -> None:
             nonlocal was_bad
             if not skipped.on:
+                return
+            if is_watched():
+                with OwnWork():
+                    check(param)
                 return
             try:
                 bad = nonfinite([param.grad, *[other().grad for other in others]])[1]

@@ -63,7 +63,7 @@ class RecordingSink:
         )
         self._kept: list[Callable[[RecordingWriter], None]] = []
         self._since: float | None = None
-        self._closed = False
+        self._closed, self._step = False, 0
 
     @property
     def failed(self) -> bool:
@@ -80,6 +80,7 @@ class RecordingSink:
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
         """Write the statistics of one step."""
+        self._step = step
         self._attempt(lambda writer: writer.stats(step, columns))
 
     def event(self, event: Mapping[str, Any]) -> None:
@@ -128,5 +129,8 @@ class RecordingSink:
     def _give_up(self) -> None:
         self._kept.clear()
         if self.writer is not None:
+            stopped = {"kind": "stopped", "step": self._step, "error": str(self._shield.failure)}
+            with suppress(Exception):  # on a full disk there may be room for a line
+                self.writer.event(stopped)
             with suppress(Exception):  # the recording may be out of reach; it must not stay locked
                 self.writer.close()

@@ -79,20 +79,27 @@ def last_words(
         why = "" if recorder.failed or summary.failed else f": {without_site}"
         yield f"nothing was recorded{why}"
         return
-    yield from words_on(name, recorder.place, summary, folder, end)
+    yield from words_on(name, recorder.place, summary, folder, end, is_whole=not recorder.failed)
 
 
 def words_on(
-    name: str, place: Path, summary: WatchSummary, folder: Path | None = None, end: EndClock | None = None
+    name: str,
+    place: Path,
+    summary: WatchSummary,
+    folder: Path | None = None,
+    end: EndClock | None = None,
+    *,
+    is_whole: bool = True,
 ) -> Iterator[str]:
-    """Yield the lines about a recording that was made; arguments as in `last_words`."""
+    """Yield the lines about a recording that was made; arguments as in `last_words`, and whether all of it was written."""
     end = EndClock(summary.watching, summary.seconds) if end is None else end
     checked = _checked(name, place, folder, end)
+    written = "" if is_whole else _on_disk(place)
     took, passed = end.cost()  # after the work that it counts
     cost = percent(took / passed) if passed else "nothing"
     yield (
         f"{_rank_prefix(place)}{counted(summary.sites, 'site')}, {counted(summary.steps, 'step')}, "
-        f"{summary.sampled:,} measured; "
+        f"{summary.sampled:,} measured{written}; "
         f"watching took {cost} of {seconds(passed)}"
     )
     yield from checked
@@ -101,6 +108,17 @@ def words_on(
     for kind, why in on_device.why_not().items():
         yield f"watching would cost less on {kind} with Triton: {why}"
     yield f"see more with: kedge report {name}"
+
+
+def _on_disk(place: Path) -> str:
+    """Return words for what was written before writing failed."""
+    try:
+        steps = Recording.open(place).steps
+    except RecordingError:  # `_checked` reports what is wrong with it
+        return ", and not all written"
+    if not len(steps):
+        return ", none of them on the disk: they could not be written"
+    return f", {len(steps):,} of them on the disk (up to step {steps[-1]}), the rest could not be written"
 
 
 def _rank_prefix(place: Path) -> str:

@@ -12,6 +12,7 @@ import torch
 from kedge.actions.measure.meter import Meter
 from kedge.stderr import Shield
 from kedge.torch_internals import device_graphs, modes
+from kedge.torch_internals.own_work import own_work
 from kedge.watch.steps.costs import Costs
 
 OFF = 0
@@ -54,7 +55,7 @@ class WatchShield:
         return hook
 
     def _timed(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
-        with self.meter.lock, self.costs:  # the program may train in several threads
+        with self.meter.lock, self.costs, own_work():  # the program may train in several threads
             work(*args)
 
     def _switch_off(self) -> None:

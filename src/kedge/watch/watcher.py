@@ -152,6 +152,7 @@ class Watcher:
             return
         root = self.training.watch(inner)
         root.averaged = averaged_over(module)
+        record.exam.begin(inner)
         if record.dump is not None:
             record.dump.watch(inner, root.label, begun=inner is module)
         if inner is module:  # PyTorch had collected the hooks of this call before ours were registered

@@ -14,6 +14,7 @@ from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, Optimizers, params_of
 from kedge.watch.models.parameters import ParameterSites
 from kedge.watch.models.prefixed_meter import silent_sites
+from kedge.watch.records.closing_exam import ClosingExam
 from kedge.watch.records.curves import Curves
 from kedge.watch.records.facts.facts import Facts, unused
 from kedge.watch.records.first_step import FirstStep
@@ -41,7 +42,7 @@ class TrainingRecord:
         self.curves = Curves(meter.finished.departures)
         self.updates = Updates(meter, self.curves, step, models.places.measured)
         self.losses = Losses(meter, self.curves, GradientChecks(models.passes))
-        self.facts, self.first_step = Facts(), FirstStep()
+        self.facts, self.first_step, self.exam = Facts(), FirstStep(), ClosingExam()
         self.writer = MeterSink(log, meter, self.curves, models.roots, optimizers, self._sources)
         self.meter, meter.finished.sink = meter, self.writer
         self.measured = True
@@ -146,6 +147,7 @@ class TrainingRecord:
             self.meter.drop()  # values after the last step belong to none: an evaluation, or half a round
         self.writer.notes += self.first_step.close(step)
         self.writer.notes += self.facts.at_end(self.optimizers, models.roots, models.places)
+        self.writer.notes += self.exam.notes(step, models.roots, models.places)
         if partial:
             self.curves.drop(step)
         self.writer.finish(step)

@@ -17,8 +17,9 @@ shape has the same lines.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -29,7 +30,7 @@ from kedge.frames import is_between, is_installed
 from kedge.hooks.placing.own_warnings import ANOMALY_WARNINGS, ignore_warnings, show_warnings
 from kedge.numbers import counted
 from kedge.sites.leaves import has_memory, own_part
-from kedge.torch_internals.autograd_nodes import behind, by_need, in_order, is_leaf, number_in, saved_by
+from kedge.torch_internals.autograd_nodes import behind, by_need, first_shape, in_order, is_leaf, number_in, saved_by
 from kedge.torch_internals.source_lines import place_of
 from kedge.watch.models.backward_start import BackwardStart, plain_name
 
@@ -41,6 +42,13 @@ _OPERANDS = ("self", "other")
 _PLACES = {"self": 0, "other": 1, "mat2": 1, "input": 0, "vec": 1}
 """The place of a saved input among the operands of its operation."""
 _PLACES_OF_ADDMM = {"mat1": 1, "mat2": 2}
+_SUMS_OF_PRODUCTS = (
+    "abs", "add", "addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "cumsum", "dot", "linear", "mean",
+    "mkldnn_convolution", "mm", "mul", "mv", "neg", "rsub", "sub", "sum",
+)  # fmt: skip
+_LARGE = 1e4
+"""The magnitude beyond which sums and products of a few factors are suspected, too."""
+_MEANS = ("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div")
 _MOST_AMONG = 8
 """Most operations that are listed as possible."""
 _STEEP = (
@@ -71,25 +79,36 @@ MOVES = (
     "to_copy",
 )
 
-_PASS_ON = (
+_FINITE_OF_FINITE = (
     *MOVES,
     "alias",
     "cat",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
     "clone",
     "detach",
+    "elu",
     "embedding",
     "gather",
+    "gelu",
+    "hardtanh",
     "index",
     "index_select",
+    "leaky_relu",
     "relu",
     "select",
+    "sigmoid",
+    "silu",
     "slice",
+    "softplus",
     "split",
     "stack",
+    "tanh",
     "unbind",
     "where",
 )
-"""Operations that return numbers of their inputs, or zero, and so make no NaN."""
+"""Operations whose result is finite for all finite inputs: they move, choose or bound numbers."""
 
 
 class ProducerLines:
@@ -185,7 +204,7 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
             return _entered(node, where[node], inputs[from_outside[0]])
         name = plain_name(node.name())
         computed |= name not in MOVES
-        if spoiled or node in known.sound or node in known.spoiled or name in _PASS_ON:
+        if spoiled or node in known.sound or node in known.spoiled or name in _FINITE_OF_FINITE:
             continue
         danger = _danger(node, inputs)
         if danger is not None:
@@ -193,14 +212,20 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
         if node in known.bad and known.has_all_inputs(node):
             return _found(node, where[node], "its inputs are finite and its result is not", certain=True)
         candidates.append(node)
-    if not candidates:
+    # Sums and products make such a value only of numbers that are far too large; then the run had diverged before.
+    suspects = [node for node in candidates if not _only_overflows(node, known.inputs(node))]
+    if not suspects:
         return None
-    last = candidates[-1]
-    if len(candidates) == 1:
-        detail = "of what is known of the graph of the loss, it alone lies between finite values and the loss"
-        return _found(last, where[last], detail, certain=False)
-    among = [_place(node, where[node]) for node in candidates]
-    return _found(last, where[last], "", certain=False) | {"among": among[-_MOST_AMONG:], "of": len(among)}
+    if max(map(_largest, (*leaves, *known.values())), default=0.0) > _LARGE:
+        suspects = candidates
+    first = suspects[0]
+    if len(suspects) == 1:
+        detail = (
+            "of the operations between finite values and the loss it is the only one that can make it of usual numbers"
+        )
+        return _found(first, where[first], detail, certain=False)
+    among = [_place(node, where[node]) for node in suspects]
+    return _found(first, where[first], "", certain=False) | {"among": among[-_MOST_AMONG:], "of": len(among)}
 
 
 class _KnownValues:
@@ -234,6 +259,11 @@ class _KnownValues:
             if taken & (self.bad | self.spoiled):
                 self.spoiled.add(node)
 
+    def values(self) -> Iterator[Tensor]:
+        """Yield the known results."""
+        for values in self._results.values():
+            yield from values
+
     def inputs(self, node: Node) -> dict[str, Tensor]:
         """Return the known inputs of an operation by name."""
         found = dict(self._inputs[node])
@@ -256,6 +286,25 @@ def _maker(node: Node, name: str) -> Node | None:
         return None
     before = node.next_functions[at][0]
     return None if before is None or is_leaf(before) else before
+
+
+def _only_overflows(node: Node, inputs: Mapping[str, Tensor]) -> bool:
+    """Whether an operation is a sum of products, which makes no NaN of numbers of usual size."""
+    name = plain_name(node.name())
+    if name == "pow":
+        exponent = number_in(node, "exponent")
+        return isinstance(exponent, (int, float)) and exponent >= 0 and exponent == int(exponent)
+    if name == "div":
+        divisor = inputs.get("other")
+        return divisor is not None and bool((divisor.abs() > 1 / _LARGE).all())
+    return name in _SUMS_OF_PRODUCTS
+
+
+def _largest(value: Tensor) -> float:
+    """Return the largest finite magnitude; 0 without one."""
+    if not value.numel():
+        return 0.0
+    return float(value.abs().nan_to_num(0.0, 0.0, 0.0).max())
 
 
 def _has_no_maker(node: Node, name: str) -> bool:
@@ -372,10 +421,20 @@ def _is_finite(value: Tensor) -> bool:
     return not value.numel() or bool(torch.isfinite(value).all())
 
 
+def _takes_nothing(node: Node) -> bool:
+    """Whether an operation takes a value without elements, and reduces it to their mean."""
+    before = node.next_functions[0][0] if node.next_functions else None
+    shape = None if before is None else first_shape(before)
+    mean = number_in(node, "reduction") in (None, 1)  # 1 is PyTorch's number of reduction="mean"
+    return shape is not None and math.prod(shape) == 0 and mean
+
+
 def _danger(node: Node, inputs: dict[str, Tensor]) -> str | None:
     """Describe the inputs of an operation that make its result non-finite though they are finite; None if none do."""
     name = plain_name(node.name())
     own = inputs.get("self")
+    if name in _MEANS and _takes_nothing(node):
+        return "it took the mean of no elements"
     if name in ("log", "log2", "log10", "log1p", "rsqrt", "reciprocal") and own is not None:
         at = -1 if name == "log1p" else 0
         zeros, below = int((own == at).sum()), int((own < at).sum())

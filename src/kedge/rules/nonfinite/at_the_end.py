@@ -29,7 +29,7 @@ def with_end(recording: Recording, findings: Sequence[Finding]) -> list[Finding]
     if lost is not None and not any(finding.step <= lost[1] for finding in found):
         found.append(_of_loss(recording, *lost))
     lasting = [f for f in found if f.severity == "error" and not f.evidence.get("recovered")]
-    exams = [event for event in recording.events if event.get("kind") == "nonfinite-at-end"]
+    exams = [e for e in recording.events if e.get("kind") == "nonfinite-at-end" and e["tensors"]]
     if exams and not lasting:
         found.append(_of_exam(recording, exams[0]))
     return found
@@ -86,7 +86,7 @@ def _of_exam(recording: Recording, event: Mapping[str, Any]) -> Finding:
         site=f"{worst['path']}:param" if worst["of"] == "param" else str(worst["path"]),
         step=int(event["step"]),
         message=(
-            f"The {words} {worst['path']} was not finite at the end of the run ({_amount(worst)}){also}. "
+            f"The {words} {worst['path']} was not finite at the end of its training ({_amount(worst)}){also}. "
             f"{_since(recording, worst)}"
         ),
         evidence={
@@ -100,7 +100,7 @@ def _of_exam(recording: Recording, event: Mapping[str, Any]) -> Finding:
 
 def _amount(entry: Mapping[str, Any]) -> str:
     parts = [f"{entry['nan']} NaN"] if entry["nan"] else []
-    parts += [counted(entry["inf"], "infinity", "infinities")] if entry["inf"] else []
+    parts += [f"{entry['inf']} infinite"] if entry["inf"] else []
     return " and ".join(parts)
 
 

@@ -231,9 +231,12 @@ def _judge(
     has_total = total != ABSENT
     known, wrong = np.where(has_total, total == FINITE, known), np.where(has_total, total > FINITE, wrong)
     trained = (known & ~wrong).any(axis=0)
-    for kind in ("update", LOSS):  # a step on a loss that is not finite is not sound, even if its gradients are finite
-        for site in recording.of_kind(kind):
-            wrong[site.root] |= table[site.id] > FINITE
+    for site in recording.of_kind("update"):
+        wrong[site.root] |= table[site.id] > FINITE
+    for site in recording.of_kind(
+        LOSS
+    ):  # it belongs to no root: none is sound in such a step, even if its gradients are
+        wrong |= table[site.id] > FINITE
     for site in judged(recording)[1]:
         masked = _only_below(recording.rows(site), steps) & trained & (len(site.shape) > 0)
         known[site.root] |= table[site.id] == FINITE

@@ -1,9 +1,9 @@
-"""The exam at the end of a watch: parameters and buffers that are not finite then, whatever was measured before."""
+"""The exam at the end of a training: parameters and buffers that are not finite then, whatever was measured before."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,42 +21,63 @@ _MOST_NAMED = 16
 
 
 class ClosingExam:
-    """Looks at every trained parameter, and at the buffers of trained models, once at the end.
+    """Looks at every trained parameter, and at the buffers of trained models, when the run or the life of a model ends.
 
     The budget has no say in it: it reads each number once, and without it a run could end with a NaN that no measured step
     saw. A buffer that was not finite when its model was first called is left out: masks hold infinities by design, and
     observers of ranges begin with them.
+
+    Args:
+        places: The watched parameters.
+        step: Returns the number of the current step.
     """
 
-    def __init__(self) -> None:
-        self._bad_from_the_start: weakref.WeakKeyDictionary[nn.Module, frozenset[str]]
-        self._bad_from_the_start = weakref.WeakKeyDictionary()
+    def __init__(self, places: WatchedParameters, step: Callable[[], int]) -> None:
+        self._places, self._step = places, step
+        self._buffers: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
+        self._finalizers: list[weakref.finalize[Any, Any]] = []
+        self._notes: list[Mapping[str, Any]] = []
 
-    def begin(self, module: nn.Module) -> None:
-        """Note the buffers of a root that are not finite at its first call."""
-        bad = _not_finite(module.named_buffers())
-        self._bad_from_the_start[module] = frozenset(name for name, _, _ in bad)
+    def begin(self, module: nn.Module, root: RootModule, examine: Callable[[RootModule], None]) -> None:
+        """Note a root at its first call.
 
-    def notes(self, step: int, roots: Iterable[RootModule], places: WatchedParameters) -> list[Mapping[str, Any]]:
-        """Return the event that names what is not finite; nothing if all is finite."""
-        trained = {place.root.index for place in places if place.order is not None}
-        trained |= {root.index for root in roots if root.optimizers}
-        parameters = (
-            (place.site.path, param)
-            for place in places
-            if place.root.index in trained and (param := place.param()) is not None
-        )
+        Args:
+            module: The root's module.
+            root: The root.
+            examine: Calls `examine` of this object, shielded; called when the module is deleted, as when the function that
+                trained it returns. Its tensors still exist then.
+        """
+        buffers = list(module.named_buffers())
+        bad = {name for name, _, _ in _not_finite(buffers)}
+        self._buffers[root.index] = [(name, weakref.ref(b)) for name, b in buffers if name not in bad]
+        finalizer = weakref.finalize(module, examine, root)
+        finalizer.atexit = False
+        self._finalizers.append(finalizer)
+
+    def examine(self, root: RootModule) -> None:
+        """Look at a root whose module is about to be deleted."""
+        mine = [place for place in self._places if place.root is root]
+        if not root.optimizers and all(place.order is None for place in mine):
+            return  # it was never trained
+        parameters = ((place.site.path, param) for place in mine if (param := place.param()) is not None)
         bad = [_entry("param", *found) for found in _not_finite(parameters)]
+        buffers = ((name, b) for name, ref in self._buffers.pop(root.index, ()) if (b := ref()) is not None)
+        bad += [_entry("buffer", root.label(name), nan, inf) for name, nan, inf in _not_finite(buffers)]
+        if bad:
+            tensors = bad[:_MOST_NAMED]
+            note = {"kind": "nonfinite-at-end", "step": self._step(), "count": len(bad), "tensors": tensors}
+            self._notes.append(note)
+
+    def end(self, roots: Iterable[RootModule]) -> list[Mapping[str, Any]]:
+        """Look at the roots that still exist; returns an event for each root in which something is not finite."""
         for root in roots:
-            module = root.module()
-            if module is None or root.index not in trained:
-                continue
-            before = self._bad_from_the_start.get(module, frozenset())
-            found = _not_finite((n, b) for n, b in module.named_buffers() if n not in before)
-            bad += [_entry("buffer", root.label(name), nan, inf) for name, nan, inf in found]
-        if not bad:
-            return []
-        return [{"kind": "nonfinite-at-end", "step": step, "count": len(bad), "tensors": bad[:_MOST_NAMED]}]
+            self.examine(root)
+        return self._notes
+
+    def close(self) -> None:
+        """Take no more notice of models that are deleted."""
+        for finalizer in self._finalizers:
+            finalizer.detach()
 
 
 def _entry(kind: str, path: str, nan: int, inf: int) -> dict[str, Any]:

@@ -129,7 +129,18 @@ def _loss(recording: Recording, site: SiteInfo, many: int) -> str:
         return f"{_root(recording, site)} ({site.site})"
     called = f"backward at {_printable(site.source['file'])}:{site.source['line']}" if site.source else ""
     name = site.site if many > 1 or not called else ""
-    return ", ".join(part for part in (name, called) if part)
+    return ", ".join(part for part in (name, called, *_meaning(recording, site)) if part)
+
+
+def _meaning(recording: Recording, site: SiteInfo) -> Iterator[str]:
+    """Yield what distinguishes the numbers from the tensor that one backward pass began at."""
+    graphs = (event for event in recording.events if event.get("kind") == "loss-graph" and event["site"] == site.site)
+    if any(event.get("unscaled") for event in graphs):
+        yield "without the GradScaler's scale"
+    calls = recording.rows(site).calls
+    often = int(np.median(calls)) if len(calls) else 1
+    if often > 1:
+        yield f"mean of {often} backward passes a step"
 
 
 def _root(recording: Recording, site: SiteInfo) -> str:

@@ -71,6 +71,11 @@ CORNERS = (
         "kedge.offload rebuilds nothing, and graphs are without shapes and saved tensors.",
     ),
     Corner(
+        "loss_scale",
+        ("torch.amp:GradScaler._get_scale_async",),
+        "the loss is recorded as a GradScaler has scaled it.",
+    ),
+    Corner(
         "saved_hooks",
         (
             f"{_C}_autograd._top_saved_tensors_default_hooks",

@@ -76,6 +76,7 @@ class Watcher:
         steps.on_pass, steps.on_step_of_run = around(self._pass_began), self.record.updates.forget_step
         steps.on_step[:] = [around(self.kinds.run_ended)]
         self._on_first_call = around(self._first_call)
+        self._on_last_sight = around(self.record.exam.examine)
         self._updates = OptimizerHooks(self.record, self.training, self.kinds, self.shield)
 
     def __enter__(self) -> Self:
@@ -152,6 +153,7 @@ class Watcher:
             return
         root = self.training.watch(inner)
         root.averaged = averaged_over(module)
+        record.exam.begin(inner, root, self._on_last_sight)
         if record.dump is not None:
             record.dump.watch(inner, root.label, begun=inner is module)
         if inner is module:  # PyTorch had collected the hooks of this call before ours were registered

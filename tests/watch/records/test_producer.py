@@ -149,8 +149,8 @@ def test_no_operation_behind_a_finite_output_is_suspected() -> None:
 
     (found,) = [event for event in watch(program, every=100).events if event["kind"] == "producer"]
     assert (found["text"], found["certain"]) == ("spread = y.exp().mean()", False)
-    place = f"{found['file']}:{found['line'] + 1}"
-    assert found["detail"].endswith(f"so can sqrt at {place}, div at {place}")
+    among = [(entry["operation"], entry["line"] - found["line"]) for entry in found["among"]]
+    assert among == [("exp", 0), ("sqrt", 1), ("div", 1)]
 
 
 def test_parameters_that_are_not_finite_already_have_no_producer() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.rules.recorded.losses import LOSS
 from kedge.rules.recorded.once import once
 from kedge.rules.recorded.roots import by_root, root_paths
 from kedge.rules.recorded.wiring import ModuleSites, Wiring
@@ -26,7 +27,7 @@ ABSENT, FINITE, INFINITE, NAN = 0, 1, 2, 3
 TOTAL = "grad.norm"
 
 #: Sites whose values show that a root was hurt; inputs may be bad without harm.
-_JUDGED = ("out", "param", "param.grad", "update", TOTAL)
+_JUDGED = ("out", "param", "param.grad", "update", TOTAL, LOSS)
 
 #: Modules that make NaN of a row of -inf, and finite values of a row with some -inf.
 _OF_MASKED = ("Softmax",)
@@ -130,7 +131,8 @@ def _habitual(recording: Recording, table: States, sound: NDArray[np.bool_]) -> 
     found = np.flatnonzero((table[:, sound & clean] == INFINITE).any(axis=1))
     values = np.flatnonzero((table[:, sound] == INFINITE).any(axis=1))
     forward = {int(i) for i in values if recording.sites[i].kind in ("in", "out")}
-    return frozenset(forward | set(found.tolist()))
+    losses = {site.id for site in recording.of_kind(LOSS)}  # an infinite loss is never by design
+    return frozenset((forward | set(found.tolist())) - losses)
 
 
 def excuse(bad_step: BadStep, habitual: Iterable[int]) -> BadStep:
@@ -223,6 +225,9 @@ def _judge(
     trained = (known & ~wrong).any(axis=0)
     for root, states in _by_root(recording, "update", table):
         wrong[root] |= (states > FINITE).any(axis=0)
+    for site in recording.of_kind(LOSS):
+        # It belongs to no root: none is sound in such a step, even if its gradients are.
+        wrong |= table[site.id] > FINITE
     for site in judged(recording)[1]:
         masked = _only_below(recording.rows(site), steps) & trained & (len(site.shape) > 0)
         known[site.root] |= table[site.id] == FINITE

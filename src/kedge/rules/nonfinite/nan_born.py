@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from kedge.rules.nonfinite.at_the_end import with_end
 from kedge.rules.nonfinite.bad_steps import NAN, TOTAL, BadStep, BadSteps, excuse, find_bad_steps, infer_states, judged
 from kedge.rules.nonfinite.from_repro import with_kept_calls
 from kedge.rules.nonfinite.producer import with_producer
@@ -62,6 +63,9 @@ class NanBorn:
         maps whose numbers are too small to overflow. If a parameter's gradient is not finite but the gradient of its
         module's output is, that module's backward made it.
 
+        At the end: all trained parameters, and the buffers of their models, are read once. One that is not finite, and that no
+        birth explains, is a finding with the last step in which it was recorded finite.
+
         Elsewhere: if all gradients were finite after backward, but not when the optimizer got them, the program changed
         them in between. If a parameter is not finite and was finite before, the optimizer's step made it. If the loss
         is not finite and all outputs are, the program's own operations after the model made it. A linear map whose
@@ -81,7 +85,8 @@ class NanBorn:
           broken recording from filling the screen.
 
     Severity:
-        - error: a NaN, or an infinity that reached a gradient, the loss or the model's output.
+        - error: a NaN, or an infinity that reached a gradient, the loss or the model's output; a loss that was not finite
+          while its gradients were, in any step; a parameter that is not finite at the end.
         - warning: a NaN that a later operation replaced by finite values; -inf in the output of a model that is not
           trained; non-finite gradients or updates in a step from which the run recovered.
         - info: such gradients in a float16 run, where loss scaling skips the step on purpose and the optimizer never
@@ -114,13 +119,14 @@ class NanBorn:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Return one finding for every independent birth."""
         bad_steps = find_bad_steps(recording)
-        if not bad_steps.steps:
-            return with_producer(recording, bad_steps, with_kept_calls(recording, bad_steps, []))
         cases: dict[tuple[str, int], list[_Case]] = {}
-        for case in _cases(recording, wire(recording), bad_steps):
-            cases.setdefault(case.kind, []).append(case)
+        if bad_steps.steps:
+            for case in _cases(recording, wire(recording), bad_steps):
+                cases.setdefault(case.kind, []).append(case)
         found = [_finding(recording, same, len(cases)) for same in list(cases.values())[: self.max_findings]]
-        return with_producer(recording, bad_steps, with_kept_calls(recording, bad_steps, found))
+        found = with_kept_calls(recording, bad_steps, found)
+        found = with_producer(recording, bad_steps, found)
+        return with_end(recording, found)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of any recorded step; a single one can be judged."""
@@ -216,7 +222,11 @@ def _births(wiring: Wiring, bad_step: BadStep, returned: Iterable[SiteInfo]) -> 
 
 
 def _severity(recording: Recording, bad_step: BadStep, birth: Birth, recovered: bool) -> Severity | None:
-    if birth.how in OPTIMIZER or birth.how == "made":
+    if birth.how == "made":
+        # With finite gradients the optimizer has trained on such a loss, and nothing else of the run shows it.
+        spoiled = bad_step.are_finite(site.id for site in judged(recording)[0]) is False
+        return "warning" if recovered and spoiled else "error"
+    if birth.how in OPTIMIZER:
         return "warning" if recovered else "error"
     if birth.how in BACKWARD:
         half = any(site.dtype == "float16" for site in recording.sites)

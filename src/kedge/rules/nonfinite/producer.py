@@ -26,6 +26,11 @@ from kedge.store.recording import Recording
 
 Entry = Mapping[str, Any]
 
+_PRINT = (
+    "Print torch.isfinite(...).all() of the result of each of these operations in step {step}: the first that is False "
+    "made it."
+)
+
 #: Kinds of births that name the module in whose call they lie, or that came with the batch.
 _EXACT = ("module", "own", "between", "entry", "backward", "made")
 
@@ -124,9 +129,14 @@ class Producer:
 
     def added_to(self, finding: Finding) -> Finding:
         """Return a finding of the same step with the operation and its line."""
-        if "operation" in finding.evidence or self.event.get("where") == "input":
+        known = finding.evidence.get("how") == "module" and bool(
+            self._among
+        )  # the module says more than its operations
+        if known or "operation" in finding.evidence or self.event.get("where") == "input":
             return replace(finding, evidence={**self._evidence(), **finding.evidence})
-        shown = "The graph of the loss shows it: " if self._certain else "Of the operations in the graph of the loss, "
+        shown = "The graph of the loss shows it: "
+        if not self._certain:
+            shown = "Of the operations in the graph of the loss, "
         return replace(
             finding,
             message=f"{finding.message} {shown}{self._made()}.",
@@ -142,12 +152,35 @@ class Producer:
         module, backward = self.event.get("module"), self.event.get("where") == "backward"
         if self.event.get("where") == "input":
             return f"it came from outside the model, with the batch; {self.event['detail']}"
+        if self._among:
+            return self._one_of()
         inside = f", in {module}" if module else ", outside of modules" if module == "" else ""
         sure = "" if self._certain else "probably "
         maker = f"the backward of {self.name}" if backward else self.name
         line = f", at {line_of(self.event)}" if self.event.get("file") else ""
         detail = f"; {self.event['detail']}" if self.event.get("detail") else ""
         return f"{sure}{maker} made it{inside}{line}{text_of(self.event)}{detail}"
+
+    @property
+    def _among(self) -> Sequence[Entry]:
+        """The operations that may have made it, where the graph leaves several, in the order of the forward."""
+        return self.event.get("among") or ()
+
+    def _one_of(self) -> str:
+        """Return a clause that lists the operations that may have made it, each line of the program once."""
+        by_line: dict[str, list[str]] = {}
+        for entry in self._among:
+            line = ""
+            if entry.get("file"):
+                line = f" at {line_of(entry)}"
+            by_line.setdefault(line, []).append(str(entry["operation"]))
+        places = [", ".join(names) + line for line, names in by_line.items()]
+        number = int(self.event["of"])
+        if number > len(self._among):
+            return (
+                f"one of {number} operations made it, of which these are the last, in their order: {'; '.join(places)}"
+            )
+        return f"one of these made it, in their order: {'; '.join(places)}"
 
     def _remedy(self, *, outside: bool = False) -> str:
         """Return what to do; of an operation that is only probable, also how to have it named.
@@ -164,6 +197,8 @@ class Producer:
         return self._own_remedy() + form.format(run=run)
 
     def _own_remedy(self) -> str:
+        if self._among:
+            return _PRINT.format(step=self.step)
         module = str(self.event.get("module") or "")
         if self.event.get("where") == "input":
             return REMEDIES["entry"]
@@ -178,7 +213,7 @@ class Producer:
         return advice.advice() if advice.multiplies else f"For {name}, {DOMAIN}."
 
     def _evidence(self) -> dict[str, Any]:
-        keys = ("operation", "node", "module", "file", "line", "text", "where", "certain", "detail")
+        keys = ("operation", "node", "module", "file", "line", "text", "where", "certain", "detail", "among", "of")
         found = {key: self.event[key] for key in keys if self.event.get(key) is not None}
         return {"operation": found, "source": found if found.get("file") else None}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -159,12 +159,29 @@ def wire(recording: Recording) -> Wiring:
     for site in recording.sites:
         if site.kind in _KINDS:
             groups.setdefault(site.owner, []).append(site)
-    modules = sorted((_module(path, sites) for path, sites in groups.items()), key=lambda m: m.position)
+    found = {path: _module(path, sites) for path, sites in groups.items()}
+    modules = sorted((_placed(module, found) for module in found.values()), key=lambda m: m.position)
     heads = root_paths(recording)
     return Wiring(recording.sites, {module.path: module for module in modules}, heads, recording)
 
 
 _KINDS = ("in", "out", "out.grad", "param", "param.grad")
+
+
+def _placed(module: ModuleSites, found: Mapping[str, ModuleSites]) -> ModuleSites:
+    """Return a module with its place in the flow: one that never fired, as in a fused call, has that of its container.
+
+    Its parameters were seen when the optimizer first stepped, which says nothing about its place.
+    """
+    if module.ins or module.outs:
+        return module
+    path = module.path
+    while path:
+        path = path.rpartition(".")[0]
+        holder = found.get(path)
+        if holder is not None and holder.root == module.root and holder.outs:
+            return replace(module, position=holder.position)
+    return module
 
 
 def _module(path: str, sites: Iterable[SiteInfo]) -> ModuleSites:

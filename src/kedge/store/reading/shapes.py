@@ -168,6 +168,8 @@ _PRODUCER = fields(
         **LINE,
         **dict.fromkeys(("operation", "node", "where", "detail", "module", "loss"), nullable(text)),
         "certain": flag,
+        "among": list_of(fields({"operation": text}, LINE)),
+        "of": count,
     },
 )
 _FROM_OUTSIDE = fields({"detail": text})
@@ -195,7 +197,14 @@ EVENTS: dict[str, Check] = {
         {"step": whole, "site": text, "folder": plain_name},
         {**dict.fromkeys(("module", "direction", "value"), nullable(text)), "reached": flag},
     ),
-    "loss-graph": fields({}, {"site": text, "nodes": TEXTS}),
+    "loss-graph": fields({}, {"site": text, "nodes": TEXTS, "unscaled": flag}),
+    "nonfinite-at-end": fields(
+        {
+            "step": whole,
+            "count": count,
+            "tensors": list_of(fields({"path": text, "of": one_of("param", "buffer"), "nan": count, "inf": count}, {})),
+        }
+    ),
     "producer": _producer,
     "compiled": fields({"step": whole}),
     "modes": fields({"step": whole, "root": count, "training": flag}, {"eval": TEXTS, "train": TEXTS}),

@@ -15,6 +15,7 @@ from kedge.torch_internals.source_lines import source_of
 from kedge.watch.models.backward_start import BackwardStart, operation_of
 from kedge.watch.records.curves import Curves, number_of
 from kedge.watch.records.gradient_checks import GradientChecks
+from kedge.watch.records.loss_scaling import LossScaling, unscaled
 from kedge.watch.records.producer import ProducerLines, find_behind_gradients, find_producer
 
 _MOST_LINES = 16
@@ -43,7 +44,7 @@ class Losses:
         self.meter, self.curves, self.checks = meter, curves, checks
         self.bad = False
         self.described: dict[str, Mapping[str, Any]] = {}
-        self.lines = ProducerLines()
+        self.lines, self._scaling = ProducerLines(), LossScaling()
         self._paths: dict[Any, str] = {}
         self._searches = _SEARCHES
         self._found: list[Mapping[str, Any]] = []
@@ -55,15 +56,19 @@ class Losses:
             return notes
         path, new = self._path(began)
         first = began.tensors[0]
+        scale = self._scaling.scale(began)
         if new:
             _, operation = operation_of(first)
             source = None if began.frame is None else asdict(source_of(began.frame))
             self.described[path] = {"operation": operation, "source": source}
-            notes.append({"kind": "loss-graph", "step": step, "site": path, "nodes": list(chain_of(first.grad_fn))})
+            note = {"kind": "loss-graph", "step": step, "site": path, "nodes": list(chain_of(first.grad_fn))}
+            notes.append(note | {"unscaled": scale is not None})
         seat = self.meter.sites.seat(Site(path, "loss"), first)
         bad = False
         for tensor in began.tensors:
             number = number_of(tensor)
+            if number is not None and scale is not None:
+                number = unscaled(number, scale)
             bad |= number is not None and self.curves.add_value(step, seat.id, number, measured=measured)
         if measured:
             self.lines.learn(began.tensors)

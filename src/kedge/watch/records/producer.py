@@ -4,9 +4,10 @@
 When the first gradient arrives, the nodes between the loss and that parameter have run and freed their saved tensors;
 the others still hold them: inputs of some operations, results of others. Values of the program's own variables, where
 it called backward, are known too. A node with finite inputs and a non-finite result made the first such value. For
-nodes that have run, dangerous inputs show it: a logarithm of zero, a division by zero. If no value shows it, the first
-operation behind the loss that can make such a value is named, without certainty; not one behind a variable of the
-program that is finite, such as the model's output: it lies before the place.
+nodes that have run, dangerous inputs show it: a logarithm of zero, a division by zero. If no value shows it, no operation
+is accused: those that lie between finite values and the loss are listed in the order of the forward, without such as only
+pass numbers on. An operation behind a value that is known to be finite, such as the model's output, lies before the place;
+one that takes a value that is not finite lies behind it.
 
 # Note [The line of an operation]
 Autograd can record the Python stack at which each node is made, as its anomaly mode does, which is slow. So it is
@@ -16,8 +17,9 @@ shape has the same lines. A model of thousands of modules goes without: its stac
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -28,7 +30,7 @@ from kedge.frames import is_between, is_installed
 from kedge.hooks.placing.own_warnings import ANOMALY_WARNINGS, ignore_warnings, show_warnings
 from kedge.numbers import counted
 from kedge.sites.leaves import has_memory, own_part
-from kedge.torch_internals.autograd_nodes import behind, by_need, in_order, is_leaf, number_in, saved_by
+from kedge.torch_internals.autograd_nodes import behind, by_need, first_shape, in_order, is_leaf, number_in, saved_by
 from kedge.torch_internals.source_lines import place_of
 from kedge.watch.models.backward_start import BackwardStart, plain_name
 
@@ -39,6 +41,18 @@ _TRIES = 3
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>[^\n]*)\n\s*(?P<text>[^\n]*)')
 _RESULTS = ("result", "output")
 _OPERANDS = ("self", "other")
+_PLACES = {"self": 0, "other": 1, "mat2": 1, "input": 0, "vec": 1}
+"""The place of a saved input among the operands of its operation."""
+_PLACES_OF_ADDMM = {"mat1": 1, "mat2": 2}
+_SUMS_OF_PRODUCTS = (
+    "abs", "add", "addbmm", "addmm", "addmv", "baddbmm", "bmm", "convolution", "cumsum", "dot", "linear", "mean",
+    "mkldnn_convolution", "mm", "mul", "mv", "neg", "rsub", "sub", "sum",
+)  # fmt: skip
+_LARGE = 1e4
+"""The magnitude beyond which sums and products of a few factors are suspected, too."""
+_MEANS = ("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div")
+_MOST_AMONG = 8
+"""Most operations that are listed as possible."""
 _STEEP = (
     "sqrt",
     "norm",
@@ -54,21 +68,6 @@ _STEEP = (
     "std",
     "cdist",
 )
-_DANGEROUS = (
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "rsqrt",
-    "reciprocal",
-    "div",
-    "acos",
-    "asin",
-    "atanh",
-    "pow",
-    "exp",
-    "sqrt",
-)
 MOVES = (
     "t",
     "transpose",
@@ -81,6 +80,37 @@ MOVES = (
     "unsqueeze",
     "to_copy",
 )
+
+_FINITE_OF_FINITE = (
+    *MOVES,
+    "alias",
+    "cat",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "clone",
+    "detach",
+    "elu",
+    "embedding",
+    "gather",
+    "gelu",
+    "hardtanh",
+    "index",
+    "index_select",
+    "leaky_relu",
+    "relu",
+    "select",
+    "sigmoid",
+    "silu",
+    "slice",
+    "softplus",
+    "split",
+    "stack",
+    "tanh",
+    "unbind",
+    "where",
+)
+"""Operations whose result is finite for all finite inputs: they move, choose or bound numbers."""
 
 
 class ProducerLines:
@@ -156,7 +186,8 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
 
     Returns:
         Its ``operation``, ``node``, ``module``, ``where``, ``file``, ``line``, ``text``, ``detail``, and whether it is
-        ``certain``; None if none is found.
+        ``certain``. Where the values show several that may have made it, ``among`` lists them in the order of the forward.
+        None if none is found.
     """
     nodes = nodes_of(began.tensors)
     leaves = [own_part(cast("Any", node).variable.detach()) for node in nodes if is_leaf(node)]
@@ -164,37 +195,131 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
         return None  # the parameters are non-finite already: an earlier step made the first value
     nodes = [node for node in nodes if not is_leaf(node)]
     where = dict(zip(nodes, lines.of(nodes), strict=True))
-    variables = _values_in(began)
-    suspects = []
+    known = _KnownValues(nodes, _values_in(began))
     computed = False
+    candidates = []
     for node in nodes:
-        inputs, results = _values_of(node, variables)
-        spoiled = [name for name, t in inputs.items() if not _is_finite(t)]
-        if spoiled and not computed:
-            return _entered(node, where[node], inputs[spoiled[0]])
-        computed |= plain_name(node.name()) not in MOVES
-        if spoiled:
+        inputs = known.inputs(node)
+        spoiled = [name for name, value in inputs.items() if not _is_finite(value)]
+        from_outside = [name for name in spoiled if not computed or _has_no_maker(node, name)]
+        if from_outside and node not in known.sound:
+            return _entered(node, where[node], inputs[from_outside[0]])
+        name = plain_name(node.name())
+        computed |= name not in MOVES
+        if spoiled or node in known.sound or node in known.spoiled or name in _FINITE_OF_FINITE:
             continue
         danger = _danger(node, inputs)
-        bad = any(not _is_finite(t) for t in results)
-        if danger is not None or (bad and inputs):
-            return _found(node, where[node], danger or "its inputs are finite and its result is not", certain=True)
-        if bad and not _is_dangerous(node):
-            break  # it only passes on its input
-        if bad or (not results and _is_dangerous(node)):
-            suspects.append(node)
-        if bad:
-            break
-    sound = set(behind(node for node, value in variables.items() if _is_finite(value)))
-    suspects = [node for node in suspects if node not in sound]
+        if danger is not None:
+            return _found(node, where[node], danger, certain=True)
+        if node in known.bad and known.has_all_inputs(node):
+            return _found(node, where[node], "its inputs are finite and its result is not", certain=True)
+        candidates.append(node)
+    # Sums and products make such a value only of numbers that are far too large; then the run had diverged before.
+    suspects = [node for node in candidates if not _only_overflows(node, known.inputs(node))]
     if not suspects:
         return None
-    others = dict.fromkeys(_named(node, where[node]) for node in suspects[1:])
-    others.pop(_named(suspects[0], where[suspects[0]]), None)
-    detail = "the loss is not finite, and this operation before it can produce non-finite values" + (
-        f"; so can {', '.join(others)}" if others else ""
-    )
-    return _found(suspects[0], where[suspects[0]], detail, certain=False)
+    if max(map(_largest, (*leaves, *known.values())), default=0.0) > _LARGE:
+        suspects = candidates
+    first = suspects[0]
+    if len(suspects) == 1:
+        detail = (
+            "of the operations between finite values and the loss it is the only one that can make it of usual numbers"
+        )
+        return _found(first, where[first], detail, certain=False)
+    among = [_place(node, where[node]) for node in suspects]
+    return _found(first, where[first], "", certain=False) | {"among": among[-_MOST_AMONG:], "of": len(among)}
+
+
+class _KnownValues:
+    """What is known of the values in the graph of a loss: variables of the program, and what nodes still hold.
+
+    Attributes:
+        bad: The nodes whose result is known and is not finite.
+        sound: The nodes whose result is finite, or that lie before one: a NaN made there would show in it.
+        spoiled: The nodes that take a result that is not finite, or one that such a node made.
+    """
+
+    def __init__(self, nodes: Sequence[Node], variables: Mapping[Node, Tensor]) -> None:
+        self._results: dict[Node, list[Tensor]] = {node: [value] for node, value in variables.items()}
+        self._inputs: dict[Node, dict[str, Tensor]] = {}
+        for node in nodes:
+            inputs = self._inputs[node] = {}
+            for name, value in _saved(node).items():
+                if name in _RESULTS:
+                    self._results.setdefault(node, []).append(value)
+                else:
+                    inputs[name] = value
+                    before = _maker(node, name)
+                    if before is not None:
+                        self._results.setdefault(before, []).append(value)
+        finite = {node: all(map(_is_finite, values)) for node, values in self._results.items()}
+        self.bad = {node for node, is_finite in finite.items() if not is_finite}
+        self.sound = set(behind(node for node, is_finite in finite.items() if is_finite)) - self.bad
+        self.spoiled: set[Node] = set()
+        for node in nodes:
+            taken = {before for before, _ in node.next_functions if before is not None}
+            if taken & (self.bad | self.spoiled):
+                self.spoiled.add(node)
+
+    def values(self) -> Iterator[Tensor]:
+        """Yield the known results."""
+        for values in self._results.values():
+            yield from values
+
+    def inputs(self, node: Node) -> dict[str, Tensor]:
+        """Return the known inputs of an operation by name."""
+        found = dict(self._inputs[node])
+        for name, (before, _) in zip(_OPERANDS, node.next_functions, strict=False):
+            if before is not None and before in self._results:
+                found.setdefault(name, self._results[before][0])
+        return found
+
+    def has_all_inputs(self, node: Node) -> bool:
+        """Whether every differentiable input of an operation is known; parameters are, as all of them are finite."""
+        makers = [before for before, _ in node.next_functions if before is not None and not is_leaf(before)]
+        return bool(self._inputs[node] or makers) and all(before in self._results for before in makers)
+
+
+def _maker(node: Node, name: str) -> Node | None:
+    """Return the node that made a saved input; None if that is not known by its name."""
+    places = _PLACES_OF_ADDMM if plain_name(node.name()) == "addmm" else _PLACES
+    at = places.get(name)
+    if at is None or at >= len(node.next_functions):
+        return None
+    before = node.next_functions[at][0]
+    return None if before is None or is_leaf(before) else before
+
+
+def _only_overflows(node: Node, inputs: Mapping[str, Tensor]) -> bool:
+    """Whether an operation is a sum of products, which makes no NaN of numbers of usual size."""
+    name = plain_name(node.name())
+    if name == "pow":
+        exponent = number_in(node, "exponent")
+        return isinstance(exponent, (int, float)) and exponent >= 0 and exponent == int(exponent)
+    if name == "div":
+        divisor = inputs.get("other")
+        return divisor is not None and bool((divisor.abs() > 1 / _LARGE).all())
+    return name in _SUMS_OF_PRODUCTS
+
+
+def _largest(value: Tensor) -> float:
+    """Return the largest finite magnitude; 0 without one."""
+    if not value.numel():
+        return 0.0
+    return float(value.abs().nan_to_num(0.0, 0.0, 0.0).max())
+
+
+def _has_no_maker(node: Node, name: str) -> bool:
+    """Whether a saved input was made by no operation of the graph: a constant, or something of the batch."""
+    at = _PLACES.get(name)
+    if at is None:
+        return name == "target"
+    return at < len(node.next_functions) and node.next_functions[at][0] is None
+
+
+def _place(node: Node, line: Mapping[str, Any] | None) -> dict[str, Any]:
+    file, number = (line["file"], line["line"]) if line else (None, None)
+    return {"operation": plain_name(node.name()), "node": node.name(), "file": file, "line": number}
 
 
 def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] | None:
@@ -212,9 +337,7 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[st
             count = int((~torch.isfinite(variables[node])).sum())
             are = "is" if count == 1 else "are"
             detail = f"{count} of its results {are} not finite: the loss hides this, but its gradient does not"
-            return _found(node, where[node], detail, certain=plain_name(node.name()) in _DANGEROUS) | {
-                "where": "backward"
-            }
+            return _found(node, where[node], detail, certain=False) | {"where": "backward"}
     steep = [node for node in nodes if plain_name(node.name()) in _STEEP]
     if not steep:
         return None
@@ -255,13 +378,6 @@ def _named(node: Node, line: Mapping[str, Any] | None) -> str:
     return f"{name} at {line['file']}:{line['line']}" if line else name
 
 
-def _is_dangerous(node: Node) -> bool:
-    """Whether an operation can make non-finite values of numbers of usual size."""
-    exponent = number_in(node, "exponent")
-    whole = isinstance(exponent, (int, float)) and exponent >= 0 and exponent == int(exponent)
-    return plain_name(node.name()) in _DANGEROUS and not whole
-
-
 def _entered(node: Node, line: Mapping[str, Any] | None, value: Tensor) -> dict[str, Any]:
     """Return the finding that a value was non-finite already when the first operation took it."""
     bad = int((~torch.isfinite(value)).sum())
@@ -291,19 +407,6 @@ def _values_in(began: BackwardStart) -> dict[Node, Tensor]:
     return found
 
 
-def _values_of(node: Node, variables: Mapping[Node, Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Return the known inputs and results of an operation."""
-    saved = _saved(node)
-    inputs = {name: t for name, t in saved.items() if name not in _RESULTS}
-    results = [t for name, t in saved.items() if name in _RESULTS]
-    if node in variables:
-        results.append(variables[node])
-    for name, (before, _) in zip(_OPERANDS, node.next_functions, strict=False):
-        if before is not None and before in variables:
-            inputs.setdefault(name, variables[before])
-    return inputs, results
-
-
 def _saved(node: Node) -> dict[str, Tensor]:
     """Return the tensors that a node saved; those packed by the program's own hooks are skipped."""
     found = {}
@@ -320,10 +423,20 @@ def _is_finite(value: Tensor) -> bool:
     return not value.numel() or bool(torch.isfinite(value).all())
 
 
+def _takes_nothing(node: Node) -> bool:
+    """Whether an operation takes a value without elements, and reduces it to their mean."""
+    before = node.next_functions[0][0] if node.next_functions else None
+    shape = None if before is None else first_shape(before)
+    mean = number_in(node, "reduction") in (None, 1)  # 1 is PyTorch's number of reduction="mean"
+    return shape is not None and math.prod(shape) == 0 and mean
+
+
 def _danger(node: Node, inputs: dict[str, Tensor]) -> str | None:
     """Describe the inputs of an operation that make its result non-finite though they are finite; None if none do."""
     name = plain_name(node.name())
     own = inputs.get("self")
+    if name in _MEANS and _takes_nothing(node):
+        return "it took the mean of no elements"
     if name in ("log", "log2", "log10", "log1p", "rsqrt", "reciprocal") and own is not None:
         at = -1 if name == "log1p" else 0
         zeros, below = int((own == at).sum()), int((own < at).sum())

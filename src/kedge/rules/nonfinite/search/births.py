@@ -103,9 +103,12 @@ def loss_birth(wiring: Wiring, bad_step: BadStep) -> Birth | None:
 def explains(wiring: Wiring, bad_step: BadStep, forward: Birth, backward: Birth) -> bool:
     """Whether a birth in the forward lies at the place of a birth in the backward.
 
-    The derivative of an infinity that the forward replaced by a finite value is still not finite. Between measured steps
-    gradients are recorded after clipping, which spreads non-finite values to all of them: then they show no place.
+    The derivative of an infinity that the forward replaced by a finite value is still not finite, and so is a gradient that a
+    module computed from a value of its own forward that was not. Between measured steps gradients are recorded after
+    clipping, which spreads non-finite values to all of them: then they show no place.
     """
+    if backward.module is not None and bad_step.nonfinite((*backward.module.ins, *backward.module.outs)):
+        return True
     if backward.how == "gap" and not backward.near and not bad_step.full:
         return True
     if forward.module is None:

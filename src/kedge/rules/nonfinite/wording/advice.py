@@ -43,6 +43,11 @@ _MASKED = (
     "In {name}, the softmax of a row that is -inf everywhere is NaN. Leave one position unmasked in every row, or mask "
     "with torch.finfo(dtype).min; if nothing is masked, look for an infinity in the input."
 )
+_MASKED_ATTENTION = (
+    "In {name}, products cannot have overflowed: the input reached {largest:.3g}. The softmax of a row whose keys are all "
+    "masked is NaN: leave one key unmasked in every row, or leave such rows out."
+)
+_STATE = "Look at what else the call uses, such as a mask, a state that is passed in, or weights that are not recorded"
 _LOSSES = {
     "CrossEntropyLoss": "the mean over no elements (every target is ignore_index) is NaN, and logits of -inf give an infinite "
     "loss",
@@ -89,6 +94,8 @@ class OperationAdvice:
         node: The autograd node of its result, or None.
         dtype: The dtype of its result.
         largest: The largest magnitude of its inputs; 0 if it is not known.
+        first: Whether it happened before any training, so that no learning rate can be the reason.
+        weights: A bound on the magnitude of its parameters; 0 if it is not known.
     """
 
     name: str
@@ -97,7 +104,7 @@ class OperationAdvice:
     dtype: str
     largest: float
     first: bool = False
-    "Whether it happened before any training, so that no learning rate can be the reason."
+    weights: float = 0.0
 
     @property
     def multiplies(self) -> bool:
@@ -111,6 +118,10 @@ class OperationAdvice:
 
     def advice(self) -> str:
         """Return what to do."""
+        if self.multiplies and self._cannot_overflow():
+            if self.type == "MultiheadAttention":
+                return _MASKED_ATTENTION.format(name=self.name, largest=self.largest)
+            return f"In {self.name}, products cannot have overflowed: the input reached {self.largest:.3g}. {_STATE}."
         if self.multiplies:
             wider = ", or compute it in bfloat16 or float32" if self.dtype in _NARROW else ""
             small = "by their initialisation" if self.first else "a lower learning rate, weight decay"
@@ -140,6 +151,12 @@ class OperationAdvice:
         near = ", beyond it" if left <= 0 else f", {left:.1f} doublings below" if left < _NEAR else ""
         return f" (it ends at {known.largest:.3g}; the input reached {self.largest:.3g}{near})"
 
+    def _cannot_overflow(self) -> bool:
+        """Whether even a product of its products, as attention forms, stays within the dtype."""
+        known = FORMATS.get(self.dtype)
+        product = self.largest * self.weights * _ROOT_OF_A_ROW
+        return known is not None and product > 0 and product**2 * _ROOT_OF_A_ROW < known.largest
+
     def _narrow(self) -> str:
         return f". {self.dtype} is narrow{self.headroom()}" if self.dtype in _NARROW and self.headroom() else ""
 
@@ -149,6 +166,9 @@ _NARROW = ("float16", "float8_e4m3fn", "float8_e5m2")
 
 #: The number of doublings below which the words give it.
 _NEAR = 16
+
+#: The root of more numbers than one inner product has, which bounds it by the norms of its factors.
+_ROOT_OF_A_ROW = 1e3
 
 
 def domain_remedy(name: str, *, backward: bool) -> str:

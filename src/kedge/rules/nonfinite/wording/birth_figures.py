@@ -62,6 +62,19 @@ class BirthFigures:
         figures = [self.near(site) for site in self.case.birth.near]
         return max((abs(f[name]) for f in figures for name in ("min", "max", "rms", "now") if name in f), default=0.0)
 
+    def weights(self) -> float:
+        """Return a bound on the magnitude of the parameters of the module that made it; 0 if one of them is not known."""
+        module = self.case.birth.module
+        norms = [] if module is None else [self._norm(site) for site in module.params]
+        return max(norms, default=0.0) if all(norms) else 0.0
+
+    def _norm(self, site: int) -> float:
+        rows = self.case.rows(site)
+        if not len(rows):
+            return 0.0
+        norm = float(np.sqrt(rows.sumsq[_latest(rows, self.case.step)]))
+        return norm if np.isfinite(norm) else 0.0
+
     def had_diverged(self) -> bool:
         """Whether products of the values next to the birth overflow in its dtype; float16 overflows in healthy runs too."""
         return self.largest() > (np.inf if self.case.site.dtype == "float16" else 1e15)

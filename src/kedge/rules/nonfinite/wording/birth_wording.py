@@ -136,7 +136,8 @@ class BirthWording:
         if masked := [m.type for m in self.case.unmeasured() if not excused.isdisjoint(m.ins)]:
             kind, node = masked[0], None
         largest, first = self.figures.largest(), self.case.is_first_step
-        return OperationAdvice(self.place.in_remedy(), kind, node, self.case.dtype, largest, first)
+        weights = self.figures.weights()
+        return OperationAdvice(self.place.in_remedy(), kind, node, self.case.dtype, largest, first, weights)
 
     def evidence(self) -> dict[str, Any]:
         """Return the figures of the site and of its neighbours, the later course of the value, and the steps before it."""

@@ -1,0 +1,110 @@
+"""The exam at the end of a training: parameters and buffers that are not finite then, whatever was measured before."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from kedge import native
+from kedge.sites.leaves import has_memory, own_part
+from kedge.torch_internals import modes
+from kedge.watch.models.parameters import WatchedParameters
+from kedge.watch.models.roots import RootModule
+
+_MOST_NAMED = 16
+"""Most tensors that the event names."""
+
+
+class ClosingExam:
+    """Looks at every trained parameter, and at the buffers of trained models, when the run or the life of a model ends.
+
+    The budget has no say in it: it reads each number once, and without it a run could end with a NaN that no measured step
+    saw. A buffer that was not finite when its model was first called is left out: masks hold infinities by design, and
+    observers of ranges begin with them.
+
+    Args:
+        places: The watched parameters.
+        step: Returns the number of the current step.
+    """
+
+    def __init__(self, places: WatchedParameters, step: Callable[[], int]) -> None:
+        self._places, self._step = places, step
+        self._buffers: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
+        self._finalizers: list[weakref.finalize[Any, Any]] = []
+        self._notes: list[Mapping[str, Any]] = []
+
+    def begin(self, module: nn.Module, root: RootModule, examine: Callable[[RootModule], None]) -> None:
+        """Note a root at its first call.
+
+        Args:
+            module: The root's module.
+            root: The root.
+            examine: Calls `examine` of this object, shielded; called when the module is deleted, as when the function that
+                trained it returns. Its tensors still exist then.
+        """
+        buffers = list(module.named_buffers())
+        bad = {name for name, _, _ in _not_finite(buffers)}
+        self._buffers[root.index] = [(name, weakref.ref(b)) for name, b in buffers if name not in bad]
+        finalizer = weakref.finalize(module, examine, root)
+        finalizer.atexit = False
+        self._finalizers.append(finalizer)
+
+    def examine(self, root: RootModule) -> None:
+        """Look at a root whose module is about to be deleted."""
+        mine = [place for place in self._places if place.root is root]
+        if not root.optimizers and all(place.order is None for place in mine):
+            return  # it was never trained
+        parameters = ((place.site.path, param) for place in mine if (param := place.param()) is not None)
+        bad = [_entry("param", *found) for found in _not_finite(parameters)]
+        buffers = ((name, b) for name, ref in self._buffers.pop(root.index, ()) if (b := ref()) is not None)
+        bad += [_entry("buffer", root.label(name), nan, inf) for name, nan, inf in _not_finite(buffers)]
+        if bad:
+            tensors = bad[:_MOST_NAMED]
+            note = {"kind": "nonfinite-at-end", "step": self._step(), "count": len(bad), "tensors": tensors}
+            self._notes.append(note)
+
+    def end(self, roots: Iterable[RootModule]) -> list[Mapping[str, Any]]:
+        """Look at the roots that still exist; returns an event for each root in which something is not finite."""
+        for root in roots:
+            self.examine(root)
+        return self._notes
+
+    def close(self) -> None:
+        """Take no more notice of models that are deleted."""
+        for finalizer in self._finalizers:
+            finalizer.detach()
+
+
+def _entry(kind: str, path: str, nan: int, inf: int) -> dict[str, Any]:
+    return {"path": path, "of": kind, "nan": nan, "inf": inf}
+
+
+def _not_finite(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, int, int]]:
+    """Return the name, the NaN and the infinities of each tensor that is not finite."""
+    readable = list(_readable(named))
+    on_host = [(name, value) for name, value in readable if value.is_cpu]
+    suspects = [pair for pair in on_host if native.all_finite_and_norm([pair[1]])[1]]
+    by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
+    for name, value in readable:
+        if not value.is_cpu:
+            by_device.setdefault(value.device, []).append((name, value))
+    for pairs in by_device.values():  # one wait for each device
+        sound = torch.stack([torch.isfinite(value).all() for _, value in pairs]).tolist()
+        suspects += [pair for pair, finite in zip(pairs, sound, strict=True) if not finite]
+    counted = ((name, int(v.isnan().sum()), int(v.isinf().sum())) for name, v in suspects)
+    return [(name, nan, inf) for name, nan, inf in counted if nan or inf]
+
+
+def _readable(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in named:
+        if is_lazy(tensor) or modes.is_fake(tensor) or tensor.is_meta:
+            continue
+        value = own_part(tensor.detach())
+        is_number = value.is_floating_point() or value.is_complex()
+        if is_number and value.layout is torch.strided and not value.is_quantized and has_memory(value):
+            yield name, value

@@ -1,0 +1,202 @@
+"""A loss, a parameter or a buffer that is not finite is a finding, whatever the budget and the gradients say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kedge.rules.nonfinite.nan_born import NanBorn
+from kedge.rules.rule import Finding
+from tests.watch.watched import GUARDED, MEASURED, MIXED, SKIPPED, Memory, Paced, watch
+
+BAD = 6
+
+
+def trained(
+    loss_of: Callable[[Tensor, bool], Tensor], *, after: Callable[[int, nn.Module], None] | None = None, steps: int = 9
+) -> Memory:
+    """Train a layer by a loss of its output that is told when to go wrong."""
+
+    def program() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+        model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss_of(model(torch.randn(6, 4)), step == BAD).backward()
+            optimizer.step()
+            if after is not None:
+                after(step, model)
+
+    return watch(program, every=100)
+
+
+def findings(log: Memory) -> list[Finding]:
+    """Run the rule on what was written."""
+    return list(NanBorn().check(log.recording()))
+
+
+def mean_of_nothing(y: Tensor, bad: bool) -> Tensor:
+    """Take the mean over an empty mask, whose gradients are all zero."""
+    return y[torch.full((6,), not bad)].square().mean()
+
+
+def all_ignored(y: Tensor, bad: bool) -> Tensor:
+    """Ignore every target."""
+    return F.cross_entropy(y, torch.full((6,), -100 if bad else 1))
+
+
+def cut_product(y: Tensor, bad: bool) -> Tensor:
+    """Add a NaN that no gradient comes from."""
+    loss = y.square().mean()
+    return loss + loss.detach() * (float("nan") if bad else 0.0)
+
+
+@pytest.mark.parametrize("kinds", [MEASURED, GUARDED, SKIPPED, MIXED])
+@pytest.mark.parametrize("loss_of", [mean_of_nothing, all_ignored, cut_product])
+def test_a_loss_that_is_nan_in_one_step_is_an_error(
+    loss_of: Callable[[Tensor, bool], Tensor], kinds: tuple[object, ...], paced: Paced
+) -> None:
+    """Although all gradients are finite, and the run goes on as if nothing had happened."""
+    paced(*kinds)
+    (finding,) = findings(trained(loss_of))
+    assert (finding.severity, finding.site, finding.step) == ("error", "loss", BAD)
+    assert finding.evidence["recovered"] is (kinds != SKIPPED)  # then no later loss was recorded
+
+
+def test_a_loss_that_stays_nan_has_not_recovered() -> None:
+    """Finite gradients do not make a step sound whose loss is not finite."""
+    (finding,) = findings(trained(lambda y, bad: cut_product(y, bad=True)))
+    assert (finding.severity, finding.step, finding.evidence["recovered"]) == ("error", 0, False)
+    assert "went on" not in finding.message
+
+
+def test_the_mean_of_no_elements_is_named() -> None:
+    """The sizes that a node keeps show it for certain."""
+    (finding,) = findings(trained(mean_of_nothing))
+    assert "mean made it" in finding.message
+    assert "it took the mean of no elements" in finding.message
+
+
+def test_no_operation_is_accused_where_several_may_have_made_it() -> None:
+    """They are listed, in the order of the forward."""
+    (event,) = [e for e in trained(all_ignored).events if e["kind"] == "producer"]
+    assert [entry["operation"] for entry in event["among"]][-2:] == ["log_softmax", "nll_loss"]
+    assert not event["certain"]
+
+
+def spoil(name: str, value: float) -> Callable[[int, nn.Module], None]:
+    """Return what spoils one element of a tensor after the last step."""
+
+    def after(step: int, model: nn.Module) -> None:
+        if step == 8:
+            with torch.no_grad():
+                tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+                tensors[name].view(-1)[0] = value
+
+    return after
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "severity", "site"),
+    [
+        ("0.weight", float("nan"), "error", "0.weight:param"),
+        ("1.bias", float("inf"), "error", "1.bias:param"),
+        ("1.running_var", float("nan"), "error", "1.running_var"),
+        ("1.running_mean", float("inf"), "warning", "1.running_mean"),
+    ],
+)
+def test_what_is_not_finite_at_the_end_is_a_finding(
+    name: str, value: float, severity: str, site: str, paced: Paced
+) -> None:
+    """Even if it became so after the last step that was measured; a mask of infinities was so from the start."""
+    paced(*SKIPPED)
+    (finding,) = findings(trained(lambda y, bad: y.square().mean(), after=spoil(name, value)))
+    assert (finding.severity, finding.site) == (severity, site)
+    assert finding.message.startswith(
+        f"The {'parameter' if site.endswith('param') else 'buffer'} {name} was not finite"
+    )
+
+
+def test_a_healthy_run_passes_the_exam() -> None:
+    """Its mask holds an infinity by design."""
+    log = trained(lambda y, bad: y.square().mean())
+    assert findings(log) == []
+    assert [event for event in log.events if event["kind"] == "nonfinite-at-end"] == []
+
+
+def test_nan_behind_a_mask_is_found_where_it_was_made() -> None:
+    """A row whose keys are all masked: the output of attention holds NaN, the loss does not, and backward spreads it."""
+
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attn, self.norm, self.out = (
+                nn.MultiheadAttention(8, 2, batch_first=True),
+                nn.LayerNorm(8),
+                nn.Linear(8, 2),
+            )
+
+        def forward(self, h: Tensor, pad: Tensor) -> Tensor:
+            h = self.norm(h + self.attn(h, h, h, key_padding_mask=pad)[0])
+            return self.out(h.masked_fill(pad.unsqueeze(-1), 0.0).sum(1))
+
+    def program() -> None:
+        model = Reader()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(4):
+            pad = torch.zeros(3, 5, dtype=torch.bool)
+            pad[0] = step == 3
+            optimizer.zero_grad()
+            model(torch.randn(3, 5, 8), pad).square().mean().backward()
+            optimizer.step()
+
+    first = findings(watch(program, every=1))[0]
+    assert (first.site, first.step) == ("attn:out", 3)
+    assert "clipping" not in first.message
+    assert "overflowed float32" not in first.remedy
+    assert "keys are all masked" in first.remedy
+
+
+def test_a_scaled_loss_is_recorded_as_the_program_means_it() -> None:
+    """A GradScaler multiplies it by a power of two before backward; the curve says so."""
+    values = []
+
+    def program() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for _ in range(6):
+            optimizer.zero_grad()
+            loss = model(torch.randn(6, 4)).square().mean()
+            values.append(loss.item())
+            scaler.scale(loss / 2).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+    log = watch(program, every=3)
+    assert log.recording().rows("loss").sum.tolist() == [value / 2 for value in values]
+    (graph,) = [event for event in log.events if event["kind"] == "loss-graph"]
+    assert graph["unscaled"]
+
+
+def test_a_loss_times_a_constant_is_left_as_it_is() -> None:
+    """Without a scaler a factor belongs to the loss."""
+    values = []
+
+    def program() -> None:
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.randn(6, 4)).square().mean() * torch.tensor(8.0)
+            values.append(loss.item())
+            loss.backward()
+            optimizer.step()
+
+    assert watch(program, every=3).recording().rows("loss").sum.tolist() == values

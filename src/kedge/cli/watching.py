@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kedge.hooks.placing.own_warnings import ignore_warnings
+from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
 from kedge.program.after_import import AfterImport
 from kedge.stderr import Shield
-from kedge.torch_internals.corners import COMPILER
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions
 
 if TYPE_CHECKING:
@@ -48,12 +47,11 @@ class Watching:
         self.watch: Watcher | None = None
         self.holding = holding
         self._import = AfterImport("torch", self._begin)
-        self._dynamo = AfterImport(COMPILER, ignore_warnings)
 
     def begin(self) -> None:
         """Watch as soon as the program has imported torch."""
+        ignore_warnings()
         self._import.install()
-        self._dynamo.install()
 
     def finish(self) -> WatchSummary | None:
         """Remove every hook.
@@ -62,7 +60,7 @@ class Watching:
             The summary; None if the program never imported torch.
         """
         self._import.remove()
-        self._dynamo.remove()
+        show_warnings()
         if self.watch is None:
             return None
         self._ending(self.watch.__exit__, None, None, None)

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import ModuleType
@@ -34,6 +35,7 @@ class BeforeProgram:
             undo.enter_context(_deep_enough())
             for module, names in self._names:
                 undo.enter_context(_put_back(vars(module), names))
+            undo.enter_context(warnings.catch_warnings(action="ignore"))  # the program may have made them errors
             undo.enter_context(OWN_IMPORTS.filled())
             undo.enter_context(OWN_IMPORTS.in_force())
             yield

@@ -10,8 +10,8 @@ from typing import Any
 from rich.text import Text
 
 from kedge.errors import BeingWritten, RecordingError
-from kedge.json_input.reading import visible
 from kedge.numbers import counted, listed, percent, seconds
+from kedge.shown_text import visible
 from kedge.store.recording import Recording
 from kedge.store.writing.lock import LOCK, check_written
 

@@ -20,7 +20,16 @@ from kedge.repro.python_source import SourceWriter, attributes
 from kedge.repro.suspects import SuspectCall
 from kedge.sites.leaves import own_part
 from kedge.sites.spread import is_whole, type_of
-from kedge.torch_internals.module_tables import empty_entries, named_modules, own_buffers, own_children, own_parameters
+from kedge.torch_internals.module_tables import (
+    buffers_in,
+    empty_entries,
+    modules_in,
+    named_modules,
+    own_buffers,
+    own_children,
+    own_parameters,
+    parameters_in,
+)
 from kedge.torch_internals.tensors import version_of
 
 TENSORS, SCRIPT = "tensors.safetensors", "replay.py"
@@ -105,7 +114,7 @@ class CallPackage:
         """Copy parameters and buffers; returns the further names of those with several, each with the first name."""
         tied: dict[str, str] = {}
         first: dict[int, str] = {}
-        for path, module in call.module.named_modules():
+        for path, module in modules_in(call.module).items():
             for kind, table in (("param", own_parameters(module)), ("buffer", own_buffers(module))):
                 for name, value in table.items():
                     full = f"{path}.{name}" if path else name
@@ -134,7 +143,7 @@ class CallPackage:
                 )
 
     def _note(self, call: RecordedCall) -> None:
-        inner = [m for m in call.module.modules() if m is not call.module]
+        inner = [m for m in modules_in(call.module).values() if m is not call.module]
         for name, version in call.state.versions.items():
             param = own_parameters(call.module).get(name)
             if param is not None and version_of(param) != version:
@@ -201,8 +210,8 @@ class SuspectPackages:
 
 def _tensors_of(call: RecordedCall) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, kept.tensor) for name, kept in call.state.inputs.items())
-    yield from call.module.named_parameters()
-    yield from call.module.named_buffers()
+    yield from parameters_in(call.module).items()
+    yield from buffers_in(call.module).items()
     yield from (
         (f"the gradient of its output {name}".rstrip(), kept.tensor) for name, kept in call.gradients.arrived.items()
     )
@@ -243,10 +252,11 @@ def _called(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -
     rows, shared = _modules(call.module, writer)
     args, kwargs = call.state.args or ((), {})
     given = f"    return {writer.write(tuple(args))}, {writer.write(dict(kwargs))}\n"
-    frozen = [n for n, p in call.module.named_parameters() if not p.requires_grad]
+    frozen = [n for n, p in parameters_in(call.module).items() if not p.requires_grad]
     folders, script = _places(call.module)
     used = (
-        value.device for value in (*(kept.tensor for kept in call.state.inputs.values()), *call.module.parameters())
+        value.device
+        for value in (*(kept.tensor for kept in call.state.inputs.values()), *parameters_in(call.module).values())
     )
     device = next((device for device in used if device.type != "cpu"), "cpu")
     autocast = "{" + ", ".join(f'"{kind}": {dtype}' for kind, dtype in call.state.surroundings.autocast.items()) + "}"
@@ -294,7 +304,7 @@ def _places(root: nn.Module) -> tuple[list[str], str]:
     """Return the folders that the modules' classes are imported from, and the program's script."""
     folders: dict[str, None] = {}
     script = ""
-    for source in {type_of(m).__module__ for m in root.modules()}:
+    for source in {type_of(m).__module__ for m in modules_in(root).values()}:
         file = getattr(sys.modules.get(source), "__file__", None)
         if file is None:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import PurePath
 
-from kedge.json_input.reading import visible
+from kedge.shown_text import visible
 from kedge.store.recording import Recording
 
 #: The script in the manifest of a program that was not started as one.

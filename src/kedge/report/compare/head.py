@@ -12,8 +12,8 @@ from kedge.compare.circumstances import circumstances
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.measures import coarser
 from kedge.compare.verdict import Verdict
-from kedge.json_input.reading import visible
 from kedge.numbers import compact, percent
+from kedge.shown_text import visible
 
 SIDES = {"A": "cyan", "B": "magenta"}
 PARTED, SAME = ("✗", "bold red"), ("✓", "bold green")

@@ -18,6 +18,7 @@ from kedge.repro.calls import RecordedCall
 from kedge.repro.finiteness import counts
 from kedge.repro.python_source import SourceWriter, attributes
 from kedge.repro.suspects import SuspectCall
+from kedge.shown_text import visible
 from kedge.sites.leaves import own_part
 from kedge.sites.spread import is_whole, type_of
 from kedge.torch_internals.module_tables import (
@@ -90,7 +91,7 @@ class CallPackage:
         temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
         with told(f"write {folder}"):
             temporary.mkdir()
-            about = {"site": self.suspect.site, "step": str(self.step), "notes": json.dumps(self.notes)}
+            about = {"site": visible(self.suspect.site), "step": str(self.step), "notes": json.dumps(self.notes)}
             about["seen"] = json.dumps(self.seen)
             save_file(self.tensors, temporary / TENSORS, metadata=about)
             (temporary / SCRIPT).write_text(self.script, encoding="utf-8")
@@ -103,7 +104,7 @@ class CallPackage:
         if not is_whole(value):
             self._names[id(value)] = 'missing("a tensor that is spread over several ranks")'
             return
-        self._names[id(value)] = f'tensor("{name}"{_layout(value)})'
+        self._names[id(value)] = f"tensor({name!r}{_layout(value)})"
         self._add(name, value)
 
     def writer(self) -> SourceWriter:
@@ -124,7 +125,7 @@ class CallPackage:
                         tied[full] = first[id(value)]
                         continue
                     first[id(value)] = full
-                    self._names[id(value)] = f'TENSORS["{kind}.{full}"]'
+                    self._names[id(value)] = f"TENSORS[{f'{kind}.{full}'!r}]"
                     self._add(f"{kind}.{full}", call.state.buffers.get((id(module), name), value))
         return tied
 
@@ -132,10 +133,10 @@ class CallPackage:
         for name, kept in call.state.inputs.items():
             if not kept.intact:
                 self.notes.append(f"{name} was changed in place after the call began: its original value is lost")
-                self._names[id(kept.tensor)] = f'missing("{name}, which was changed in place since")'
+                self._names[id(kept.tensor)] = f"missing({f'{name}, which was changed in place since'!r})"
                 continue
             graded = ", graded=True" if kept.graded else ""
-            self._names[id(kept.tensor)] = f'tensor("{name}"{_layout(kept.tensor)}{graded})'
+            self._names[id(kept.tensor)] = f"tensor({name!r}{_layout(kept.tensor)}{graded})"
             self._add(name, kept.tensor)
             if kept.version < 0:
                 self.notes.append(
@@ -236,7 +237,7 @@ def _script(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -
 
 def _docstring(package: CallPackage, call: RecordedCall) -> str:
     suspect = package.suspect
-    what = f"{call.label or 'the model'} ({type_of(call.module).__name__})"
+    what = _in_docstring(f"{call.label or 'the model'} ({type_of(call.module).__name__})")
     return (
         f'"""Run {what} again as at step {package.step}, where its {suspect.direction} made the first {suspect.value}.\n\n'
         "    python replay.py [DEVICE]\n\n"
@@ -244,6 +245,11 @@ def _docstring(package: CallPackage, call: RecordedCall) -> str:
         "result is not finite; the exit status is 0 if there was one.\n"
         '"""'
     )
+
+
+def _in_docstring(text: str) -> str:
+    """Return the source of a text of the program inside a docstring: it neither ends it nor begins an escape."""
+    return visible(text.replace("\\", "\\\\").replace('"', '\\"'))
 
 
 def _called(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -> str:

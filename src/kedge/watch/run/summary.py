@@ -16,6 +16,7 @@ from kedge.report.head import lost_ranks
 from kedge.report.verdict import advice, not_watched, tally, verdict
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project_config import configured_rules
+from kedge.shown_text import typed
 from kedge.stderr import Shield
 from kedge.store.reading.json_files import read_manifest, read_ranks
 from kedge.store.recording import Recording
@@ -91,7 +92,7 @@ def words_on(name: str, place: Path, summary: WatchSummary, folder: Path | None 
         yield f"watching would cost less with Kedge's compiled part: {native.why_not()}"
     for kind, why in on_device.why_not().items():
         yield f"watching would cost less on {kind} with Triton: {why}"
-    yield f"see more with: kedge report {name}"
+    yield f"see more with: {typed('kedge', 'report', name)}"
 
 
 def _rank_prefix(place: Path) -> str:

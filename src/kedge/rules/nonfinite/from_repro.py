@@ -251,7 +251,7 @@ class KeptCallWording:
 
     def _rerun(self) -> str:
         script = self.call.recording.path / str(self.call.event["folder"]) / "replay.py"
-        return f"To run that call again by itself: {typed('python', script)}"
+        return f"To run that call again by itself: {typed('python', script)}."
 
     def _remedy(self) -> str:
         call, module = self.call, self.call.module

@@ -59,7 +59,11 @@ class OutputGate(ModuleGate):
         if recompute:
             self.seen.again += 1
         if self.measures and not recompute:
-            self._measure(output, call)
+            try:
+                self._measure(output, call)
+            except Exception as error:
+                if not self.passes_over("measured", error):
+                    raise
             return None
         if self.plain and isinstance(output, Tensor):  # the common case, which must be fast
             new = fire(self.taps["out"], output, self.passes.event(self.site("out", ""), call, recompute))
@@ -182,7 +186,11 @@ class InputGate(ModuleGate):
         if recompute:
             self.seen.again += 1
         if self.measures and not recompute:
-            self._measure(args, kwargs, call)
+            try:
+                self._measure(args, kwargs, call)
+            except Exception as error:
+                if not self.passes_over("measured", error):
+                    raise
             return None
         return self._structured(module, args, kwargs, call, recompute)
 

@@ -16,6 +16,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from types import FrameType
 from typing import Any, Protocol, SupportsIndex
 
 from kedge.errors import warn
@@ -41,7 +42,8 @@ class _OwnWork:
 
     def match(self, text: str) -> bool:
         """Whether Kedge's frames come before the program's, and a watch or PyTorch has called them, as it calls a hook."""
-        frame, is_own = sys._getframe(2), False
+        frame: FrameType | None = sys._getframe(2)
+        is_own = False
         while frame is not None:
             file = frame.f_code.co_filename
             if file.startswith(self._WATCH):

@@ -949,7 +949,7 @@ class Partly(Log):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.given = functools.partial(dict, **{name: 1})
-        self._parameters[name] = nn.Parameter(torch.ones(2))
+        self.register_parameter(name.replace(".", ""), nn.Parameter(torch.ones(2)))
 
 
 HOSTILE = [

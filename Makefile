@@ -45,12 +45,12 @@ $(SETUP): pyproject.toml constraints.txt $(wildcard src/kedge/native/c/*.[ch]) s
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
-# Of what failed, only tests that wait for a process or a thread are tried once more, alone; 5 is "no test is left".
+# Of what failed, only tests of measured durations are tried once more, alone; 5 is "no test is left".
 test: setup  ## run the tests; TORCH=2.14.1 runs them with that PyTorch, in build/torch-2.14.1
 	@echo "tests: pytest, with the examples of README.md and docs/, in $(WORKERS) processes$(if $(TORCH), on PyTorch $(TORCH))"
 	@$(PYTEST) $(SPREAD) $(CASES) || { \
-		$(PYTEST) $(AGAIN) -m "not timing" --collect-only -qq >/dev/null; \
-		[ $$? = 5 ] && echo "what failed beside others is tried once more, alone" && $(PYTEST) $(AGAIN) -m timing; }
+		$(PYTEST) $(AGAIN) -m "not measured" --collect-only -qq >/dev/null; \
+		[ $$? = 5 ] && echo "what failed beside others is tried once more, alone" && $(PYTEST) $(AGAIN) -m measured; }
 
 test-all: CASES := -m ""
 test-all: test  ## run the tests with every case: all architectures, ranks and modes

@@ -16,6 +16,10 @@ needs_cuda = pytest.mark.skipif(
 )
 
 
+measured = pytest.mark.measured
+"""Of tests whose subject is a duration as the machine measures it; if one fails beside others, it is repeated alone."""
+
+
 def full(*values: Any, id: str | None = None) -> Any:  # noqa: A002 - as pytest calls it
     """A case that is run by `make test-all` alone: others of its kind are run always."""
     return pytest.param(*values, id=id, marks=pytest.mark.full)

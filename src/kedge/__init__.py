@@ -1,6 +1,8 @@
 """Kedge sees, takes, changes and spares what flows through any PyTorch program.
 
 Names are loaded when they are first used, so that reading a recording does not import torch.
+
+PYTEST_DONT_REWRITE: under ``kedge run -m pytest`` Kedge is imported first, of which pytest would warn.
 """
 
 from importlib import import_module

@@ -17,11 +17,18 @@ _LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 @functools.lru_cache(maxsize=4096)
 def is_between(file: str) -> bool:
     """Whether a file's code only passes calls on: that of Kedge, PyTorch and Python's library."""
-    torch = getattr(sys.modules.get("torch"), "__file__", None)
-    passing = (OWN, OWN if torch is None else f"{Path(torch).parent}{os.sep}")
+    if file.startswith(OWN) or is_torch(file):
+        return True
     if file.startswith(_LIBRARY):
-        return file[len(_LIBRARY) :].partition(os.sep)[0] not in INSTALLED or file.startswith(passing)
-    return file.startswith((*passing, "<frozen "))
+        return file[len(_LIBRARY) :].partition(os.sep)[0] not in INSTALLED
+    return file.startswith("<frozen ")
+
+
+@functools.lru_cache(maxsize=4096)
+def is_torch(file: str) -> bool:
+    """Whether a file is PyTorch's."""
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    return torch is not None and file.startswith(f"{Path(torch).parent}{os.sep}")
 
 
 @functools.lru_cache(maxsize=4096)

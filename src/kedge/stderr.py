@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar
 
 from kedge.files.own_file import high_copy
+from kedge.shown_text import visible
 from kedge.signals import came_by_signal
 
 STATUS = 2
@@ -40,7 +41,7 @@ def messenger() -> Callable[[str], None]:
     def tell(text: str) -> None:
         with suppress(Exception):  # a failure to report cannot be reported anywhere
             if stream is not None and _file_of(stream) == file:
-                stream.write(f"[kedge] {text}\n")
+                stream.write(f"[kedge] {visible(text)}\n")
                 stream.flush()
 
     return tell
@@ -63,7 +64,7 @@ def lasting_messenger() -> Callable[[str], None]:
             tell(text)
         elif _file_at(copy) == file:
             with suppress(OSError):
-                os.write(copy, f"[kedge] {text}\n".encode(errors="backslashreplace"))
+                os.write(copy, f"[kedge] {visible(text)}\n".encode(errors="backslashreplace"))
 
     return tell_always
 
@@ -182,17 +183,28 @@ class Shield:
         self.failure, self.off = error, True
         self.on_failure()
         after = "the program ends here, because of --strict" if self.strict else self.instead
-        self.tell(f"{self.what} failed: {self._described(error)}; {after}")
-        error.add_note("".join(traceback.format_exception(error)))
-        error.with_traceback(None).__cause__ = error.__context__ = None  # their frames hold tensors of the program
+        described = str(error) if isinstance(error, self.plain) else described_failure(error)
+        self.tell(f"{self.what} failed: {described}; {after}")
+        release_frames(error)
         if self.strict:
             raise SystemExit(STATUS)
 
-    def _described(self, error: Exception) -> str:
-        if isinstance(error, self.plain):
-            return str(error)
-        place = _place_of(error)
-        return f"{type(error).__name__}: {error}".removesuffix(": ") + (f" ({place})" if place else "")
+
+def described_failure(error: Exception) -> str:
+    """Return an error's type and text, with Kedge's innermost line in its traceback."""
+    try:
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    except Exception:  # noqa: BLE001 - an error of the program's own class
+        text = type(error).__name__
+    place = _place_of(error)
+    return f"{text} ({place})" if place else text
+
+
+def release_frames(error: Exception) -> None:
+    """Replace an error's traceback by its text in a note: its frames hold tensors of the program."""
+    with suppress(Exception):  # the text is that of an error of the program's own class
+        error.add_note("".join(traceback.format_exception(error)))
+    error.with_traceback(None).__cause__ = error.__context__ = None
 
 
 def _place_of(error: Exception) -> str:

@@ -273,7 +273,7 @@ FAILING_END = FAILING_HOOK.replace("records.optimizer_updates", "records.record"
 @pytest.mark.parametrize(
     ("breaking", "said"),
     [
-        (FAILING_HOOK, "[kedge] watching failed: RuntimeError: broken ("),
+        (FAILING_HOOK, "[kedge] the optimizer SGD cannot be watched: RuntimeError: broken ("),
         (FAILING_SURVEY, "[kedge] recording saved tensors failed: RuntimeError: broken ("),
         (FAILING_END, "[kedge] ending the watch failed: RuntimeError: broken ("),
     ],

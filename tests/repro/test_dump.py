@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
 import json
@@ -437,7 +438,7 @@ def test_arguments_of_all_kinds_are_given_again(log: Told, capsys) -> None:
     told = replay_here(log.dumps[0], capsys)
 
     assert "the first NaN in the forward: log: 6 of 6 elements, from float32[3, 2] in [-1, -1]" in told
-    assert 'tensor("kwargs.first", (1, 3))' in (log.dumps[0] / "replay.py").read_text()
+    assert "tensor('kwargs.first', (1, 3))" in (log.dumps[0] / "replay.py").read_text()
 
 
 def test_what_cannot_be_written_down_has_its_place(log: Told, capsys) -> None:
@@ -928,3 +929,49 @@ def test_what_has_no_values_is_passed_over(program: Callable[[FirstBadCall], Non
     program(dump)
     dump.close()
     assert capsys.readouterr().err == ""
+
+
+class Named(nn.Module):
+    """A module that computes in a part of any name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.fc, self.name = nn.Linear(4, 8), name
+        self._modules[name] = Log()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._modules[self.name](self.fc(x))
+
+
+class Partly(Log):
+    """What goes wrong, with an argument and a parameter of any name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.given = functools.partial(dict, **{name: 1})
+        self.register_parameter(name.replace(".", ""), nn.Parameter(torch.ones(2)))
+
+
+HOSTILE = [
+    'a"""\nimport sys\nsys.exit("read")\nx = """',
+    "b\\",
+    "c\nd\re",
+    'f"',
+    "\\N{g}",
+    "\x1b[31m\u2028",
+    '"]; sys.exit("read") #',
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_name_is_text_in_the_script(name: str, log: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever a module is called, its name ends no string and no line of the script, which replays the call."""
+    model = Named(name)
+    model._modules[name] = Partly(name)
+    train(model, log, [-torch.ones(5, 4)])
+
+    told = replay_here(log.dumps[0], capsys)
+
+    assert told.splitlines()[0].endswith("at step 0, forward, on cpu")
+    assert "the first NaN in the forward: log" in told
+    assert "missing(" not in (log.dumps[0] / "replay.py").read_text().split("# -- the tensors")[0]

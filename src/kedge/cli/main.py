@@ -40,9 +40,9 @@ from kedge.cli.run import RunCommand
 from kedge.cli.serve import ServeCommand
 from kedge.cli.sites import SitesCommand
 from kedge.errors import KedgeError, RecordingError
-from kedge.json_input.reading import visible
 from kedge.numbers import with_short_words
 from kedge.program.ending import SIGINT_STATUS, Ending
+from kedge.shown_text import visible
 from kedge.stderr import print_error
 
 COMMANDS: tuple[Command, ...] = (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 
 from kedge.cli.parser import CommandParser, nearest
 from kedge.cli.pasted import pasted_line
 from kedge.cli.recordings import is_recording
+from kedge.shown_text import typed
 
 #: The commands under the names that other tools have for them.
 OTHER_NAMES = {
@@ -70,7 +70,7 @@ def no_program(prog: str, target: str, args: Sequence[str]) -> str | None:
     if target.endswith(".ipynb"):
         return (
             f"cannot run {target}: it is a notebook; use kedge.watch in a cell of it, "
-            f"or make a script of it: jupyter nbconvert --to script {shlex.quote(target)}"
+            f"or make a script of it: jupyter nbconvert --to script {typed(target)}"
         )
     if not target:
         return "the name of the program is empty: name a script, or -m and a module"
@@ -109,4 +109,4 @@ def _programs(folder: str) -> list[str]:
 
 
 def _line(command: str, *words: str) -> str:
-    return shlex.join(["kedge", command, *words])
+    return typed("kedge", command, *words)

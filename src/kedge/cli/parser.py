@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Collection, Iterable, Sequence
 from typing import NoReturn
 
-from kedge.json_input.reading import visible
+from kedge.shown_text import visible
 
 #: The exit status of a command that cannot be carried out.
 CANNOT = 2

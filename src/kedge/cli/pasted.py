@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
+
+from kedge.shown_text import typed
 
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _PYTHON = re.compile(r"python[\d.]*(\.exe)?")
@@ -68,7 +69,7 @@ def _right(prog: str, words: Sequence[str]) -> str:
 
 
 def _line(prog: str, words: Sequence[str]) -> str:
-    return shlex.join(["kedge", prog, *words])
+    return typed("kedge", prog, *words)
 
 
 def _launched(words: Sequence[str]) -> str | None:
@@ -97,7 +98,7 @@ def _launch_line(prog: str, words: Sequence[str]) -> PastedLine | None:
     head, tail = (given, ["SCRIPT"]) if place is None else (given[:place], given[place:])
     if tail[0] == "--module":
         tail[0] = "-m"
-    line = shlex.join([*head, option, "kedge", prog, *tail])
+    line = typed(*head, option, "kedge", prog, *tail)
     return PastedLine(f"{launcher} starts other processes, and each of them is to be watched", line)
 
 
@@ -106,7 +107,7 @@ def _variables_line(prog: str, words: Sequence[str]) -> PastedLine | None:
         return None
     last = next((i for i, word in enumerate(words) if not _VARIABLE.fullmatch(word)), len(words))
     pairs = [word.partition("=") for word in words[:last]]
-    variables = " ".join(f"{key}={shlex.quote(value)}" for key, _, value in pairs)
+    variables = " ".join(f"{key}={typed(value)}" for key, _, value in pairs)
     return PastedLine("variables stand before kedge", f"{variables} {_right(prog, words[last:])}")
 
 
@@ -121,7 +122,7 @@ def _python_line(prog: str, words: Sequence[str]) -> PastedLine | None:
     if rest[:1] == ["-c"]:
         return PastedLine("code on the command line cannot be recorded; write it into a file")
     if options:
-        line = shlex.join([python, *options, "-m", "kedge", prog, *(rest or ["SCRIPT"])])
+        line = typed(python, *options, "-m", "kedge", prog, *(rest or ["SCRIPT"]))
         return PastedLine("options of python stand before kedge", line)
     return PastedLine(f"leave {python} out", _line(prog, rest))
 
@@ -139,7 +140,7 @@ def _starter_line(prog: str, words: Sequence[str]) -> PastedLine | None:
     place = next((i for i, word in enumerate(words) if i and _begins(word)), None)
     if words[0] not in STARTERS or place is None or os.path.lexists(words[0]):
         return None
-    return PastedLine(f"{words[0]} stands before kedge", f"{shlex.join(words[:place])} {_right(prog, words[place:])}")
+    return PastedLine(f"{words[0]} stands before kedge", f"{typed(*words[:place])} {_right(prog, words[place:])}")
 
 
 def _is_python(word: str) -> bool:

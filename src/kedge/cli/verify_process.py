@@ -15,7 +15,6 @@ from kedge.cli.main import main as command_line
 from kedge.hooks.placing.own_warnings import ignore_warnings
 from kedge.program.after_import import AfterImport
 from kedge.program.program import Program
-from kedge.torch_internals.corners import COMPILER
 
 if TYPE_CHECKING:
     from kedge.verify.digests import DigestLog
@@ -41,7 +40,6 @@ def _plain(words: list[str]) -> int:
 
 def _begin(place: Path) -> Callable[[], None]:
     """Start writing digests when the program has imported torch; return a function that ends it."""
-    waiting: list[AfterImport] = []
     begun: list[DigestLog] = []
 
     def begin() -> None:
@@ -50,15 +48,15 @@ def _begin(place: Path) -> Callable[[], None]:
         begun.append(DigestLog(place))
         begun[0].begin()
 
+    waiting = AfterImport("torch", begin)
+
     def end() -> None:
-        for each in waiting:
-            each.remove()
+        waiting.remove()
         for log in begun:
             log.end()
 
-    waiting += [AfterImport("torch", begin), AfterImport(COMPILER, ignore_warnings)]
-    for each in waiting:
-        each.install()
+    ignore_warnings()
+    waiting.install()
     return end
 
 

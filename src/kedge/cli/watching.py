@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from kedge.hooks.placing.own_warnings import ignore_warnings
+from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
 from kedge.program.after_import import AfterImport
-from kedge.stderr import Shield
-from kedge.torch_internals.corners import COMPILER
+from kedge.stderr import Shield, reports_to
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions
 
 if TYPE_CHECKING:
@@ -42,20 +42,23 @@ class Watching:
         holding: list[Any] | None = None,
         strict: bool = False,
     ) -> None:
-        self.log, self.order = log, order
+        self.log, self.order, self._complain = log, order, complain
         self.place: Callable[[], Path | None] | None = None
         self._beginning = Shield(*BEGINNING, tell=complain, strict=strict)
         self._ending = Shield(*ENDING, tell=complain, strict=strict)
         self.watch: Watcher | None = None
         self.holding = holding
         self._entering = 0.0
+        self._undo = ExitStack()
         self._import = AfterImport("torch", self._begin)
-        self._dynamo = AfterImport(COMPILER, ignore_warnings)
 
     def begin(self) -> None:
         """Watch as soon as the program has imported torch."""
+        self._undo.enter_context(reports_to(self._complain))
+        ignore_warnings()
+        self._undo.callback(show_warnings)
+        self._undo.callback(self._import.remove)
         self._import.install()
-        self._dynamo.install()
 
     def finish(self) -> WatchSummary | None:
         """Remove every hook.
@@ -63,8 +66,7 @@ class Watching:
         Returns:
             The summary; None if the program never imported torch.
         """
-        self._import.remove()
-        self._dynamo.remove()
+        self._undo.close()
         if self.watch is None:
             return None
         self._ending(self.watch.__exit__, None, None, None)

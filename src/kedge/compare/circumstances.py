@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from kedge.json_input.reading import visible
+from kedge.shown_text import visible
 from kedge.store.recording import Recording
 
 #: The keys of a manifest that are compared.

@@ -23,13 +23,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Protocol
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 
+from kedge.by_identity import ByIdentity
 from kedge.errors import NoSiteMatched, NoSuchKind
 from kedge.flow import Bindable, as_act
 from kedge.hooks.firing.cause import Cause
@@ -102,7 +102,7 @@ class HookEverywhere:
     selector: Selector
     spec: Spec
     missing: dict[Term, str] = field(default_factory=dict)
-    attached: WeakKeyDictionary[nn.Module, set[Site]] = field(default_factory=WeakKeyDictionary)
+    attached: ByIdentity[nn.Module, set[Site]] = field(default_factory=ByIdentity)
 
     def places(self, model: nn.Module) -> tuple[SitePlace, ...]:
         """Return the selected places of a model; none if it has no such module."""

@@ -21,6 +21,7 @@ from kedge.hooks.operations.unfired import explain_op
 from kedge.hooks.target import HookedModel
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site, escape
+from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.torch_internals.torchscript import takes_hooks
 
 
@@ -52,12 +53,17 @@ def _explain_parameter(tap: Tap, param: nn.Parameter, session: Attachments) -> C
             f'hook "{Site(tap.site.path, "param.grad")}", or hook before that hook',
         )
     models = [model for target in session.targets.values() if (model := target.model()) is not None]
-    if models and not any(p is param for model in models for p in model.parameters()):
+    if models and not any(p is param for model in models for p in parameters_in(model).values()):
         return Cause(
             "the model now holds another parameter in its place",
             "hook after the call that replaced it, such as fully_shard, to_empty or load_state_dict(assign=True)",
         )
-    shards = any(kind.__name__ == "FSDPModule" for model in models for m in model.modules() for kind in type(m).__mro__)
+    shards = any(
+        kind.__name__ == "FSDPModule"
+        for model in models
+        for m in modules_in(model).values()
+        for kind in type(m).__mro__
+    )
     if tap.site.kind == "param.grad" and shards and own_part(param) is not param:
         return Cause(
             "it is sharded over processes, and FSDP differentiates the gathered parameter instead",

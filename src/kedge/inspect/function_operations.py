@@ -230,7 +230,7 @@ def _made(name: str, args: Any, result: Any) -> list[Tensor]:
 def _is_plain(value: Tensor) -> bool:
     """Whether a tensor has numbers that can be read here."""
     plain = type(value) in (Tensor, Parameter) and value.layout == torch.strided and not value.is_nested
-    return plain and value.device.type != "meta" and not modes.is_fake(value) and not modes.is_transforming()
+    return plain and modes.has_data(value) and not modes.is_transforming()
 
 
 def _line_outside(frame: FrameType | None) -> FrameType | None:

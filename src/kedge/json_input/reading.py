@@ -19,6 +19,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kedge.shown_text import visible
+
 #: The most bytes of a file that is read as a whole.
 MOST_BYTES = 1 << 28
 #: The most levels of a document.
@@ -28,9 +30,6 @@ MANY_LINES = frozenset({"detail", "error", "text", "cause", "remedy"})
 #: The keys of texts that are kept as they are.
 AS_THEY_ARE = frozenset({"command", "script"})
 
-_CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-_UNSEEN = re.compile(f"[{_CONTROL}]")
-_UNSEEN_OR_LINES = re.compile(f"[\t\n{_CONTROL}]")
 # A document with none of these bytes has no such character: most documents need no second look.
 _SUSPECT = re.compile(rb"\\[ubfnrt]|\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
 
@@ -92,20 +91,6 @@ def parse(content: bytes, *, exact: bool = False) -> Any:
         raise BadJson(f"it is not JSON ({error})") from error
     _check_levels(document)
     return _visible(document, ()) if not exact and _SUSPECT.search(content) else document
-
-
-def visible(text: str, *, lines: bool = False) -> str:
-    """Return a text whose control characters can be seen.
-
-    Args:
-        text: The text.
-        lines: Whether line ends and tabs stay.
-    """
-    return (_UNSEEN if lines else _UNSEEN_OR_LINES).sub(_escaped, text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return found[0].encode("unicode_escape").decode("ascii")
 
 
 def _visible(value: Any, key: Any) -> Any:

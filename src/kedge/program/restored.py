@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from types import ModuleType
@@ -36,6 +37,7 @@ class BeforeProgram:
             undo.enter_context(_without_collecting())
             for module, names in self._names:
                 undo.enter_context(_put_back(vars(module), names))
+            undo.enter_context(warnings.catch_warnings(action="ignore"))  # the program may have made them errors
             undo.enter_context(OWN_IMPORTS.filled())
             undo.enter_context(OWN_IMPORTS.in_force())
             yield

@@ -16,6 +16,7 @@ from types import CodeType
 from typing import Any
 
 from kedge.errors import ScriptError
+from kedge.shown_text import typed
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _parse_failure(shown: str, error: SyntaxError | ValueError) -> str:
 
 def _instead_of_a_module(name: str) -> str:
     if name.endswith(".py"):
-        return f"to run a file, leave -m out: kedge run {name}"
+        return f"to run a file, leave -m out: {typed('kedge', 'run', name)}"
     return f"check the name, and that {os.getcwd()} is the folder to import it from"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 from rich.text import Text
 
 from kedge.errors import BeingWritten, RecordingError
-from kedge.json_input.reading import visible
 from kedge.numbers import counted, listed, percent, seconds
+from kedge.shown_text import typed, visible
 from kedge.store.recording import Recording
 from kedge.store.writing.lock import LOCK, check_written
 
@@ -23,7 +22,7 @@ _NAMED_RANKS = 8
 def command_of(manifest: Mapping[str, Any]) -> str:
     """Return the command of a run, or its script; empty if neither is known."""
     command = manifest.get("command")
-    return visible(shlex.join(map(str, command)) if command else str(manifest.get("script") or ""))
+    return typed(*command) if command else visible(str(manifest.get("script") or ""))
 
 
 def is_written(recording: Recording) -> bool | None:

@@ -44,16 +44,26 @@ def left_open(judgement: Judgement, most: int | None = None) -> Iterator[str]:
         most: The most rules to name; all of them if None.
     """
     if judgement.unseen:
-        yield f"not watched: {', '.join(judgement.unseen)}"
+        yield not_watched(judgement, most)
     if judgement.unjudged:
         yield unjudged(judgement.unjudged, most)
+
+
+def not_watched(judgement: Judgement, most: int | None = None) -> str:
+    """Return what was not watched."""
+    return f"not watched: {', '.join(_first(judgement.unseen, most))}"
+
+
+def _first(texts: Sequence[str], most: int | None) -> list[str]:
+    if most is None or len(texts) <= most:
+        return list(texts)
+    return [*texts[:most], f"{len(texts) - most} more"]
 
 
 def unjudged(lacks: Iterable[Lack], most: int | None = None) -> str:
     """Return the rules that could not judge, with the samples that each lacked."""
     named = [f"{lack.code} ({lack_of(lack)})" for lack in lacks]
-    shown = named if most is None or len(named) <= most else [*named[:most], f"{len(named) - most} more"]
-    return f"{counted(len(named), 'rule')} could not judge: {', '.join(shown)}"
+    return f"{counted(len(named), 'rule')} could not judge: {', '.join(_first(named, most))}"
 
 
 def lack_of(lack: Lack) -> str:

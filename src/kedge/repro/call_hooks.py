@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from kedge.by_identity import ByIdentity
 from kedge.hooks.placing.module_calls import CallTracker, OpenCalls, given_to, is_repeated
 from kedge.repro.calls import RecordedCall, WatchedModule
 from kedge.repro.finiteness import PendingChecks
@@ -20,7 +21,7 @@ from kedge.stderr import Shield
 from kedge.torch_internals import device_graphs, modes
 from kedge.torch_internals.accelerators import generator_states
 from kedge.torch_internals.autograd_nodes import numbers_operations
-from kedge.torch_internals.module_tables import own_parameters
+from kedge.torch_internals.module_tables import modules_in, own_parameters
 
 
 class ActiveCall(NamedTuple):
@@ -43,7 +44,7 @@ class CallHooks:
     def __init__(self, checks: PendingChecks, shield: Shield, late: Callable[[RecordedCall], None]) -> None:
         self._checks, self._late = checks, late
         self._gradients = GradientHooks(checks, shield)
-        self._known: weakref.WeakKeyDictionary[nn.Module, WatchedModule] = weakref.WeakKeyDictionary()
+        self._known: ByIdentity[nn.Module, WatchedModule] = ByIdentity()
         self._recorded: weakref.WeakSet[RecordedCall] = weakref.WeakSet()
         self._tracker = CallTracker(self._entered, self._left, skip=_is_left_out, shield=shield)
 
@@ -54,7 +55,7 @@ class CallHooks:
             root: The root.
             label: Returns the path in the recording for a path in the root.
         """
-        for path, module in root.named_modules():
+        for path, module in modules_in(root).items():
             if module in self._known or isinstance(module, torch.jit.ScriptModule):
                 continue
             watched = self._known[module] = WatchedModule(label(path))

@@ -18,9 +18,19 @@ from kedge.repro.calls import RecordedCall
 from kedge.repro.finiteness import counts
 from kedge.repro.python_source import SourceWriter, attributes
 from kedge.repro.suspects import SuspectCall
+from kedge.shown_text import visible
 from kedge.sites.leaves import own_part
 from kedge.sites.spread import is_whole, type_of
-from kedge.torch_internals.module_tables import empty_entries, named_modules, own_buffers, own_children, own_parameters
+from kedge.torch_internals.module_tables import (
+    buffers_in,
+    empty_entries,
+    modules_in,
+    named_modules,
+    own_buffers,
+    own_children,
+    own_parameters,
+    parameters_in,
+)
 from kedge.torch_internals.tensors import version_of
 
 TENSORS, SCRIPT = "tensors.safetensors", "replay.py"
@@ -81,7 +91,7 @@ class CallPackage:
         temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
         with told(f"write {folder}"):
             temporary.mkdir()
-            about = {"site": self.suspect.site, "step": str(self.step), "notes": json.dumps(self.notes)}
+            about = {"site": visible(self.suspect.site), "step": str(self.step), "notes": json.dumps(self.notes)}
             about["seen"] = json.dumps(self.seen)
             save_file(self.tensors, temporary / TENSORS, metadata=about)
             (temporary / SCRIPT).write_text(self.script, encoding="utf-8")
@@ -94,7 +104,7 @@ class CallPackage:
         if not is_whole(value):
             self._names[id(value)] = 'missing("a tensor that is spread over several ranks")'
             return
-        self._names[id(value)] = f'tensor("{name}"{_layout(value)})'
+        self._names[id(value)] = f"tensor({name!r}{_layout(value)})"
         self._add(name, value)
 
     def writer(self) -> SourceWriter:
@@ -105,7 +115,7 @@ class CallPackage:
         """Copy parameters and buffers; returns the further names of those with several, each with the first name."""
         tied: dict[str, str] = {}
         first: dict[int, str] = {}
-        for path, module in call.module.named_modules():
+        for path, module in modules_in(call.module).items():
             for kind, table in (("param", own_parameters(module)), ("buffer", own_buffers(module))):
                 for name, value in table.items():
                     full = f"{path}.{name}" if path else name
@@ -115,7 +125,7 @@ class CallPackage:
                         tied[full] = first[id(value)]
                         continue
                     first[id(value)] = full
-                    self._names[id(value)] = f'TENSORS["{kind}.{full}"]'
+                    self._names[id(value)] = f"TENSORS[{f'{kind}.{full}'!r}]"
                     self._add(f"{kind}.{full}", call.state.buffers.get((id(module), name), value))
         return tied
 
@@ -123,10 +133,10 @@ class CallPackage:
         for name, kept in call.state.inputs.items():
             if not kept.intact:
                 self.notes.append(f"{name} was changed in place after the call began: its original value is lost")
-                self._names[id(kept.tensor)] = f'missing("{name}, which was changed in place since")'
+                self._names[id(kept.tensor)] = f"missing({f'{name}, which was changed in place since'!r})"
                 continue
             graded = ", graded=True" if kept.graded else ""
-            self._names[id(kept.tensor)] = f'tensor("{name}"{_layout(kept.tensor)}{graded})'
+            self._names[id(kept.tensor)] = f"tensor({name!r}{_layout(kept.tensor)}{graded})"
             self._add(name, kept.tensor)
             if kept.version < 0:
                 self.notes.append(
@@ -134,7 +144,7 @@ class CallPackage:
                 )
 
     def _note(self, call: RecordedCall) -> None:
-        inner = [m for m in call.module.modules() if m is not call.module]
+        inner = [m for m in modules_in(call.module).values() if m is not call.module]
         for name, version in call.state.versions.items():
             param = own_parameters(call.module).get(name)
             if param is not None and version_of(param) != version:
@@ -201,8 +211,8 @@ class SuspectPackages:
 
 def _tensors_of(call: RecordedCall) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, kept.tensor) for name, kept in call.state.inputs.items())
-    yield from call.module.named_parameters()
-    yield from call.module.named_buffers()
+    yield from parameters_in(call.module).items()
+    yield from buffers_in(call.module).items()
     yield from (
         (f"the gradient of its output {name}".rstrip(), kept.tensor) for name, kept in call.gradients.arrived.items()
     )
@@ -227,7 +237,7 @@ def _script(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -
 
 def _docstring(package: CallPackage, call: RecordedCall) -> str:
     suspect = package.suspect
-    what = f"{call.label or 'the model'} ({type_of(call.module).__name__})"
+    what = _in_docstring(f"{call.label or 'the model'} ({type_of(call.module).__name__})")
     return (
         f'"""Run {what} again as at step {package.step}, where its {suspect.direction} made the first {suspect.value}.\n\n'
         "    python replay.py [DEVICE]\n\n"
@@ -237,16 +247,22 @@ def _docstring(package: CallPackage, call: RecordedCall) -> str:
     )
 
 
+def _in_docstring(text: str) -> str:
+    """Return the source of a text of the program inside a docstring: it neither ends it nor begins an escape."""
+    return visible(text.replace("\\", "\\\\").replace('"', '\\"'))
+
+
 def _called(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -> str:
     """Return the part of the script that belongs to this call alone."""
     writer = package.writer()
     rows, shared = _modules(call.module, writer)
     args, kwargs = call.state.args or ((), {})
     given = f"    return {writer.write(tuple(args))}, {writer.write(dict(kwargs))}\n"
-    frozen = [n for n, p in call.module.named_parameters() if not p.requires_grad]
+    frozen = [n for n, p in parameters_in(call.module).items() if not p.requires_grad]
     folders, script = _places(call.module)
     used = (
-        value.device for value in (*(kept.tensor for kept in call.state.inputs.values()), *call.module.parameters())
+        value.device
+        for value in (*(kept.tensor for kept in call.state.inputs.values()), *parameters_in(call.module).values())
     )
     device = next((device for device in used if device.type != "cpu"), "cpu")
     autocast = "{" + ", ".join(f'"{kind}": {dtype}' for kind, dtype in call.state.surroundings.autocast.items()) + "}"
@@ -294,7 +310,7 @@ def _places(root: nn.Module) -> tuple[list[str], str]:
     """Return the folders that the modules' classes are imported from, and the program's script."""
     folders: dict[str, None] = {}
     script = ""
-    for source in {type_of(m).__module__ for m in root.modules()}:
+    for source in {type_of(m).__module__ for m in modules_in(root).values()}:
         file = getattr(sys.modules.get(source), "__file__", None)
         if file is None:
             continue

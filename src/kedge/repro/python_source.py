@@ -78,8 +78,8 @@ class SourceWriter:
         if kind is dict:
             return "{" + ", ".join(f"{write(k)}: {write(v)}" for k, v in value.items()) + "}"
         if isinstance(value, functools.partial):
-            named = "".join(f", {k}={write(v)}" for k, v in value.keywords.items())
-            return f"functools.partial({', '.join(map(write, (value.func, *value.args)))}{named})"
+            given = f", **{write(value.keywords)}" if value.keywords else ""  # any text can be such a name
+            return f"functools.partial({', '.join(map(write, (value.func, *value.args)))}{given})"
         return imported(value) or self._named(value, depth)
 
     def _named(self, value: Any, depth: int) -> str:
@@ -114,7 +114,7 @@ def imported(thing: Any) -> str:
         for part in own.split("."):
             found = getattr(found, part, None)
         if found is thing:
-            return f'imported("{home}", "{own}")'
+            return f"imported({home!r}, {own!r})"
     return ""
 
 

@@ -340,22 +340,31 @@ def is_here(device: str) -> bool:
     return int(device.partition(":")[2] or 0) < torch.accelerator.device_count()
 
 
+def shown(text: str) -> str:
+    """Return a text of the program, such as a name, whose control characters can be seen."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def main() -> int:
     """Replay the call; the exit status is 0 if a non-finite value arose again."""
     device = sys.argv[1] if len(sys.argv) > 1 else DEVICE if is_here(DEVICE) else "cpu"
     print(
-        f"{SITE or 'the model'} at step {STEP}, {DIRECTION}, on {device}"
+        f"{shown(SITE) or 'the model'} at step {STEP}, {DIRECTION}, on {device}"
         + ("" if device == DEVICE else f" (it was {DEVICE})")
     )
     for note in NOTES:
-        print(f"note: {note}")
+        print(f"note: {shown(note)}")
     sys.path += [folder for folder in FOLDERS if folder not in sys.path]
     kept = load_file(HERE / "tensors.safetensors")  # to the CPU: it does not know every device
     TENSORS.update({name: tensor.to(device) for name, tensor in kept.items()})
     module = build()
     set_random(device)
     if LACKING:
-        print("these values could not be written and are None; look for missing( in this file:", *LACKING, sep="\n  ")
+        print(
+            "these values could not be written and are None; look for missing( in this file:",
+            *map(shown, LACKING),
+            sep="\n  ",
+        )
     seen = run(module, device)
     for kind, text in seen.found:
         print(f"{_NAMES[kind]} in the {DIRECTION}: {text}")

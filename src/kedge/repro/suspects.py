@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from kedge.repro.calls import RecordedCall
 from kedge.repro.finiteness import Bad, Where
 from kedge.sites.leaves import own_part
+from kedge.torch_internals.module_tables import buffers_in, parameters_in
 
 
 @dataclass
@@ -157,7 +158,7 @@ class FirstBadSearch:
 
 def _spoiled(call: RecordedCall) -> str:
     """Describe a parameter or buffer that was non-finite before the call; empty if there is none."""
-    for name, value in (*call.module.named_parameters(), *call.module.named_buffers()):
+    for name, value in (*parameters_in(call.module).items(), *buffers_in(call.module).items()):
         if value.is_floating_point() and not usable(value, masks=not isinstance(value, nn.Parameter)):
             return f"{'.'.join(p for p in (call.label, name) if p)} was not finite before the call"
     return ""

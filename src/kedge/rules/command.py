@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import PurePath
 
-from kedge.json_input.reading import visible
+from kedge.shown_text import typed
 from kedge.store.recording import Recording
 
 #: The script in the manifest of a program that was not started as one.
@@ -68,10 +67,8 @@ def uncompiled(recording: Recording) -> str:
 
 def _command(recording: Recording, *, dump: bool) -> str:
     manifest = recording.manifest
-    script, command = (
-        visible(str(manifest.get("script") or ""), lines=True),
-        [visible(str(word), lines=True) for word in manifest.get("command") or ()],
-    )
+    script = str(manifest.get("script") or "")
+    command = manifest.get("command") or ()
     if script in _UNNAMED or PurePath(script).name in _NOTEBOOKS:
         eager = f" after {_EAGER}" if dump and is_compiled(recording) else ""
         return f"kedge.watch(dump=True){eager}" if dump else "kedge.watch(every=1, budget=None)"
@@ -79,7 +76,7 @@ def _command(recording: Recording, *, dump: bool) -> str:
     options = ["--budget", "none", "--every", "1"] if measures_all(recording) or not dump else []
     options += (["--dump"] if dump else []) + (["--sites", sites] if sites != "**" else [])
     variable = _UNCOMPILED if dump and is_compiled(recording) else ""
-    return variable + shlex.join([*_launcher(manifest.get("world")), "run", *options, *(command or [script or _ANY])])
+    return variable + typed(*_launcher(manifest.get("world")), "run", *options, *(command or [script or _ANY]))
 
 
 def _launcher(world: object) -> list[str]:

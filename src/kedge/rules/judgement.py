@@ -116,6 +116,8 @@ def _words(event: Mapping[str, Any]) -> str:
         return f"{f'{seconds:.3g} s of ' if seconds else ''}computation in child processes"
     if event.get("what") == "hook-tables":
         return "modules, because the program replaced PyTorch's global hooks"
+    if event.get("what") == "failed":
+        return f"{detail.get('name')} ({detail.get('cause')})"
     return str(event.get("what", "a part of the program"))
 
 

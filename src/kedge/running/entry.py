@@ -17,6 +17,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -138,7 +139,7 @@ def _check_kedge(order: Mapping[str, Any]) -> None:
     if found != order["version"]:
         raise CannotEnter(
             f"its environment has Kedge {found}, and this command is Kedge {order['version']}; use the command of its "
-            f"environment: {sys.executable} -m kedge attach {os.getpid()}"
+            f"environment: {shlex.join([sys.executable, '-m', 'kedge', 'attach', str(os.getpid())])}"
         )
 
 
@@ -148,7 +149,7 @@ def _check_lending(order: Mapping[str, Any]) -> None:
         own, lent = ".".join(map(str, sys.version_info[:2])), ".".join(map(str, order["python"]))
         raise CannotEnter(
             f"its environment has no Kedge, and that of this command cannot be lent to it: it is for Python {lent}, and "
-            f"the process runs Python {own}. Install Kedge there: {sys.executable} -m pip install kedge"
+            f"the process runs Python {own}. Install Kedge there: {shlex.join([sys.executable, '-m', 'pip', 'install', 'kedge'])}"
         )
 
 

@@ -111,7 +111,10 @@ def _with(value: Any, changed: Mapping[str, Any]) -> Any:
 def describe(value: Any) -> str:
     """Return a short description of a value for messages: type, and shape or leaves."""
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{list(shape_of(value))}"
+        try:
+            return f"{str(value.dtype).removeprefix('torch.')}{list(shape_of(value))}"
+        except Exception:  # noqa: BLE001 - the program's subclass answers for its attributes
+            return type(value).__name__
     names = [f"[{n}]" for n, _ in find(value)]
     inside = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "no tensor"
     return f"{type(value).__name__} with {inside}"

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from kedge.torch_internals.module_tables import modules_in
+
 MODAL = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
@@ -21,7 +23,7 @@ def drops(module: nn.Module) -> bool:
 
 def in_training(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the paths and modules of a model that compute as in training: dropout, and statistics of the batch."""
-    for name, module in model.named_modules():
+    for name, module in modules_in(model).items():
         if module.training and isinstance(module, MODAL) and drops(module) and _depends(module):
             yield name, module
 

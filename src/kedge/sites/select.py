@@ -30,7 +30,7 @@ from kedge.sites.site import (
     Site,
     escape,
 )
-from kedge.torch_internals.module_tables import named_modules, named_parameters
+from kedge.torch_internals.module_tables import named_modules, named_parameters, own_children
 
 
 @dataclass(frozen=True)
@@ -289,7 +289,7 @@ class ModelLayout:
 
     def _never_called(self, term: Term) -> NoSuchKind:
         module = self.modules[term.literal or ""]
-        inside = [escape(self.first[id(c)]) for c in module.children()][:3]
+        inside = [escape(self.first[id(c)]) for c in own_children(module).values() if c is not None][:3]
         return NoSuchKind(
             f'"{term}" is a {type(module).__name__}, which holds modules and is never called itself; hook the '
             f"modules inside: {', '.join(inside) or 'it is empty'}"

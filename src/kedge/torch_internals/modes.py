@@ -83,6 +83,11 @@ def is_fake(value: Any) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
+def has_data(value: Tensor) -> bool:
+    """Whether a tensor has numbers that can be read: one on the device ``meta``, or a fake one, has only a shape."""
+    return not (value.is_meta or is_fake(value))
+
+
 def plainly() -> AbstractContextManager[Any]:
     """Suspend the modes in which tensors have no data or become part of a graph."""
     return without_modes() if is_captured() else _without_fake()

@@ -1,8 +1,12 @@
-"""A module's own parameters, buffers and modules, entries of None included."""
+"""A module's own parameters, buffers and modules, entries of None included, and those of all modules inside it.
+
+The tables are read, and methods such as `named_modules` are not called: a class may have its own, which raise or leave
+things out, and those of PyTorch compare modules, for which a class may have its own `__eq__` and `__hash__`, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -51,12 +55,62 @@ own_children: Callable[[nn.Module], Mapping[str, nn.Module | None]] = _named_chi
 
 def named_modules(module: nn.Module) -> dict[str, nn.Module]:
     """Return a module and all inside by every path that they have; if one contains itself, by their first paths."""
-    return dict(module.named_modules(remove_duplicate=_contains_itself(module)))
+    return modules_in(module) if _contains_itself(module) else dict(_walk(module, "", None))
 
 
 def named_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     """Return all parameters of a module by every path that they have; if a module contains itself, by their first paths."""
-    return dict(module.named_parameters(remove_duplicate=_contains_itself(module)))
+    if _contains_itself(module):
+        return parameters_in(module)
+    members = (
+        (_joined(path, name), param)
+        for path, inside in _walk(module, "", None)
+        for name, param in own_parameters(inside).items()
+        if param is not None
+    )
+    return dict(members)  # type: ignore[arg-type]  # what stands in this table is a parameter
+
+
+def modules_in(module: nn.Module) -> dict[str, nn.Module]:
+    """Return a module and all inside, each once, by its first path, in the order of `nn.Module.named_modules`."""
+    return dict(_walk(module, "", set()))
+
+
+def parameters_in(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return all parameters of a module, each once, by its first path."""
+    return _once(module, own_parameters)
+
+
+def buffers_in(module: nn.Module) -> dict[str, Tensor]:
+    """Return all buffers of a module, each once, by its first path."""
+    return _once(module, own_buffers)
+
+
+def _once(module: nn.Module, table: Callable[[nn.Module], Mapping[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    seen: set[int] = set()
+    for path, inside in _walk(module, "", set()):
+        for name, held in table(inside).items():
+            if held is not None and id(held) not in seen:
+                seen.add(id(held))
+                found[_joined(path, name)] = held
+    return found
+
+
+def _walk(module: nn.Module, path: str, seen: set[int] | None) -> Iterator[tuple[str, nn.Module]]:
+    """Yield a module and all inside with their paths; those that are not in a set of ids, if there is one."""
+    if seen is not None:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+    yield path, module
+    for name, child in own_children(module).items():
+        if child is not None:
+            yield from _walk(child, _joined(path, name), seen)
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _contains_itself(module: nn.Module, around: tuple[int, ...] = (), known: set[int] | None = None) -> bool:
@@ -103,7 +157,7 @@ def put_back(module: nn.Module, buffers: Mapping[str, Tensor | None]) -> None:
 
 def is_replica(module: nn.Module) -> bool:
     """Whether `DataParallel` made a module for one call, as a replica of the hooked one."""
-    return bool(getattr(module, "_is_replica", False))
+    return bool(vars(module).get("_is_replica", False))
 
 
 def replica_of(module: Any) -> Any:

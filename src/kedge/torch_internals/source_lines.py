@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from kedge.frames import INSTALLED, is_between
-from kedge.torch_internals.module_tables import own_parameters
+from kedge.torch_internals.module_tables import modules_in, own_parameters
 
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LONGEST = 200
@@ -95,7 +95,7 @@ def module_tree(root: nn.Module, label: Callable[[str], str]) -> list[dict[str, 
     seen: set[int] = set()
     forwards: dict[type, tuple[str | None, int | None]] = {}
     entries = []
-    for path, module in root.named_modules():
+    for path, module in modules_in(root).items():
         kind = type(module)
         if kind not in forwards:
             forwards[kind] = forward_of(module) or (None, None)

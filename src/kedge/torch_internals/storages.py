@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from kedge.torch_internals import modes
 from kedge.torch_internals.corners import find, lacks
+from kedge.torch_internals.module_tables import buffers_in, parameters_in
 
 _ROWS = (torch.sparse_csr, torch.sparse_bsr)
 _COLUMNS = (torch.sparse_csc, torch.sparse_bsc)
@@ -89,4 +90,4 @@ def behind(pointer: Any) -> torch.UntypedStorage | None:
 
 def owned(module: nn.Module) -> dict[int, torch.UntypedStorage]:
     """Return the storages of a module's parameters and buffers."""
-    return storages([*module.parameters(), *module.buffers()])
+    return storages([*parameters_in(module).values(), *buffers_in(module).values()])

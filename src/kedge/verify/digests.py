@@ -33,6 +33,7 @@ from kedge.sites import leaves
 from kedge.stderr import Shield
 from kedge.torch_internals import modes
 from kedge.torch_internals.accelerators import generator_states
+from kedge.torch_internals.module_tables import buffers_in, parameters_in
 from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.source_lines import TORCH
 from kedge.torch_internals.storages import parts
@@ -118,7 +119,7 @@ class DigestLog:
 
     def _after(self, optimizer: Optimizer) -> None:
         self._digests("parameter", self._parameters(optimizer))
-        buffers = [(f"{name}.{path}", b) for name, root in self._living() for path, b in root.named_buffers()]
+        buffers = [(f"{name}.{path}", b) for name, root in self._living() for path, b in buffers_in(root).items()]
         states = generator_states().items()
         drawn = [("random generator" + (f" of {place}" if place != "cpu" else ""), state) for place, state in states]
         self._digests("buffer", [*buffers, *drawn])
@@ -129,7 +130,9 @@ class DigestLog:
 
     def _parameters(self, optimizer: Optimizer) -> list[tuple[str, Tensor]]:
         """Return every parameter of every root, and those that only the optimizer has."""
-        named = {id(p): (f"{name}.{path}", p) for name, root in self._living() for path, p in root.named_parameters()}
+        named = {
+            id(p): (f"{name}.{path}", p) for name, root in self._living() for path, p in parameters_in(root).items()
+        }
         own = (p for group in optimizer.param_groups for p in group["params"])
         for number, p in zip(count(), own, strict=False):
             named.setdefault(id(p), (f"{type(optimizer).__name__}[{number}]", p))

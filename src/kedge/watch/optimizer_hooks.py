@@ -13,7 +13,7 @@ from kedge.torch_internals import device_graphs, dynamo
 from kedge.torch_internals.own_work import own_work
 from kedge.watch.records.record import TrainingRecord
 from kedge.watch.step_kinds import StepKinds
-from kedge.watch.steps.shield import OFF, WatchShield
+from kedge.watch.steps.shield import OFF, OPTIMIZER, WatchShield
 from kedge.watch.training import Training
 
 
@@ -30,7 +30,9 @@ class OptimizerHooks:
     def __init__(self, record: TrainingRecord, training: Training, kinds: StepKinds, shield: WatchShield) -> None:
         self.record, self.training, self.kinds, self.shield = record, training, kinds, shield
         self.steps, self.budget, self.skipped = kinds.steps, kinds.budget, record.models.passes.skipped
-        self._measure_before, self._measure_after = shield.around(self._before_step), shield.around(record.after_update)
+        self._measure_before = shield.around(self._before_step, OPTIMIZER)
+        self._measure_after = shield.around(record.after_update, OPTIMIZER)
+        self._count = shield.around(self.steps.count_update, OPTIMIZER)
 
     def install(self) -> tuple[RemovableHandle, ...]:
         """Install the hooks, and return their handles."""
@@ -65,8 +67,7 @@ class OptimizerHooks:
         is_last = self.budget.run == 1 and self.record.meter.level != OFF
         if is_last or id(optimizer) in self.record.updates.late:
             self._measure_after(optimizer)
-        if self.shield.failure is None:
-            self.steps.count_update(optimizer)
+        self._count(optimizer)
 
 
 dynamo.untraced(OptimizerHooks._stepped)  # an optimizer's step may be compiled

@@ -58,16 +58,25 @@ class StepKinds:
         """Write the values of the last steps, and prepare the next ones."""
         budget = self.budget
         timed = self.compiled.charge(measured=budget.kind is StepKind.MEASURED)
-        if budget.kind is not StepKind.SKIPPED:
-            measured = budget.kind is StepKind.MEASURED
-            if measured:
-                self.hooks.gather()
-            if self.record.end_step(step) and not measured:
-                budget.wish()
-            self._note_compiled(step)
-            budget.charge_device(self.costs.charge_device())
-            timed += self.costs.charge()
-        self._begin_step(budget.run_ended(step, perf_counter(), timed))
+        try:
+            if budget.kind is not StepKind.SKIPPED:
+                self._write(step)
+        except Exception:
+            self.record.forget(step)  # what is left of it would be taken for all
+            raise
+        finally:
+            if budget.kind is not StepKind.SKIPPED:
+                budget.charge_device(self.costs.charge_device())
+                timed += self.costs.charge()
+            self._begin_step(budget.run_ended(step, perf_counter(), timed))
+
+    def _write(self, step: int) -> None:
+        measured = self.budget.kind is StepKind.MEASURED
+        if measured:
+            self.hooks.gather()
+        if self.record.end_step(step) and not measured:
+            self.budget.wish()
+        self._note_compiled(step)
 
     def _note_compiled(self, step: int) -> None:
         """Note, once, that code of the program is compiled: calls in it cannot be kept."""

@@ -6,14 +6,14 @@ all objects finds the modules that hold these parameters, and parameters of no m
 
 from __future__ import annotations
 
-import weakref
-
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from kedge.by_identity import ByIdentity
 from kedge.sites.leaves import own_part
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.module_tables import parameters_in
 from kedge.watch.models.holders import holders_of
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, params_of
@@ -36,13 +36,13 @@ class Training:
 
     def __init__(self, models: Models, updates: Updates, steps: Steps) -> None:
         self.models, self.updates, self.steps, self.optimizers = models, updates, steps, steps.optimizers
-        self.without_root: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self.without_root: ByIdentity[Optimizer, int] = ByIdentity()
 
     def watch(self, module: nn.Module) -> RootModule:
         """Watch a new root; optimizers may have stepped, or begun to, before it was first called."""
         root = self.models.watch(module)
         self.steps.add(root, self.models.roots)
-        own = {id(p) for p in module.parameters()} if self.optimizers.entries else set()
+        own = {id(p) for p in parameters_in(module).values()} if self.optimizers.entries else set()
         for optimizer in self.optimizers.known().values():
             if any(id(p) in own for p in params_of(optimizer)):
                 self._adopt(optimizer, self.optimizers.entry(optimizer))

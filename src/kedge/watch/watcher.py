@@ -21,8 +21,9 @@ from kedge.actions.measure.meter import Meter
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.sites.select import Selector
 from kedge.sites.spread import averaged_over
-from kedge.stderr import messenger
+from kedge.stderr import say
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.module_tables import modules_in
 from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import Optimizers
@@ -36,7 +37,7 @@ from kedge.watch.step_kinds import StepKinds
 from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.kind import StepKind
-from kedge.watch.steps.shield import OFF, WatchShield, stop_in_children
+from kedge.watch.steps.shield import BACKWARD, OFF, STEP, WatchShield, stop_in_children
 from kedge.watch.steps.steps import Steps
 from kedge.watch.totals import WatchSummary
 from kedge.watch.training import Training
@@ -64,19 +65,22 @@ class Watcher:
         self.budget.spacing.others = optimizers.until_own
         self.steps = Steps(optimizers, self.budget)
         self.session = WatchSession(self.steps)
-        self.models = Models(self.session, meter, WantedSites(Selector(sites), messenger()), places)
+        self.models = Models(self.session, meter, WantedSites(Selector(sites), say), places)
         self.record = TrainingRecord(log, meter, self.models, optimizers, self.step)
         self.costs.others = lambda: self.record.first_step.seconds
         self.training = Training(self.models, self.record.updates, self.steps)
         self.kinds = StepKinds(self.steps, self.record, self.training, self.shield)
         self._undo = ExitStack()
         around, passes, steps = self.shield.around, self.models.passes, self.steps
-        passes.on_begin, passes.on_end = around(self._backward_began), around(self._backward_ended)
-        passes.on_skipped_end, passes.on_bad = around(self._count_backward), around(self.kinds.interrupt_skipped)
-        steps.on_pass, steps.on_step_of_run = around(self._pass_began), self.record.updates.forget_step
-        steps.on_step[:] = [around(self.kinds.run_ended)]
-        self._on_first_call = around(self._first_call)
-        self._on_last_sight = around(self.record.exam.examine)
+        passes.on_begin = around(self._backward_began, BACKWARD)
+        passes.on_end = around(self._backward_ended, BACKWARD)
+        passes.on_skipped_end = around(self._count_backward, BACKWARD)
+        passes.on_bad = around(self.kinds.interrupt_skipped, STEP)
+        steps.on_pass, steps.on_step_of_run = around(self._pass_began, STEP), self.record.updates.forget_step
+        steps.on_step[:] = [around(self.kinds.run_ended, STEP)]
+        self.session.lose = self.shield.lose
+        self._on_first_call = around(self._first_call, "the model")
+        self._on_last_sight = around(self.record.exam.examine, STEP)
         self._updates = OptimizerHooks(self.record, self.training, self.kinds, self.shield)
 
     def __enter__(self) -> Self:
@@ -105,17 +109,17 @@ class Watcher:
         if os.getpid() != self.shield.pid:
             return
         try:
-            if not self.failed:
-                with self.record.meter.lock, self.costs:  # another thread may still train
-                    silent = self.record.end()
-                self.record.writer.log.event({"kind": "ledger", "sampled": self.summary.sampled, "sites": silent})
+            with self.record.meter.lock, self.costs:  # another thread may still train
+                self.shield.over, self.record.meter.level = True, OFF
+                silent = self.record.end(self.shield)
+            self.record.writer.log.event({"kind": "ledger", "sampled": self.summary.sampled, "sites": silent})
         finally:
             self._undo.close()
             self.session.end(quiet=True)
 
     @property
     def failed(self) -> bool:
-        """Whether Kedge has failed."""
+        """Whether something could not be watched."""
         return self.shield.failure is not None
 
     def step(self) -> int:
@@ -148,17 +152,18 @@ class Watcher:
             return
         running, record = self.models.running(), self.record
         if running is not None:
-            self.models.known.add(module.modules())
+            self.models.known.add(modules_in(module).values())
             record.facts.unoptimized.called_inside(module, running)
             return
         root = self.training.watch(inner)
         root.averaged = averaged_over(module)
-        record.exam.begin(inner, root, self._on_last_sight)
+        self.shield.attempt("the end of its training", record.exam.begin, inner, root, self._on_last_sight)
+        inside = f"the calls inside {type(module).__name__}"
         if record.dump is not None:
-            record.dump.watch(inner, root.label, begun=inner is module)
+            self.shield.attempt(inside, record.dump.watch, inner, root.label, begun=inner is module)
         if inner is module:  # PyTorch had collected the hooks of this call before ours were registered
             if not root.hooks.follows:
-                record.first_step.add(module, root)
+                self.shield.attempt(inside, record.first_step.add, module, root)
             self.session.begin_call(module, args)
 
     def _pass_began(self, passes: PassCounter, graded: bool) -> None:
@@ -172,9 +177,11 @@ class Watcher:
             self.kinds.interrupt()
 
     def _backward_ended(self, task: int) -> None:
-        if self.record.meter.level != OFF:
-            self.record.backward_ended(task)
-        self._count_backward()
+        try:
+            if self.record.meter.level != OFF:
+                self.record.backward_ended(task)
+        finally:
+            self._count_backward()
 
     def _count_backward(self) -> None:
         """Count a backward pass as long as no optimizer has stepped."""

@@ -21,6 +21,7 @@ from kedge.offload.plan.limits import bytes_of
 from kedge.offload.plan.predict import Forecast
 from kedge.offload.plan.tables import Treatment
 from kedge.offload.plan.timing import TensorTimes
+from tests.marks import measured
 
 MB, GB = 10**6, 10**9
 
@@ -445,7 +446,8 @@ def stays(loss, model, x, least):
     return sum(storage.nbytes() for storage in kept - known if storage.nbytes() >= least)
 
 
-@pytest.mark.timing  # the plan keeps what takes longest to bring back, as measured
+@pytest.mark.timing
+@measured  # the plan keeps what takes longest to bring back, as measured
 @pytest.mark.parametrize(("share", "disk"), [(0.6, False), (0.25, True), (0.6, True)])
 def test_a_run_stays_within_its_limit(share, disk, tmp_path):
     """What is kept when the forward pass ends is what was planned, within the limit, and no less than 85 % of it."""

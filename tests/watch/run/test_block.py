@@ -304,13 +304,15 @@ def test_a_program_may_change_its_folder(watch, tmp_path, monkeypatch):
 
 
 def test_a_hook_that_fails_does_not_end_the_training(watch, monkeypatch, capsys):
-    """It is said once, and Kedge steps aside."""
+    """It is said once, with what is not watched."""
     with watch() as run:
         monkeypatch.setattr(run._watch.models, "_hook", lambda *_: 1 / 0)
         train(net())
 
     assert (
-        capsys.readouterr().err.count("watching failed: ZeroDivisionError: division by zero (watch/models/models.py:")
+        capsys.readouterr().err.count(
+            "the model Sequential cannot be watched: ZeroDivisionError: division by zero (watch/models/models.py:"
+        )
         == 1
     )
 

@@ -8,8 +8,9 @@ import pytest
 
 from kedge.actions.measure.meter import Meter
 from kedge.watch.steps.costs import Costs
+from tests.marks import measured
 
-pytestmark = pytest.mark.timing
+pytestmark = [pytest.mark.timing, measured]
 
 
 def test_time_within_time_is_counted_once() -> None:

@@ -37,8 +37,8 @@ def measurable(value: Tensor) -> bool:
     """Return whether a tensor holds numbers that can be summed on its device."""
     dtype = value.dtype
     numbers = dtype in _COUNTED or dtype.is_complex or dtype in _NARROW
-    there = value.layout is torch.strided and not value.is_meta and not value.is_nested
-    return numbers and there and not modes.is_fake(value) and value.numel() > 0
+    there = value.layout is torch.strided and not value.is_nested
+    return numbers and there and modes.has_data(value) and value.numel() > 0
 
 
 def transforms(value: Tensor) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kedge.figures.graph.folding import Box, Call, Calls, FoldedGraph
 from kedge.inspect.autograd_graph import GraphHook, GraphNode
 from kedge.numbers import counted, sized
+from kedge.shown_text import visible
 
 _HOOKS_NAMED = 3
 _LONGEST = 60
@@ -145,5 +146,5 @@ def _short(text: str) -> str:
 
 def _quoted(text: str) -> str:
     """Return a text quoted for graphviz, with special characters escaped."""
-    plain = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    plain = visible(text, lines=True).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{plain}"'

@@ -154,9 +154,15 @@ class Gate(KedgeHook):
         try:
             return find(*what)
         except Exception as error:
-            if self.owner.on_error == "raise" or came_by_signal(error):
+            if not self.passes_over("searched", error):
                 raise
-            if self.seen.empty is None:
-                self.seen.empty = f"it cannot be searched: {type(error).__name__}: {error}"
-                self.owner.complain(ActionDisabled(f"{self.path}:{self.kinds[0]} is not observed: {self.seen.empty}"))
             return []
+
+    def passes_over(self, done: str, error: Exception) -> bool:
+        """Whether a value that fails is passed over, which a warning reports once, instead of raising the error."""
+        if self.owner.on_error == "raise" or came_by_signal(error):
+            return False
+        if self.seen.empty is None:
+            self.seen.empty = f"it cannot be {done}: {type(error).__name__}: {error}"
+            self.owner.complain(ActionDisabled(f"{self.path}:{self.kinds[0]} is not observed: {self.seen.empty}"))
+        return True

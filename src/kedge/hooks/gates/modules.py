@@ -38,7 +38,7 @@ from kedge.sites.select import SitePlace
 from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import after_forward, before_forward
-from kedge.torch_internals.module_tables import own_parameters
+from kedge.torch_internals.module_tables import modules_in, own_parameters
 from kedge.torch_internals.own_work import OwnWork, is_watched
 
 
@@ -63,7 +63,11 @@ class OutputGate(ModuleGate):
         if recompute:
             self.seen.again += 1
         if self.measures and not recompute:
-            self._measure(output, call)
+            try:
+                self._measure(output, call)
+            except Exception as error:
+                if not self.passes_over("measured", error):
+                    raise
             return None
         if self.plain and isinstance(output, Tensor):  # the common case, which must be fast
             new = fire(self.taps["out"], output, self.passes.event(self.site("out", ""), call, recompute))
@@ -189,7 +193,11 @@ class InputGate(ModuleGate):
         if recompute:
             self.seen.again += 1
         if self.measures and not recompute:
-            self._measure(args, kwargs, call)
+            try:
+                self._measure(args, kwargs, call)
+            except Exception as error:
+                if not self.passes_over("measured", error):
+                    raise
             return None
         return self._structured(module, args, kwargs, call, recompute)
 
@@ -321,7 +329,7 @@ class ModuleGates:
     def place_value(self, place: SitePlace, spec: Spec, model: nn.Module) -> None:
         """Attach taps to every module that holds a parameter, several for tied weights; the first one called fires."""
         param = place.param
-        for path, module in model.named_modules():
+        for path, module in modules_in(model).items():
             name = next((n for n, p in own_parameters(module).items() if p is param), None)
             if name is not None and param is not None:
                 before = self._before(module, path)
@@ -330,7 +338,7 @@ class ModuleGates:
 
     def watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> bool:
         """Attach to every in-place module, for actions that keep values; returns whether there is one."""
-        in_place = [(name, m) for name, m in model.named_modules() if getattr(m, "inplace", False) is True]
+        in_place = [(name, m) for name, m in modules_in(model).items() if getattr(m, "inplace", False) is True]
         for name, module in in_place:
             self._before(module, name).watch_overwrites(actions)
         return bool(in_place)

@@ -18,6 +18,7 @@ from kedge.hooks.placing.concealed import KedgeHook
 from kedge.hooks.placing.installed import InstalledHook
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.module_tables import parameters_in
 from kedge.torch_internals.source_lines import is_running
 
 
@@ -70,7 +71,7 @@ def follow(owner: Owner, model: nn.Module, prefix: str = "") -> PassBegins:
 
 def has_optimizer(model: nn.Module | None) -> bool:
     """Whether an optimizer exists that holds one of a model's parameters; looks through all objects."""
-    held = {id(p) for p in model.parameters()} if model is not None else set()
+    held = {id(p) for p in parameters_in(model).values()} if model is not None else set()
     optimizers = (o for o in gc.get_objects() if issubclass(type(o), Optimizer))  # isinstance runs code of odd objects
     groups = (group for o in optimizers for group in getattr(o, "param_groups", ()))  # none after a failed __init__
     return bool(held) and any(id(p) in held for group in groups for p in group["params"])
@@ -78,7 +79,7 @@ def has_optimizer(model: nn.Module | None) -> bool:
 
 def count_steps(owner: Owner, model: nn.Module) -> None:
     """Count, for a session, the steps of the first optimizer to step that holds one of this model's parameters."""
-    held, clock = {id(p) for p in model.parameters()}, owner.clock
+    held, clock = {id(p) for p in parameters_in(model).values()}, owner.clock
     whose = id(held)  # not the model's: a session may hook it twice
     if not held or not clock.by_models:
         return

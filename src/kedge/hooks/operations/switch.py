@@ -22,6 +22,7 @@ from kedge.hooks.placing.concealed import KedgeHook
 from kedge.sites.select import SitePlace, runs
 from kedge.torch_internals.checkpoint import owners_around
 from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.module_tables import modules_in, own_children
 
 
 class ModeOn(KedgeHook):
@@ -70,7 +71,7 @@ class ModeSwitches:
         self.owner, self.passes = owner, passes
         self.here = ThreadMode(passes)
         self.switches: dict[int, ModeOn] = {}
-        self.names = {id(m): name for name, m in model.named_modules()}
+        self.names = {id(m): name for name, m in modules_in(model).items()}
         owner.installed.install(self)
 
     def place(self, place: SitePlace, spec: Spec) -> None:
@@ -127,7 +128,9 @@ class ModeSwitches:
 
 def _children(module: nn.Module, around: tuple[nn.Module, ...] = ()) -> Iterator[nn.Module]:
     """Yield the modules that a forward is likely to call: its children, and those in lists and dicts of modules."""
-    for child in module.children():
+    for child in own_children(module).values():
+        if child is None:
+            continue
         if runs(child):
             yield child
         elif not any(child is each for each in around):  # a list may contain itself

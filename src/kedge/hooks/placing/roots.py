@@ -6,40 +6,32 @@ A root is found at its first call, by a global forward-pre hook. Parts of a root
 from __future__ import annotations
 
 import itertools
-import weakref
 from collections.abc import Collection, Iterable
 
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 
+from kedge.by_identity import ByIdentity
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.graph_task import in_backward
-from kedge.torch_internals.module_tables import is_replica
+from kedge.torch_internals.module_tables import is_replica, modules_in
 
 
-class SeenModules:
+class SeenModules(ByIdentity[nn.Module, None]):
     """Modules that have been called, or are part of a root; held weakly."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, weakref.KeyedRef[int, nn.Module]] = {}
-        self._never_roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
-    def __contains__(self, module: nn.Module) -> bool:
-        known = self._seen.get(id(module))
-        return known is not None and known() is module
+        super().__init__()
+        self._never_roots: ByIdentity[nn.Module, None] = ByIdentity()
 
     def add(self, modules: Iterable[nn.Module]) -> None:
         """Add modules, until they no longer exist."""
-        self._seen.update((id(module), weakref.KeyedRef(module, self._gone, id(module))) for module in modules)
+        self.update((module, None) for module in modules)
 
     def discard(self, module: nn.Module) -> None:
         """Forget a module, so that its next call counts as its first."""
-        self._seen.pop(id(module), None)
-
-    def _gone(self, known: weakref.KeyedRef[int, nn.Module]) -> None:
-        if self._seen.get(known.key) is known:
-            del self._seen[known.key]
+        self.pop(module, None)
 
     def candidate(self, module: nn.Module) -> nn.Module | None:
         """Add a module at its first call.
@@ -62,7 +54,7 @@ class SeenModules:
         It may be a replica; or it may compute a parameter, for which PyTorch calls it while the owner is being built.
         """
         if isinstance(module, ParametrizationList):
-            self._never_roots.update(module.modules())
+            self._never_roots.update((inside, None) for inside in modules_in(module).values())
         return module in self._never_roots or is_replica(module)
 
 

@@ -266,7 +266,7 @@ class _Taking:
 
     def _ask(self, value: Tensor) -> _Taken | None:
         make_saved = find("torch:_C._autograd._make_saved_tensor")
-        if make_saved is None or modes.is_fake(value) or value.is_inference() or not _is_bare(value):
+        if make_saved is None or not modes.has_data(value) or value.is_inference() or not _is_bare(value):
             return None
         decided: list[Any] = []
         ask = self.pack  # a closure over `self` would make a cycle through the saved tensor, unseen by the collector

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,8 +11,8 @@ from kedge.compare.circumstances import circumstances
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.measures import coarser
 from kedge.compare.verdict import Verdict
-from kedge.json_input.reading import visible
 from kedge.numbers import compact, percent
+from kedge.shown_text import typed
 
 SIDES = {"A": "cyan", "B": "magenta"}
 PARTED, SAME = ("✗", "bold red"), ("✓", "bold green")
@@ -41,8 +40,8 @@ def head(comparison: Comparison, names: Names) -> Iterator[Text]:
     width = max(len(names.a), len(names.b))
     for side, name, recording in (("A", names.a, comparison.a), ("B", names.b, comparison.b)):
         command = recording.manifest.get("command")
-        typed = f"  {visible(shlex.join(map(str, command)))}" if command else ""
-        yield Text.assemble((side, f"bold {SIDES[side]}"), f"  {name:<{width}}", (typed, "dim"))
+        line = f"  {typed(*command)}" if command else ""
+        yield Text.assemble((side, f"bold {SIDES[side]}"), f"  {name:<{width}}", (line, "dim"))
     for found in circumstances(comparison.a, comparison.b):
         text = Text(f"   {found.name}: ")
         yield text.append(found.a or "-", SIDES["A"]).append(" → ").append(found.b or "-", SIDES["B"])

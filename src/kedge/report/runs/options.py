@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.json_input.reading import visible
+from kedge.shown_text import visible
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _SET = re.compile(r"[+~]{0,2}([A-Za-z_][\w./-]*)=(.*)", re.DOTALL)

@@ -21,6 +21,7 @@ from kedge.rules.nonfinite.wording.advice import DOMAIN, OperationAdvice, domain
 from kedge.rules.nonfinite.wording.leadup import lead_up
 from kedge.rules.recorded.wiring import ModuleSites, Wiring, wire
 from kedge.rules.rule import Finding
+from kedge.shown_text import typed
 from kedge.store.recording import Recording
 
 Entry = Mapping[str, Any]
@@ -250,7 +251,7 @@ class KeptCallWording:
 
     def _rerun(self) -> str:
         script = self.call.recording.path / str(self.call.event["folder"]) / "replay.py"
-        return f"To run that call again by itself: python {script}."
+        return f"To run that call again by itself: {typed('python', script)}."
 
     def _remedy(self) -> str:
         call, module = self.call, self.call.module

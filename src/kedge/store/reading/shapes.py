@@ -229,7 +229,10 @@ EVENTS: dict[str, Check] = {
     "not-optimized": fields(
         {}, {"root": nullable(count), "training": flag, "outside_fixed": flag, **_NAMES, **_COUNTS}
     ),
-    "unseen": fields({"what": text}, {"detail": nullable(fields({}, {"steps": count, "seconds": number}))}),
+    "unseen": fields(
+        {"what": text},
+        {"detail": nullable(fields({}, {"steps": count, "seconds": number, "name": text, "cause": text}))},
+    ),
     "operation": fields(
         {
             "folder": plain_name,

@@ -13,7 +13,7 @@ from kedge.torch_internals.module_tables import is_made, own_children, own_param
 def holders_of(params: Iterable[nn.Parameter]) -> list[nn.Module]:
     """Return the outermost modules that hold some parameters. Slow: it searches all objects."""
     wanted = {id(p) for p in params}
-    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and is_made(o)]
+    modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and _is_readable(o)]
     parents = {id(child): m for m in modules for child in own_children(m).values() if child is not None}
     found: dict[int, nn.Module] = {}
     for module in modules:
@@ -21,6 +21,14 @@ def holders_of(params: Iterable[nn.Parameter]) -> list[nn.Module]:
             top = _outermost(module, parents)
             found[id(top)] = top
     return list(found.values())
+
+
+def _is_readable(module: nn.Module) -> bool:
+    """Whether a module's tables can be read; one of all modules that cannot must not end the search for others."""
+    try:
+        return is_made(module) and own_children(module) is not None and own_parameters(module) is not None
+    except Exception:  # noqa: BLE001 - of the program's class; it is reported when it is called
+        return False
 
 
 def _outermost(module: nn.Module, parents: Mapping[int, nn.Module]) -> nn.Module:

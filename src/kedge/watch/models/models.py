@@ -10,7 +10,6 @@ step looks for new roots; see `kedge.watch.training`.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -18,9 +17,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from kedge.actions.measure.meter import Meter
+from kedge.by_identity import ByIdentity
 from kedge.hooks.placing.roots import SeenModules
 from kedge.sites.leaves import own_part
 from kedge.sites.select import runs
+from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.torch_internals.source_lines import module_tree
 from kedge.watch.models.backwards import BackwardPasses, Reached
 from kedge.watch.models.naming import names_in_frames, prefix_of
@@ -50,7 +51,7 @@ class Models:
         self.roots: list[RootModule] = []
         self.known, self.passes = SeenModules(), BackwardPasses(places)
         self.holding: list[nn.Module] | None = None
-        self.names: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self.names: ByIdentity[nn.Module, str] = ByIdentity()
         self._lazy: list[RootModule] = []
 
     def candidate(self, module: nn.Module) -> nn.Module | None:
@@ -63,7 +64,7 @@ class Models:
 
     def watch(self, module: nn.Module) -> RootModule:
         """Make a module a root, and hook it."""
-        named = dict(module.named_modules())
+        named = modules_in(module)
         fresh = {
             name: m
             for name, m in named.items()
@@ -75,18 +76,32 @@ class Models:
         root = next_of(self.roots, types) or RootModule(
             len(self.roots), prefix_of(module, self.roots, self.names), types
         )
+        try:
+            self._attach(module, root, fresh)
+        except Exception:
+            self._give_up(root)
+            raise
+        if _is_lazy(module):
+            self._lazy.append(root)
+        if self.holding is not None:
+            self.holding.append(module)
+        return root
+
+    def _attach(self, module: nn.Module, root: RootModule, fresh: Mapping[str, nn.Module]) -> None:
         with root.hooks.attaching(self.session, module) as target:
-            root.parameters = sum(p.numel() for p in module.parameters() if not is_lazy(p))
+            root.parameters = sum(p.numel() for p in parameters_in(module).values() if not is_lazy(p))
             root.modules = module_tree(module, root.label)
             if not root.hooks.follows:
                 self.roots.append(root)
             self._hook(module, root, fresh)
-        if _is_lazy(module):
-            self._lazy.append(root)
         target.held = None  # the program decides how long its models live
-        if self.holding is not None:
-            self.holding.append(module)
-        return root
+
+    def _give_up(self, root: RootModule) -> None:
+        """Remove what is attached to a model that cannot be watched."""
+        root.hooks.abandon(self.session, root.taps(self.session))
+        self.places.forget(root)
+        if not root.hooks.follows and root in self.roots:
+            self.roots.remove(root)
 
     def _hook(self, module: nn.Module, root: RootModule, fresh: Mapping[str, nn.Module]) -> None:
         self.wanted.meet(module, root)
@@ -97,7 +112,7 @@ class Models:
             self.meter.sites.saturates(path, how, numbers)
         for kind in ("out", "in", "out.grad"):
             self.session.hook_each(module, paths, kind, action)
-        if any(own_part(param) is not param for param in module.parameters()):
+        if any(own_part(param) is not param for param in parameters_in(module).values()):
             self.session.hook_each(module, [""], "out.grad", Reached(self.passes, root))
         self._place_parameters(module, root)
 
@@ -123,7 +138,7 @@ class Models:
             if module is not None:
                 if root in self._lazy:  # a first forward has changed the classes of its modules
                     root.modules = module_tree(module, root.label)
-                    root.types.update((n, type(m).__name__) for n, m in module.named_modules() if n in root.types)
+                    root.types.update((n, type(m).__name__) for n, m in modules_in(module).items() if n in root.types)
                 self._place_parameters(module, root)
         self._lazy = []  # parameters still without a shape are found again when an optimizer holds them
 
@@ -139,4 +154,4 @@ class Models:
 
 def _is_lazy(module: nn.Module | None) -> bool:
     """Whether some parameters of a module have no shape yet."""
-    return module is not None and any(map(is_lazy, module.parameters()))
+    return module is not None and any(map(is_lazy, parameters_in(module).values()))

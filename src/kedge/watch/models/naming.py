@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from kedge.frames import is_between
+from kedge.torch_internals.module_tables import parameters_in
 from kedge.watch.models.optimizers import any_optimizer, living, params_of
 from kedge.watch.models.roots import RootModule, free_prefix
 
@@ -25,7 +26,7 @@ def prefix_of(module: nn.Module, roots: Sequence[RootModule], names: Mapping[nn.
     """
     if module in names:
         return names[module]
-    params = {id(p): isinstance(p, nn.Parameter) for p in module.parameters()}
+    params = {id(p): isinstance(p, nn.Parameter) for p in parameters_in(module).values()}
     if params and all(root.prefix for root in roots):
         replaced = not all(params.values())  # by `torch.func`: an optimizer may hold its original ones
         if replaced or not _others_train(params):

@@ -19,6 +19,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from kedge.by_identity import ByIdentity
+from kedge.torch_internals.module_tables import parameters_in
 from kedge.watch.models.parameters import WatchedParameters
 
 _PATIENCE = 30
@@ -36,9 +38,19 @@ def any_optimizer() -> bool:
 
 
 def living() -> list[Optimizer]:
-    """Return every existing optimizer. Slow: it searches all objects."""
+    """Return every existing optimizer whose parameters can be read. Slow: it searches all objects."""
     used = _used_kinds()
-    return [o for o in gc.get_referrers(*used) if isinstance(o, Optimizer)] if used else []
+    found = (o for o in gc.get_referrers(*used) if issubclass(type(o), Optimizer)) if used else ()
+    return [optimizer for optimizer in found if _is_readable(optimizer)]
+
+
+def _is_readable(optimizer: Optimizer) -> bool:
+    """Whether an optimizer tells its parameters; the failure of one that does not is reported when it steps."""
+    try:
+        list(params_of(optimizer))
+    except Exception:  # noqa: BLE001 - a property of the program's class
+        return False
+    return True
 
 
 def _used_kinds() -> list[type[Optimizer]]:
@@ -50,7 +62,7 @@ def _used_kinds() -> list[type[Optimizer]]:
 
 def _is_held(module: nn.Module | None) -> bool:
     """Whether an optimizer holds a parameter of a module, so that it will make the steps."""
-    held = {id(p) for p in module.parameters()} if module is not None else set()
+    held = {id(p) for p in parameters_in(module).values()} if module is not None else set()
     return bool(held) and any(id(p) in held for o in living() for p in params_of(o))
 
 
@@ -154,11 +166,12 @@ class Optimizers:
         self._round: list[weakref.ref[Optimizer]] = []
         self.idle = self._known = 0
         self._displaced: weakref.ref[Optimizer] | None = None
-        self._older: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._older: ByIdentity[Optimizer, None] = ByIdentity()
 
     def begin(self) -> None:
         """Remember the optimizers that exist when watching begins: they may belong to a training that is over."""
-        self._older = weakref.WeakSet(living())
+        self._older.clear()
+        self._older.update((optimizer, None) for optimizer in living())
 
     def expect(self, module: nn.Module | None) -> bool:
         """Whether an optimizer was made since watching began, or holds a parameter of a module."""

@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
+from kedge.torch_internals.module_tables import parameters_in
 from kedge.watch.models.roots import RootModule
 
 
@@ -59,7 +60,7 @@ class WatchedParameters:
 
     def unplaced(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         """Return a module's parameters that are not watched yet and have a shape."""
-        return [(n, p) for n, p in module.named_parameters() if not is_lazy(p) and self.of(p) is None]
+        return [(n, p) for n, p in parameters_in(module).items() if not is_lazy(p) and self.of(p) is None]
 
     def put(self, named: Iterable[tuple[str, nn.Parameter]], root: RootModule, wanted: Callable[[str], bool]) -> None:
         """Add parameters of a root.
@@ -108,6 +109,14 @@ class WatchedParameters:
             needs = place.trainable if param is None else param.requires_grad and param.grad is None
             if place.wanted and needs and place.order is None:
                 yield place
+
+    def forget(self, root: RootModule) -> None:
+        """Drop the entries of a root's parameters, and remove their hooks."""
+        for key, place in list(self._places.items()):
+            if place.root is root:
+                del self._places[key]
+                if place.hook is not None:
+                    place.hook.remove()
 
     def forget_gone(self) -> None:
         """Drop the entries of parameters that no longer exist."""

@@ -37,11 +37,15 @@ class WatchSession(Session):
 
     Args:
         clock: Counts the steps. The kind of step decides when a site fires, not a schedule.
+
+    Attributes:
+        lose: Reports that a site cannot be watched.
     """
 
     def __init__(self, clock: StepClock) -> None:
         super().__init__(on_error="warn")
         self.clock = clock
+        self.lose: Callable[[str, Exception], None] = _raise
         self.fired = None  # the timeline has no reader and would keep its values alive
 
     def complain(self, warning: ActionDisabled) -> None:
@@ -50,8 +54,16 @@ class WatchSession(Session):
 
     def hook_each(self, module: nn.Module, paths: list[str], kind: str, action: Any) -> None:
         """Hook one kind of site at some paths, if there are any."""
-        if paths:
+        if not paths:
+            return
+        try:
             self.hook(module, Selector.naming(paths, kind), action)
+        except Exception as error:  # noqa: BLE001 - of a class of the program
+            if len(paths) == 1:
+                self.lose(f"{paths[0] or 'the model'} in {type(module).__name__}", error)
+                return
+            for path in paths:
+                self.hook_each(module, [path], kind, action)
 
     def begin_call(self, module: nn.Module, args: Any) -> None:
         """Start the current call of a root by hand: PyTorch had collected its hooks before ours were registered."""
@@ -63,6 +75,10 @@ class WatchSession(Session):
 
     def refresh(self, *models: nn.Module) -> None:
         """Does nothing: a root is hooked before its first forward, so before it is compiled."""
+
+
+def _raise(what: str, error: Exception) -> None:
+    raise error
 
 
 class StepHooks:

@@ -15,6 +15,7 @@ from kedge.hooks.firing.contract import Measure
 from kedge.hooks.session import Session
 from kedge.hooks.unfired import explaining_many
 from kedge.sites.site import Site
+from kedge.torch_internals.module_tables import modules_in
 from kedge.watch.models.root_hooks import silent_entry
 from kedge.watch.models.roots import RootModule
 
@@ -46,7 +47,7 @@ class PrefixedMeter:
 
 def channel_dims(model: nn.Module, modules: Mapping[str, nn.Module], root: RootModule) -> dict[str, int | None]:
     """Return the channel dimension of three-dimensional values: 1 in convolutional models, else -1."""
-    first = any(isinstance(m, _CHANNELS_FIRST) for m in model.modules())
+    first = any(isinstance(m, _CHANNELS_FIRST) for m in modules_in(model).values())
     return {root.label(n): 1 if first else -1 for n, m in modules.items() if isinstance(m, _EXACT_ZERO)}
 
 

@@ -62,10 +62,14 @@ class RootHooks:
             taps: The root's own.
             label: Returns the recorded path of a site.
         """
-        gone, mine = self.target, {id(tap) for tap in taps}
         self._fired.update(str(tap.site) for tap in taps if tap.fired)
         self.silent += [silent_entry(tap, label(tap.site.path), session) for tap in taps if self.is_silent(tap)]
         self._past = self.passes
+        self.abandon(session, taps)
+
+    def abandon(self, session: Session, taps: Sequence[Tap]) -> None:
+        """Remove the hooks and the taps from a module."""
+        gone, mine = self.target, {id(tap) for tap in taps}
         session.taps = [tap for tap in session.taps if id(tap) not in mine]
         session.targets = {key: target for key, target in session.targets.items() if target is not gone}
         self.target = None

@@ -8,11 +8,13 @@ from typing import Any
 
 from torch import nn
 
+from kedge.hooks.firing.tap import Tap
 from kedge.hooks.placing.roots import free_name
 from kedge.hooks.session import Session
 from kedge.sites.filters import nearest, widened
 from kedge.sites.select import Selector, runs
 from kedge.sites.spread import Spread
+from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.watch.models.root_hooks import RootHooks
 
 _ALIKE = 8
@@ -60,9 +62,12 @@ class RootModule:
         """
         if not self.hooks.are_orphaned:
             return False
-        mine = [tap for tap in session.taps if getattr(tap.action, "root", None) is self]
-        self.hooks.release(session, mine, self.label)
+        self.hooks.release(session, self.taps(session), self.label)
         return True
+
+    def taps(self, session: Session) -> list[Tap]:
+        """Return the taps on its module."""
+        return [tap for tap in session.taps if getattr(tap.action, "root", None) is self]
 
     def label(self, path: str) -> str:
         """Return the recorded path for a path in the root."""
@@ -93,7 +98,7 @@ class WantedSites:
         """Take a model's names into account, before its modules and parameters are asked for."""
         if not self._idle and self._terms == self.selector.terms:
             return  # no name changes what is selected
-        named = [*((n, m) for n, m in module.named_modules() if runs(m)), *module.named_parameters()]
+        named = [*((n, m) for n, m in modules_in(module).items() if runs(m)), *parameters_in(module).items()]
         self._paths |= {root.label(name): type(one).__name__ for name, one in named}
         self._terms = widened(self.selector.terms, self._paths)
 

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from kedge import native
 from kedge.sites.leaves import has_memory, own_part
 from kedge.torch_internals import modes
+from kedge.torch_internals.module_tables import buffers_in
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.roots import RootModule
 
@@ -47,7 +48,7 @@ class ClosingExam:
             examine: Calls `examine` of this object, shielded; called when the module is deleted, as when the function that
                 trained it returns. Its tensors still exist then.
         """
-        buffers = list(module.named_buffers())
+        buffers = list(buffers_in(module).items())
         bad = {name for name, _, _ in _not_finite(buffers)}
         self._buffers[root.index] = [(name, weakref.ref(b)) for name, b in buffers if name not in bad]
         finalizer = weakref.finalize(module, examine, root)

@@ -12,6 +12,7 @@ from torch import nn
 from kedge.hooks.placing.module_calls import CallTracker, OpenCalls
 from kedge.stderr import Shield
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.module_tables import modules_in
 from kedge.torch_internals.source_lines import call_site
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.saved_by_module import SavedBill
@@ -77,10 +78,10 @@ class FirstStep:
 
         Compiled models are left out: they would compile again when the hooks are removed.
         """
-        if any(map(dynamo.compiles, module.modules())):
+        if any(map(dynamo.compiles, modules_in(module).values())):
             return
         calls = self._tracker()
-        for name, inner in module.named_modules():
+        for name, inner in modules_in(module).items():
             if name in root.types:
                 is_root = inner is module
                 calls.follow(inner, Surveyed(root.label(name), is_root), outermost=is_root)

@@ -52,7 +52,7 @@ class Losses:
     def began(self, began: BackwardStart, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
         """Record the loss at which a backward pass began; returns the events for the recording."""
         notes: list[Mapping[str, Any]] = []
-        if not began.tensors or any(map(modes.is_fake, began.tensors)):
+        if not began.tensors or not all(map(modes.has_data, began.tensors)):
             return notes
         path, new = self._path(began)
         first = began.tensors[0]

@@ -9,7 +9,6 @@ as with parameters that are spread over processes, gradients are measured just b
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,6 +20,7 @@ from torch.optim import Optimizer
 
 from kedge import native
 from kedge.actions.measure.meter import Meter
+from kedge.by_identity import ByIdentity
 from kedge.native import reductions
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
@@ -93,12 +93,12 @@ class Updates:
     ) -> None:
         self.meter, self.curves, self.step, self.place = meter, curves, step, place
         self.bad = False
-        self._held: weakref.WeakKeyDictionary[Optimizer, list[HeldParameters]] = weakref.WeakKeyDictionary()
+        self._held: ByIdentity[Optimizer, list[HeldParameters]] = ByIdentity()
         self._passed: set[int] = set()
         self._stepped: set[int] = set()
         self._inside: set[int] = set()
         self.late: set[int] = set()
-        self._before: weakref.WeakKeyDictionary[Optimizer, list[Samples]] = weakref.WeakKeyDictionary()
+        self._before: ByIdentity[Optimizer, list[Samples]] = ByIdentity()
         self._measured = True
 
     def learn(self, optimizer: Optimizer) -> list[HeldParameters]:
@@ -108,7 +108,7 @@ class Updates:
         for param in params_of(optimizer):
             placed = self.place(param)
             numbers = (param.is_floating_point() or param.is_complex()) and param.itemsize > 1
-            if placed is not None and numbers and not modes.is_fake(param):
+            if placed is not None and numbers and modes.has_data(param):
                 root = placed.root
                 if root.index not in by_root:
                     held = by_root[root.index] = HeldParameters(root, Site(root.label(""), "grad.norm"))

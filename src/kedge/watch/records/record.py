@@ -25,6 +25,10 @@ from kedge.watch.records.writer import MeterSink, StepSink
 
 if TYPE_CHECKING:
     from kedge.repro.first_bad_call import FirstBadCall
+    from kedge.watch.steps.shield import WatchShield
+
+_AT_THE_END, _SILENT = "what the optimizers left out", "the reasons of modules that did not run"
+"""What the last work is about."""
 
 
 class TrainingRecord:
@@ -141,18 +145,20 @@ class TrainingRecord:
         places = self.models.places
         return [*places.by_root(), *(places.among(params_of(o)) for o in self.optimizers.known().values())]
 
-    def end(self) -> list[dict[str, Any]]:
+    def end(self, shield: WatchShield) -> list[dict[str, Any]]:
         """Write the rest; returns an entry for each site that never fired."""
         models, step = self.models, self.step()
         if partial := self.optimizers.leading is not None and not self.is_bad:
             self.meter.drop()  # values after the last step belong to none: an evaluation, or half a round
         self.writer.notes += self.first_step.close(step)
-        self.writer.notes += self.facts.at_end(self.optimizers, models.roots, models.places)
-        self.writer.notes += self.exam.end(models.roots)
+        facts = shield.attempt(_AT_THE_END, self.facts.at_end, self.optimizers, models.roots, models.places)
+        exam = shield.attempt(_AT_THE_END, self.exam.end, models.roots)
+        silent = shield.attempt(_SILENT, silent_sites, models.roots, models.session)
+        self.writer.notes += [*(facts or ()), *(exam or ()), *shield.notes()]
         if partial:
             self.curves.drop(step)
         self.writer.finish(step)
-        return silent_sites(models.roots, models.session) + unused(models.places)
+        return (silent or []) + unused(models.places)
 
     def close(self) -> None:
         """Remove every hook."""

@@ -20,6 +20,7 @@ from kedge.offload.rebuild import find
 from kedge.stderr import Shield, say
 from kedge.torch_internals.autograd_nodes import RAW
 from kedge.torch_internals.graph_task import graph_task
+from kedge.torch_internals.module_tables import buffers_in, parameters_in
 from kedge.torch_internals.saved_hooks import top_hooks
 from kedge.torch_internals.source_lines import line_with
 
@@ -161,6 +162,6 @@ class StepBill:
     def _see_owned(self) -> None:
         """Add the parameters and buffers of the models; a forward may have replaced or made some."""
         modules = [module for _, known in self._roots if (module := known()) is not None]
-        params = self.storages.of_all(p for m in modules for p in m.parameters())
-        buffers = self.storages.of_all(b for m in modules for b in m.buffers())
+        params = self.storages.of_all(p for m in modules for p in parameters_in(m).values())
+        buffers = self.storages.of_all(b for m in modules for b in buffers_in(m).values())
         self._owned = (self._owned[0] | params, self._owned[1] | buffers)

@@ -24,6 +24,7 @@ from kedge.notebook import paragraph
 from kedge.rules.rule import Rule
 from kedge.sites.select import Selector, Selectors
 from kedge.stderr import Shield, messenger
+from kedge.torch_internals.module_tables import modules_in
 from kedge.watch.run.begin import make_watch
 from kedge.watch.run.block_recording import BlockRecording
 from kedge.watch.run.end_clock import EndClock
@@ -76,7 +77,7 @@ class WatchBlock:
         """Name modules as in this model, also if the program calls them singly and never calls the model itself."""
         self._named[:] = [weakref.ref(model)]
         if self._watch is not None:
-            self._watch.models.names.update((module, name) for name, module in model.named_modules())
+            self._watch.models.names.update((module, name) for name, module in modules_in(model).items())
         return self
 
     def begin(self) -> Self:

@@ -14,9 +14,10 @@ from kedge.numbers import counted, percent, seconds
 from kedge.program.ending import ended_before, text_of
 from kedge.report.apart import apart_in_short
 from kedge.report.head import lost_ranks
-from kedge.report.verdict import advice, tally, verdict
+from kedge.report.verdict import advice, not_watched, tally, verdict
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project_config import configured_rules
+from kedge.shown_text import typed
 from kedge.stderr import Shield
 from kedge.store.reading.json_files import read_manifest, read_ranks
 from kedge.store.recording import Recording
@@ -107,7 +108,7 @@ def words_on(
         yield f"watching would cost less with Kedge's compiled part: {native.why_not()}"
     for kind, why in on_device.why_not().items():
         yield f"watching would cost less on {kind} with Triton: {why}"
-    yield f"see more with: kedge report {name}"
+    yield f"see more with: {typed('kedge', 'report', name)}"
 
 
 def _on_disk(place: Path) -> str:
@@ -166,7 +167,7 @@ def in_short(judgement: Judgement) -> str:
         places.setdefault(finding.code, []).append(finding.site)
     named = [_named(code, sites) for code, sites in list(places.items())[:NAMED_RULES]]
     left = [f"{counted(len(judgement.unjudged), 'rule')} could not judge"] if judgement.unjudged else []
-    unseen = [f"not watched: {', '.join(judgement.unseen)}"] if judgement.unseen else []
+    unseen = [not_watched(judgement, NAMED_RULES)] if judgement.unseen else []
     return "; ".join([f"{tally(findings)}: {'; '.join(named)}", *unseen, *left])
 
 

@@ -27,7 +27,7 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.stance import follow_stance, is_refusing, stance, unfollow_stance
 from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.costs import Costs
-from kedge.watch.steps.shield import WatchShield
+from kedge.watch.steps.shield import STEP, WatchShield
 
 _STAYS = (
     'torch.compiler.set_stance("{stance}") allows no more compiling, and there is no code of the model without Kedge\'s hooks: '
@@ -54,8 +54,8 @@ class CodeVariants:
 
     def __init__(self, place: Callable[[bool], None], shield: WatchShield) -> None:
         self.hooked, self.refused = True, False
-        self.settle = shield.around(self._settle)
-        self._try = shield.around(self._try_other)
+        self.settle = shield.around(self._settle, STEP)
+        self._try = shield.around(self._try_other, STEP)
         self._place, self._said = place, False
         self._existing: set[bool] = set()
         self._frames = dynamo.frames()

@@ -1,16 +1,23 @@
-"""The wrapper around each piece of Kedge's work inside the program, which never ends the program."""
+"""The wrapper around each piece of Kedge's work inside the program, which never ends the program.
+
+# Note [What a failure costs]
+A piece of work is about one thing: a model, the hooks of a site, an optimizer, a backward pass, a step. If it fails, this
+thing is not watched, and all else is: the failure is reported once with its cause, and noted in the recording, whose
+verdict then names what was not watched.
+"""
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from kedge.actions.measure.meter import Meter
-from kedge.stderr import Shield
+from kedge.signals import came_by_signal
+from kedge.stderr import described_failure, release_frames, say
 from kedge.torch_internals import device_graphs, modes
 from kedge.torch_internals.own_work import own_work
 from kedge.watch.steps.costs import Costs
@@ -18,48 +25,90 @@ from kedge.watch.steps.costs import Costs
 OFF = 0
 """The level at which a meter measures nothing."""
 
+BACKWARD, OPTIMIZER, STEP = "a backward pass", "the optimizer", "a step"
+"""Things that some work is about."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class WatchShield:
     """Wraps the work of a watcher: it is timed, runs in one thread at a time, and never ends the program.
+
+    See Note [What a failure costs].
 
     Args:
         meter: The meter.
         costs: Times the work.
 
     Attributes:
-        shield: Reports the first failure, after which nothing is watched.
+        failure: The first error. Its notes hold the text of the traceback.
+        losses: What failed, each with its cause, in the order of the first failures.
+        over: Whether the watch has ended, so that nothing more is run; set while `meter.lock` is held.
         in_child: Whether this is a forked child process, which only counts its optimizer steps.
+        pid: The process that is watched.
     """
 
     def __init__(self, meter: Meter, costs: Costs) -> None:
-        self.meter, self.costs, self.in_child = meter, costs, False
-        self.shield = Shield("watching", "it stops here, and the program goes on", on_failure=self._switch_off)
+        self.meter, self.costs = meter, costs
+        self.failure: Exception | None = None
+        self.losses: dict[str, str] = {}
+        self.over, self.in_child, self.pid = False, False, os.getpid()
 
-    @property
-    def failure(self) -> Exception | None:
-        """Kedge's failure; None if there is none."""
-        return self.shield.failure
+    def around(self, work: Callable[..., None], of: str) -> Callable[..., None]:
+        """Return a hook that runs some work.
 
-    @property
-    def pid(self) -> int:
-        """The process that is watched."""
-        return self.shield.pid
-
-    def around(self, work: Callable[..., None]) -> Callable[..., None]:
-        """Return a hook that runs some work."""
+        Args:
+            work: The work.
+            of: What it is about, such as ``a step``; of an object the hook's first argument, such as ``the model``.
+        """
 
         def hook(*args: Any) -> None:
-            if not (torch.compiler.is_compiling() or modes.is_under_jit() or device_graphs.leaves_alone()):
-                self.shield(self._timed, work, args)
+            if self.in_child or torch.compiler.is_compiling() or modes.is_under_jit() or device_graphs.leaves_alone():
+                return
+            try:
+                self._timed(work, args)
+            except Exception as error:  # noqa: BLE001 - Kedge's failures are not the program's
+                self.lose(_named(of, args), error)
 
         return hook
 
+    def attempt(self, what: str, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
+        """Return the result of a part of some work; None if it fails."""
+        try:
+            return work(*args, **named)
+        except Exception as error:  # noqa: BLE001 - Kedge's failures are not the program's
+            self.lose(what, error)
+            return None
+
+    def lose(self, what: str, error: Exception) -> None:
+        """Report, once for each thing, that it cannot be watched.
+
+        Raises:
+            Exception: A signal handler of the program raised the error.
+        """
+        if came_by_signal(error):
+            raise error
+        cause = described_failure(error)
+        release_frames(error)
+        self.failure = self.failure or error
+        if what not in self.losses:
+            self.losses[what] = cause
+            say(f"{what} cannot be watched: {cause}; everything else is")
+
+    def notes(self) -> list[Mapping[str, Any]]:
+        """Return a note for each thing that was not watched."""
+        lost = ({"name": what, "cause": cause} for what, cause in self.losses.items())
+        return [{"kind": "unseen", "what": "failed", "detail": detail} for detail in lost]
+
     def _timed(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
         with self.meter.lock, self.costs, own_work():  # the program may train in several threads
-            work(*args)
+            if not self.over:  # as another thread may have ended the watch meanwhile
+                work(*args)
 
-    def _switch_off(self) -> None:
-        self.meter.level = OFF
+
+def _named(of: str, args: tuple[Any, ...]) -> str:
+    return f"{of} {type(args[0]).__name__}" if of.startswith("the ") else of
 
 
 def stop_in_children(shield: WatchShield) -> None:

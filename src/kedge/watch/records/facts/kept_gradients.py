@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from kedge import native
 from kedge.sites.leaves import own_part
+from kedge.torch_internals import modes
 from kedge.torch_internals.tensors import version_of
 from kedge.watch.models.backwards import BackwardPasses
 from kedge.watch.models.optimizers import params_of
@@ -88,7 +89,7 @@ def _params(kept: Iterable[_Gradient]) -> list[Tensor]:
 def _gradients(params: Iterable[Tensor]) -> list[_Gradient]:
     """Return some small, dense gradients, each with its parameter and the version of its memory."""
     counted = ((p, g) for p in params if (g := p.grad) is not None and version_of(g) >= 0)
-    dense = ((p, g) for p, g in counted if g.layout is torch.strided and g.is_cpu)
+    dense = ((p, g) for p, g in counted if g.layout is torch.strided and g.is_cpu and modes.has_data(g))
     small = ((p, g) for p, g in dense if g.numel() <= _SMALL and _is_some(g))
     return [(weakref.ref(p), weakref.ref(g), version_of(g)) for (p, g), _ in zip(small, range(_CHECKED), strict=False)]
 

@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
+from kedge.by_identity import ByIdentity
 from kedge.sites.modal import MODAL, drops
-from kedge.torch_internals.module_tables import own_children
+from kedge.torch_internals.module_tables import modules_in, own_children
 from kedge.watch.models.roots import RootModule
 
 _NAMED = 50
@@ -24,7 +25,7 @@ class TrainingModes:
 
     def __init__(self) -> None:
         self._noted: dict[int, tuple[Any, ...]] = {}
-        self._found: weakref.WeakKeyDictionary[nn.Module, _Found] = weakref.WeakKeyDictionary()
+        self._found: ByIdentity[nn.Module, _Found] = ByIdentity()
 
     def notes(self, step: int, roots: Iterable[RootModule]) -> list[Mapping[str, Any]]:
         """Return a note for each trained model whose modes are not those of its last note."""
@@ -48,7 +49,7 @@ class TrainingModes:
         """Return the modules of a root that compute differently in training; cached until modules come or go."""
         there, (before, known) = _ids_in(module), self._found.get(module, ((), []))
         if there != before or any(ref() is None for _, ref in known):
-            found = ((root.label(n), m) for n, m in module.named_modules() if isinstance(m, MODAL))
+            found = ((root.label(n), m) for n, m in modules_in(module).items() if isinstance(m, MODAL))
             known = [(name, weakref.ref(m)) for name, m in found]
             self._found[module] = there, known
         return [(name, m) for name, ref in known if (m := ref()) is not None]

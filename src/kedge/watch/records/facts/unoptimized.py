@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.torch_internals.tensors import may_alias
 from kedge.watch.models.optimizers import Optimizers, params_of
 from kedge.watch.models.parameters import WatchedParameters
@@ -30,7 +31,7 @@ class UnoptimizedParameters:
 
     def called_inside(self, module: nn.Module, root: RootModule) -> None:
         """Remember a module that is called while a root runs but is not part of it."""
-        if len(self._called) < _NAMED and any(p.requires_grad for p in module.parameters()):
+        if len(self._called) < _NAMED and any(p.requires_grad for p in parameters_in(module).values()):
             self._called.append((weakref.ref(module), root))
 
     def step_ended(self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters) -> None:
@@ -64,7 +65,7 @@ class UnoptimizedParameters:
         self, root: RootModule, module: nn.Module, held: Mapping[int, Tensor], places: WatchedParameters
     ) -> Mapping[str, Any]:
         """Return a note on parameters that no optimizer holds; of an untrained model, only on those with gradients."""
-        own = dict(module.named_parameters())
+        own = parameters_in(module)
         here = {id(p) for p in own.values()}
         unheld = {n: p for n, p in own.items() if p.requires_grad and id(p) not in held and not is_lazy(p)}
         graded = [n for n, p in unheld.items() if p.grad is not None or any(at.times for at in places.among([p]))]
@@ -89,12 +90,12 @@ class UnoptimizedParameters:
     def _outside(self, root: RootModule, known: Container[int]) -> list[nn.Module]:
         """Return the modules that a root calls without holding them, and whose gradients no optimizer uses."""
         modules = [m for ref, of in self._called if of is root and (m := ref()) is not None]
-        return [m for m in modules if any(id(p) not in known and p.grad is not None for p in m.parameters())]
+        return [m for m in modules if any(id(p) not in known and p.grad is not None for p in parameters_in(m).values())]
 
 
 def _plain_tensors(module: nn.Module, held: Container[int]) -> Iterator[str]:
     """Yield the names of a model's tensors that got a gradient, are not parameters, and are in no optimizer."""
-    for path, part in module.named_modules():
+    for path, part in modules_in(module).items():
         for name, value in vars(part).items():
             # Sharded training replaces parameters by views, for which even this query fails.
             leaf = type(value) is Tensor and not may_alias(value) and value.requires_grad and value.is_leaf

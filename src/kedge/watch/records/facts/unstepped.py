@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from kedge.actions.measure.table import Departures, HostCopy
 from kedge.sites.leaves import own_part
+from kedge.torch_internals import modes
 from kedge.watch.models.optimizers import params_of
 
 _SMALL = 1 << 16
@@ -42,7 +43,9 @@ class Unstepped:
             passes: How many backward passes there were.
             unstepped: Optimizers without a step whose parameters are compared from this pass on.
         """
-        small = [p for optimizer in unstepped for p in params_of(optimizer) if p.numel() <= _SMALL][:_COMPARED]
+        small = [
+            p for optimizer in unstepped for p in params_of(optimizer) if p.numel() <= _SMALL and modes.has_data(p)
+        ][:_COMPARED]
         self._before += [(weakref.ref(p), own_part(p).detach().clone()) for p in small]
         if not self._before or passes % _COMPARED_EVERY:
             return

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from kedge.numbers import listed
 from kedge.rules.naming import NAMED
+from kedge.rules.recorded.gradient_paths import GradientPaths, PathEnd
 from kedge.rules.recorded.ledger import Entry, path_of, remedy_of, uncalled, unreached
 from kedge.rules.recorded.optimizers import optimizers
-from kedge.rules.recorded.roots import by_root, root_of, within
+from kedge.rules.recorded.roots import by_root, root_of, root_path, within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.rule import Finding, Lack, Severity
@@ -29,7 +30,10 @@ class UnusedParam:
     Formula:
         No gradient: the run's ledger (its list of hooks and how often each fired) has no firing of the parameter's
         param.grad, although a backward ran and the parameter requires a gradient, and no optimizer step changed it.
-        NEVER-CALLED reports parameters of modules that were never called.
+        NEVER-CALLED reports parameters of modules that were never called. If the parameter's module was called, its
+        output has got a gradient, so the parameter is not used for it; or it got none, and the path from the loss ends
+        somewhere behind it: after the last called module that had a graph and got no gradient, and before the next one
+        that got one. Modules are in the order in which they returned.
 
         No optimizer: it got a gradient in min_samples measured steps, and no recorded optimizer step held it, although
         other parameters of the same root are in an optimizer. If the parameters of the optimizers are recorded,
@@ -43,11 +47,14 @@ class UnusedParam:
         - named (6): the most parameters that the message names.
 
     Evidence:
-        The parameters, and the cause: the one in the ledger, or that no optimizer holds them.
+        The parameters, and the cause: the one in the ledger, where the path from the loss ends (last: the last module
+        without a gradient, next: the next one with a gradient), or that no optimizer holds them.
 
     Remedy:
-        Use it in the forward, remove it, or call requires_grad_(False) on it; pass model.parameters() to the optimizer
-        once the model is complete, and keep layers in nn.ModuleList.
+        Where the path is cut, remove detach(), .data or no_grad between the named modules, or give a reentrant
+        checkpoint an input that requires a gradient. Else use the parameter in the forward, remove it, or call
+        requires_grad_(False) on it; pass model.parameters() to the optimizer once the model is complete, and keep
+        layers in nn.ModuleList.
     """
 
     min_samples: int = 3
@@ -60,14 +67,20 @@ class UnusedParam:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every cause, and one for every root with parameters that no optimizer holds."""
         paths, alive = uncalled(recording), _Alive.of(recording)
-        groups: dict[str, list[Entry]] = {}
+        known: dict[int, GradientPaths] = {}
+        groups: dict[_Silence, list[Entry]] = {}
         for entry in unreached(recording):
-            if alive.judges(path_of(entry)) and not any(within(path_of(entry), path) for path in paths):
-                groups.setdefault(entry["cause"], []).append(entry)
-        for cause, entries in groups.items():
+            path = path_of(entry)
+            if alive.judges(path) and not any(within(path, other) for other in paths):
+                root = root_of(recording, path)
+                if root not in known:
+                    known[root] = GradientPaths.of(recording, root)
+                silence = _silence(entry, known[root].end(path, root_path(recording, root)))
+                groups.setdefault(silence, []).append(entry)
+        for silence, entries in groups.items():
             sites = [str(entry["site"]) for entry in entries]
-            says = f"got no gradient in the whole run: {cause}"
-            yield self._finding(sites, says, {"cause": cause}, remedy_of(entries[0]))
+            says = f"got no gradient in the whole run: {silence.cause}"
+            yield self._finding(sites, says, {"cause": silence.cause, **silence.evidence()}, silence.remedy)
         if optimizers(recording) is None:
             yield from self._forgotten(recording)
 
@@ -131,6 +144,76 @@ class _Alive:
         trained = roots[root].trained if 0 <= root < len(roots) else None
         # Where this is not recorded, a model without gradients ran under no_grad, if another one has gradients.
         return path not in self.moved and (trained is True or not self.roots or root in self.roots)
+
+
+class _Silence(NamedTuple):
+    """Why parameters got no gradient.
+
+    Attributes:
+        cause: What the recording shows.
+        remedy: What to do, as a sentence.
+        last: The last module without a gradient on the path from them to the loss; None where the path is not known.
+        next: The next module with a gradient; None without one.
+    """
+
+    cause: str
+    remedy: str
+    last: str | None = None
+    next: str | None = None
+
+    def evidence(self) -> dict[str, object]:
+        """Return where the path ends, for the finding."""
+        return {} if self.last is None else {"last": self.last, "next": self.next}
+
+
+def _silence(entry: Entry, end: PathEnd | None) -> _Silence:
+    """Return why the parameter of an entry got no gradient, given where its path ends."""
+    if end is None:
+        return _Silence(entry["cause"], remedy_of(entry))
+    last, ungraded = _named(end.last), str(entry.get("ungraded", ""))
+    if end.inside:
+        return _Silence(
+            f"{last} was called and its output got a gradient, but they have no part in it",
+            "Use them in the forward, or set requires_grad_(False). If they are used, look inside the module for detach(), "
+            ".data or no_grad.",
+            end.last,
+        )
+    if end.without == end.last and ungraded == "cut checkpoint":
+        return _Silence(
+            "they are used, but in a reentrant checkpoint none of whose inputs requires a gradient, so that no backward runs "
+            "through it",
+            "Use checkpoint(..., use_reentrant=False), or let the input of the checkpoint require a gradient "
+            "(requires_grad_(), or enable_input_require_grads() of transformers).",
+        )
+    if end.without == end.last and ungraded in ("no_grad inside", "inference_mode inside"):
+        mode = ungraded.removesuffix(" inside")
+        return _Silence(
+            f"they are used, but {last} was called under {mode} in a forward with grad, so the path from the loss ends there",
+            f"Remove torch.{mode} there; if it is meant, call requires_grad_(False) on what is only used under it.",
+            end.last,
+        )
+    if end.without == end.last:
+        return _Silence(
+            f"they are used, but what {last} returned had no graph, so the path from the loss ends there",
+            "Look in it and around its call for no_grad, detach(), .data or a reentrant checkpoint whose inputs require no "
+            "gradient; if that is meant, call requires_grad_(False).",
+            end.last,
+        )
+    reached = f"{_named(end.after)} after it got a gradient" if end.after is not None else "nothing behind it got one"
+    without = f"; {_named(end.without)}, next, returned a value without a graph" if end.without is not None else ""
+    before = _named(end.after) if end.after is not None else "the loss"
+    return _Silence(
+        f"they are used, but the path from the loss ends after {last}: {reached}, and {last} got none{without}",
+        f"Look between {last} and {before} for one of: detach(), .data, no_grad, a value rebuilt from numbers, a reentrant "
+        "checkpoint whose inputs require no gradient, or a result that the loss does not use. If it is meant, call "
+        "requires_grad_(False), which saves the cost of a graph.",
+        end.last,
+        end.after,
+    )
+
+
+def _named(path: str) -> str:
+    return path or "the model itself"
 
 
 _FORGOTTEN = (

@@ -39,6 +39,8 @@ class WatchSession(Session):
         clock: Counts the steps. The kind of step decides when a site fires, not a schedule.
     """
 
+    while_hooked = "in the run"  # hooks of modules that were not called yet stay; see Note [Parked hooks]
+
     def __init__(self, clock: StepClock) -> None:
         super().__init__(on_error="warn")
         self.clock = clock

@@ -67,20 +67,16 @@ class UnusedParam:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every cause, and one for every root with parameters that no optimizer holds."""
         paths, alive = uncalled(recording), _Alive.of(recording)
-        known: dict[int, GradientPaths] = {}
-        groups: dict[_Silence, list[Entry]] = {}
-        for entry in unreached(recording):
-            path = path_of(entry)
-            if alive.judges(path) and not any(within(path, other) for other in paths):
-                root = root_of(recording, path)
-                if root not in known:
-                    known[root] = GradientPaths.of(recording, root)
-                silence = _silence(entry, known[root].end(path, root_path(recording, root)))
-                groups.setdefault(silence, []).append(entry)
-        for silence, entries in groups.items():
-            sites = [str(entry["site"]) for entry in entries]
-            says = f"got no gradient in the whole run: {silence.cause}"
-            yield self._finding(sites, says, {"cause": silence.cause, **silence.evidence()}, silence.remedy)
+        judged = [
+            entry
+            for entry in unreached(recording)
+            if alive.judges(path_of(entry)) and not any(within(path_of(entry), other) for other in paths)
+        ]
+        for root, entries in by_root(judged, lambda entry: root_of(recording, path_of(entry))):
+            for silence, silent in _silences(recording, root, entries).items():
+                sites = [str(entry["site"]) for entry in silent]
+                says = f"got no gradient in the whole run: {silence.cause}"
+                yield self._finding(sites, says, {"cause": silence.cause, **silence.evidence()}, silence.remedy)
         if optimizers(recording) is None:
             yield from self._forgotten(recording)
 
@@ -166,44 +162,73 @@ class _Silence(NamedTuple):
         return {} if self.last is None else {"last": self.last, "next": self.next}
 
 
-def _silence(entry: Entry, end: PathEnd | None) -> _Silence:
-    """Return why the parameter of an entry got no gradient, given where its path ends."""
-    if end is None:
-        return _Silence(entry["cause"], remedy_of(entry))
-    last, ungraded = _named(end.last), str(entry.get("ungraded", ""))
-    if end.inside:
+def _silences(recording: Recording, root: int, entries: Iterable[Entry]) -> dict[_Silence, list[Entry]]:
+    """Return the entries of one root by the reason why they got no gradient."""
+    paths, top = GradientPaths.of(recording, root), root_path(recording, root)
+    ends = [(entry, paths.end(path_of(entry), top)) for entry in entries]
+    ruled_out = {end.last: str(entry.get("ungraded", "")) for entry, end in ends if end and end.without == end.last}
+    # The path to what is before a call without a graph ends there as well.
+    cut_at = {mode: dict.fromkeys(paths.outermost(path) for path in ruled_out if ruled_out[path] == mode)
+              for mode in ruled_out.values()}  # fmt: skip
+    groups: dict[_Silence, list[Entry]] = {}
+    for entry, end in ends:
+        if end is None:
+            silence = _Silence(entry["cause"], remedy_of(entry))
+        elif end.without in ruled_out:
+            mode = ruled_out[str(end.without)]
+            silence = _without_graph(mode, list(cut_at[mode]))
+        else:
+            silence = _beside(end) if end.inside else _behind(end._replace(last=paths.whole(end)))
+        groups.setdefault(silence, []).append(entry)
+    return groups
+
+
+def _without_graph(mode: str, modules: list[str]) -> _Silence:
+    """Return the silence of what is used in modules that were called without a graph, and before them."""
+    called = listed(modules, 3)
+    if mode == "cut checkpoint":
         return _Silence(
-            f"{last} was called and its output got a gradient, but they have no part in it",
-            "Use them in the forward, or set requires_grad_(False). If they are used, look inside the module for detach(), "
-            ".data or no_grad.",
-            end.last,
-        )
-    if end.without == end.last and ungraded == "cut checkpoint":
-        return _Silence(
-            "they are used, but in a reentrant checkpoint none of whose inputs requires a gradient, so that no backward runs "
-            "through it",
+            f"the modules ran, but {called} ran in a reentrant checkpoint none of whose inputs requires a gradient, so that no "
+            "backward runs through it",
             "Use checkpoint(..., use_reentrant=False), or let the input of the checkpoint require a gradient "
             "(requires_grad_(), or enable_input_require_grads() of transformers).",
+            modules[-1],
         )
-    if end.without == end.last and ungraded in ("no_grad inside", "inference_mode inside"):
-        mode = ungraded.removesuffix(" inside")
+    if mode in ("no_grad inside", "inference_mode inside"):
+        name = mode.removesuffix(" inside")
         return _Silence(
-            f"they are used, but {last} was called under {mode} in a forward with grad, so the path from the loss ends there",
-            f"Remove torch.{mode} there; if it is meant, call requires_grad_(False) on what is only used under it.",
-            end.last,
+            f"the modules ran, but {called} ran under {name} in a forward with grad, so the path from the loss ends there",
+            f"Remove torch.{name} there; if it is meant, call requires_grad_(False) on what is only used there or before it.",
+            modules[-1],
         )
-    if end.without == end.last:
-        return _Silence(
-            f"they are used, but what {last} returned had no graph, so the path from the loss ends there",
-            "Look in it and around its call for no_grad, detach(), .data or a reentrant checkpoint whose inputs require no "
-            "gradient; if that is meant, call requires_grad_(False).",
-            end.last,
-        )
-    reached = f"{_named(end.after)} after it got a gradient" if end.after is not None else "nothing behind it got one"
-    without = f"; {_named(end.without)}, next, returned a value without a graph" if end.without is not None else ""
-    before = _named(end.after) if end.after is not None else "the loss"
     return _Silence(
-        f"they are used, but the path from the loss ends after {last}: {reached}, and {last} got none{without}",
+        f"the modules ran, but what {called} returned had no graph, so the path from the loss ends there",
+        "Look in it and around its call for no_grad, detach(), .data or a reentrant checkpoint whose inputs require no "
+        "gradient; if that is meant, call requires_grad_(False).",
+        modules[-1],
+    )
+
+
+def _beside(end: PathEnd) -> _Silence:
+    """Return the silence of parameters whose module got a gradient."""
+    return _Silence(
+        f"{_named(end.last)} ran, and the gradient of its output does not pass there",
+        "Use it in the forward, or set requires_grad_(False); if it is used, look inside the module for detach(), .data or "
+        "no_grad.",
+        end.last,
+    )
+
+
+def _behind(end: PathEnd) -> _Silence:
+    """Return the silence of what is used before the end of a path."""
+    last, before = _named(end.last), "the loss"
+    reached = "nothing behind it got one"
+    if end.after is not None:
+        before = _named(end.after)
+        reached = f"{before} after it got a gradient"
+    without = f"; {_named(end.without)}, next, returned a value without a graph" if end.without is not None else ""
+    return _Silence(
+        f"the modules ran, but the path from the loss ends after {last}: {reached}, and {last} got none{without}",
         f"Look between {last} and {before} for one of: detach(), .data, no_grad, a value rebuilt from numbers, a reentrant "
         "checkpoint whose inputs require no gradient, or a result that the loss does not use. If it is meant, call "
         "requires_grad_(False), which saves the cost of a graph.",

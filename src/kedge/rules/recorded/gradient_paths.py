@@ -86,3 +86,19 @@ class GradientPaths:
             elif without is None:
                 without = path
         return PathEnd(last, None, without, inside=False)
+
+    def whole(self, end: PathEnd) -> str:
+        """Return the outermost module without a gradient that holds the last one before the end, and not what is after it."""
+        around = [
+            path
+            for path, graph in self.graphs.items()
+            if path and graph and path not in self.graded and within(end.last, path)
+        ]
+        return min(
+            (path for path in around if end.after is None or not within(end.after, path)), key=len, default=end.last
+        )
+
+    def outermost(self, path: str) -> str:
+        """Return the outermost module around one that returned a value without a graph, too."""
+        around = [other for other, graph in self.graphs.items() if other and within(path, other) and not graph]
+        return min(around, key=len, default=path) or "the model itself"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.meant import no_module, no_program
-from kedge.cli.watch_options import add_watch_options, check_selector
+from kedge.cli.watch_options import add_watch_options, check_watched
 from kedge.cli.watching import Watching
 from kedge.errors import ScriptError
 from kedge.program.ending import Ending, ended_before, text_of
@@ -71,7 +71,7 @@ class RunCommand:
         launch = LaunchedRank.here()
         name = launch.settle(args.output or f"{program.name}.{launch.label}.kedge", args.force)
         if args.sites is not None:
-            check_selector(args.sites)
+            check_watched(args.sites)
         if args.verify:
             from kedge.verify.compare import verify
 

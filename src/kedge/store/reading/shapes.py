@@ -195,7 +195,7 @@ EVENTS: dict[str, Check] = {
         {"step": whole, "site": text, "folder": plain_name},
         {**dict.fromkeys(("module", "direction", "value"), nullable(text)), "reached": flag},
     ),
-    "loss-graph": fields({}, {"site": text, "nodes": TEXTS}),
+    "loss-graph": fields({}, {"site": text, "nodes": TEXTS, "dim": whole}),
     "producer": _producer,
     "compiled": fields({"step": whole}),
     "modes": fields({"step": whole, "root": count, "training": flag}, {"eval": TEXTS, "train": TEXTS}),

@@ -59,18 +59,13 @@ def make_skippable(pack: Any, below: Any) -> None:
 
 
 class Segment:
-    """One checkpointed block in one forward: its pass, and the calls in it.
+    """One checkpointed block in one forward: its pass, and the calls in it."""
 
-    Attributes:
-        cut: Whether it is a reentrant one none of whose inputs requires a gradient, so that no backward runs it again.
-    """
+    __slots__ = ("calls", "heard", "micro_batch", "outer", "pass_", "reentrant", "replica", "seen", "step")
 
-    __slots__ = ("calls", "cut", "heard", "micro_batch", "outer", "pass_", "reentrant", "replica", "seen", "step")
-
-    def __init__(self, here: Any, owner: Any, *, reentrant: bool, outer: Segment | None) -> None:
+    def __init__(self, here: Any, *, reentrant: bool, outer: Segment | None) -> None:
         self.pass_, self.micro_batch, self.replica = here.pass_, here.micro_batch, here.replica
         self.reentrant, self.step, self.outer = reentrant, here.step, outer
-        self.cut = reentrant and not any(getattr(owner, "needs_input_grad", (True,)))
         self.heard: set[Any] = set()
         self.calls: dict[Any, list[int]] = {}
         self.seen: dict[tuple[int, Any], int] = {}
@@ -136,7 +131,7 @@ class Segments:
         """Return the block of the first of some owners, each inside the next; new blocks have the pass of `here`."""
         outer: Segment | None = None
         for owner, reentrant, _ in reversed(owners):
-            outer = self._find(owner) or self._add(owner, Segment(here, owner, reentrant=reentrant, outer=outer))
+            outer = self._find(owner) or self._add(owner, Segment(here, reentrant=reentrant, outer=outer))
         return outer
 
     def _add(self, owner: Any, segment: Segment) -> Segment:
@@ -183,6 +178,11 @@ def _owners_in_forward(frame: Any, here: Any) -> list[Owned]:
 def reentrant_around() -> Any:
     """Return the context of the innermost reentrant checkpoint around a forward; None without one."""
     return next((owned.owner for owned in _running() if owned.reentrant and not owned.again), None)
+
+
+def is_cut(context: Any) -> bool:
+    """Whether no input of a reentrant checkpoint requires a gradient, so that no backward runs it again."""
+    return not any(getattr(context, "needs_input_grad", (True,)))
 
 
 def _frame_in_force() -> Any:

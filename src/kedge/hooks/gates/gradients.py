@@ -29,6 +29,7 @@ from kedge.hooks.firing.tap import Tap
 from kedge.hooks.firing.thread_position import ThreadPosition
 from kedge.sites.site import Site
 from kedge.torch_internals.aliases import MemoryVersion, whole
+from kedge.torch_internals.checkpoint import is_cut, reentrant_around
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import hook_gradient, on_tensor
 from kedge.torch_internals.modes import is_transforming
@@ -95,8 +96,8 @@ def _note_ungraded(gate: Gate, tensor: Tensor) -> None:
         noted.append("whole numbers")
     elif torch.is_grad_enabled():
         noted.append("nothing trainable")
-    elif (segment := gate.passes.here.segment) is not None and segment.reentrant:
-        noted.append("cut checkpoint" if segment.cut else "checkpoint")
+    elif (context := reentrant_around()) is not None:
+        noted.append("cut checkpoint" if is_cut(context) else "checkpoint")
     else:
         mode = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
         noted.append(f"{mode} inside" if gate.passes.here.graded else mode)

@@ -65,7 +65,7 @@ def _reads_without_calling(w: Witness, model: nn.Module, path: str, kind: str) -
 
 # The beginning of a cause, and what must then be true. A cause that nobody can check is a failure.
 TRUTHS: tuple[tuple[str, Truth], ...] = (
-    ("its .forward() was called directly", lambda w, m, p, k: False),  # no model here does that
+    ("forward calls its .forward() directly", lambda w, m, p, k: False),  # no model here does that
     ("never called", _uncalled),
     ("bypassed", _reads_without_calling),
     ("its value contains no tensor", _no_tensor),

@@ -530,7 +530,7 @@ class AddsTwo(nn.Module):
 @pytest.mark.parametrize(
     ("selector", "when", "remove_first", "cause"),
     [
-        ("a", None, True, "the hook was removed before a value arrived"),
+        ("a", None, True, "the hook was removed before the model was called"),
         ("a", kedge.at(0), False, "never called in the steps of its schedule"),
         ("/arange:in", None, False, "its value contains no tensor: its arguments hold no tensor"),
     ],

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import kedge
@@ -114,7 +118,7 @@ def test_the_source_of_a_class_is_parsed_once_for_all_its_silent_modules(monkeyp
             ledger = s.ledger()
             s.end(quiet=True)
     assert read.count(ManyUnused) == read.count(ManyUnused.forward) == 1
-    assert ledger["m1"].cause.why == "bypassed: ManyUnused uses its p without calling it"
+    assert ledger["m1"].cause.why == "bypassed: ManyUnused.forward reads its p without calling it"
     assert ledger["m2"].cause.why == "never called while the hook was attached"
 
 
@@ -123,4 +127,143 @@ def test_a_session_that_ends_quietly_explains_nothing(monkeypatch: pytest.Monkey
     s = kedge.session()
     s.hook(ManyUnused(3), "*", kedge.record())
     monkeypatch.setattr("kedge.hooks.ledger.explain", lambda tap, session: pytest.fail("explained"))
+    s.end(quiet=True)
+
+
+X = torch.ones(1, 2)
+
+
+def chain(*between: nn.Module) -> nn.Sequential:
+    """Return two layers with something between them."""
+    return nn.Sequential(nn.Linear(2, 2), *between, nn.Linear(2, 2))
+
+
+class Cut(nn.Module):
+    """Passes a value on without its graph."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach()
+
+
+class Under(nn.Module):
+    """Calls a layer in a mode."""
+
+    def __init__(self, mode: Any) -> None:
+        super().__init__()
+        self.layer, self.mode = nn.Linear(2, 2), mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.mode():
+            x = self.layer(x)
+        return x.clone()
+
+
+def why(model: nn.Module, site: str, run: Callable[[], Any], others: str = "") -> str:
+    """Return the cause of a silent site."""
+    s = kedge.session()
+    s.hook(model, ", ".join(filter(None, (site, others))), kedge.measure())
+    run()
+    cause = s.ledger()[site].cause
+    s.end(quiet=True)
+    assert cause is not None
+    return str(cause.why)
+
+
+def test_a_hook_that_removes_itself_has_fired() -> None:
+    """Sites that it did not get to were not passed by: the forward was still running."""
+    model = chain()
+    with pytest.warns(kedge.errors.NeverFiredWarning) as said:
+        handle = kedge.hook(model, "0, 1", lambda value: handle.remove())
+        model(X)
+    assert str(said[0].message) == (
+        "1 of 2 hooked sites never fired\n  1:out: a forward was still running, and had not called it; "
+        "keep the hook until the forward has returned"
+    )
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_a_hook_that_was_removed_early_says_so(*, called: bool) -> None:
+    """Nothing is said of the backward that ran after it."""
+    model = chain()
+    handle = kedge.hook(model, "0:out.grad", kedge.record())
+    out = model(X) if called else None
+    with pytest.warns(kedge.errors.NeverFiredWarning, match="the hook was removed before"):
+        handle.remove()
+    assert out is None or out.sum().backward() is None
+
+
+def test_hooks_that_came_late_saw_no_call() -> None:
+    """What was called before is no other path of the forward, and no failure of an action."""
+    model, s = chain(), kedge.session()
+    s.hook(model, "0", kedge.record())
+    model(X)
+    late = s.hook(model, "0, 1", kedge.measure())
+    assert {entry.cause.why for entry in late.ledger()} == {"the model was not called again after it was hooked"}
+    s.end(quiet=True)
+
+
+def test_another_model_that_was_called_is_not_this_one() -> None:
+    """The passes of each model are its own."""
+    model, other = chain(), chain()
+    with kedge.session() as s:
+        s.hook(other, "0", kedge.measure())
+        assert why(model, "0", lambda: other(X)) == "the model was not called"
+        other(X)
+
+
+def test_a_cut_is_named_by_the_calls_around_it() -> None:
+    """The last call without a gradient, and the next one with one."""
+    model = chain(Cut())
+    cause = why(model, "0:out.grad", lambda: model(X).sum().backward(), "2:out.grad")
+    assert cause == 'the backward that ran did not reach it; it reached "2", which returned later'
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_mode_around_one_call_is_told_from_one_around_all(mode: Any) -> None:
+    """The first is in the model, the second in the program."""
+    model = chain(Under(mode))
+    inner = why(model, "1.layer:out.grad", lambda: model(X))
+    assert inner == f"its value requires no grad: the forward had grad, but this call was under {mode.__name__}"
+
+    def whole() -> None:
+        with mode():
+            model(X)
+
+    assert why(model, "0:out.grad", whole) == f"its value requires no grad: the forward ran under {mode.__name__}"
+
+
+def test_under_vmap_the_transform_is_the_cause() -> None:
+    """Values are of the transform and show no gradient, though the parameters get theirs."""
+    model = chain()
+
+    def run() -> None:
+        torch.func.vmap(model)(torch.ones(3, 2)).sum().backward()
+
+    assert why(model, "0:out.grad", run).startswith("it ran in a transform of torch.func, such as vmap")
+
+
+def test_a_reentrant_checkpoint_without_a_graded_input_is_the_cause() -> None:
+    """No backward runs it again."""
+    model = chain()
+
+    def run() -> None:
+        hidden = torch.utils.checkpoint.checkpoint(model[0], X, use_reentrant=True)
+        model[1](hidden).sum().backward()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert why(model, "0:out.grad", run).startswith("it ran in a reentrant checkpoint without a graph")
+
+
+def test_an_interrupt_is_not_a_failure_of_the_action() -> None:
+    """The action had not returned."""
+    model, s = chain(), kedge.session()
+
+    def interrupt(value: Tensor) -> None:
+        raise KeyboardInterrupt
+
+    s.hook(model, "0", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model(X)
+    assert s.ledger()["0"].cause.why == "each call ended before its action had returned, as by an interrupt"
     s.end(quiet=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kedge.cli.watch_options import add_watch_options, check_selector
+from kedge.cli.watch_options import add_watch_options, check_watched
 from kedge.numbers import listed
 from kedge.stderr import say
 
@@ -54,7 +54,7 @@ class AttachCommand:
         process = RunningProcess.found(args.pid)
         name = args.output or _free_name(f"{process.script}.{process.pid}", force=args.force)
         if args.sites is not None:
-            check_selector(args.sites)
+            check_watched(args.sites)
         wishes = {
             "recording": os.path.abspath(name),
             "force": args.force,

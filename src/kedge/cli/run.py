@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kedge.cli import BEGAN
 from kedge.cli.meant import no_module, no_program
 from kedge.cli.progress import progress
-from kedge.cli.watch_options import add_watch_options, check_selector
+from kedge.cli.watch_options import add_watch_options, check_watched
 from kedge.cli.watching import Watching
 from kedge.errors import ScriptError
 from kedge.program.ending import Ending, ended_before, text_of
@@ -76,7 +76,7 @@ class RunCommand:
         launch = LaunchedRank.here()
         name = launch.settle(args.output or f"{program.name}.{launch.label}.kedge", args.force)
         if args.sites is not None:
-            check_selector(args.sites)
+            check_watched(args.sites)
         if args.verify:
             from kedge.verify.compare import verify
 

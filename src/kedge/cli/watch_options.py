@@ -34,6 +34,13 @@ def check_selector(text: str) -> None:
     parse(text)
 
 
+def check_watched(text: str) -> None:
+    """Check that a watch can record what a selector selects; this imports torch."""
+    from kedge.sites import filters
+
+    filters.check_watched(text)
+
+
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; 1 measures every step, 10 one in ten")

@@ -61,7 +61,10 @@ class Attachments:
         ended: Whether the session is over.
         explaining: What `explaining_many` has found about its models; None outside of it.
         in_graph: How many operators of its hooks compiled code has run.
+        while_hooked: The time for which it can say that a module was never called, in words.
     """
+
+    while_hooked = "while the hook was attached"
 
     def __init__(self, on_error: str) -> None:
         if on_error not in ("raise", "warn"):
@@ -188,6 +191,7 @@ class Attachments:
     def drop(self, taps: list[Tap]) -> None:
         """Remove taps before the session ends."""
         warn_of_unrepeated(taps)
+        note_removal(taps)
         if self.finder is not None:
             self.finder.forget(taps)
         for tap in taps:
@@ -215,6 +219,13 @@ class Attachments:
             tap.on = not tap.on
         for gate in {id(tap.gate): tap.gate for tap in changed}.values():
             gate.retime()
+
+
+def note_removal(taps: Iterable[Tap]) -> None:
+    """Note what had passed when taps were removed before their block ended, which may be why they did not fire."""
+    for tap in taps:
+        if tap.gate is not None and tap.until is None:
+            tap.until = tap.gate.counts()
 
 
 def warn_of_unrepeated(taps: Iterable[Tap]) -> None:

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import NoReturn, Self, SupportsIndex
 
 from kedge.flow import V_co
+from kedge.hooks.attach import note_removal
 from kedge.hooks.open_sessions import in_block
 from kedge.hooks.recorded_values import Listed, RecordedValues
 from kedge.notebook import SHOWN, Table
@@ -35,6 +36,7 @@ class Hooked(RecordedValues[V_co]):
     def remove(self) -> None:
         """Remove this hook before its session ends; its records stay readable."""
         if self.end is not None:
+            note_removal(self.taps)
             self.end()
         else:
             self.session.drop(self.taps)

@@ -15,8 +15,9 @@ from torch import nn
 
 from kedge.hooks.attach import Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
-from kedge.hooks.firing.tap import Tap
+from kedge.hooks.firing.tap import Counts, Tap
 from kedge.hooks.gates.block_saves import BlockGate
+from kedge.hooks.gates.modules import OutputGate
 from kedge.hooks.operations.unfired import explain_op
 from kedge.hooks.target import HookedModel
 from kedge.sites.leaves import own_part
@@ -27,10 +28,11 @@ from kedge.torch_internals.torchscript import takes_hooks
 
 def explain(tap: Tap, session: Attachments) -> Cause:
     """Return the cause of a session's tap never firing."""
-    clock = session.clock
-    if tap.when is not None and not any(tap.when(step) for step in range(clock.step + 1)):
+    now = tap.until or tap.gate.counts()
+    steps = range(tap.since.step, now.step + 1)
+    if tap.when is not None and not any(map(tap.when, steps)):
         return Cause(
-            f"its schedule did not select any of the steps 0 to {clock.step}", "start it earlier, or run longer"
+            f"its schedule did not select any of the steps {steps[0]} to {steps[-1]}", "start it earlier, or run longer"
         )
     if tap.failed == "raised":
         return Cause("its action raised an error each time", "see the error")
@@ -39,9 +41,10 @@ def explain(tap: Tap, session: Attachments) -> Cause:
     if isinstance(tap.gate, BlockGate):
         return tap.gate.why(tap)
     if hasattr(tap.gate, "called"):
-        return _explain_gate(tap, session)
+        return _explain_gate(tap, session, now)
     param = getattr(tap.gate, "param", None)
-    return (None if param is None else _explain_parameter(tap, param, session)) or _explain_backward(session)
+    by_parameter = None if param is None else _explain_parameter(tap, param, session)
+    return by_parameter or _explain_backward(tap, session, now)
 
 
 def _explain_parameter(tap: Tap, param: nn.Parameter, session: Attachments) -> Cause | None:
@@ -72,24 +75,84 @@ def _explain_parameter(tap: Tap, param: nn.Parameter, session: Attachments) -> C
     return None
 
 
-def _explain_backward(session: Attachments) -> Cause:
-    if session.clock.backwards.count == 0:
+def _explain_backward(tap: Tap, session: Attachments, now: Counts) -> Cause:
+    """Return the cause of a gradient that could have come and did not."""
+    if now.backwards - tap.since.backwards <= (now.during == "backward"):
+        if now.during == "backward":
+            return Cause(
+                "a backward was still running, and had not reached it",
+                "keep the hook until backward() has returned",
+            )
+        if tap.until is not None:
+            return Cause("the hook was removed before a backward reached a hook of this session", _KEEP)
         return Cause(
             "no backward reached a hook of this session",
-            "call backward() inside the block, on a value that depends on it",
+            f"call backward() inside the block, on a value that depends on it; {_CUTS}",
         )
-    return Cause("the backward that ran did not reach it", "the value that was differentiated does not depend on it")
+    between = _explain_cut(tap, session)
+    return between or Cause(
+        "the backward that ran did not reach it",
+        f"the value that was differentiated does not depend on it: its result is not used for it, or {_CUTS}",
+    )
 
 
-def _explain_gate(tap: Tap, session: Attachments) -> Cause:
+_KEEP = "keep it until backward() has returned"
+_CUTS = "detach(), .data and no_grad cut the path to it"
+
+
+def _explain_cut(tap: Tap, session: Attachments) -> Cause | None:
+    """Return the cause that names the calls between which gradients ended; None if no hooks show these."""
+    passes = getattr(tap.gate, "passes", None)
+    if passes is None or tap.gate.path == "":
+        return None
+    # The calls of the latest pass, in the order in which they returned.
+    calls = [gate for gate in passes.here.calls if isinstance(gate, OutputGate) and gate.taps["out.grad"]]
+    of_tap = [i for i, gate in enumerate(calls) if gate.path == tap.gate.path]
+    if not of_tap:
+        return None
+    last = calls[of_tap[-1]]
+    for gate in calls[of_tap[-1] + 1 :]:
+        if any(each.fired for each in gate.taps["out.grad"]):
+            own = "" if last.path == tap.gate.path else f', and none reached "{escape(last.path)}"'
+            return Cause(
+                f'the backward that ran did not reach it{own}; it reached "{escape(gate.path) or ":out"}", which returned later',
+                f'what "{escape(last.path)}" returned is not used for the value that was differentiated, or {_CUTS}: look '
+                f'between "{escape(last.path)}" and "{escape(gate.path) or ":out"}"',
+            )
+        if not gate.path or tap.gate.path.startswith(f"{gate.path}."):
+            continue  # a container of it
+        last = gate
+    return None
+
+
+def _explain_gate(tap: Tap, session: Attachments, now: Counts) -> Cause:
+    if not tap.gate.called or now.calls == tap.since.calls:
+        cause = (now.passes == tap.since.passes and _explain_unbegun(tap)) or None
+        if cause is not None:
+            return cause
     if tap.site.kind == "saved":
-        return _explain_saved(tap, session)
+        return _explain_saved(tap, session, now)
     if tap.site.op is not None and (cause := _explain_operation(tap, session)) is not None:
         return cause
-    if not tap.gate.called:
-        cause = _explain_uncalled(tap, session)
+    if now.calls == tap.since.calls:
+        cause = _explain_uncalled(tap, session, now)
         return ExpectedSilence(*cause) if getattr(tap.gate, "many", False) else cause
-    return _explain_value(tap) or (_explain_gradient(tap, session) if tap.site.is_gradient else _explain_skipped(tap))
+    if (cause := _explain_value(tap)) is not None:
+        return cause
+    return _explain_gradient(tap, session, now) if tap.site.is_gradient else _explain_skipped(tap)
+
+
+def _explain_unbegun(tap: Tap) -> Cause:
+    """Return the cause where no forward pass of the model began while a tap was attached."""
+    if tap.until is not None:
+        return Cause("the hook was removed before the model was called", "keep it until the model has been called")
+    if tap.since.during == "forward":
+        return Cause(
+            "it was hooked inside a forward that did not call it after that", "hook before the model is called"
+        )
+    if tap.since.passes:
+        return Cause("the model was not called again after it was hooked", "hook before the model is called")
+    return Cause("the model was not called", "call it inside the block, or before remove()")
 
 
 def _explain_operation(tap: Tap, session: Attachments) -> Cause | None:
@@ -105,7 +168,7 @@ def _target_of(tap: Tap, session: Attachments) -> HookedModel | None:
     return next((target for target in session.targets.values() if target.passes is tap.gate.passes), None)
 
 
-def _explain_saved(tap: Tap, session: Attachments) -> Cause:
+def _explain_saved(tap: Tap, session: Attachments, now: Counts) -> Cause:
     gate = tap.gate
     forward = gate.called - gate.seen.again
     if gate.compiled:
@@ -113,14 +176,14 @@ def _explain_saved(tap: Tap, session: Attachments) -> Cause:
             "it is compiled, and compiled code saves all tensors at once after its graph has run, not module by module",
             "run the model uncompiled",
         )
-    if not gate.called:
-        return _explain_uncalled(tap, session)
+    if now.calls == tap.since.calls:
+        return _explain_uncalled(tap, session, now)
     if gate.forbidden == forward > 0:
         return Cause(
             "it ran only in a torch.func transform, which allows no saved-tensor hooks",
             "run it outside the transform",
         )
-    if gate.checkpointed or gate.seen.again:
+    if gate.checkpointed == forward or gate.seen.again:
         return Cause(
             "it ran in a checkpoint, which saves nothing until its recompute",
             "record the recompute with record(recomputes=True), or hook the module around the checkpoint",
@@ -167,18 +230,19 @@ def explain_leaves(tap: Tap, session: Attachments) -> dict[str, Cause]:
     seen = getattr(tap.gate, "seen", None)
     if seen is None or not tap.site.is_gradient or tap.site.leaf is not None or len(seen.leaves) < 2:
         return {}
-    return {leaf: _explain_gradient(tap, session, leaf) for leaf in seen.leaves}
+    now = tap.until or tap.gate.counts()
+    return {leaf: _explain_gradient(tap, session, now, leaf) for leaf in seen.leaves}
 
 
-def _explain_gradient(tap: Tap, session: Attachments, leaf: str | None = None) -> Cause:
+def _explain_gradient(tap: Tap, session: Attachments, now: Counts, leaf: str | None = None) -> Cause:
     seen, kind = tap.gate.seen, tap.site.kind
     leaf = tap.site.leaf if leaf is None else leaf
-    if (kind, leaf) in seen.unused or (leaf is None and seen.unused):
+    if any(of == kind and leaf in (None, unused) for of, unused in seen.unused):
         return Cause(
             "the differentiated value does not depend on this tensor, only on others of the same operation or checkpoint",
             "hook the module inside that makes it: a use within a checkpoint has its gradient there",
         )
-    if seen.rebuilt and not seen.again:
+    if seen.rebuilt and not seen.again and "cut checkpoint" not in seen.ungraded:
         return Cause(
             "it ran in a checkpoint, whose backward builds the graph, and no backward ran it again while it was hooked",
             "call backward() inside the block, on a value that depends on it",
@@ -191,23 +255,76 @@ def _explain_gradient(tap: Tap, session: Attachments, leaf: str | None = None) -
             "hook the module that made the viewed tensor, or avoid the in-place operation",
         )
     if kind in ("out.grad", "in.grad") and not seen.listened:
-        given = "; an input of the model needs requires_grad_()" if kind == "in.grad" else ""
-        remedy = f"the forward ran without grad, or nothing before it is trainable{given}"
-        return Cause("its value requires no grad", remedy)
-    return _explain_backward(session)
+        return _explain_ungraded(kind, seen.ungraded)
+    return _explain_backward(tap, session, now)
+
+
+def _explain_ungraded(kind: str, noted: list[str]) -> Cause:
+    """Return the cause of a value that requires no grad.
+
+    Args:
+        kind: The kind of its site.
+        noted: What ruled out its gradient in the first calls.
+    """
+    if not noted or len(set(noted)) > 1:
+        words = {"transform": "a transform of torch.func", "nothing trainable": "nothing trainable before it"}
+        seen = ", ".join(words.get(each, each) for each in dict.fromkeys(noted))
+        given = f": {seen}" if seen else ""
+        return Cause(f"its value requires no grad{given}", "call the model with grad enabled, on trainable values")
+    mode, inside = noted[0].partition(" ")[::2]
+    if mode in ("no_grad", "inference_mode") and inside:
+        return Cause(
+            f"its value requires no grad: the forward had grad, but this call was under {mode}",
+            f"look for torch.{mode} around it; it also cuts the gradient of everything before",
+        )
+    if mode in ("no_grad", "inference_mode"):
+        return Cause(f"its value requires no grad: the forward ran under {mode}", "call the model with grad enabled")
+    if kind == "in.grad" and noted[0] == "nothing trainable":
+        return _UNGRADED_INPUT
+    return _UNGRADED.get(noted[0], Cause("its value requires no grad", "it ran in a checkpoint"))
+
+
+_UNGRADED_INPUT = Cause(
+    "its value requires no grad: nothing before it is trainable, or it was detached",
+    "make something before it trainable; an input of the model needs requires_grad_()",
+)
+_UNGRADED = {
+    "transform": Cause(
+        "it ran in a transform of torch.func, such as vmap, under which values show no gradient",
+        "hook the parameters' :param.grad, or call the model without the transform",
+    ),
+    "whole numbers": Cause(
+        "its value requires no grad: it has whole numbers or booleans, which have no gradient",
+        "hook the module before it",
+    ),
+    "nothing trainable": Cause(
+        "its value requires no grad, although grad was enabled: nothing that it is computed from is trainable, or it was "
+        "detached inside",
+        "call requires_grad_() on the parameters or the input, or look inside it for detach(), .data and no_grad",
+    ),
+    "cut checkpoint": Cause(
+        "it ran in a reentrant checkpoint without a graph, and none of the checkpoint's inputs requires a gradient",
+        "use checkpoint(..., use_reentrant=False), or call requires_grad_() on the input of the checkpoint",
+    ),
+}
 
 
 def _explain_skipped(tap: Tap) -> Cause:
+    """Return the cause of an action that did not run though its module was called."""
     if tap.site.call is not None:
         return Cause(f"no forward called it {tap.site.call + 1} times", "calls are counted from 0")
     if tap.when is not None:
         return Cause("never called in the steps of its schedule", "choose other steps, or run longer")
-    if tap.on:
-        return Cause("its action raised an error each time", "see the error")
-    return Cause("the hook was removed before a value arrived", "keep it until the model has been called")
+    if tap.until is not None:
+        return Cause("the hook was removed before a value arrived", "keep it until the model has been called")
+    before = tap.gate.taps[tap.site.kind]
+    raised = [each.label for each in before[: before.index(tap)] if each.failed] if tap in before else []
+    if raised:
+        return Cause(f"an action before it, {raised[0]}, raised an error each time", "see the error")
+    return Cause("each call ended before its action had returned, as by an interrupt", "see the error")
 
 
-def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
+def _explain_uncalled(tap: Tap, session: Attachments, now: Counts) -> Cause:
     parent_path, _, name = tap.gate.path.rpartition(".")
     target = _target_of(tap, session)
     model = None if target is None else target.model()
@@ -216,7 +333,7 @@ def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
         kinds = (known.get(path) for path in (parent_path, tap.gate.path))
         kind, child = (None if ref is None else ref() for ref in kinds)
         if kind is None:
-            return Cause("never called while the hook was attached", "the model is gone, so the cause is unknown")
+            return Cause(f"never called {session.while_hooked}", "the model is gone, so the cause is unknown")
     else:
         try:
             parent = model.get_submodule(parent_path)
@@ -233,10 +350,12 @@ def _explain_uncalled(tap: Tap, session: Attachments) -> Cause:
         if not takes_hooks(child if name else model):
             return Cause("TorchScript runs its module without Python", "hook the model before it is scripted or traced")
     called = _called_with(tap, session)
-    if not called and not session.clock.passes:
-        return Cause("the model was not called", "call it inside the block, or before remove()")
+    if now.during == "forward" and now.passes == tap.since.passes + 1:
+        return Cause(
+            "a forward was still running, and had not called it", "keep the hook until the forward has returned"
+        )
     by_parent = _explain_by_parent(kind, child, tap.gate.path, called) if name else None
-    return by_parent or _explain_by_calls(tap, called)
+    return by_parent or _explain_by_calls(tap, called, session)
 
 
 def _is_replaced(tap: Tap, target: HookedModel, child: Any) -> bool:
@@ -259,14 +378,19 @@ def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: Ca
     if name == "out_proj" and issubclass(kind, nn.MultiheadAttention):
         return Cause("bypassed by a fused path: attention uses its weights without calling it", remedy)
     if _calls_forward(kind, name):
-        return Cause("its .forward() was called directly, which fires no hook", "call the module itself: layer(x)")
+        return Cause(
+            f"{kind.__name__}.forward calls its .forward() directly, which fires no hook",
+            "call the module itself: layer(x)",
+        )
     if place in called.holders:
         return None  # the forward skips it and calls its children
     used = " and ".join(_reads(kind, child, name)) if path in called or not path else ""
-    return Cause(f"bypassed: {kind.__name__} uses its {used} without calling it", remedy) if used else None
+    if used and issubclass(kind, nn.TransformerEncoderLayer):
+        return Cause("bypassed by a fused path: the layer uses its weights without calling it", remedy)
+    return Cause(f"bypassed: {kind.__name__}.forward reads its {used} without calling it", remedy) if used else None
 
 
-def _explain_by_calls(tap: Tap, called: CalledPaths) -> Cause:
+def _explain_by_calls(tap: Tap, called: CalledPaths, session: Attachments) -> Cause:
     if tap.gate.path in called.holders:
         return Cause(
             "never called itself, but the modules inside it were: one by one, or by a direct call of its .forward()",
@@ -274,8 +398,10 @@ def _explain_by_calls(tap: Tap, called: CalledPaths) -> Cause:
         )
     if tap.when is not None:
         return Cause("never called in the steps of its schedule", "choose other steps, or run longer")
+    if not tap.gate.passes.begun.whole:
+        return Cause("the model itself was not called, only parts of it were", "call the model, or hook these parts")
     return Cause(
-        "never called while the hook was attached", "this forward takes another path, or calls its .forward() directly"
+        f"never called {session.while_hooked}", "this forward takes another path, or calls its .forward() directly"
     )
 
 
@@ -315,25 +441,40 @@ def explaining_many(session: Attachments) -> Iterator[None]:
 def _reads(kind: type[nn.Module], child: Any, name: str) -> list[str]:
     """Return the attributes of a child that a module's methods read, as attention reads a dropout's ``p`` for a fused kernel."""
     if kind not in _read_by:
-        _read_by[kind] = _attributes_read(_source(kind))
+        _read_by[kind] = _attributes_read(kind)
     return [attribute for attribute in _read_by[kind].get(name, ()) if not callable(getattr(child, attribute, None))]
 
 
 _read_by: WeakKeyDictionary[type[nn.Module], dict[str, dict[str, None]]] = WeakKeyDictionary()
-"""For each class whose source was read, the attributes that its methods read of each of its own attributes."""
+"""For each class whose source was read, the attributes that its forward reads of each of its own attributes."""
 
 
-def _attributes_read(source: Any) -> dict[str, dict[str, None]]:
-    """Return what a class reads as ``self.<name>.<attribute>``, by name."""
+def _attributes_read(kind: type[nn.Module]) -> dict[str, dict[str, None]]:
+    """Return what a class's forward reads as ``self.<name>.<attribute>``, by name."""
     found: dict[str, dict[str, None]] = {}
-    for node in ast.walk(source):
-        if isinstance(node, ast.FunctionDef) and node.name.startswith(("__init__", "_init", "init_", "reset_")):
-            node.body.clear()  # `walk` goes level by level and has not entered the body yet
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute):
-            owner = node.value.value
-            if isinstance(owner, ast.Name) and owner.id == "self":
-                found.setdefault(node.value.attr, {})[node.attr] = None
+    for node in _run_by_forward(kind):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and _is_self(node.value.value):
+            found.setdefault(node.value.attr, {})[node.attr] = None
     return found
+
+
+def _run_by_forward(kind: type[nn.Module]) -> Iterator[ast.AST]:
+    """Yield the syntax nodes of a class's forward, and of its own methods that the forward calls, directly or not."""
+    tree = _source(kind)
+    methods = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    waiting = [methods["forward"]] if "forward" in methods else []
+    known = {"forward"}
+    while waiting:
+        for node in ast.walk(waiting.pop()):
+            yield node
+            called = node.attr if isinstance(node, ast.Attribute) and _is_self(node.value) else ""
+            if called in methods and called not in known:
+                known.add(called)
+                waiting.append(methods[called])
+
+
+def _is_self(node: Any) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
 
 
 def _source(of: Any) -> Any:

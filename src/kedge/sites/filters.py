@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from kedge.errors import NoSuchSite
+from kedge.errors import NoSuchKind, NoSuchSite
 from kedge.sites.folding import pattern
 from kedge.sites.language import Term, parse, single
-from kedge.sites.site import PARAM_KINDS
+from kedge.sites.site import KINDS, PARAM_KINDS, WATCHED_KINDS
 
 #: What is named if nothing is near.
 ALL = '"**" selects everything'
@@ -80,9 +80,37 @@ class SiteFilter:
         """
         for said, term in zip(self._read, self.terms, strict=True):
             if not term.excluded and not any(means(term, site) for site in sites):
+                alone = replace(term, kind=None, op=None, leaf=None, call=None)
+                kinds = dict.fromkeys(site.kind for site in sites if site.kind in KINDS and means(alone, site))
+                if kinds and alone != term:
+                    has = ", ".join(f":{kind}" for kind in kinds)
+                    return f'"{said}" selects nothing in {where}; of the modules and parameters it names there is {has}'
                 near = nearest(term, self._paths, (site.type for site in sites))
                 return f'"{said}" selects nothing in {where}; {f"the nearest are {near}" if near else ALL}'
         return ""
+
+
+def check_watched(text: str) -> None:
+    """Check that a watch can record what a text selects.
+
+    Raises:
+        NoSuchKind: It names an operation, one leaf or call, or a kind that only hooks have.
+        SelectorError: The text cannot be read.
+    """
+    for term in parse(text):
+        if term.op is not None:
+            part = f'the operation "{term.op[0]}"'
+        elif term.kind not in (None, *WATCHED_KINDS):
+            part = f":{term.kind}"
+        elif term.leaf is not None or term.call is not None:
+            part = "one leaf or one call alone"
+        else:
+            continue
+        kinds = ", ".join(f":{kind}" for kind in WATCHED_KINDS)
+        raise NoSuchKind(
+            f'"{term}": a watch of a whole run does not record {part}; it records the values of modules and parameters with all '
+            f'their leaves and calls ({kinds}). Leave that part out, or use a hook: kedge.hook(model, "{term}", kedge.measure())'
+        )
 
 
 def chosen_sites(text: str, sites: Sequence[N], where: str = "this recording") -> tuple[N, ...]:

@@ -10,6 +10,7 @@ PARAM_KINDS = ("param", "param.grad", "param.acc")
 TENSOR_KINDS = ("grad", "acc")
 NODE_KINDS = ("pre", "post")
 OP_KINDS = ("out", "in", "out.grad", "in.grad")
+WATCHED_KINDS = ("out", "in", "out.grad", "param", "param.grad")
 KINDS = MODULE_KINDS + PARAM_KINDS
 ALL_KINDS = KINDS + TENSOR_KINDS + NODE_KINDS
 GRADIENT_KINDS = frozenset({"out.grad", "in.grad", "in.share", "param.grad", "param.acc", "grad", "acc", "pre", "post"})

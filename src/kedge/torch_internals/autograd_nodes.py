@@ -192,3 +192,11 @@ def operation_of(node: Node | None) -> str:
 def name_in_messages(node: Node) -> str:
     """Return the name of a node in autograd's messages: ``Relu``, or ``ReluBackward0`` up to PyTorch 2.12."""
     return node.name() if torch.__version__ < "2.13" else re.sub(r"Backward\d*$", "", node.name())
+
+
+def dimension_of(node: Node) -> int | None:
+    """Return the dimension that a node's operation, such as a softmax, ran over; None if it has none, or does not show it."""
+    dim = getattr(node, "_saved_dim", None)
+    if not isinstance(dim, int):
+        return None
+    return dim - 2**64 if dim >= 2**63 else dim  # PyTorch shows -1 as an unsigned number

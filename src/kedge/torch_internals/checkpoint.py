@@ -180,6 +180,11 @@ def reentrant_around() -> Any:
     return next((owned.owner for owned in _running() if owned.reentrant and not owned.again), None)
 
 
+def is_cut(context: Any) -> bool:
+    """Whether no input of a reentrant checkpoint requires a gradient, so that no backward runs it again."""
+    return not any(getattr(context, "needs_input_grad", (True,)))
+
+
 def _frame_in_force() -> Any:
     hooks = top_hooks(True)
     return None if hooks is None else frame_of(hooks[0])

@@ -418,7 +418,7 @@ def test_a_module_whose_forward_is_called_directly_has_a_cause() -> None:
         model(torch.randn(2, 3))
         ledger = s.ledger()
 
-    direct = "its .forward() was called directly, which fires no hook"
+    direct = "Bypass.forward calls its .forward() directly, which fires no hook"
     assert ledger["fc"].cause.why == direct
     assert ledger["block"].cause.why == direct
     assert ledger["block"].cause.remedy == "call the module itself: layer(x)"

@@ -81,7 +81,7 @@ def test_fused_attention_is_one_quiet_line():
 
 def test_a_bypassed_call_is_a_warning():
     """Calling .forward() leaves out everybody's hooks, with parameters or without."""
-    (finding,) = found(silent("act:out", "its .forward() was called directly, which fires no hook"))
+    (finding,) = found(silent("act:out", "Net.forward calls its .forward() directly, which fires no hook"))
 
     assert finding.severity == "warning"
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import kedge
+from kedge.errors import NoSuchKind
 from kedge.store.recording import Recording
 
 
@@ -64,3 +65,31 @@ def test_what_selects_nothing_is_reported_after_the_first_step(
     ]
     assert said[1] == []
     assert {site.path for site in Recording.open(tmp_path / "x.kedge").of_kind("out")} >= {"mlp"}
+
+
+@pytest.mark.parametrize(
+    ("sites", "kinds"),
+    [
+        ("mlp:out", {"out"}),
+        ("mlp:in, mlp:out.grad", {"in", "out.grad"}),
+        ("mlp.weight:param.grad", {"param", "param.grad"}),
+    ],
+)
+def test_a_kind_that_is_named_is_recorded_alone(sites: str, kinds: set[str], tmp_path: Path) -> None:
+    """Without one, all kinds of a module are recorded."""
+    with kedge.watch(str(tmp_path / "x.kedge"), sites=sites, budget=None):
+        train()
+    found = Recording.open(tmp_path / "x.kedge").sites
+    assert {site.kind for site in found if site.owner == "mlp"} - {"update"} == kinds
+
+
+@pytest.mark.parametrize(
+    "sites",
+    ["/gelu", "mlp/linear#0:out", "**/*:out", "mlp:saved", "mlp:in.grad", "mlp:in.share", "mlp.weight:param.acc", "mlp:pre",
+     "mlp:out[0]", "mlp#1", "attn, mlp:saved"],
+)  # fmt: skip
+def test_what_a_watch_cannot_record_is_refused_at_once(sites: str, tmp_path: Path) -> None:
+    """Nothing of a selector is dropped without a word; the message says what takes its place."""
+    with pytest.raises(NoSuchKind, match=r"a watch of a whole run does not record .*kedge\.hook\(model"):
+        kedge.watch(str(tmp_path / "x.kedge"), sites=sites)
+    assert not list(tmp_path.iterdir())

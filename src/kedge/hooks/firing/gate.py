@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -14,12 +15,14 @@ from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
-from kedge.hooks.firing.tap import Spec, Tap
+from kedge.hooks.firing.tap import Counts, Spec, Tap
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.signals import came_by_signal
 from kedge.sites.site import Site
 from kedge.torch_internals.aliases import MemoryVersion
+from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.hook_tables import last_hook
+from kedge.torch_internals.source_lines import is_running
 
 Found = list[tuple[str, Tensor]]
 
@@ -37,6 +40,7 @@ class PassedValues:
         no_share: The reason why a share could not be followed.
         unused: The gradients that PyTorch passed as None, by kind and leaf: nothing used the leaf, but others of its node.
         rebuilt: Whether a reentrant checkpoint ran it without a graph, which its backward builds.
+        ungraded: What ruled out gradients of the first few values that require none.
     """
 
     again: int = 0
@@ -47,6 +51,7 @@ class PassedValues:
     no_share: str | None = None
     unused: set[tuple[str, str]] = field(default_factory=set)
     rebuilt: bool = False
+    ungraded: list[str] = field(default_factory=list)
 
 
 class Gate(KedgeHook):
@@ -80,12 +85,22 @@ class Gate(KedgeHook):
 
     def attach(self, spec: Spec, site: Site) -> list[Tap]:
         """Add a tap for each action at a site, after those of the site's kind; returns the new taps."""
-        made = spec.make(replace(site, path=self.passes.label(site.path)))
+        made, now = spec.make(replace(site, path=self.passes.label(site.path))), self.counts()
         for tap in made:
-            tap.gate = self
+            tap.gate, tap.since = self, now
             self.taps[site.kind] += (tap,)
         self.retime()
         return made
+
+    def counts(self) -> Counts:
+        """Return what has passed so far."""
+        clock, here = self.owner.clock, self.passes.here
+        during: Literal["", "forward", "backward"] = ""
+        if in_backward():
+            during = "backward"
+        elif here.inside and is_running(here.frame, sys._getframe()):  # an interrupt may have skipped its end
+            during = "forward"
+        return Counts(clock.step, self.called, self.passes.begun.count, clock.backwards.count, during)
 
     def drop(self, tap: Tap) -> None:
         """Remove a tap; an event that is firing keeps the old tuple."""

@@ -175,7 +175,7 @@ class StepClock:
         self.step = 0
         self.rank = rank
         self.numbers = itertools.count()
-        self.passes = self.led = 0
+        self.led = 0
         self.backwards = BackwardNumbers()
         self.optimizer: tuple[int, int] | None = None
         self.expects_optimizer: Callable[[], bool] = lambda: False
@@ -203,7 +203,7 @@ class StepClock:
 
     def follow(self, expects_optimizer: Callable[[], bool], prefix: str = "") -> PassCounter:
         """Return the pass counter of one more model; the first model's passes are the steps where nothing optimizes."""
-        passes = PassCounter(self, Segments(), prefix)
+        passes = PassCounter(self, ForwardPasses(), Segments(), prefix)
         if self.leader is None:
             self.lead(passes, expects_optimizer)
         return passes
@@ -219,7 +219,6 @@ class StepClock:
 
     def began(self, passes: PassCounter, *, graded: bool) -> None:
         """Count a forward pass; where nothing optimizes, the first hooked model's passes are the steps."""
-        self.passes += 1
         if self.leader is not passes:
             return
         if self.led and not self.looked and self.optimizer is None and graded:
@@ -230,17 +229,30 @@ class StepClock:
         self.awaited -= 1
 
 
+class ForwardPasses:
+    """The forward passes of one hooked model that have begun, on all threads together.
+
+    Attributes:
+        count: How many there were, with those in which parts of the model were called by themselves.
+        whole: How many of them called the model.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.whole = 0
+
+
 class PassCounter(threading.local):
     """Counts the forward passes of one hooked model, on each thread separately.
 
     Args:
         clock: The clock of the session.
+        begun: The model's passes on all threads.
         segments: The model's checkpointed blocks.
         prefix: The first part of its sites' paths; empty for a model that the user named as the target.
     """
 
-    def __init__(self, clock: StepClock, segments: Segments, prefix: str = "") -> None:
-        self.clock, self.segments, self.prefix = clock, segments, prefix
+    def __init__(self, clock: StepClock, begun: ForwardPasses, segments: Segments, prefix: str = "") -> None:
+        self.clock, self.begun, self.segments, self.prefix = clock, begun, segments, prefix
         self.here = ThreadPosition()
 
     def label(self, path: str) -> str:
@@ -257,6 +269,8 @@ class PassCounter(threading.local):
         graded = torch.is_grad_enabled() if graded is None else graded
         here, clock = self.here, self.clock
         number = next(clock.numbers)
+        self.begun.count += 1
+        self.begun.whole += inside
         clock.began(self, graded=graded)
         here.micro_batch = here.micro_batch + 1 if here.step == clock.step else 0
         here.step, here.pass_, here.inside = clock.step, number, inside

@@ -30,6 +30,24 @@ class InGraph:
     edit: Any = None
 
 
+class Counts(NamedTuple):
+    """What has passed a gate so far.
+
+    Attributes:
+        step: The current step.
+        calls: How often its module was called.
+        passes: How many forward passes of its model have begun.
+        backwards: How many backward passes have reached a hook of its session.
+        during: What is under way on this thread: a "forward" of the model, a "backward", or neither.
+    """
+
+    step: int
+    calls: int
+    passes: int
+    backwards: int
+    during: Literal["", "forward", "backward"] = ""
+
+
 class Tap:
     """One action at one site, for as long as its session lasts."""
 
@@ -46,7 +64,9 @@ class Tap:
         "measure",
         "on",
         "own",
+        "since",
         "site",
+        "until",
         "when",
     )
 
@@ -63,6 +83,9 @@ class Tap:
         self.failed: Literal["", "raised", "off"] = ""
         self.fired = 0
         self.gate: Any = None
+        #: The counts of its gate when it was attached, and when it was removed before its session ended.
+        self.since = Counts(step, 0, 0, 0)
+        self.until: Counts | None = None
         self.graph = InGraph(next(_numbers))
         self.on = when is None or when(step)
         numbered[self.graph.key] = self

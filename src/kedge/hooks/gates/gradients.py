@@ -29,10 +29,14 @@ from kedge.hooks.firing.tap import Tap
 from kedge.hooks.firing.thread_position import ThreadPosition
 from kedge.sites.site import Site
 from kedge.torch_internals.aliases import MemoryVersion, whole
+from kedge.torch_internals.checkpoint import is_cut, reentrant_around
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import hook_gradient, on_tensor
+from kedge.torch_internals.modes import is_transforming
 from kedge.torch_internals.own_work import OwnWork, is_watched, own_work
 from kedge.torch_internals.tensors import base_of, may_alias
+
+_NOTED = 8
 
 
 def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool) -> None:
@@ -44,7 +48,10 @@ def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool)
     heard: dict[int, GradientListener] = {}
     for leaf, tensor in found:
         site = gate.site(kind, leaf)
-        if not tensor.requires_grad or passes.is_heard((gate, site, call), recompute=recompute):
+        if not tensor.requires_grad:
+            _note_ungraded(gate, tensor)
+            continue
+        if passes.is_heard((gate, site, call), recompute=recompute):
             continue
         seen.listened += not recompute
         event, known = passes.event(site, call, recompute), heard.get(id(tensor))
@@ -75,6 +82,26 @@ def measure_each(gate: Gate, kind: str, found: Found, call: int) -> None:
             listener = listen(tensor, GradientMeasurer(gate, gate.site(kind, leaf), call, here))
             if listener.pulse is not None:
                 seen.pulses[kind] = listener.pulse
+        else:
+            _note_ungraded(gate, tensor)
+
+
+def _note_ungraded(gate: Gate, tensor: Tensor) -> None:
+    """Note what ruled out the gradient of a value that requires none, where the call shows that; of a few calls."""
+    noted = gate.seen.ungraded
+    if len(noted) == _NOTED:
+        return
+    if is_transforming():
+        noted.append("transform")
+    elif not (tensor.is_floating_point() or tensor.is_complex()):
+        noted.append("whole numbers")
+    elif torch.is_grad_enabled():
+        noted.append("nothing trainable")
+    elif (context := reentrant_around()) is not None:
+        noted.append("cut checkpoint" if is_cut(context) else "checkpoint")
+    else:
+        mode = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
+        noted.append(f"{mode} inside" if gate.passes.here.graded else mode)
 
 
 class GradientListener:

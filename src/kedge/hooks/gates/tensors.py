@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
@@ -17,12 +17,13 @@ from kedge.flow import Event
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.owner import Owner
-from kedge.hooks.firing.tap import Spec, Tap
+from kedge.hooks.firing.tap import Counts, Spec, Tap
 from kedge.hooks.placing.installed import InstalledHook
 from kedge.sites.language import Term
 from kedge.sites.select import Selector, SitePlace
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.hook_tables import after_accumulation, hook_gradient, on_tensor
 from kedge.torch_internals.own_work import OwnWork, is_watched, own_work
 
@@ -58,9 +59,15 @@ class TensorGate:
     def attach(self, spec: Spec, site: Site) -> None:
         """Add a tap for each action at a site, after the others."""
         for tap in spec.make(site):
-            tap.gate = self
+            tap.gate, tap.since = self, self.counts()
             self.taps += (tap,)
         self.retime()
+
+    def counts(self) -> Counts:
+        """Return what has passed so far; a tensor belongs to no call and no forward pass."""
+        clock = self.owner.clock
+        during: Literal["", "backward"] = "backward" if in_backward() else ""
+        return Counts(clock.step, 0, 0, clock.backwards.count, during)
 
     def retime(self) -> None:
         """Update whether all taps only measure; schedules are checked when a gradient arrives."""

@@ -9,13 +9,14 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.naming import NAMED, plain
+from kedge.rules.recorded.losses import steps_with_little_loss
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.store.exponents import SMALLEST_NORMAL, below
 from kedge.store.formats import FORMATS, NumberFormat
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import FULL
+from kedge.store.rows import FULL, Ints
 
 #: Half formats are trained with a loss scale that is raised until gradients overflow: their gradients are large by design.
 SCALED = frozenset({"float16", "float8_e5m2", "float8_e4m3fn"})
@@ -39,7 +40,9 @@ class Underflow:
         Activations are not judged: a small output of softmax or GELU may become zero without harm.
 
     Window:
-        The last window measured steps in which the gradient was finite and not all zero, at least min_samples.
+        The last window measured steps in which the gradient was finite and not all zero, at least min_samples. Steps in
+        which every loss has fallen below settled of its first values are left out: where little is left to learn, gradients
+        are small without harm.
 
     Thresholds:
         - share (0.05): one in twenty. Transformer Engine shows the share of underflows and sets no limit. Healthy runs
@@ -47,6 +50,7 @@ class Underflow:
         - spread (0.5): of the gradients. The logits of a confident model get tiny gradients without harm: with a loss
           scale, a quarter of a model's gradients exceeded the share; without one, two thirds or more.
         - window (40), min_samples (10): enough for a median.
+        - settled (0.01): a loss that has fallen to a hundredth was not held up by lost digits.
 
     Evidence:
         The share at the worst sites, the number of affected sites and of all sites, and the dtype.
@@ -60,6 +64,7 @@ class Underflow:
     spread: float = 0.5
     window: int = 40
     min_samples: int = 10
+    settled: float = 0.01
 
     code: ClassVar[str] = "UNDERFLOW"
     name: ClassVar[str] = "gradients too small for their dtype"
@@ -70,8 +75,9 @@ class Underflow:
         groups: dict[tuple[int, str], list[tuple[SiteInfo, float]]] = {}
         rows = recording.all_rows
         drawn = rows.count(rows.rows.held("exponents").lengths > 0)
+        done = steps_with_little_loss(recording, self.settled)
         for site in (site for site in self._judged(recording) if drawn[site.id] >= self.min_samples):
-            lost = self._lost(recording, site, FORMATS[site.dtype])
+            lost = self._lost(recording, site, FORMATS[site.dtype], done)
             if lost is not None:
                 groups.setdefault((site.root, site.dtype), []).append((site, lost))
         for (root, dtype), sites in groups.items():
@@ -92,11 +98,11 @@ class Underflow:
             if form is not None and form.lowest_power >= SMALLEST_NORMAL:
                 yield site
 
-    def _lost(self, recording: Recording, site: SiteInfo, form: NumberFormat) -> float | None:
+    def _lost(self, recording: Recording, site: SiteInfo, form: NumberFormat, done: Ints) -> float | None:
         """Return the median share of elements below the smallest normal number; None with too few histograms."""
         rows = recording.rows(site)
         # A gradient of zeros has no histogram, so several windows of steps are searched for one.
-        _, counts = recording.exponents(site, rows.step[rows.clean][-_SEARCHED * self.window :])
+        _, counts = recording.exponents(site, np.setdiff1d(rows.step[rows.clean], done)[-_SEARCHED * self.window :])
         counts = counts[-self.window :]
         if len(counts) < self.min_samples:
             return None

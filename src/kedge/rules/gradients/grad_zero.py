@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from kedge.numbers import listed
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.losses import steps_without_loss
 from kedge.rules.recorded.roots import by_root
@@ -55,8 +56,9 @@ class GradZero:
         gradient is before that parameter, or in its module.
 
     Remedy:
-        Look between the named module and the one before it for an operation with slope zero: round, sign, argmax, a
-        comparison, clamp, a product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED).
+        Initialise weights that are zero in every step, if any are named. Of a recurrent weight: read an output that has
+        seen more than one step. Else look between the named module and the one before it for an operation with slope zero:
+        round, sign, argmax, a comparison, clamp, a product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED).
     """
 
     samples: int = 20
@@ -95,6 +97,7 @@ class GradZero:
         next_one = later[0] if later else None
         names = ", ".join(site.path for site in still[-NAMED:])
         step = max(judged[site].since for site in still)
+        seen = _sources_of_zeros(recording, still, later)
         never = len(still) == len(judged) and not any(course.moved for course in judged.values())
         return Finding(
             code=self.code,
@@ -110,8 +113,38 @@ class GradZero:
                 "next_with_gradient": next_one.path if next_one else None,
             },
             confidence=0.95,
-            remedy=_REMEDY,
+            remedy=f"{seen}Otherwise l{_REMEDY[1:]}" if seen else _REMEDY,
         )
+
+
+def _sources_of_zeros(recording: Recording, still: list[SiteInfo], later: list[SiteInfo]) -> str:
+    """Return what is seen to make a product zero: weights of zero, or a recurrent weight that saw no state but zero.
+
+    Args:
+        recording: The recording.
+        still: The gradients that are zero, in the order of the forward.
+        later: The gradients behind them.
+    """
+    paths = {site.path for site in (*still, *later)}
+    zero = []
+    for site in recording.of_kind("param"):
+        rows = recording.rows(site)
+        full = rows.level == FULL
+        if site.path in paths and len(site.shape) > 1 and full.any() and not rows.sumsq[full].any():
+            zero.append(site.path)
+    says = ""
+    if zero:
+        verb = "is" if len(zero) == 1 else "are"
+        says = (
+            f"{listed(zero, NAMED)} {verb} zero in every measured step: a product with it is zero, so initialise it. "
+        )
+    states = [site.path for site in still if site.path.rpartition(".")[2].startswith("weight_hh")]
+    if states:
+        says += (
+            f"{listed(states, NAMED)}: its gradient is a product with the state before, which is zero in the first step of a "
+            "sequence; if only that output is read, as of the reverse direction in out[:, -1], read another one. "
+        )
+    return says
 
 
 _REMEDY = (

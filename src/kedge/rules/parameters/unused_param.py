@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from kedge.numbers import listed
 from kedge.rules.naming import NAMED
+from kedge.rules.recorded.gradient_paths import GradientPaths, PathEnd
 from kedge.rules.recorded.ledger import Entry, path_of, remedy_of, uncalled, unreached
 from kedge.rules.recorded.optimizers import optimizers
-from kedge.rules.recorded.roots import by_root, root_of, within
+from kedge.rules.recorded.roots import by_root, root_of, root_path, within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.rule import Finding, Lack, Severity
@@ -29,7 +30,10 @@ class UnusedParam:
     Formula:
         No gradient: the run's ledger (its list of hooks and how often each fired) has no firing of the parameter's
         param.grad, although a backward ran and the parameter requires a gradient, and no optimizer step changed it.
-        NEVER-CALLED reports parameters of modules that were never called.
+        NEVER-CALLED reports parameters of modules that were never called. If the parameter's module was called, its
+        output has got a gradient, so the parameter is not used for it; or it got none, and the path from the loss ends
+        somewhere behind it: after the last called module that had a graph and got no gradient, and before the next one
+        that got one. Modules are in the order in which they returned.
 
         No optimizer: it got a gradient in min_samples measured steps, and no recorded optimizer step held it, although
         other parameters of the same root are in an optimizer. If the parameters of the optimizers are recorded,
@@ -43,11 +47,14 @@ class UnusedParam:
         - named (6): the most parameters that the message names.
 
     Evidence:
-        The parameters, and the cause: the one in the ledger, or that no optimizer holds them.
+        The parameters, and the cause: the one in the ledger, where the path from the loss ends (last: the last module
+        without a gradient, next: the next one with a gradient), or that no optimizer holds them.
 
     Remedy:
-        Use it in the forward, remove it, or call requires_grad_(False) on it; pass model.parameters() to the optimizer
-        once the model is complete, and keep layers in nn.ModuleList.
+        Where the path is cut, remove detach(), .data or no_grad between the named modules, or give a reentrant
+        checkpoint an input that requires a gradient. Else use the parameter in the forward, remove it, or call
+        requires_grad_(False) on it; pass model.parameters() to the optimizer once the model is complete, and keep
+        layers in nn.ModuleList.
     """
 
     min_samples: int = 3
@@ -60,14 +67,16 @@ class UnusedParam:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every cause, and one for every root with parameters that no optimizer holds."""
         paths, alive = uncalled(recording), _Alive.of(recording)
-        groups: dict[str, list[Entry]] = {}
-        for entry in unreached(recording):
-            if alive.judges(path_of(entry)) and not any(within(path_of(entry), path) for path in paths):
-                groups.setdefault(entry["cause"], []).append(entry)
-        for cause, entries in groups.items():
-            sites = [str(entry["site"]) for entry in entries]
-            says = f"got no gradient in the whole run: {cause}"
-            yield self._finding(sites, says, {"cause": cause}, remedy_of(entries[0]))
+        judged = [
+            entry
+            for entry in unreached(recording)
+            if alive.judges(path_of(entry)) and not any(within(path_of(entry), other) for other in paths)
+        ]
+        for root, entries in by_root(judged, lambda entry: root_of(recording, path_of(entry))):
+            for silence, silent in _silences(recording, root, entries).items():
+                sites = [str(entry["site"]) for entry in silent]
+                says = f"got no gradient in the whole run: {silence.cause}"
+                yield self._finding(sites, says, {"cause": silence.cause, **silence.evidence()}, silence.remedy)
         if optimizers(recording) is None:
             yield from self._forgotten(recording)
 
@@ -131,6 +140,105 @@ class _Alive:
         trained = roots[root].trained if 0 <= root < len(roots) else None
         # Where this is not recorded, a model without gradients ran under no_grad, if another one has gradients.
         return path not in self.moved and (trained is True or not self.roots or root in self.roots)
+
+
+class _Silence(NamedTuple):
+    """Why parameters got no gradient.
+
+    Attributes:
+        cause: What the recording shows.
+        remedy: What to do, as a sentence.
+        last: The last module without a gradient on the path from them to the loss; None where the path is not known.
+        next: The next module with a gradient; None without one.
+    """
+
+    cause: str
+    remedy: str
+    last: str | None = None
+    next: str | None = None
+
+    def evidence(self) -> dict[str, object]:
+        """Return where the path ends, for the finding."""
+        return {} if self.last is None else {"last": self.last, "next": self.next}
+
+
+def _silences(recording: Recording, root: int, entries: Iterable[Entry]) -> dict[_Silence, list[Entry]]:
+    """Return the entries of one root by the reason why they got no gradient."""
+    paths, top = GradientPaths.of(recording, root), root_path(recording, root)
+    ends = [(entry, paths.end(path_of(entry), top)) for entry in entries]
+    ruled_out = {end.last: str(entry.get("ungraded", "")) for entry, end in ends if end and end.without == end.last}
+    # The path to what is before a call without a graph ends there as well.
+    cut_at = {mode: dict.fromkeys(paths.outermost(path) for path in ruled_out if ruled_out[path] == mode)
+              for mode in ruled_out.values()}  # fmt: skip
+    groups: dict[_Silence, list[Entry]] = {}
+    for entry, end in ends:
+        if end is None:
+            silence = _Silence(entry["cause"], remedy_of(entry))
+        elif end.without in ruled_out:
+            mode = ruled_out[str(end.without)]
+            silence = _without_graph(mode, list(cut_at[mode]))
+        else:
+            silence = _beside(end) if end.inside else _behind(end._replace(last=paths.whole(end)))
+        groups.setdefault(silence, []).append(entry)
+    return groups
+
+
+def _without_graph(mode: str, modules: list[str]) -> _Silence:
+    """Return the silence of what is used in modules that were called without a graph, and before them."""
+    called = listed(modules, 3)
+    if mode == "cut checkpoint":
+        return _Silence(
+            f"the modules ran, but {called} ran in a reentrant checkpoint none of whose inputs requires a gradient, so that no "
+            "backward runs through it",
+            "Use checkpoint(..., use_reentrant=False), or let the input of the checkpoint require a gradient "
+            "(requires_grad_(), or enable_input_require_grads() of transformers).",
+            modules[-1],
+        )
+    if mode in ("no_grad inside", "inference_mode inside"):
+        name = mode.removesuffix(" inside")
+        return _Silence(
+            f"the modules ran, but {called} ran under {name} in a forward with grad, so the path from the loss ends there",
+            f"Remove torch.{name} there; if it is meant, call requires_grad_(False) on what is only used there or before it.",
+            modules[-1],
+        )
+    return _Silence(
+        f"the modules ran, but what {called} returned had no graph, so the path from the loss ends there",
+        "Look in it and around its call for no_grad, detach(), .data or a reentrant checkpoint whose inputs require no "
+        "gradient; if that is meant, call requires_grad_(False).",
+        modules[-1],
+    )
+
+
+def _beside(end: PathEnd) -> _Silence:
+    """Return the silence of parameters whose module got a gradient."""
+    return _Silence(
+        f"{_named(end.last)} ran, and the gradient of its output does not pass there",
+        "Use it in the forward, or set requires_grad_(False); if it is used, look inside the module for detach(), .data or "
+        "no_grad.",
+        end.last,
+    )
+
+
+def _behind(end: PathEnd) -> _Silence:
+    """Return the silence of what is used before the end of a path."""
+    last, before = _named(end.last), "the loss"
+    reached = "nothing behind it got one"
+    if end.after is not None:
+        before = _named(end.after)
+        reached = f"{before} after it got a gradient"
+    without = f"; {_named(end.without)}, next, returned a value without a graph" if end.without is not None else ""
+    return _Silence(
+        f"the modules ran, but the path from the loss ends after {last}: {reached}, and {last} got none{without}",
+        f"Look between {last} and {before} for one of: detach(), .data, no_grad, a value rebuilt from numbers, a reentrant "
+        "checkpoint whose inputs require no gradient, or a result that the loss does not use. If it is meant, call "
+        "requires_grad_(False), which saves the cost of a graph.",
+        end.last,
+        end.after,
+    )
+
+
+def _named(path: str) -> str:
+    return path or "the model itself"
 
 
 _FORGOTTEN = (

@@ -64,7 +64,7 @@ def is_bypassed(cause: str) -> bool:
 
 def is_direct(cause: str) -> bool:
     """Whether the program called the module's .forward()."""
-    return ".forward() was called directly" in cause
+    return ".forward() directly, which" in cause or ".forward() was called directly" in cause  # older recordings
 
 
 def remedy_of(entry: Entry) -> str:

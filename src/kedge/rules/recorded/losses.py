@@ -54,6 +54,18 @@ def losses(recording: Recording) -> list[LossCourse]:
     return [LossCourse(site, recording.rows(site)) for site in found if len(recording.rows(site))]
 
 
+def steps_with_little_loss(recording: Recording, share: float) -> Ints:
+    """Return the steps in which every loss was below a share of its first values; none if one of them crosses zero."""
+    known = [loss for loss in losses(recording) if len(loss.values)]
+    if not known or any(float(loss.values.min()) < 0 for loss in known):
+        return np.zeros(0, dtype=np.int64)
+    little = [loss.steps[loss.values < share * float(np.median(loss.values[:5]))] for loss in known]
+    found = little[0]
+    for steps in little[1:]:
+        found = np.intersect1d(found, steps)
+    return found
+
+
 def steps_without_loss(recording: Recording) -> Ints:
     """Return the steps in which every loss was exactly zero, like a hinge loss that every sample has passed."""
     rows = [loss.rows for loss in losses(recording)]

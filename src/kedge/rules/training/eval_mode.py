@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.numbers import listed
+from kedge.numbers import counted, listed
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.optimizers import Entry, events_of, has_optimizer
 from kedge.rules.recorded.roots import names_of, root_path
@@ -40,7 +40,8 @@ class EvalMode:
         - share (0.25): of all of them, so that a short phase is not reported.
 
     Evidence:
-        The modules in evaluation mode, the first such step, and the number of measured steps of training.
+        The modules in evaluation mode, the first such step, how often the mode was interrupted, and the number of measured
+        steps of training.
 
     Remedy:
         Call model.train() before the training loop, and again after each evaluation. To keep statistics as they are,
@@ -63,7 +64,7 @@ class EvalMode:
             phases = [phase for phase in _phases(own, steps) if phase[1] >= self.min_steps]
             in_eval = sum(number for _, number in phases)
             if phases and in_eval >= self.share * len(steps):
-                yield self._finding(recording, root, phases[-1][0], (in_eval, len(steps)))
+                yield self._finding(recording, root, [event for event, _ in phases], (in_eval, len(steps)))
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured steps; nothing is missing where no optimizer stepped."""
@@ -73,22 +74,24 @@ class EvalMode:
             return Lack(self.code, "record of the model's modes", 0, 1, grows=False)
         return too_few(self.code, len(recording.steps), self.min_steps)
 
-    def _finding(self, recording: Recording, root: int, event: Entry, counted: tuple[int, int]) -> Finding:
-        steps, of = counted
+    def _finding(self, recording: Recording, root: int, phases: list[Entry], shown: tuple[int, int]) -> Finding:
+        (steps, of), event, since = shown, phases[-1], int(phases[0]["step"])
         paths, site = [str(path) for path in event["eval"]], f"{root_path(recording, root)}:out"
-        model, since = names_of(recording, [root]), int(event["step"])
+        model = names_of(recording, [root])
+        broken = "" if len(phases) == 1 else f" with {counted(len(phases) - 1, 'interruption')}"
         return Finding(
             code=self.code,
             severity=self.severity,
             site=site,
             step=since,
-            message=f"{model} ({site}) has been trained in evaluation mode since step {since}, in {steps:,} of "
+            message=f"{model} ({site}) has been trained in evaluation mode since step {since}{broken}, in {steps:,} of "
             f"{of:,} measured steps of its training: {listed(paths, 3)} {'do' if len(paths) > 1 else 'does'} not work as in "
             "training.",
             evidence={
                 "modules": paths[:NAMED],
                 "of": len(paths),
                 "since": since,
+                "interruptions": len(phases) - 1,
                 "steps": steps,
                 "share": plain(steps / max(of, 1)),
             },

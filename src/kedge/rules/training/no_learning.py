@@ -11,6 +11,7 @@ import numpy as np
 
 from kedge.rules.naming import plain
 from kedge.rules.recorded.losses import LossCourse, losses
+from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_roots, trains
@@ -34,7 +35,8 @@ class NoLearning:
         below the median of the first quarter by more than sure standard errors of their difference. Reported if it has
         not fallen by any of these comparisons.
 
-        Or, for cross-entropy over the C outputs of a model: if the last quarter is not below chance times log(C).
+        Or, for cross-entropy over the C outputs of a model: if the last quarter is not below chance times log(C). This is
+        known only if the loss is the mean of log-probabilities from a softmax over the last dimension.
 
         A loss that crosses zero is not judged, as in reinforcement learning; nor are several losses if one has fallen,
         as in a GAN.
@@ -151,7 +153,18 @@ def _classes(recording: Recording, loss: LossCourse) -> int | None:
     roots = [root for root in range(len(recording.roots)) if root in trained]
     if not str(loss.site.node).startswith("NllLoss") or len(roots) != 1:
         return None
+    if not _is_over_classes(recording, loss):
+        return None
     head = root_path(recording, roots[0])
     shapes = [site.shape for site in recording.of_kind("out") if site.path == head]
     classes = shapes[0][-1] if len(shapes) == 1 and len(shapes[0]) == 2 else 0
     return classes if classes > 1 else None
+
+
+def _is_over_classes(recording: Recording, loss: LossCourse) -> bool:
+    """Whether the graph of a loss has a softmax over its last dimension; older recordings do not show the dimension."""
+    graphs = [event for event in events_of(recording, "loss-graph") if event.get("site") == loss.site.site]
+    if not graphs:
+        return True
+    softmax = any("LogSoftmax" in node for node in graphs[0].get("nodes", ())[1:3])
+    return softmax and graphs[0].get("dim", 1) in (1, -1)

@@ -197,7 +197,7 @@ EVENTS: dict[str, Check] = {
         {"step": whole, "site": text, "folder": plain_name},
         {**dict.fromkeys(("module", "direction", "value"), nullable(text)), "reached": flag},
     ),
-    "loss-graph": fields({}, {"site": text, "nodes": TEXTS, "unscaled": flag}),
+    "loss-graph": fields({}, {"site": text, "nodes": TEXTS, "dim": whole, "unscaled": flag}),
     "nonfinite-at-end": fields(
         {
             "step": whole,

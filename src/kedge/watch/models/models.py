@@ -30,6 +30,9 @@ from kedge.watch.models.parked_hooks import WatchSession
 from kedge.watch.models.prefixed_meter import PrefixedMeter, channel_dims, saturations
 from kedge.watch.models.roots import RootModule, WantedSites, free_prefix, next_of
 
+_OF_PARAMETERS = ("param", "param.grad")
+"""The kinds that are measured together; the updates of optimizers belong to them."""
+
 
 class Models:
     """The roots and their parameters; see Note [Roots].
@@ -106,11 +109,11 @@ class Models:
     def _hook(self, module: nn.Module, root: RootModule, fresh: Mapping[str, nn.Module]) -> None:
         self.wanted.meet(module, root)
         action = PrefixedMeter(self.meter, root)
-        paths = [n for n, m in fresh.items() if runs(m) and self.wanted.wants(root.label(n), m)]
         self.meter.sites.channel_dims.update(channel_dims(module, fresh, root))
         for path, (how, numbers) in saturations(fresh, root).items():
             self.meter.sites.saturates(path, how, numbers)
         for kind in ("out", "in", "out.grad"):
+            paths = [n for n, m in fresh.items() if runs(m) and self.wanted.wants(root.label(n), m, (kind,))]
             self.session.hook_each(module, paths, kind, action)
         if any(own_part(param) is not param for param in parameters_in(module).values()):
             self.session.hook_each(module, [""], "out.grad", Reached(self.passes, root))
@@ -118,7 +121,7 @@ class Models:
 
     def _place_parameters(self, module: nn.Module, root: RootModule) -> None:
         fresh = self.places.unplaced(module)
-        self.places.put(fresh, root, lambda path: self.wanted.wants(path, module))
+        self.places.put(fresh, root, lambda path: self.wanted.wants(path, module, _OF_PARAMETERS))
         # Hooks on a parameter that is spread over several processes do not fire: its gradient is read at the optimizer.
         self.passes.listen(param for _, param in fresh if own_part(param) is param)
 
@@ -128,7 +131,7 @@ class Models:
         root = RootModule(len(self.roots), prefix, {"": "tensors"}, sum(p.numel() for p in tensors))
         self.roots.append(root)
         named = zip(names_in_frames(tensors), tensors, strict=True)
-        self.places.put(named, root, lambda path: self.wanted.wants(path, nn.Module()))
+        self.places.put(named, root, lambda path: self.wanted.wants(path, nn.Module(), _OF_PARAMETERS))
         self.passes.listen(tensors)
 
     def find_parameters(self, *, lazy_only: bool = False) -> None:

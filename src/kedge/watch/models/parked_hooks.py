@@ -42,6 +42,8 @@ class WatchSession(Session):
         lose: Reports that a site cannot be watched.
     """
 
+    while_hooked = "in the run"  # hooks of modules that were not called yet stay; see Note [Parked hooks]
+
     def __init__(self, clock: StepClock) -> None:
         super().__init__(on_error="warn")
         self.clock = clock

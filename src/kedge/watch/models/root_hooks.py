@@ -92,6 +92,12 @@ class RootHooks:
         finally:
             session.installed.cleanup = outer
 
+    def ungraded(self, path: str) -> str:
+        """Return what ruled out gradients in the first calls of a module; empty if several things did, or none."""
+        after = () if self.target is None else self.target.modules.after.values()
+        noted = {what for gate in after if gate.path == path and not gate.seen.listened for what in gate.seen.ungraded}
+        return noted.pop() if len(noted) == 1 else ""
+
     def is_silent(self, tap: Tap) -> bool:
         """Whether an output of the root never fired, for the present module or an earlier one."""
         return tap.site.kind == "out" and not tap.fired and str(tap.site) not in self._fired

@@ -102,10 +102,12 @@ class WantedSites:
         self._paths |= {root.label(name): type(one).__name__ for name, one in named}
         self._terms = widened(self.selector.terms, self._paths)
 
-    def wants(self, path: str, module: nn.Module) -> bool:
-        """Whether the selector names the module, or the parameter, with this recorded path."""
+    def wants(self, path: str, module: nn.Module, kinds: tuple[str, ...]) -> bool:
+        """Whether the selector names the module, or the parameter, with this recorded path, for values of these kinds."""
         types = tuple(c.__name__ for c in type(module).__mro__)
-        hits = [place for place, term in enumerate(self._terms) if term.matches(path, types)]
+        hits = [
+            place for place, term in enumerate(self._terms) if term.kind in (None, *kinds) and term.matches(path, types)
+        ]
         for place in hits:
             self._idle.pop(place, None)
         return bool(hits) and not any(self._terms[place].excluded for place in hits)

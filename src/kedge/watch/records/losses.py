@@ -11,6 +11,7 @@ from torch.autograd.graph import Node
 from kedge.actions.measure.meter import Meter
 from kedge.sites.site import Site
 from kedge.torch_internals import modes
+from kedge.torch_internals.autograd_nodes import dimension_of
 from kedge.torch_internals.source_lines import source_of
 from kedge.watch.models.backward_start import BackwardStart, operation_of
 from kedge.watch.records.curves import Curves, number_of
@@ -61,8 +62,12 @@ class Losses:
             _, operation = operation_of(first)
             source = None if began.frame is None else asdict(source_of(began.frame))
             self.described[path] = {"operation": operation, "source": source}
-            note = {"kind": "loss-graph", "step": step, "site": path, "nodes": list(chain_of(first.grad_fn))}
-            notes.append(note | {"unscaled": scale is not None})
+            chain = list(chain_of(first.grad_fn))
+            softmax = next((node for node in chain if "Softmax" in node.name()), None)
+            dim = None if softmax is None else dimension_of(softmax)
+            note = {"kind": "loss-graph", "step": step, "site": path, "nodes": [node.name() for node in chain]}
+            over = {} if dim is None else {"dim": dim}
+            notes.append({**note, **over, "unscaled": scale is not None})
         seat = self.meter.sites.seat(Site(path, "loss"), first)
         bad = False
         for tensor in began.tensors:
@@ -110,10 +115,10 @@ class Losses:
         return path, path not in self.described
 
 
-def chain_of(node: Node | None) -> Iterator[str]:
-    """Yield the names of the nodes behind a loss, along the first input of each that needs a gradient."""
+def chain_of(node: Node | None) -> Iterator[Node]:
+    """Yield the nodes behind a loss, along the first input of each that needs a gradient."""
     for _ in range(_LONGEST):
         if node is None:
             return
-        yield node.name()
+        yield node
         node = next((behind for behind, _ in node.next_functions if behind is not None), None)

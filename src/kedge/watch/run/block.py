@@ -22,6 +22,7 @@ from kedge.hooks.firing.schedule import every as schedule_of
 from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
 from kedge.notebook import paragraph
 from kedge.rules.rule import Rule
+from kedge.sites.filters import check_watched
 from kedge.sites.select import Selector, Selectors
 from kedge.stderr import Shield, messenger
 from kedge.torch_internals.module_tables import modules_in
@@ -56,7 +57,7 @@ class WatchBlock:
     def __init__(
         self, path: str | os.PathLike[str] | None, options: WatchOptions, *, force: bool, strict: bool
     ) -> None:
-        Selector(options.sites)
+        check_watched(options.sites)
         schedule_of(options.every)
         self.options, self.force, self.strict = options, force, strict
         self.recording = self._first = given_path(path) if path is not None else Path(default_name())

@@ -84,7 +84,6 @@ class Steps(StepClock):
 
     def began(self, passes: PassCounter, *, graded: bool) -> None:
         """Count a forward pass of any root."""
-        self.passes += 1
         self.on_pass(passes, graded)
 
     def count_pass(self, passes: PassCounter, graded: bool) -> None:

@@ -49,11 +49,17 @@ class Facts:
 
 
 def unused(places: WatchedParameters) -> list[dict[str, Any]]:
-    """Return the parameters of trained models that never had a gradient, in the form of the ledger."""
+    """Return the parameters of trained models that never had a gradient, in the form of the ledger.
+
+    Where the module of one was called without a graph, the entry says what ruled it out: ``ungraded``.
+    """
     cause = "no observed backward pass reached it"
     remedy = "use it in the forward, or set requires_grad_(False)"
-    return [
-        {"site": f"{place.site}.grad", "fired": 0, "cause": cause, "remedy": remedy}
-        for place in places.without_gradient()
-        if place.root.optimizers
-    ]
+    entries: list[dict[str, Any]] = []
+    for place in places.without_gradient():
+        if place.root.optimizers:
+            path = place.site.path.removeprefix(place.root.prefix).lstrip(".")
+            ungraded = place.root.hooks.ungraded(path.rpartition(".")[0])
+            noted = {"ungraded": ungraded} if ungraded else {}
+            entries.append({"site": f"{place.site}.grad", "fired": 0, "cause": cause, "remedy": remedy, **noted})
+    return entries

@@ -154,6 +154,7 @@ class BirthWording:
             "node": case.site.node,
             "value": self.figures.kind(),
             "nonfinite": row["nonfinite"],
+            "nan": row["nan"],
             "count": row["count"],
             "near": {text(site): self.figures.near(site) for site in birth.near[:NAMED]},
             "growth": self.figures.growth(),

@@ -37,9 +37,10 @@ class Rows:
 
     ``sum``, ``sumsq``, ``min`` and ``max`` are NaN where they were not measured or an element was
     NaN; ``nonzero``, ``nonfinite``, ``nan``, ``sampled`` and ``saturated`` are -1 where they were
-    not measured; ``nonfinite`` counts NaN and infinities, ``nan`` the NaN alone. ``level`` is 2 for full statistics and 1 for those of a light step. ``active`` has one
-    packed bit per channel (``numpy.packbits``), ``exponents`` a histogram as in Note [Exponents];
-    either is empty where it was not tracked.
+    not measured; ``nonfinite`` counts NaN and infinities, ``nan`` the NaN alone. ``level`` is 2 for
+    full statistics and 1 for those of a light step. ``active`` has one packed bit per channel
+    (``numpy.packbits``), ``exponents`` a histogram as in Note [Exponents]; either is empty where it
+    was not tracked.
 
     Its fields are the columns of the table, which is why there are so many.
     """

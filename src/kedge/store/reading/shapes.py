@@ -196,6 +196,9 @@ EVENTS: dict[str, Check] = {
         {**dict.fromkeys(("module", "direction", "value"), nullable(text)), "reached": flag},
     ),
     "loss-graph": fields({}, {"site": text, "nodes": TEXTS}),
+    "loss-operation": fields(
+        {"step": whole}, {"loss": nullable(text), "node": nullable(text), "source": nullable(SOURCE)}
+    ),
     "producer": _producer,
     "compiled": fields({"step": whole}),
     "modes": fields({"step": whole, "root": count, "training": flag}, {"eval": TEXTS, "train": TEXTS}),

@@ -70,7 +70,7 @@ class Meter(MeasuredValues):
         self._values = StepValues(self.sites, host, self.finished.departures)
         self.events, self.seconds = 0, 0.0
         self.lock = threading.RLock()
-        self._first_leaves: dict[tuple[str, tuple[str, int | None] | None], str] = {}
+        self._rows_of_leaves: dict[tuple[str, tuple[str, int | None] | None], dict[str, str]] = {}
 
     def __repr__(self) -> str:
         """The call that makes this action."""
@@ -92,12 +92,6 @@ class Meter(MeasuredValues):
         apart = site.leaf is None and site.kind in _APART
         others: dict[str, Measure] = {}
 
-        def other_leaf(leaf: str) -> Measure:
-            name = leaf if leaf in others or len(others) < _MOST_LEAVES else _REST
-            if name not in others:
-                others[name] = self._measure_at(site.at(leaf=name))
-            return others[name]
-
         def measure(value: Tensor, step: int, leaf: str = "") -> None:
             nonlocal seat
             level = self.level
@@ -105,8 +99,10 @@ class Meter(MeasuredValues):
                 return
             if not value.is_cpu and device_graphs.leaves_alone():
                 return
-            if leaf and apart and not self._is_first(site, leaf):
-                other_leaf(leaf)(value, step, "")
+            if leaf and apart and (name := self._row_of(site, leaf)):
+                if name not in others:
+                    others[name] = self._measure_at(site.at(leaf=name))
+                others[name](value, step)
                 return
             start = perf_counter()
             with self.lock:
@@ -123,12 +119,16 @@ class Meter(MeasuredValues):
 
         return measure
 
-    def _is_first(self, site: Site, leaf: str) -> bool:
-        """Whether a leaf is the first of its output; see Note [Leaves of an output]."""
-        key = (site.path, site.op)
-        if site.is_gradient:
-            return self._first_leaves.get(key) == leaf
-        return self._first_leaves.setdefault(key, leaf) == leaf
+    def _row_of(self, site: Site, leaf: str) -> str:
+        """Return the name of a leaf's row, empty for the first of an output; see Note [Leaves of an output]."""
+        rows = self._rows_of_leaves.setdefault((site.path, site.op), {})
+        if leaf not in rows:
+            known_from_forward = site.is_gradient and "" in rows.values()
+            if known_from_forward or len(rows) > _MOST_LEAVES:
+                return _REST
+            is_first = not rows and not site.is_gradient
+            rows[leaf] = "" if is_first else leaf
+        return rows[leaf]
 
     def observe_all(self, seats: Sequence[MeasuredSite], values: Sequence[Tensor], step: int) -> None:
         """Measure one value for each of many sites that belong to no module, by one native call where possible."""

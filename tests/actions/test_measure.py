@@ -325,7 +325,7 @@ def test_a_full_measurement_on_the_host_runs_nothing_of_pytorch() -> None:
 def test_a_full_measurement_on_a_device_is_a_handful_of_kernels_and_no_synchronisation() -> None:
     """Memory is read six times, and no number is fetched from the device on its own."""
     x, table = torch.randn(20_000), DeviceTable(torch.device("cpu"), Departures())
-    x[:2] = torch.tensor([0.0, math.inf])
+    x[:3] = torch.tensor([0.0, math.inf, -math.inf])
     slot = table.slot(table.reserve(1))
     with Kernels() as kernels:
         reduce.full(x, slot)
@@ -333,10 +333,15 @@ def test_a_full_measurement_on_a_device_is_a_handful_of_kernels_and_no_synchroni
     assert kept[:5] == [
         "aten.dot.out", "aten.sum.IntList_out", "aten.amin.out", "aten.amax.out", "aten.count_nonzero.default",
     ]  # fmt: skip
-    assert len(kept) <= 11, kept  # the rest is isfinite, a few kernels itself
+    assert len(kept) <= 9, kept  # the rest counts what is not finite, and NaN
     assert "aten._local_scalar_dense.default" not in kernels.names
     row = table.take().numpy()[0][0]
-    assert row.tolist() == [math.inf, math.inf, x.min().item(), math.inf, 19_999, 1]
+    nan = math.nan
+    assert row.tolist() == pytest.approx([nan, math.inf, -math.inf, math.inf, 19_999, 2, 0], nan_ok=True)
+    x[7] = nan
+    slot = table.slot(table.reserve(1))
+    reduce.full(x, slot)
+    assert table.take().numpy()[0][0].tolist() == pytest.approx([*[nan] * 4, 19_999, 3, 1], nan_ok=True)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "meta"])

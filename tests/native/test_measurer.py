@@ -109,7 +109,7 @@ def test_many_are_measured_in_one_call() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({0: np.zeros((4, 7), np.float32)}, "of the format d"),
+        ({0: np.zeros((4, 8), np.float32)}, "of the format d"),
         ({1: np.zeros(3, np.int32)}, "do not belong together"),
         ({2: np.zeros((4, 80), np.uint16)}, "do not belong together"),
         ({4: np.zeros(8, np.int32)}, "of the format q"),
@@ -119,7 +119,7 @@ def test_many_are_measured_in_one_call() -> None:
 def test_arrays_that_do_not_fit_are_refused(wrong: dict[int, np.ndarray], message: str) -> None:
     """Nothing is written to them."""
     arrays = [
-        *(np.zeros((4, 7)), np.zeros(4, np.int32), np.zeros((4, 83), np.uint16)),
+        *(np.zeros((4, 8)), np.zeros(4, np.int32), np.zeros((4, 83), np.uint16)),
         *(np.zeros(8, np.int32), np.zeros(8, np.int64), np.zeros(8, np.int32), np.zeros(2, np.int64)),
     ]
     measurer = native.Measurer()

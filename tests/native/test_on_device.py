@@ -37,7 +37,7 @@ class StandIn:
             self.launches += 1
             for program in range(grid[0]):
                 own = torch.cat(numbers.split(on_device.FOLD)[program :: grid[0]])
-                table[first + program] = torch.tensor(reductions.row(own)[:6], dtype=table.dtype)
+                table[first + program] = torch.tensor(reductions.row(own)[:7], dtype=table.dtype)
 
         return launch
 
@@ -80,8 +80,8 @@ def test_every_value_has_one_row_in_the_recording(kernel: Any) -> None:
     assert found["count"].tolist() == [3, 30_000, 20_000, 9000, 5]
     for i, value in enumerate(values):
         row = native.measure(value)
-        assert [found[name][i] for name in ("min", "max", "nonzero", "nonfinite")] == [
-            row[name] for name in ("min", "max", "nonzero", "nonfinite")
+        assert [found[name][i] for name in ("min", "max", "nonzero", "nonfinite", "nan")] == [
+            row[name] for name in ("min", "max", "nonzero", "nonfinite", "nan")
         ]
         size = value.double().abs().sum().item()
         assert found["sum"][i] == pytest.approx(row["sum"], abs=2**-20 * size if math.isfinite(size) else 0)
@@ -108,7 +108,7 @@ def test_rows_of_one_value_are_in_one_block(kernel: Any) -> None:
 
 def test_what_the_kernel_cannot_read_is_left_to_pytorch(kernel: Any) -> None:
     """A number that many places share, a dtype without a kernel, a subclass, memory that was given back: rows stay."""
-    table = torch.full((1, 6), math.nan)
+    table = torch.full((1, 7), math.nan)
     given_back = torch.randn(4)
     given_back.untyped_storage().resize_(0)
     for numbers in (torch.ones(()).expand(4), torch.arange(4), torch.nn.Parameter(torch.ones(4)), given_back):
@@ -149,7 +149,7 @@ def test_a_device_without_float64_keeps_rows_of_float32(monkeypatch: pytest.Monk
 
 def test_nothing_is_compiled_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
     """Compiling and loading may break a capture; a kernel that has run before is part of the graph."""
-    table, numbers = torch.full((2, 6), math.nan, dtype=torch.float64), torch.ones(4)
+    table, numbers = torch.full((2, 7), math.nan, dtype=torch.float64), torch.ones(4)
     assert on_device.measure_into(table, 0, numbers, 0)
     monkeypatch.setattr(accelerators, "is_capturing", lambda: True)
     assert on_device.measure_into(table, 1, numbers, 0)
@@ -184,11 +184,11 @@ def test_triton_s_interpreter_is_not_used_for_a_program(monkeypatch: pytest.Monk
 
 def test_rows_are_added_up_as_values_are() -> None:
     """NaN stays in extremes; statistics that were not measured stay NaN."""
-    table = np.array([[1, 2, 3, 4, 5, 0], [1, 2, -3, math.nan, 5, 1], [7, 8, math.nan, math.nan, math.nan, 0]])
+    table = np.array([[1, 2, 3, 4, 5, 0, 0], [1, 2, -3, math.nan, 5, 1, 1], [7, 8, *[math.nan] * 3, 0, 0]])
     rows = on_device.folded(table.astype(np.float32), [2, 0], [1, 2])
-    assert rows[0] == pytest.approx([7, 8, math.nan, math.nan, math.nan, 0], nan_ok=True)
-    assert rows[1] == pytest.approx([2, 4, -3, math.nan, 10, 1], nan_ok=True)
-    assert on_device.folded(table, [], []).shape == (0, 6)
+    assert rows[0] == pytest.approx([7, 8, math.nan, math.nan, math.nan, 0, 0], nan_ok=True)
+    assert rows[1] == pytest.approx([2, 4, -3, math.nan, 10, 1, 1], nan_ok=True)
+    assert on_device.folded(table, [], []).shape == (0, 7)
 
 
 def test_the_line_of_the_version_says_how_devices_are_measured(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:

@@ -108,10 +108,11 @@ def test_one_bad_number_among_many_is_found(way: Way) -> None:
         x = torch.ones(300_000)
         x[at] = -math.inf
         found = way.measure(x)
-        assert (found["nonfinite"], found["sum"], found["min"], found["max"]) == (1, -math.inf, -math.inf, 1)
+        assert (found["nonfinite"], found["nan"], found["sum"], found["min"]) == (1, 0, -math.inf, -math.inf)
+        assert found["max"] == 1
         x[at] = math.nan
         found = way.measure(x)
-        assert found["nonfinite"] == 1
+        assert (found["nonfinite"], found["nan"]) == (1, 1)
         assert all(math.isnan(found[name]) for name in ("sum", "sumsq", "min", "max"))
 
 
@@ -120,7 +121,22 @@ def test_what_is_all_bad_is_counted(way: Way) -> None:
     for bad in (math.nan, math.inf, -math.inf):
         found = way.measure(torch.full((5000,), bad))
         assert (found["nonfinite"], found["nonzero"]) == (5000, 5000)
+        assert found["nan"] == (5000 if math.isnan(bad) else 0)
         assert [found["min"], found["max"]] == pytest.approx([bad, bad], nan_ok=True)
+
+
+@pytest.mark.parametrize("dtype", [*FORMATS, torch.float8_e5m2])
+def test_nan_and_infinities_are_counted_apart(dtype: torch.dtype) -> None:
+    """Of both in one value each is counted, in every format, in all statistics and in the norm alone."""
+    x = torch.linspace(-2, 2, 9000)
+    x[[3, 4097, 8999]] = math.nan
+    x[[0, 5000]] = torch.tensor([math.inf, -math.inf])
+    value = torch.complex(x, torch.zeros(9000)).to(dtype) if dtype.is_complex else x.to(dtype)
+    for what in ("full", "norm"):
+        found = native.measure(value, what)
+        assert (found["nonfinite"], found["nan"]) == (5, 3)
+        assert (dict(zip(native.FIELDS, reductions.row(value, what), strict=True))["nan"]) == 3
+    assert native.measure(value[:, None].expand(9000, 7))["nan"] == 21
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-44, 1e25, 3e38])
@@ -174,7 +190,7 @@ def test_the_norm_of_a_single_number_keeps_its_sign() -> None:
     native.measure_into(rows, 0, torch.tensor(-3.0), native.CODES["norm"])
     rows[1] = reductions.row(torch.tensor([-3.0]), "norm")
     for row in rows:
-        assert row == pytest.approx([-3, 9, math.nan, math.nan, math.nan, 0, 1], nan_ok=True)
+        assert row == pytest.approx([-3, 9, math.nan, math.nan, math.nan, 0, 0, 1], nan_ok=True)
 
 
 @COMPILED
@@ -182,7 +198,7 @@ def test_the_sum_alone_leaves_the_rest_out() -> None:
     """A row that is asked for the sum has the sum and the count."""
     rows = native.table(1)
     native.measure_into(rows, 0, torch.tensor([1.0, 2.0]), native.CODES["finite"])
-    assert rows[0] == pytest.approx([3, *[math.nan] * 5, 2], nan_ok=True)
+    assert rows[0] == pytest.approx([3, *[math.nan] * 6, 2], nan_ok=True)
 
 
 @given(seed=st.integers(0, 100), bad=st.sampled_from([None, math.nan, math.inf]))

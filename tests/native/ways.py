@@ -57,7 +57,7 @@ def by_triton(tensor: Tensor, rows_dtype: torch.dtype = torch.float64) -> dict[s
     kernel = importlib.import_module("kedge.native.device_kernel").statistics
     flat = reductions.flat(tensor).contiguous()
     programs = on_device.rows_for(flat.numel())
-    table = torch.full((programs + 2, 6), math.nan, dtype=rows_dtype)
+    table = torch.full((programs + 2, 7), math.nan, dtype=rows_dtype)
     with np.errstate(all="ignore"):
         kernel[(programs,)](flat, table, 1, flat.numel(), native.CODES["full"], num_warps=4)
     assert table[[0, -1]].isnan().all(), "other rows were written"
@@ -86,6 +86,7 @@ def agree(way: Way, tensor: Tensor) -> None:
     assert found["count"] == x.size
     assert found["nonzero"] == np.count_nonzero(x)
     assert found["nonfinite"] == np.count_nonzero(~finite)
+    assert found["nan"] == np.count_nonzero(np.isnan(x))
     with np.errstate(all="ignore"):
         assert found["min"] == pytest.approx(x.min(), rel=0, abs=0, nan_ok=True)
         assert found["max"] == pytest.approx(x.max(), rel=0, abs=0, nan_ok=True)

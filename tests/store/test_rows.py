@@ -25,6 +25,7 @@ NUMBERS = (
     "max",
     "nonzero",
     "nonfinite",
+    "nan",
     "sampled",
     "saturated",
 )
@@ -39,6 +40,7 @@ def measured(values: np.ndarray, step: int = 0, channels: int = 0) -> dict[str, 
     row: dict[str, Any] = {"sampled": flat.size, "saturated": int((flat > 2).sum()), "exponents": drawn}
     row |= {"step": step, "site": 0, "calls": 1, "count": flat.size, "sum": total}
     row |= {"sumsq": (flat**2).sum(), "nonzero": np.count_nonzero(flat), "nonfinite": (~np.isfinite(flat)).sum()}
+    row["nan"] = np.isnan(flat).sum()
     row |= {"min": flat.min() if flat.size else np.nan, "max": flat.max() if flat.size else np.nan}
     if channels:
         row["active"] = (values.reshape(-1, channels) > 0).any(axis=0)
@@ -73,6 +75,8 @@ def test_every_statistic_is_what_numpy_computes(seed: int) -> None:
         "max": [v.max() for v in steps],
         "zero": [(v == 0).mean() for v in steps],
         "nonfinite": [0] * 5,
+        "nan": [0] * 5,
+        "inf": [0] * 5,
         "count": [v.size for v in steps],
         "saturated": [(v > 2).mean() for v in steps],
     }
@@ -102,12 +106,11 @@ def test_std_of_equal_elements_is_zero() -> None:
 
 
 def test_nonfinite_elements_reach_every_statistic_they_touch() -> None:
-    """NaN elements make the statistics NaN and are counted."""
-    recording = recorded([measured(np.array([1.0, np.nan, np.nan]))])
+    """NaN elements make the statistics NaN and are counted, apart from infinities."""
+    recording = recorded([measured(np.array([1.0, np.nan, np.nan, np.inf, -np.inf, -np.inf]))])
 
     values = {name: recording.series("relu", name)[0] for name in STATISTICS}
-    assert values["nonfinite"] == 2
-    assert values["count"] == 3
+    assert (values["nonfinite"], values["nan"], values["inf"], values["count"]) == (5, 2, 3, 6)
     assert all(np.isnan(values[name]) for name in ("mean", "rms", "std", "absmax", "min", "max"))
 
 
@@ -187,6 +190,17 @@ def test_a_nan_on_one_rank_is_never_merged_away() -> None:
     merged = recorded([measured(np.array([2.0, -3.0])), broken])
 
     assert np.isnan([merged.series("relu", name)[0] for name in ("mean", "rms", "absmax")]).all()
+
+
+def test_counts_that_a_part_does_not_have_are_unknown_in_the_whole() -> None:
+    """A part of an older version counted bad elements together; of a finite part nothing is lacking."""
+    old = measured(np.array([np.nan, np.inf])) | {"nan": -1}
+    merged = recorded([old, measured(np.array([np.nan, 2.0]))])
+    sound = recorded([measured(np.array([1.0, 2.0])) | {"nan": -1}, measured(np.array([np.nan, np.inf]))])
+
+    assert (merged.rows("relu").nonfinite[0], merged.rows("relu").nan[0]) == (3, -1)
+    assert np.isnan([merged.series("relu", name)[0] for name in ("nan", "inf")]).all()
+    assert [sound.series("relu", name)[0] for name in ("nonfinite", "nan", "inf")] == [2, 1, 1]
 
 
 def test_rows_off_schedule_are_rows_but_no_steps() -> None:

@@ -21,13 +21,13 @@ import numpy as np
 from kedge.store.formats import FORMATS
 from kedge.store.rows import Bools, Floats, Ints, Rows, Statistic
 
-Compared = Literal["rms", "max", "min", "mean", "zero", "nonfinite", "count"]
+Compared = Literal["rms", "max", "min", "mean", "zero", "nonfinite", "nan", "count"]
 
 #: The statistics that are compared; of several with the same distance the first is named.
-COMPARED: tuple[Compared, ...] = ("rms", "max", "min", "mean", "zero", "nonfinite", "count")
+COMPARED: tuple[Compared, ...] = ("rms", "max", "min", "mean", "zero", "nonfinite", "nan", "count")
 
 #: The statistics that do not show rounding: they count elements.
-COUNTS = frozenset({"zero", "nonfinite", "count"})
+COUNTS = frozenset({"zero", "nonfinite", "nan", "count"})
 
 
 #: The largest distance of the same values in a guarded step and in a measured one.

@@ -27,8 +27,8 @@ from kedge.native import reductions
 
 What = Literal["full", "norm", "finite"]
 
-FIELDS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite", "count")
-"""The columns of a row; NaN if the statistic was not measured."""
+FIELDS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite", "nan", "count")
+"""The columns of a row; NaN if the statistic was not measured. `nonfinite` counts NaN and infinities, `nan` the NaN alone."""
 
 DRAWN = reductions.DRAWN
 CODES: dict[str, int] = {"full": 0, "norm": 1, "finite": 2}
@@ -99,8 +99,8 @@ def _no_channels(_tensor: Tensor, _dim: int) -> bytes | None:
 
 #: ``measure_into(table, row, tensor, what=0)`` measures a value into a row of a table, which is an array from `table()` or,
 #: slightly faster, a memoryview of one. Returns the number of real numbers measured; 0 if it refuses, and then
-#: the row is unchanged. `CODES` are the values of `what`: "norm" is the sum of squares and the non-finite numbers, and of a
-#: single number also the sum; "finite" is the sum.
+#: the row is unchanged. `CODES` are the values of `what`: "norm" is the sum of squares and the counts of non-finite
+#: numbers, and of a single number also the sum; "finite" is the sum.
 measure_into: Callable[..., int] = _refuse if _compiled is None else _compiled.measure_into
 
 #: ``measure_many(table, first_row, tensors, what=0)`` measures many values, one row each; None leaves its row unchanged.

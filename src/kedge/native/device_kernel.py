@@ -12,7 +12,7 @@ replay it.
 
 # Note [Numbers that are read again]
 As in C, a program's totals show whether float32 was enough. If not, it reads its numbers again, adds up in float64, and counts
-the non-finite ones.
+NaN and infinities.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import triton.language as tl
 TILE: tl.constexpr = tl.constexpr(1024)
 TILES: tl.constexpr = tl.constexpr(8)
 FOLD: tl.constexpr = tl.constexpr(8 * 1024)
-COLUMNS: tl.constexpr = tl.constexpr(6)
+COLUMNS: tl.constexpr = tl.constexpr(7)
 SMALL: tl.constexpr = tl.constexpr(2.0**-90)
 """A smaller sum of squares may lack squares that are subnormal in float32."""
 FULL: tl.constexpr = tl.constexpr(0)
@@ -97,7 +97,7 @@ def _second_pass(numbers: tl.tensor, count: tl.tensor) -> tl.tuple:
             squares += x * x
             nonfinite += _is_not_finite(x).to(tl.int32)
             nan += (x != x).to(tl.int32)  # noqa: PLR0124 - only NaN differs from itself
-    return tl.sum(total), tl.sum(squares), tl.sum(nonfinite.to(tl.int64)), tl.sum(nan)
+    return tl.sum(total), tl.sum(squares), tl.sum(nonfinite.to(tl.int64)), tl.sum(nan.to(tl.int64))
 
 
 @triton.jit
@@ -111,7 +111,8 @@ def statistics(numbers: tl.tensor, rows: tl.tensor, first: tl.int32, count: tl.i
 
     Args:
         numbers: The numbers.
-        rows: The table: columns of sum, sum of squares, minimum, maximum, non-zero and non-finite numbers.
+        rows: The table: columns of sum, sum of squares, minimum, maximum, counts of non-zero and
+            of non-finite numbers and of NaN.
         first: The row of the first program.
         count: How many numbers there are.
         what: `FULL`, `NORM` or `FINITE`; columns of other statistics stay as they are.
@@ -125,6 +126,7 @@ def statistics(numbers: tl.tensor, rows: tl.tensor, first: tl.int32, count: tl.i
     if what == FULL and not exact:
         again = again & (nonzero > 0)
     nonfinite = tl.full([], 0, tl.int64)
+    nan = tl.full([], 0, tl.int64)
     if again:
         total, squares, nonfinite, nan = _second_pass(numbers, count)
         low = tl.where(nan > 0, float("nan"), low)
@@ -134,6 +136,7 @@ def statistics(numbers: tl.tensor, rows: tl.tensor, first: tl.int32, count: tl.i
     if what != FINITE:
         tl.store(row + 1, squares)
         tl.store(row + 5, nonfinite.to(tl.float64))
+        tl.store(row + 6, nan.to(tl.float64))
     if what == FULL:
         tl.store(row + 2, low)
         tl.store(row + 3, high)

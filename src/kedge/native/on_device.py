@@ -37,7 +37,7 @@ MOST = 256
 """The most programs, so the most rows, for a value: their number depends on the number of elements alone, as the result does."""
 FOLD = 1 << 13
 """The numbers that a program reads at a time; see Note [Folds]."""
-_COLUMNS = 6
+_COLUMNS = 7
 _LOW, _HIGH = 2, 3
 _WARPS = 4
 _ALIGNED = 16
@@ -102,7 +102,7 @@ def measure_into(table: Tensor, first: int, numbers: Tensor, what: int) -> bool:
     """Measure a value into rows of a table, one for each program, which `folded` adds up.
 
     Args:
-        table: The table, of float32 or float64, with six columns in the order of `kedge.native.FIELDS`.
+        table: The table, of float32 or float64, with seven columns in the order of `kedge.native.FIELDS`.
         first: The first of `rows_for` rows.
         numbers: The numbers, without gaps, in any order.
         what: A code of `kedge.native.CODES`.

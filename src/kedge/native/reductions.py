@@ -30,7 +30,7 @@ _LEAST = 2.0**-90
 _HALF = frozenset({torch.float16, torch.bfloat16})
 _NARROW = frozenset(dtype for name, dtype in vars(torch).items() if name.startswith("float8_"))
 
-Row = tuple[float, float, float, float, float, float, float]
+Row = tuple[float, float, float, float, float, float, float, float]
 
 
 class _Scratch(threading.local):
@@ -52,11 +52,11 @@ def of_flat(x: Tensor, what: str = "full") -> Row:
     """Return the statistics of a flat real tensor in this process's memory, as a row of a table."""
     nan, count = math.nan, float(x.numel())
     if what == "finite":
-        return total(x), nan, nan, nan, nan, nan, count
+        return total(x), nan, nan, nan, nan, nan, nan, count
     squares = _squares(x)
     if what == "norm":
         sum_ = float(x) if count == 1 else nan  # such as a loss: its norm alone would lose the sign
-        return sum_, squares, nan, nan, nan, 0 if math.isfinite(squares) else _not_finite(x), count
+        return sum_, squares, nan, nan, nan, *_not_finite(x, squares), count
     own = small(x)
     if own is not None:
         with np.errstate(all="ignore"):
@@ -64,7 +64,7 @@ def of_flat(x: Tensor, what: str = "full") -> Row:
             low, high, nonzero = float(own.min()), float(own.max()), float(np.count_nonzero(own))
     else:
         sum_, low, high, nonzero = total(x), float(x.amin()), float(x.amax()), _count_nonzero(x)
-    return sum_, squares, low, high, nonzero, 0 if math.isfinite(sum_) else _not_finite(x), count
+    return sum_, squares, low, high, nonzero, *_not_finite(x, sum_), count
 
 
 def real(value: Tensor) -> Tensor:
@@ -99,8 +99,11 @@ def total(x: Tensor) -> float:
     return sum(float(piece.sum(dtype=torch.float64)) for piece in x.split(_CHUNK))
 
 
-def _not_finite(x: Tensor) -> int:
-    return x.numel() - int(torch.isfinite(x).sum())
+def _not_finite(x: Tensor, total: float) -> tuple[int, int]:
+    """Return the counts of non-finite numbers and of NaN, given a total that shows whether there are any."""
+    if math.isfinite(total):
+        return 0, 0
+    return x.numel() - int(torch.isfinite(x).sum()), int(torch.isnan(x).sum())
 
 
 def _squares(x: Tensor) -> float:

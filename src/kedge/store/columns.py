@@ -22,10 +22,13 @@ COLUMNS: dict[str, tuple[type[np.generic], float]] = {
     "max": (np.float64, np.nan),
     "nonzero": (np.int64, -1),
     "nonfinite": (np.int64, -1),
+    "nan": (np.int64, -1),
     "level": (np.int8, FULL),
     "sampled": (np.int32, -1),
     "saturated": (np.int32, -1),
 }
+#: The columns that recordings of older versions lack, in which nothing was measured there.
+LATER = frozenset({"nan"})
 #: The binary columns. Each is one array of bytes and, under its name with the ending ``OFFSETS``, the ``n + 1`` places
 #: at which its rows start and end.
 BINARY = ("active", "exponents")

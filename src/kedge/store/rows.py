@@ -18,8 +18,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Statistic = Literal[
-    "mean", "rms", "std", "absmax", "min", "max", "zero", "nonfinite", "count", "saturated", "q05", "q50", "q95"
-]
+    "mean", "rms", "std", "absmax", "min", "max", "zero", "nonfinite", "nan", "inf", "count",
+    "saturated", "q05", "q50", "q95",
+]  # fmt: skip
 
 STATISTICS: tuple[Statistic, ...] = get_args(Statistic)
 
@@ -35,10 +36,11 @@ class Rows:
     """The rows of one site, one per step, in the order of steps.
 
     ``sum``, ``sumsq``, ``min`` and ``max`` are NaN where they were not measured or an element was
-    NaN; ``nonzero``, ``nonfinite``, ``sampled`` and ``saturated`` are -1 where they were not
-    measured. ``level`` is 2 for full statistics and 1 for those of a light step. ``active`` has one
-    packed bit per channel (``numpy.packbits``), ``exponents`` a histogram as in Note [Exponents];
-    either is empty where it was not tracked.
+    NaN; ``nonzero``, ``nonfinite``, ``nan``, ``sampled`` and ``saturated`` are -1 where they were
+    not measured; ``nonfinite`` counts NaN and infinities, ``nan`` the NaN alone. ``level`` is 2 for
+    full statistics and 1 for those of a light step. ``active`` has one packed bit per channel
+    (``numpy.packbits``), ``exponents`` a histogram as in Note [Exponents]; either is empty where it
+    was not tracked.
 
     Its fields are the columns of the table, which is why there are so many.
     """
@@ -53,6 +55,7 @@ class Rows:
     max: Floats
     nonzero: Ints
     nonfinite: Ints
+    nan: Ints
     sampled: Ints
     saturated: Ints
     active: tuple[bytes, ...]
@@ -71,6 +74,16 @@ class Rows:
         return clean(self.count, self.sum, self.sumsq, self.min, self.max, self.nonfinite)
 
     @cached_property
+    def has_nan(self) -> Bools:
+        """Whether an element is a NaN and not every bad one an infinity, for each row; false where all are finite.
+
+        Where NaN were not counted, the figures tell: a NaN makes every figure of its row NaN, so one that is
+        infinite shows that there is none.
+        """
+        figures = np.isnan(np.stack([self.sum, self.sumsq, self.min, self.max])).any(axis=0)
+        return np.where(self.nan < 0, figures & ~_shows_no_nan(self), self.nan > 0)
+
+    @cached_property
     def quantiles(self) -> Mapping[str, Floats]:
         """The quantiles of the magnitudes of the drawn elements; all cost little more than one."""
         counts = decode_all(self.held("exponents"))
@@ -85,7 +98,7 @@ class Rows:
 
         Args:
             name: One of ``STATISTICS``. ``zero`` is the share of elements that are exactly zero,
-                ``nonfinite`` and ``count`` are numbers of elements, ``saturated`` is a share, and
+                ``nonfinite``, ``nan``, ``inf`` and ``count`` are numbers of elements, ``saturated`` is a share, and
                 ``q05`` to ``q95`` are quantiles of the magnitudes of the drawn elements.
         """
         if name not in STATISTICS:
@@ -169,13 +182,14 @@ def _reduce(columns: Mapping[str, NDArray[Any]], starts: Ints) -> dict[str, NDAr
     with np.errstate(invalid="ignore", over="ignore"):
         for name, ufunc, neutral in _FLOATS:
             merged[name] = _reduce_measured(c[name], np.isnan(c[name]) & known, starts, (ufunc, neutral))
-    for name in ("nonzero", "nonfinite", "sampled", "saturated"):
+    for name in ("nonzero", "nonfinite", "nan", "sampled", "saturated"):
         absent = c[name] < 0
         total = np.add.reduceat(np.where(absent, 0, c[name]).astype(np.int64), starts)
         merged[name] = np.where(np.logical_and.reduceat(absent, starts), -1, total)
     # If a non-finite part did not count such elements, the whole has no count of them.
-    lost = np.logical_or.reduceat(~known & (c["nonfinite"] < 0), starts)
-    merged["nonfinite"] = np.where(lost, -1, merged["nonfinite"])
+    for name in ("nonfinite", "nan"):
+        lost = np.logical_or.reduceat(~known & (c[name] < 0), starts)
+        merged[name] = np.where(lost, -1, merged[name])
     return merged
 
 
@@ -240,6 +254,20 @@ def _nonfinite(rows: Rows) -> Floats:
     return np.where((rows.nonfinite < 0) & rows.clean, 0.0, measured)
 
 
+def _nan(rows: Rows) -> Floats:
+    """Return the number of NaN; where they were not counted, it is known only where there is none."""
+    return np.where(rows.nan >= 0, rows.nan, np.where(rows.clean | _shows_no_nan(rows), 0.0, np.nan))
+
+
+def _shows_no_nan(rows: Rows) -> Bools:
+    figures = np.stack([rows.sum, rows.sumsq, rows.min, rows.max])
+    return np.asarray(np.isinf(figures).any(axis=0) | ~np.isnan(rows.min) | ~np.isnan(rows.max))
+
+
+def _inf(rows: Rows) -> Floats:
+    return _nonfinite(rows) - _nan(rows)
+
+
 def _absmax(rows: Rows) -> Floats:
     return np.maximum(np.abs(rows.min), np.abs(rows.max))
 
@@ -262,6 +290,8 @@ _DERIVED: dict[str, Callable[[Rows], NDArray[Any]]] = {
     "max": attrgetter("max"),
     "zero": _zero,
     "nonfinite": _nonfinite,
+    "nan": _nan,
+    "inf": _inf,
     "count": attrgetter("count"),
     "saturated": _saturated,
     "q05": partial(_quantile, name="q05"),

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kedge.errors import NotARecording
-from kedge.store.columns import BINARY, COLUMNS, OFFSETS, Columns
+from kedge.store.columns import BINARY, COLUMNS, LATER, OFFSETS, Columns
 from kedge.store.reading.table import StatsTable, tabulate
 from kedge.store.writing.arrow import StatsWriter
 from tests.store.tables import columns_of, read_table
@@ -28,7 +28,7 @@ def batch(sites: list[int], seed: int) -> dict[str, Any]:
     rng, many = np.random.default_rng(seed), len(sites)
     columns: dict[str, Any] = {"site": sites, "calls": rng.integers(1, 9, many), "level": rng.integers(1, 3, many)}
     columns |= {name: rng.normal(size=many) for name in ("sum", "sumsq", "min", "max")}
-    columns |= {name: rng.integers(1, 1 << 40, many) for name in ("count", "nonzero", "nonfinite")}
+    columns |= {name: rng.integers(1, 1 << 40, many) for name in ("count", "nonzero", "nonfinite", "nan")}
     columns |= {name: rng.integers(0, 257, many) for name in ("sampled", "saturated")}
     columns["active"] = [rng.bytes(int(rng.integers(0, 4))) for _ in sites]
     columns["exponents"] = [bytes([3]) + rng.bytes(2 * int(rng.integers(0, 4))) for _ in sites]
@@ -111,14 +111,43 @@ def test_steps_that_differ_within_a_batch_are_told(tmp_path: Path) -> None:
     columns = {name: np.zeros(40, dtype) for name, (dtype, _) in COLUMNS.items()}
     columns |= {"step": np.arange(40) // 2 * 10 + np.arange(40) % 2, "site": np.arange(40) % 2}
     columns["level"][:] = 1 + (np.arange(40) % 4 > 1)
-    schema = {name: pa.array(values.astype(COLUMNS[name][0])) for name, values in columns.items()}
-    table = pa.table({**schema, **{name: pa.array([b""] * 40, pa.binary()) for name in BINARY}})
-    with pa.ipc.new_stream(tmp_path / "s.arrows", table.schema) as stream:
-        stream.write_table(table, max_chunksize=4)
+    _write_as_another_program(tmp_path / "s.arrows", columns)
     found, _ = read_table(tmp_path / "s.arrows")
 
     assert found.rows(1).step.tolist() == list(range(1, 200, 10))
     assert found.full_steps.tolist() == [step + site for step in range(10, 200, 20) for site in (0, 1)]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_what_an_older_version_did_not_record_is_unknown(tmp_path: Path, alike: bool) -> None:
+    """Its recordings have no count of NaN: it is not measured, and not 0, unless the figures show that there is none."""
+    columns = {name: np.zeros(40, dtype) for name, (dtype, _) in COLUMNS.items() if name not in LATER}
+    columns |= {"step": np.arange(40) // 4, "site": np.arange(40) % 4, "count": np.full(40, 6)}
+    if not alike:  # the sites of every batch are another pattern, which is sorted
+        columns["site"] = (np.arange(40) + np.arange(40) // 4) % 4
+    bad = np.array([0, 2, 2, 2])[columns["site"]]
+    columns["nonfinite"] = bad
+    for name, value in (("sum", [0, np.nan, np.nan, np.inf]), ("sumsq", [0, np.nan, np.inf, np.inf])):
+        columns[name] = np.array(value)[columns["site"]]
+    for name, value in (("min", [0, np.nan, -np.inf, 0]), ("max", [0, np.nan, np.inf, np.inf])):
+        columns[name] = np.array(value)[columns["site"]]
+    _write_as_another_program(tmp_path / "s.arrows", columns)
+    found, _ = read_table(tmp_path / "s.arrows")
+
+    counts = {"nan": [0, np.nan, 0, 0], "inf": [0, np.nan, 2, 2], "nonfinite": [0, 2, 2, 2]}
+    for site in range(4):
+        rows = found.rows(site)
+        assert rows.nan.tolist() == [-1] * 10
+        assert rows.has_nan.tolist() == [site == 1] * 10
+        for name, expected in counts.items():
+            np.testing.assert_array_equal(rows.statistic(name), [expected[site]] * 10, err_msg=name)
+
+
+def _write_as_another_program(path: Path, columns: Columns) -> None:
+    schema = {name: pa.array(values.astype(COLUMNS[name][0])) for name, values in columns.items()}
+    table = pa.table({**schema, **{name: pa.array([b""] * 40, pa.binary()) for name in BINARY}})
+    with pa.ipc.new_stream(path, table.schema) as stream:
+        stream.write_table(table, max_chunksize=4)
 
 
 def test_rows_of_one_step_are_merged_wherever_they_lie(tmp_path: Path) -> None:

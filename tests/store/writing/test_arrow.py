@@ -47,7 +47,7 @@ def _columns(rows: int, seed: int = 0) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     columns: dict[str, Any] = {"site": np.arange(rows), "calls": rng.integers(1, 9, rows)}
     columns |= {name: rng.normal(size=rows) for name in ("sum", "sumsq", "min", "max")}
-    columns |= {name: rng.integers(-1, 1 << 40, rows) for name in ("count", "nonzero", "nonfinite")}
+    columns |= {name: rng.integers(-1, 1 << 40, rows) for name in ("count", "nonzero", "nonfinite", "nan")}
     columns["level"] = rng.integers(1, 3, rows)
     columns |= {name: rng.integers(-1, 257, rows) for name in ("sampled", "saturated")}
     columns |= {name: [rng.bytes(int(rng.integers(0, 5))) for _ in range(rows)] for name in BINARY}

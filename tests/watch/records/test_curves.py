@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kedge.watch.records.curves import Curves, number_of
+from kedge.watch.run.sinks import rows_of
 
 
 def test_numbers_are_written_together_with_their_steps() -> None:
@@ -26,6 +27,21 @@ def test_numbers_are_written_together_with_their_steps() -> None:
     assert columns["sumsq"].tolist() == [4.0, 9.0, 9.0, math.inf]
     assert columns["sum"][:2].tolist() == [2.0, -3.0]
     assert columns["nonfinite"].tolist() == [0, 0, -1, 1]
+    assert columns["nan"].tolist() == [0, 0, -1, 0]
+
+
+@pytest.mark.parametrize(("number", "word"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "inf")])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_a_nan_and_an_infinity_are_told_apart(number: float, word: str, as_tensor: bool) -> None:
+    """In the row of a single number, which is a loss; a NaN has no infinite square."""
+    curves = Curves()
+    curves.add_value(0, 0, torch.tensor(number) if as_tensor else number, measured=False)
+    columns = curves.take(0, wait=True)
+    assert columns is not None
+    rows = rows_of(0, columns)
+    assert [rows.statistic(name)[0] for name in ("nonfinite", word)] == [1, 1]
+    assert rows.has_nan[0] == (word == "nan")
+    assert math.isnan(rows.sumsq[0]) == (word == "nan")
 
 
 def test_the_rows_of_a_step_that_does_not_count_are_dropped() -> None:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from kedge.rules.recorded.losses import maker_at
 from tests.watch.watched import net, watch
 
 
@@ -91,3 +92,59 @@ def test_a_gradient_that_is_asked_for_is_a_loss_too() -> None:
     log = watch(program, every=1)
     rows = log.recording().rows("loss")
     assert (rows.step.tolist(), set(rows.calls.tolist())) == ([0, 1, 2], {2})
+
+
+def test_the_operation_of_a_loss_is_that_of_each_step() -> None:
+    """A step whose loss is made by another operation has that one's name, and the next step the usual one again."""
+
+    def program() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss = model(torch.randn(5, 4)).square().mean()
+            if step == 3:
+                loss = loss.clamp(max=1.0)
+            loss.backward()
+            optimizer.step()
+
+    recording = watch(program, every=3).recording()
+    site = recording.site("loss")
+    nodes = [maker_at(recording, site, step)[0] for step in range(6)]
+    assert nodes == ["MeanBackward0"] * 3 + ["ClampBackward1"] + ["MeanBackward0"] * 2
+    assert maker_at(recording, site, 3)[1]["line"] == site.source["line"]
+
+
+def test_a_step_of_several_operations_names_none() -> None:
+    """Two backward passes of one line, of losses made in two ways: which of them was bad is not known."""
+
+    def program() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for loss in (model(torch.randn(5, 4)).mean(), model(torch.randn(5, 4)).sum()):
+                loss.backward()
+            optimizer.step()
+
+    recording = watch(program, every=1).recording()
+    assert [maker_at(recording, recording.site("loss"), step)[0] for step in range(3)] == [None] * 3
+
+
+def test_a_loss_that_is_made_otherwise_in_every_step_takes_no_room() -> None:
+    """After some changes its operation is unknown, and that is said once."""
+
+    def program() -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for step in range(90):
+            optimizer.zero_grad()
+            loss = model(torch.randn(5, 4)).square()
+            (loss.mean() if step % 2 else loss.sum()).backward()
+            optimizer.step()
+
+    log = watch(program, every=1)
+    recording = log.recording()
+    assert [event["step"] for event in log.events if event["kind"] == "loss-operation"] == list(range(1, 66))
+    assert maker_at(recording, recording.site("loss"), 63)[0] == "MeanBackward0"
+    assert maker_at(recording, recording.site("loss"), 80)[0] is None

@@ -18,7 +18,7 @@ from kedge.store import exponents
 
 _BLOCK, _PLACES = 256, 2
 """The initial number of rows, and the places of sites for each row: one value may be at several sites."""
-_WHOLE = [STATISTICS.index("nonzero"), STATISTICS.index("nonfinite")]
+_WHOLE = [STATISTICS.index(name) for name in ("nonzero", "nonfinite", "nan")]
 
 
 class DevicePart(NamedTuple):

@@ -2,6 +2,12 @@
 
 A value goes from `Meter` into the tables of the current step (`kedge.actions.measure.values`), at the end of the step to
 the finished ones (`finished`), and from there to a sink, or to the steps that are kept to be read (`results`).
+
+# Note [Leaves of an output]
+The tensors of one output mean different things: an LSTM's output and its cell state. So the row of ``rnn:out`` is that of the
+first, and each other one has a row under its own name, ``rnn:out[1.0]``, also for gradients. A module may return hundreds: those
+after the first few share one row, ``[rest]``. The first is known from the forward. Where only gradients are measured each has its
+own name, as they arrive in any order.
 """
 
 from __future__ import annotations
@@ -28,7 +34,13 @@ from kedge.sites.site import Site
 from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import device_graphs, modes
 
-Measure = Callable[[Tensor, int], None]
+Measure = Callable[..., None]
+
+_APART = frozenset({"out", "out.grad"})
+"""The kinds of sites whose leaves have rows of their own."""
+_MOST_LEAVES = 8
+"""Most leaves of one output that have; further ones share the row `_REST`."""
+_REST = "rest"
 
 
 class Meter(MeasuredValues):
@@ -58,6 +70,7 @@ class Meter(MeasuredValues):
         self._values = StepValues(self.sites, host, self.finished.departures)
         self.events, self.seconds = 0, 0.0
         self.lock = threading.RLock()
+        self._rows_of_leaves: dict[tuple[str, tuple[str, int | None] | None], dict[str, str]] = {}
 
     def __repr__(self) -> str:
         """The call that makes this action."""
@@ -76,13 +89,20 @@ class Meter(MeasuredValues):
     def _measure_at(self, site: Site) -> Measure:
         seat: MeasuredSite | None = None
         forward, role, values, host = not site.is_gradient, role_of(site), self._values, self._values.host
+        apart = site.leaf is None and site.kind in _APART
+        others: dict[str, Measure] = {}
 
-        def measure(value: Tensor, step: int) -> None:
+        def measure(value: Tensor, step: int, leaf: str = "") -> None:
             nonlocal seat
             level = self.level
             if not level or (self.muted if forward else level == LIGHT) or modes.is_under_jit():
                 return
             if not value.is_cpu and device_graphs.leaves_alone():
+                return
+            if leaf and apart and (name := self._row_of(site, leaf)):
+                if name not in others:
+                    others[name] = self._measure_at(site.at(leaf=name))
+                others[name](value, step)
                 return
             start = perf_counter()
             with self.lock:
@@ -98,6 +118,17 @@ class Meter(MeasuredValues):
             self.seconds += perf_counter() - start
 
         return measure
+
+    def _row_of(self, site: Site, leaf: str) -> str:
+        """Return the name of a leaf's row, empty for the first of an output; see Note [Leaves of an output]."""
+        rows = self._rows_of_leaves.setdefault((site.path, site.op), {})
+        if leaf not in rows:
+            known_from_forward = site.is_gradient and "" in rows.values()
+            if known_from_forward or len(rows) > _MOST_LEAVES:
+                return _REST
+            is_first = not rows and not site.is_gradient
+            rows[leaf] = "" if is_first else leaf
+        return rows[leaf]
 
     def observe_all(self, seats: Sequence[MeasuredSite], values: Sequence[Tensor], step: int) -> None:
         """Measure one value for each of many sites that belong to no module, by one native call where possible."""
@@ -157,7 +188,7 @@ def _with_event(measure: Measure) -> Act:
     """Return a function that measures values, as an action that takes events."""
 
     def act(value: Tensor, event: Event) -> None:
-        measure(value, event.step)
+        measure(value, event.step, event.site.leaf or "")
 
     return act
 
@@ -166,7 +197,8 @@ def _with_event(measure: Measure) -> Act:
 def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = False) -> Meter:
     """Measure statistics of the value in each step: an action for `kedge.hook`.
 
-    There is one row of statistics for each site and step; several calls and passes of one step are merged. Nothing waits for
+    There is one row of statistics for each site and step; several calls and passes of one step are merged. Of an output with
+    several tensors, ``"lstm"`` is the first, and the others have their own names, such as ``"lstm[1.0]"``. Nothing waits for
     the device. ``stats["layer4"].rms`` reads the newest step, ``stats.records("layer4")`` returns all steps, and
     ``print(stats)`` prints a table of the newest step.
 

@@ -64,9 +64,9 @@ class ReducedValues:
             return
         spread, local = spread_of(value), dequantized(own_part(value))
         if spread is not None and spread.partial:
-            if (bad := _bad_addends(local)) is None or (level == LIGHT and not bad):
+            if (bad := _bad_addends(local)) is None or (level == LIGHT and not any(bad)):
                 return
-            place: Measured | int = self._pass_over(seat, value.numel(), bad)
+            place: Measured | int = self._pass_over(seat, value.numel(), *bad)
         elif not reduce.measurable(local):
             if level == LIGHT:
                 return
@@ -108,17 +108,22 @@ class ReducedValues:
         self._seen.clear()
         return self.devices.end() if self.devices.tables else ([], {})
 
-    def _pass_over(self, seat: MeasuredSite, count: int, nonfinite: int = 0) -> int:
-        """Record a value without statistics: the number of its elements, 0 if it is not known, and of non-finite ones."""
+    def _pass_over(self, seat: MeasuredSite, count: int, nonfinite: int = 0, nan: int = 0) -> int:
+        """Record a value without statistics but the numbers of its elements, 0 if it is not known, and of bad ones."""
         host = self._host
         row = host.make_room(1)
-        host.rows[row, STATISTICS.index("nonfinite") :] = nonfinite, count
+        host.rows[row, STATISTICS.index("nonfinite") :] = nonfinite, nan, count
         host.take(seat.id)
         return row
 
 
-def _bad_addends(value: Tensor) -> int | None:
-    """Return how many of a partial value's addends are not finite, each of which spoils its sum; None on a device."""
+def _bad_addends(value: Tensor) -> tuple[int, int] | None:
+    """Return how many of a partial value's addends are not finite, each of which spoils its sum, and how many are NaN.
+
+    None on a device.
+    """
     if value.device.type != "cpu":
         return None
-    return int((~torch.isfinite(value.detach())).sum()) if reduce.measurable(value) else 0
+    if not reduce.measurable(value):
+        return 0, 0
+    return int((~torch.isfinite(value.detach())).sum()), int(torch.isnan(value.detach()).sum())

@@ -130,6 +130,8 @@ class Statistics:
         absmax: The largest magnitude.
         zero: The share that is exactly zero, from 0 to 1.
         nonfinite: The number of NaN and infinite elements.
+        nan: The number of NaN elements.
+        inf: The number of infinite elements.
         nonzero: The number that is not exactly zero.
         sum: Their sum.
         sumsq: The sum of their squares.
@@ -151,6 +153,8 @@ class Statistics:
     absmax: float
     zero: float
     nonfinite: float
+    nan: float
+    inf: float
     nonzero: int
     sum: float
     sumsq: float

@@ -13,8 +13,8 @@ from kedge.flow import Event
 from kedge.sites.leaves import describe, shape_of
 from kedge.sites.site import Site
 
-Measure: TypeAlias = Callable[[Tensor, int], None]
-"""Measures a value, given the value and the step; changes neither."""
+Measure: TypeAlias = Callable[..., None]
+"""Measures a value, given the value, the step and the value's name among those of its call; changes none."""
 
 
 @runtime_checkable

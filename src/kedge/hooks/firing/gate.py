@@ -150,7 +150,7 @@ class Gate(KedgeHook):
         step, latest = owner.clock.step, owner.fired
         for leaf, tensor in found:
             leaves[leaf] = None
-            measure_value(taps, tensor, step, latest, make, (kind, leaf, call))
+            measure_value(taps, tensor, step, latest, make, (kind, leaf, call), leaf)
 
     def _event(self, kind: str, leaf: str, call: int) -> Event:
         return self.passes.event(self.site(kind, leaf), call, recompute=False)

@@ -28,6 +28,7 @@ def measure_value(
     latest: deque[tuple[ShownTap, Event]] | None,
     make: Callable[..., Event],
     of: Sequence[Any],
+    leaf: str = "",
 ) -> None:
     """Hand a value to taps that only measure it; see Note [Values alone].
 
@@ -38,12 +39,13 @@ def measure_value(
         latest: The events kept for a timeline; None without one.
         make: Returns the event, if a timeline or an error needs one.
         of: The arguments of `make`.
+        leaf: The name of the value among those of its call.
     """
     __tracebackhide__ = True
     for tap in taps:
         if tap.on and (measure := tap.measure) is not None:
             try:
-                measure(value, step)
+                measure(value, step, leaf)
             except Exception as error:  # noqa: BLE001 - as for any action
                 failed(tap, value, make(*of), error)
                 continue

@@ -80,7 +80,7 @@ def _show(tap: Tap, x: Tensor, make: Callable[..., Event], of: tuple[Tap, str, i
     owner, leaf, recompute = tap.owner, of[1], of[3]
     if tap.measure is not None and not recompute:
         _site(tap, leaf)
-        measure_value((tap,), x.detach(), owner.clock.step, owner.fired, make, of)
+        measure_value((tap,), x.detach(), owner.clock.step, owner.fired, make, of, leaf)
         return
     # The compiler may reuse the memory and the tensor object as soon as the operator has returned: the next value
     # would then pass for this one.

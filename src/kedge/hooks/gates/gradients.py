@@ -183,7 +183,7 @@ class GradientMeasurer(GradientListener):
         clock = owner.clock
         clock.backwards.now()  # counts this backward pass
         value = grad if self.shape is None else grad.reshape(self.shape)
-        measure_value(taps, value, clock.step, owner.fired, self._event, ())
+        measure_value(taps, value, clock.step, owner.fired, self._event, (), self.site.leaf or "")
         return None
 
     def _event(self) -> Event:

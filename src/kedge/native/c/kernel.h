@@ -10,7 +10,7 @@
  * Sums go: 16 vectors into 4 in REAL, these into one, that into doubles; at most 8 roundings in REAL a number. For floats that
  * is exact enough as long as nothing overflows or vanishes, which the totals of a block show: a NaN, an infinity or an
  * overflow makes its sum or its sum of squares non-finite, and squares that lose bits below the smallest normal float32
- * lie far below SMALL. Such a block is read again, with all sums in double, and what is not finite is counted.
+ * lie far below SMALL. Such a block is read again, with all sums in double, and NaN and infinities are counted.
  * Blocks of doubles are read again only where their sum is not finite.
  */
 
@@ -72,7 +72,7 @@ static void KERNEL(again)(const void *data, size_t n, Totals *out) {
         COUNT_EQUAL(finite, none, zero);
         COUNT_EQUAL(ordered, x, x);
     }
-    Totals t = {KERNEL(total)(&sum), KERNEL(total)(&sumsq), INFINITY, -INFINITY, 0, 0, (double)n};
+    Totals t = {KERNEL(total)(&sum), KERNEL(total)(&sumsq), INFINITY, -INFINITY, 0, 0, 0, (double)n};
     KERNEL(extremes)(&low, &high, &t);
     size_t none = KERNEL(counted)(&zeros), good = KERNEL(counted)(&finite), numbers = KERNEL(counted)(&ordered);
     for (; at < end; at++) {
@@ -87,6 +87,7 @@ static void KERNEL(again)(const void *data, size_t n, Totals *out) {
     }
     t.nonzero = (double)(n - none);
     t.nonfinite = (double)(n - good);
+    t.nan = (double)(n - numbers);
     if (numbers < n) t.min = t.max = NAN;
     *out = t;
 }
@@ -113,7 +114,7 @@ static void KERNEL(full)(const void *data, size_t n, Totals *out) {
     ADD_WIDE(sum, (s0 + s1) + (s2 + s3));
     ADD_WIDE(sumsq, (q0 + q1) + (q2 + q3));
 
-    Totals t = {KERNEL(total)(&sum), KERNEL(total)(&sumsq), INFINITY, -INFINITY, 0, 0, (double)n};
+    Totals t = {KERNEL(total)(&sum), KERNEL(total)(&sumsq), INFINITY, -INFINITY, 0, 0, 0, (double)n};
     KERNEL(extremes)(&low, &high, &t);
     size_t none = KERNEL(counted)(&zeros);
     for (; at < end; at++) {

@@ -48,7 +48,7 @@ const Kernels *const *instruction_sets(void) {
     return sets;
 }
 
-static const Totals NOTHING = {0, 0, INFINITY, -INFINITY, 0, 0, 0};
+static const Totals NOTHING = {0, 0, INFINITY, -INFINITY, 0, 0, 0, 0};
 
 static void add(Totals *to, const Totals *more) {
     to->sum += more->sum;
@@ -58,6 +58,7 @@ static void add(Totals *to, const Totals *more) {
     if (!(to->max >= more->max) && to->max == to->max) to->max = more->max;
     to->nonzero += more->nonzero;
     to->nonfinite += more->nonfinite;
+    to->nan += more->nan;
     to->count += more->count;
 }
 
@@ -127,6 +128,7 @@ static void repeat(Totals *totals, double times) {
     totals->sumsq *= times;
     totals->nonzero *= times;
     totals->nonfinite *= times;
+    totals->nan *= times;
     totals->count *= times;
 }
 

@@ -136,8 +136,8 @@ int measure_view(const View *view, int what, double *row) {
     if (compute(view, what == WHAT_NORM && !single ? NORM : FULL, &t)) return -1;
     if (what == WHAT_NORM) t.min = t.max = t.nonzero = NAN;
     if (what == WHAT_NORM && !single) t.sum = NAN;
-    if (what == WHAT_FINITE) t.sumsq = t.min = t.max = t.nonzero = t.nonfinite = NAN;
-    double columns[COLUMNS] = {t.sum, t.sumsq, t.min, t.max, t.nonzero, t.nonfinite, t.count};
+    if (what == WHAT_FINITE) t.sumsq = t.min = t.max = t.nonzero = t.nonfinite = t.nan = NAN;
+    double columns[COLUMNS] = {t.sum, t.sumsq, t.min, t.max, t.nonzero, t.nonfinite, t.nan, t.count};
     for (size_t i = 0; i < COLUMNS; i++) row[i] = columns[i];
     return 0;
 }

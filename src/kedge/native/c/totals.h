@@ -11,7 +11,8 @@ typedef struct {
     double sum, sumsq; /* of all numbers: NaN or infinite where one is */
     double min, max;   /* NaN where one is NaN */
     double nonzero;    /* NaN counts as non-zero */
-    double nonfinite;
+    double nonfinite;      /* NaN and infinities */
+    double nan;
     double count;
 } Totals;
 
@@ -19,7 +20,7 @@ typedef struct {
 
 typedef enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16, KINDS } Kind;
 
-/* What a pass computes. NORM fills sumsq, nonfinite and count alone. */
+/* What a pass computes. NORM fills sumsq, nonfinite, nan and count alone. */
 typedef enum { FULL, NORM, PASSES } Pass;
 
 /* The most numbers that a kernel is given at once: its counts are 32 bits wide, and float sums are checked once a block. */

@@ -22,9 +22,11 @@ SCALE_WIDTH = 8
 #: The most steps of which a curve is drawn.
 MOST_STEPS = 50_000
 #: The statistics with curves, in the order in which keys go through them.
-COURSES = ("rms", "mean", "std", "absmax", "zero", "q05", "q50", "q95", "saturated", "nonfinite")
+COURSES = ("rms", "mean", "std", "absmax", "zero", "q05", "q50", "q95", "saturated", "nonfinite", "nan", "inf")
 
 
+#: The statistics that are shown only where an element is not finite.
+OF_BROKEN = {"nan", "inf"}
 #: The statistics that a non-finite element makes non-finite.
 SPOILT = {"mean", "rms", "std", "absmax", "min", "max"}
 
@@ -37,7 +39,9 @@ def sites_of(line: ModuleLine) -> list[SiteInfo]:
 
 def courses_of(recording: Recording, site: SiteInfo) -> list[str]:
     """Return the statistics that were measured at a site."""
-    measured = [name for name in COURSES if np.isfinite(recording.series(site, name)).any()]
+    broken = (recording.series(site, "nonfinite") > 0).any()
+    asked = [name for name in COURSES if broken or name not in OF_BROKEN]
+    measured = [name for name in asked if np.isfinite(recording.series(site, name)).any()]
     return measured or list(COURSES[:1])
 
 
@@ -112,6 +116,8 @@ def _figures(recording: Recording, site: SiteInfo) -> list[Text]:
     broken = recording.series(site, "nonfinite")[newest] > 0
     cells = []
     for name in STATISTICS:
+        if name in OF_BROKEN and not broken:
+            continue
         value = float(recording.series(site, name)[newest])
         # A NaN was not measured, unless there were non-finite elements.
         if np.isfinite(value) or (broken and name in SPOILT):

@@ -73,6 +73,7 @@ WORDS: dict[str, str] = {
     "next_with_gradient": "the next with a gradient is {}",
     "node": "",
     "noise": "noise {}",
+    "nan": "{} of them NaN",
     "nonfinite": "{} not finite",
     "norm": "norm {}",
     "of": "of {} in all",

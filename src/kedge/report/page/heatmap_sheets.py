@@ -25,6 +25,7 @@ FOLDS = {
     "max": "most",
     "zero": "most",
     "nonfinite": "most",
+    "nan": "most",
     "saturated": "most",
 }
 #: Further folds of the scale.
@@ -95,7 +96,7 @@ def sheets_of(recording: Recording, bins: Bins) -> Sheets:
         groups = Grouping.of(bins, rows.step)
         states[site.id, groups.columns] = _states(rows, groups)
         for name, values in _folded(recording, site, rows, groups, bins):
-            if not np.isnan(values).all():
+            if (np.nan_to_num(values) if name == "nan" else ~np.isnan(values)).any():  # of NaN there usually is none
                 ids, kept = held.setdefault(name, ([], []))
                 ids.append(site.id)
                 kept.append(values)
@@ -137,6 +138,6 @@ def statistic(site: SiteInfo, rows: Rows, name: str) -> Floats:
     In light steps a parameter's gradient is recorded only if it is non-finite, which is not typical of the others.
     """
     values = rows.statistic(name)
-    if site.kind == "param.grad" and name != "nonfinite":
+    if site.kind == "param.grad" and name not in ("nonfinite", "nan"):
         return np.where(rows.level == FULL, values, np.nan)
     return values

@@ -190,22 +190,12 @@ def judged(recording: Recording) -> tuple[list[SiteInfo], list[SiteInfo]]:
     return [*recording.of_kind("param.grad"), *recording.of_kind(TOTAL)], returned
 
 
-def has_nan(rows: Rows) -> NDArray[np.bool_]:
-    """Return which rows hold a NaN, and not infinities alone.
-
-    A NaN makes every figure of its row NaN, so an infinite one shows that there is none.
-    """
-    figures = np.stack([rows.sum, rows.sumsq, rows.min, rows.max])
-    without = np.isinf(rows.sum) | np.isinf(rows.sumsq) | ~np.isnan(rows.min) | ~np.isnan(rows.max)
-    return np.asarray(np.isnan(figures).any(axis=0) & ~without)
-
-
 def states_of(rows: Rows) -> States:
     """Return the state of each row."""
     clean = rows.clean
     if clean.all():
         return np.full(len(rows), FINITE, dtype=np.int8)
-    return np.where(clean, FINITE, np.where(has_nan(rows), NAN, INFINITE)).astype(np.int8)
+    return np.where(clean, FINITE, np.where(rows.has_nan, NAN, INFINITE)).astype(np.int8)
 
 
 def _judge(

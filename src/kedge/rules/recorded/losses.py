@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
+from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_paths
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints, Rows
@@ -79,6 +82,26 @@ def steps_without_loss(recording: Recording) -> Ints:
 def is_single_output(recording: Recording, site: SiteInfo) -> bool:
     """Whether a site is the output of a root, and a single number."""
     return site.kind == "out" and site.path in root_paths(recording) and math.prod(site.shape) == 1
+
+
+def maker_at(recording: Recording, site: SiteInfo, step: int) -> tuple[str | None, Mapping[str, Any] | None]:
+    """Return the autograd node of a loss in one step, and the line that called backward on it.
+
+    The site itself describes the first step alone. The node is None where it is not known, as where the backward passes of
+    the step began at results of several operations.
+    """
+    made: tuple[str | None, Mapping[str, Any] | None] = (site.node, site.source)
+    before = [made]
+    for event in events_of(recording, "loss-operation"):
+        if event["step"] > step or event.get("loss") not in (None, site.site):
+            continue
+        made = (event.get("node"), event.get("source") or site.source)
+        before = [*before, made] if event["step"] == step else [made]
+    rows = recording.rows(site)
+    calls = rows.calls[rows.step == step]
+    nodes = {node for node, _ in before}
+    is_one = len(nodes) == 1 or not (calls > 1).any()
+    return made if is_one else (None, made[1])
 
 
 def whole_steps(amounts: Ints) -> Bools:

@@ -75,9 +75,14 @@ def _share(name: Statistic, meaning: str) -> WideColumn:
     return WideColumn("float64", meaning, of)
 
 
-def _nonfinite(_: SiteInfo, rows: Rows) -> tuple[Values, Bools]:
-    values = rows.statistic("nonfinite")
-    return np.nan_to_num(values).astype(np.int64), ~np.isnan(values)
+def _number(name: Statistic, meaning: str) -> WideColumn:
+    """Return the column of a number of elements."""
+
+    def of(_: SiteInfo, rows: Rows) -> tuple[Values, Bools]:
+        values = rows.statistic(name)
+        return np.nan_to_num(values).astype(np.int64), ~np.isnan(values)
+
+    return WideColumn("int64", meaning, of)
 
 
 #: Every column, in this order.
@@ -98,7 +103,9 @@ WIDE: dict[str, WideColumn] = {
     "max": _statistic("max", "the largest"),
     "absmax": _statistic("absmax", "the largest magnitude"),
     "zero": _share("zero", "the share that is exactly zero"),
-    "nonfinite": WideColumn("int64", "how many are NaN or infinite", _nonfinite),
+    "nonfinite": _number("nonfinite", "how many are NaN or infinite"),
+    "nan": _number("nan", "how many are NaN"),
+    "inf": _number("inf", "how many are infinite"),
     "sampled": _integer("sampled", "int32", "elements drawn for the columns below"),
     "saturated": _share("saturated", "the share of them where the activation is flat"),
     "q05": _share("q05", "the 5 % quantile of their magnitudes"),

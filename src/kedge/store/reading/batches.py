@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from kedge.errors import NotARecording
 from kedge.files.atomic_write import told
 from kedge.json_input.reading import BadJson, open_regular
-from kedge.store.columns import BINARY, COLUMNS
+from kedge.store.columns import BINARY, COLUMNS, LATER
 from kedge.store.reading.json_files import damaged
 
 MARK = b"\xff\xff\xff\xff"
@@ -64,7 +64,8 @@ class Batches:
     Attributes:
         memory: The file's content, from its beginning.
         rows: The number of rows of each batch.
-        places: The start of each column of each batch, by the column's name; of a binary column the start of its offsets.
+        places: The start of each column of each batch, by the column's name; of a binary column the start of its offsets. A
+            column that this file lacks, see `kedge.store.columns.LATER`, has none.
         data: The start of the bytes of each binary column.
         lengths: The number of those bytes.
     """
@@ -374,12 +375,13 @@ def _laid_out(schema: Any) -> _Layout:
     for field in schema.children:
         found[field.name] = (total + 1, field.format)
         total += _buffers(field)
-    for name, kind in TYPES.items():
+    wanted = {name: kind for name, kind in TYPES.items() if name in found or name not in LATER}
+    for name, kind in wanted.items():
         if name not in found:
             raise ForeignFileError(f"it has no column {name!r} but {', '.join(found) or 'no column at all'}")
         if found[name][1] != kind:
             raise ForeignFileError(f"its column {name!r} has the Arrow type {found[name][1]!r}, not {kind!r}")
-    return _Layout({name: found[name][0] for name in TYPES}, total)
+    return _Layout({name: found[name][0] for name in wanted}, total)
 
 
 def _buffers(field: Any) -> int:

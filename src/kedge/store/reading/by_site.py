@@ -128,6 +128,8 @@ class MatrixRows:
 
     def _one_a_site(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any] | None:
         """Return a column that is equal in all batches, as counts are; None if it differs."""
+        if name not in self._batches.places:
+            return np.broadcast_to(dtype.type(COLUMNS[name][1]), (len(self._order), len(self._batches)))
         memory, places = self._batches.memory, self._batches.places[name].tolist()
         width = len(self._order) * dtype.itemsize
         first = memory[places[0] : places[0] + width].tobytes()
@@ -211,7 +213,10 @@ class WrittenColumns(dict[str, NDArray[Any]]):
 
 
 def _part(batches: Batches, name: str, i: int) -> NDArray[Any]:
+    """Return a column of one batch; all of it is not measured in a file that lacks the column."""
     dtype = np.dtype(COLUMNS[name][0])
+    if name not in batches.places:
+        return np.full(int(batches.rows[i]), COLUMNS[name][1], dtype)
     start = int(batches.places[name][i])
     return batches.memory[start : start + int(batches.rows[i]) * dtype.itemsize].view(dtype)
 

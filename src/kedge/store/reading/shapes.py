@@ -205,6 +205,9 @@ EVENTS: dict[str, Check] = {
             "tensors": list_of(fields({"path": text, "of": one_of("param", "buffer"), "nan": count, "inf": count}, {})),
         }
     ),
+    "loss-operation": fields(
+        {"step": whole}, {"loss": nullable(text), "node": nullable(text), "source": nullable(SOURCE)}
+    ),
     "producer": _producer,
     "compiled": fields({"step": whole}),
     "modes": fields({"step": whole, "root": count, "training": flag}, {"eval": TEXTS, "train": TEXTS}),

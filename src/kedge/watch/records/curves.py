@@ -24,11 +24,11 @@ _PATIENCE = 1.0
 """Most seconds that numbers are collected."""
 _MANY = 256
 """Most collected numbers."""
-_FLOATS, _COUNTS = ("sum", "sumsq", "min", "max"), ("nonzero", "nonfinite")
+_FLOATS, _COUNTS = ("sum", "sumsq", "min", "max"), ("nonzero", "nonfinite", "nan")
 
 
 _Row: TypeAlias = tuple[Any, ...]
-"""Step, site, level and count; then sum, sum of squares, extremes and counts, which may be on a device."""
+"""Step, site, level and count; then sum and sum of squares, which may be on a device, extremes and counts."""
 
 
 class _OnItsWay(NamedTuple):
@@ -55,17 +55,15 @@ class Curves:
         """Add a number, such as a loss; returns whether it is known to be non-finite."""
         level = FULL if measured else LIGHT
         if isinstance(value, Tensor):
-            self._rows.append((step, site, level, 1, value, None, None, None, -1, -1))
+            self._rows.append((step, site, level, 1, value, None, None, None, -1, -1, -1))
             return False
-        square = value * value if abs(value) < 1e154 else math.inf
-        finite = math.isfinite(value)
-        self._rows.append((step, site, level, 1, value, square, value, value, value != 0, not finite))
-        return not finite
+        self._rows.append((step, site, level, 1, *_statistics_of(value)))
+        return not math.isfinite(value)
 
     def add_norm(self, step: int, site: int, count: int, squares: Tensor | float, *, measured: bool) -> None:
         """Add the sum of squares of `count` elements."""
         level = FULL if measured else LIGHT
-        self._rows.append((step, site, level, count, math.nan, squares, math.nan, math.nan, -1, -1))
+        self._rows.append((step, site, level, count, math.nan, squares, math.nan, math.nan, -1, -1, -1))
 
     def is_due(self) -> bool:
         """Whether the collected numbers should be written now."""
@@ -118,13 +116,17 @@ def _has_arrived(row: _Row) -> bool:
 
 
 def _on_host(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    total, squares, low, high, nonzero, nonfinite = row
+    total, squares, *rest = row
     if isinstance(total, _OnItsWay):
-        number = float(total.copy.numpy()[total.at])
-        return (number, number * number, number, number, int(number != 0), int(not math.isfinite(number)))
+        return _statistics_of(float(total.copy.numpy()[total.at]))
     if isinstance(squares, _OnItsWay):
         squares = float(squares.copy.numpy()[squares.at])
-    return (total, squares, low, high, nonzero, nonfinite)
+    return (total, squares, *rest)
+
+
+def _statistics_of(value: float) -> tuple[float, float, float, float, int, int, int]:
+    """Return the statistics of one number, in the order of a row."""
+    return value, value * value, value, value, int(value != 0), int(not math.isfinite(value)), int(math.isnan(value))
 
 
 def number_of(value: Tensor) -> Tensor | float | None:

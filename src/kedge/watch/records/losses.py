@@ -23,6 +23,8 @@ _MOST_LINES = 16
 """Most lines that call backward and are kept apart."""
 _LONGEST = 12
 """Most recorded nodes of a loss's graph."""
+_MOST_CHANGES = 64
+"""Most changes of a loss's operation that are recorded; after these it is unknown."""
 _SEARCHES = 4
 """Most searches for the producer in the graph of a non-finite loss."""
 
@@ -47,6 +49,8 @@ class Losses:
         self.described: dict[str, Mapping[str, Any]] = {}
         self.lines, self._scaling = ProducerLines(), LossScaling()
         self._paths: dict[Any, str] = {}
+        self._makers: dict[str, tuple[str | None, Any]] = {}
+        self._changes = 0
         self._searches = _SEARCHES
         self._found: list[Mapping[str, Any]] = []
 
@@ -68,6 +72,7 @@ class Losses:
             note = {"kind": "loss-graph", "step": step, "site": path, "nodes": [node.name() for node in chain]}
             over = {} if dim is None else {"dim": dim}
             notes.append({**note, **over, "unscaled": scale is not None})
+        notes += self._changed_maker(began, path, step)
         seat = self.meter.sites.seat(Site(path, "loss"), first)
         bad = False
         for tensor in began.tensors:
@@ -104,6 +109,23 @@ class Losses:
             return notes
         self._found.append(found)
         return [*notes, {"kind": "producer", "step": step, "loss": loss, **found}]
+
+    def _changed_maker(self, began: BackwardStart, path: str, step: int) -> list[Mapping[str, Any]]:
+        """Return the event that a loss is made by another operation, or on another line, than in the last backward.
+
+        Its site describes the first backward alone. What makes a loss bad is often an operation of that step only.
+        """
+        first = began.tensors[0]
+        made = (None if first.grad_fn is None else first.grad_fn.name(), began.where)
+        known = self._makers.setdefault(path, made)
+        if known == made or self._changes > _MOST_CHANGES:
+            return []
+        self._makers[path] = made
+        self._changes += 1
+        if self._changes > _MOST_CHANGES:
+            return [{"kind": "loss-operation", "step": step, "loss": None, "node": None, "source": None}]
+        source = None if began.frame is None else asdict(source_of(began.frame))
+        return [{"kind": "loss-operation", "step": step, "loss": path, "node": made[0], "source": source}]
 
     def _path(self, began: BackwardStart) -> tuple[str, bool]:
         known = self._paths.get(began.where)

@@ -233,7 +233,7 @@ def squares_of(values: list[Tensor]) -> tuple[Tensor | float, bool]:
     """
     if all(value.is_cpu for value in values):
         squares, nonfinite = native.all_finite_and_norm(values)
-        return (math.nan if nonfinite else squares), bool(nonfinite)
+        return squares, bool(nonfinite)
     by_device: dict[torch.device, list[Tensor]] = {}
     for value in values:
         by_device.setdefault(value.device, []).append(reductions.real(value.detach()))

@@ -124,7 +124,7 @@ function textOf(value) {
   return String(value);
 }
 
-const FIGURE_NAMES = { absmax: "largest |x|", nonfinite: "not finite:", zero: "share of zeros" };
+const FIGURE_NAMES = { absmax: "largest |x|", nonfinite: "not finite:", nan: "of them NaN:", zero: "share of zeros" };
 
 function rangeOf(figures) {
   return Object.entries(figures).map(([name, value]) => `${FIGURE_NAMES[name] || name} ${textOf(value)}`).join(", ");

@@ -347,6 +347,8 @@ export class HeatMap {
     const site = cells.sites[row];
     const held = cells.state(row, column);
     const broken = recording.series(site.id, "nonfinite")?.[column];
+    const nan = recording.series(site.id, "nan")?.[column];
+    const apart = nan === broken ? "NaN" : nan > 0 ? `not finite, ${whole(nan)} of them NaN` : "not finite";
     const value = cells.value(row, column);
     const text = cells.quantity.scale === "share" ? `${(value * 100).toFixed(1)} %` : compact(value);
     const pinned = this.pins().filter((pin) => pin.row === row && pin.column === column);
@@ -355,7 +357,7 @@ export class HeatMap {
       make("div", { class: "faint" }, [stepsText(recording.first[column], recording.last[column]), site.type, site.shape.join("×")].filter(Boolean).join(" · ")),
       make("div", {}, `${cells.quantity.label.split(" of ")[0]} `, make("b", {}, held ? text : "no value")),
       cells.relative && !cells.quantity.middle && Number.isFinite(cells.levels[row][column]) && make("div", {}, `${power("2", Math.round(cells.levels[row][column]))} of its median`),
-      held === BROKEN && make("div", { class: "bad" }, broken > 0 ? `✗ ${whole(broken)} not finite` : "✗ not finite"),
+      held === BROKEN && make("div", { class: "bad" }, broken > 0 ? `✗ ${whole(broken)} ${apart}` : "✗ not finite"),
       pinned.map(({ finding }) => make("div", { class: finding.severity }, `${MARKS[finding.severity]} ${finding.code}`)),
     ];
   }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from kedge.rules.naming import plain
-from kedge.rules.nonfinite.bad_steps import NAN, has_nan, usable
+from kedge.rules.nonfinite.bad_steps import NAN, usable
 from kedge.rules.nonfinite.wording.birth_in_step import BirthInStep
 from kedge.rules.nonfinite.wording.step_size import GROWN, SMALL, rms_at
 from kedge.store.recording import Rows, SiteInfo
@@ -28,14 +28,20 @@ class BirthFigures:
     def value(self) -> str:
         """Return the kind of the value, and the number of elements that have it."""
         row = self.row()
-        return self.kind() + (f" ({row['nonfinite']} of {row['count']} elements)" if row["nonfinite"] else "")
+        if not row["nonfinite"]:
+            return self.kind()
+        beside = row["nonfinite"] - row["nan"] if row["nan"] else 0
+        if not beside:
+            return f"{self.kind()} ({row['nonfinite']} of {row['count']} elements)"
+        also = "an infinity" if beside == 1 else f"{beside} infinities"
+        return f"{self.kind()} ({row['nan']} of {row['count']} elements, beside {also})"
 
     def kind(self) -> str:
         """Return the kind of the value in words: NaN, inf, -inf."""
         site = self.case.birth.site
         rows = self.case.rows(site)
         at = _latest(rows, self.case.step)
-        if self.case.bad_step.states[site] == NAN or has_nan(rows)[at]:
+        if self.case.bad_step.states[site] == NAN or rows.has_nan[at]:
             return "NaN"
         below = rows.min[at] == -np.inf or rows.sum[at] == -np.inf
         above = rows.max[at] == np.inf or rows.sum[at] == np.inf
@@ -126,9 +132,9 @@ def _latest(rows: Rows, step: int) -> int:
 def _row(rows: Rows, at: int) -> dict[str, Any]:
     """Return the measured figures of one row as plain JSON values."""
     numbers: dict[str, Any] = {name: plain(rows.statistic(name)[at]) for name in ("min", "max", "rms")}
-    nonfinite = int(rows.nonfinite[at])
-    known = {"nonfinite": None if nonfinite < 0 else nonfinite, "count": int(rows.count[at])}
-    return {"step": int(rows.step[at]), **numbers, **known}
+    counts = {name: int(getattr(rows, name)[at]) for name in ("nonfinite", "nan")}
+    known = {name: None if count < 0 else count for name, count in counts.items()}
+    return {"step": int(rows.step[at]), **numbers, **known, "count": int(rows.count[at])}
 
 
 def _finite_rms(rows: Rows, step: int) -> float | None:

@@ -11,6 +11,7 @@ from kedge.rules.nonfinite.wording import phrases
 from kedge.rules.nonfinite.wording.advice import operation
 from kedge.rules.nonfinite.wording.birth_figures import BirthFigures
 from kedge.rules.nonfinite.wording.birth_in_step import BirthInStep
+from kedge.rules.recorded.losses import LOSS, maker_at
 from kedge.rules.recorded.wiring import ModuleSites
 
 
@@ -53,6 +54,8 @@ class BirthPlace:
     def node(self) -> str | None:
         """Return the autograd node of the value; None if the recorded one belongs to another module's value."""
         birth, wiring, site = self.case.birth, self.case.wiring, self.case.site
+        if site.kind == LOSS:
+            return maker_at(self.case.recording, site, self.case.step)[0]
         if birth.how == "between":
             return None if site.kind.startswith("out") else site.node
         if birth.module is None or self.case.bad_step.full:

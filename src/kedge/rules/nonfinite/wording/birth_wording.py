@@ -17,6 +17,7 @@ from kedge.rules.nonfinite.wording.birth_in_step import BirthInStep
 from kedge.rules.nonfinite.wording.birth_place import BirthPlace
 from kedge.rules.nonfinite.wording.leadup import lead_up
 from kedge.rules.nonfinite.wording.step_size import long_step_signs
+from kedge.rules.recorded.losses import LOSS
 
 #: The number of sites in the evidence that passed a value on.
 PROPAGATORS = 12
@@ -152,9 +153,10 @@ class BirthWording:
             "type": module.type if module else None,
             "also": [other.path for other in birth.also],
             "source": self.place.source(),
-            "node": case.site.node,
+            "node": self.place.node() if case.site.kind == LOSS else case.site.node,
             "value": self.figures.kind(),
             "nonfinite": row["nonfinite"],
+            "nan": row["nan"],
             "count": row["count"],
             "near": {text(site): self.figures.near(site) for site in birth.near[:NAMED]},
             "growth": self.figures.growth(),

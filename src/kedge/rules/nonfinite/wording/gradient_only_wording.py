@@ -15,7 +15,7 @@ from kedge.rules.nonfinite.wording.birth_figures import BirthFigures
 from kedge.rules.nonfinite.wording.birth_in_step import BirthInStep
 from kedge.rules.nonfinite.wording.birth_wording import BirthWording
 from kedge.rules.nonfinite.wording.step_size import LOWER, long_step_signs
-from kedge.rules.recorded.losses import LOSS
+from kedge.rules.recorded.losses import LOSS, maker_at
 from kedge.rules.recorded.wiring import Wiring
 
 
@@ -94,7 +94,8 @@ class GradientOnlyWording:
         if not losses:
             return "a forward, the loss, a backward, the clipping or an optimizer's step"
         if bad := [site for site in losses if states[site.id] > FINITE]:
-            source, name = bad[0].source, operation(bad[0].node)
+            node, source = maker_at(self.case.recording, bad[0], self.bad_step.step)
+            name = operation(node)
             line = f", on which {line_of(source)} calls backward()" if source else ""
             loss = f"{bad[0].site} (made by {name})" if name else bad[0].site
             return f"{loss}{line}, was not finite either: a forward, an optimizer's step or the loss itself"

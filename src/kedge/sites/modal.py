@@ -6,6 +6,10 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from kedge.numbers import listed
+
+_NAMED = 3
+
 MODAL = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
     *(nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d),
@@ -24,6 +28,12 @@ def in_training(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if module.training and isinstance(module, MODAL) and drops(module) and _depends(module):
             yield name, module
+
+
+def shown_training(model: nn.Module) -> str:
+    """Return the first modules that compute as in training, as a message names them; empty if there are none."""
+    found = [f"{type(module).__name__} {name or 'itself'}" for name, module in in_training(model)]
+    return listed(found, _NAMED)
 
 
 def _depends(module: nn.Module) -> bool:

@@ -111,6 +111,11 @@ CORNERS = (
         "a model that is traced or exported while it is watched holds what was measured in its graph.",
     ),
     Corner(
+        "operations_of_a_forward",
+        ("torch.utils._python_dispatch:TorchDispatchMode",),
+        "kedge.extract does not know which dimensions of a value are positions, unless that of the channels is named.",
+    ),
+    Corner(
         "transforms",
         (
             f"{_C}_functorch.peek_interpreter_stack",

@@ -171,8 +171,8 @@ class FeatureForward:
             warn(
                 InTrainingMode(
                     f"the model is in training mode ({names}): dropout removes values at random, and batch normalization "
-                    "uses the statistics of each batch and changes its running statistics, so the features are not those of the model in "
-                    "use. Call model.eval() first"
+                    "uses the statistics of each batch and changes its running statistics, so the features are not those "
+                    "of the model in use. Call model.eval() first"
                 )
             )
 

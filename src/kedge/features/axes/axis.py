@@ -148,8 +148,11 @@ class Axes:
     def put(self, value: Tensor, axes: Sequence[Axis]) -> None:
         """Note the dimensions of a tensor."""
         place = _place(value)
-        if place is not None and len(place[1]) == len(axes):
-            self.known[place] = list(axes)
+        if place is None or len(place[1]) != len(axes):
+            return
+        before = self.known.get(place, [])
+        if len(before) != len(axes) or any(one is not other for one, other in zip(before, axes, strict=True)):
+            self.known[place] = list(axes)  # an alias keeps the list, which a module may yet correct
 
     def forget(self, value: Tensor) -> None:
         """Note that nothing is known about a tensor."""

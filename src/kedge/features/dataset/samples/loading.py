@@ -126,7 +126,7 @@ def sample_by_sample(loader: Any, items: str | None = None) -> Any:
     if not _does_not_batch(loader):
         if items is not None:
             raise ExtractionFailed(
-                f"items={items!r} (--items): it is for a DataLoader with batch_size=None, and this loader is another; leave it out"
+                f"items={items!r} (--items) is for a DataLoader with batch_size=None, and this loader is another; leave it out"
             )
         return loader
     if items is None and not is_stream(loader):

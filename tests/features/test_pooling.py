@@ -16,6 +16,7 @@ IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 
 def ids() -> torch.Tensor:
+    """Make the tokens of three sentences."""
     return torch.randint(1, 50, (3, 7), generator=torch.Generator().manual_seed(1))
 
 
@@ -29,10 +30,12 @@ def made(name: str, **settings: object) -> nn.Module:
 
 
 def bert() -> nn.Module:
+    """Make an encoder."""
     return made("Bert", hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=50)
 
 
 def gpt() -> nn.Module:
+    """Make a decoder."""
     return made("GPT2", n_embd=32, n_layer=2, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0)
 
 

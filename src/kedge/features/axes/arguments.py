@@ -61,10 +61,12 @@ class Arguments:
     Attributes:
         tensors: The tensors by name.
         samples: The number of samples in the call.
+        counted: Whether that number is known, from the data set or a mask; else it is the size of the first dimension.
     """
 
     tensors: Mapping[str, Tensor]
     samples: int | None
+    counted: bool
 
     @classmethod
     def of(cls, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
@@ -80,11 +82,12 @@ class Arguments:
         found = {name: value for given, each in named.items() for name, value in leaves.find(each, given)}
         plain = {name: value for name, value in found.items() if not value.is_nested}
         samples = _SAMPLES.get()
+        masks = [value for name, value in plain.items() if value.dim() == _MATRIX and _MASK.fullmatch(_word(name))]
+        counted = samples is not None or bool(masks)
         if samples is None:
-            masks = [value for name, value in plain.items() if value.dim() == _MATRIX and _MASK.fullmatch(_word(name))]
             first = next((value for value in (*masks, *plain.values()) if value.dim()), None)
             samples = None if first is None else len(first)
-        return cls(plain, samples)
+        return cls(plain, samples, counted)
 
     @property
     def structure(self) -> tuple[tuple[str, int], ...]:

@@ -32,14 +32,14 @@ def followed(model: nn.Module, given: Arguments) -> Iterator[Axes]:
     session = Session()
     try:
         for path, module in model.named_modules():
-            _declare(session, model, axes, path, module)
+            _declare(session, model, axes, path, module, counted=given.counted)
         with seeing_operations(lambda *call: follow(axes, *call)):
             yield axes
     finally:
         session.end(quiet=True)
 
 
-def _declare(session: Session, model: nn.Module, axes: Axes, path: str, module: nn.Module) -> None:
+def _declare(session: Session, model: nn.Module, axes: Axes, path: str, module: nn.Module, *, counted: bool) -> None:
     """Let a module of PyTorch say what its operations do not: which dimension of its input is the sequence.
 
     Encoders with ``batch_first=True`` get no hook at their inputs, because it would keep PyTorch from their fast path.
@@ -51,7 +51,7 @@ def _declare(session: Session, model: nn.Module, axes: Axes, path: str, module: 
     def at_input(value: Tensor, event: Event) -> None:
         if event.site.leaf in ("input", "query", "key", "value", "src", "tgt", "memory") and value.dim() == _SEQUENCE:
             sequence, samples, *_ = axes.of(value)
-            if value.shape[0] == value.shape[1] or sequence.kind != "samples":
+            if not counted or value.shape[0] == value.shape[1] or sequence.kind != "samples":
                 sequence.kind, samples.kind = "positions", "samples"
 
     def at_output(value: Tensor, event: Event) -> None:

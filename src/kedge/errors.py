@@ -66,7 +66,7 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     ├── NotPinned               the CPU's memory could not be locked for fast copies
     ├── LimitOutOfReach         saved tensors cannot be brought within a memory limit
     ├── AttachedTwice           a hook was attached again, and the first one is still in place
-    ├── InTrainingMode          an attribution or intervention runs a model in training mode
+    ├── InTrainingMode          an attribution, an intervention or an extraction runs a model in training mode
     ├── EditNotRepeated         an edit ended before the backward of a checkpoint that has it
     ├── Recompiled              compiled code is compiled again, with the hooks in it
     ├── OffloadFailed           a saved tensor could not be moved and stayed in place
@@ -343,7 +343,7 @@ class AttachedTwice(KedgeWarning):
 
 
 class InTrainingMode(KedgeWarning):
-    """An attribution or intervention runs a model in training mode, with dropout or the statistics of the batch."""
+    """A model is run in training mode, with dropout or the statistics of the batch, by an attribution or an extraction."""
 
 
 class EditNotRepeated(KedgeWarning):

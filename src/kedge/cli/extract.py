@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kedge.cli.factory import named
 from kedge.cli.output import make_writable
 from kedge.cli.progress import add_quiet
-from kedge.cli.reducers import failed, function, pair, reducers
+from kedge.cli.reducers import arguments, failed, function, pair, reducers
 from kedge.errors import ScriptError
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ class ExtractCommand:
             metavar="[SITE=]HOW",
             nargs="+",
             default=[],
-            help="transform of the values: mean, max (over positions), tokens, first, last, flatten, or MODULE:FUNCTION",
+            help="transform of the values: mean, max (over positions, without padding), tokens, first, last (of a sequence), "
+            "flatten, or MODULE:FUNCTION; where the model does not show the dimensions, such as mean(channels=-1)",
         )
         parser.add_argument(
             "--dtype", metavar="DTYPE", help="type to keep values in, such as float16 (default: their own)"
@@ -91,6 +92,11 @@ class ExtractCommand:
             "--batch",
             metavar="MODULE:FUNCTION",
             help="function of a batch that returns the model's arguments: a tensor, a tuple or a dict (default: its first entry)",
+        )
+        parser.add_argument(
+            "--items",
+            choices=["samples", "batches"],
+            help="what a DataLoader with batch_size=None yields, where its items do not show it",
         )
         parser.add_argument(
             "--keys",
@@ -182,6 +188,7 @@ def _options(args: argparse.Namespace) -> Options:
         keep=args.keep,
         version=args.version,
         on_bad=args.on_bad,
+        items=args.items,
         format=args.format,
         device=args.device,
         progress=False if args.quiet else None,
@@ -278,20 +285,39 @@ def _a(value: object) -> str:
 
 def _transforms(sites: Sequence[str], texts: Sequence[str]) -> dict[str, Callable[[Any], Any] | None]:
     """Return the transform of each site; one without a site is for all of them."""
-    from kedge.features.dataset.pooling import POOLINGS
+    from kedge.features.pooling import POOLINGS
 
     found: dict[str, Callable[[Any], Any] | None] = dict.fromkeys(sites)
     for text in texts:
-        site, _, how = text.rpartition("=")
+        site, how = _site_and_how(text)
         if site and site not in found:
             raise ScriptError(f"--transform {text}: {site} is not among the sites {' '.join(sites)}")
-        transform = POOLINGS.get(how) or function(how, "--transform", POOLINGS)
+        transform = _pool(how, text) if how.partition("(")[0] in POOLINGS else function(how, "--transform", POOLINGS)
         if not callable(transform):
             raise ScriptError(
                 f"--transform {text}: this is {_a(transform)}; name a function that takes a site's values"
             )
         found |= dict.fromkeys([site] if site else sites, transform)
     return found
+
+
+def _site_and_how(text: str) -> tuple[str, str]:
+    """Return the parts of [SITE=]HOW; an argument in parentheses may have an = of its own."""
+    before, bracket, arguments = text.partition("(")
+    site, _, how = before.rpartition("=")
+    return site, how + bracket + arguments
+
+
+def _pool(how: str, text: str) -> Callable[[Any], Any]:
+    """Return the transform for a pooling, such as mean or mean(channels=-1)."""
+    from kedge.features.pooling import Pool
+
+    word, bracket, rest = how.partition("(")
+    args, kwargs = arguments(f"({rest}" if bracket else "()", f"--transform {text}")
+    try:
+        return Pool(word, *args, **kwargs)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise ScriptError(f"--transform {text}: {error}; it takes channels=DIMENSION and padding=keep") from error
 
 
 def _dtype(name: str | None) -> Any:

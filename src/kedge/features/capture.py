@@ -14,7 +14,7 @@ once more.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,10 +22,14 @@ import torch
 from torch import Tensor
 
 from kedge.errors import ExtractError, NoSuchKind, Overwritten, StopForward
+from kedge.features.axes.arguments import Arguments
+from kedge.features.axes.axis import Axes, Axis
+from kedge.features.axes.layout import Layout
+from kedge.features.pooling import Pool
 from kedge.flow import Act, Event
 from kedge.kept_tensor import KeptTensor
 from kedge.sites import leaves
-from kedge.sites.site import Site
+from kedge.sites.site import Site, short
 from kedge.torch_internals.storages import parts
 
 Transform: TypeAlias = Callable[[Tensor], Any]
@@ -79,12 +83,15 @@ class Wanted:
     def make(self, number: int, value: Tensor) -> Any:
         """Return the transformed and moved value to keep."""
         transform = self.transforms[number]
-        made = value if transform is None else transform(value)
+        return self.moved(value if transform is None else transform(value))
+
+    def moved(self, made: Any) -> Any:
+        """Return a value on the device and in the dtype in which values are kept."""
         if self.device is None and self.dtype is None:
             return made
-        return leaves.put(made, {name: self._moved(leaf) for name, leaf in leaves.find(made)})
+        return leaves.put(made, {name: self._put(leaf) for name, leaf in leaves.find(made)})
 
-    def _moved(self, value: Tensor) -> Tensor:
+    def _put(self, value: Tensor) -> Tensor:
         wanted = value.is_floating_point() or value.is_complex()
         return value.to(self.device or value.device, self.dtype if wanted and self.dtype else value.dtype)
 
@@ -150,6 +157,20 @@ class TransformedValue:
         """No-op: there is no copy."""
 
 
+class UnpooledValue(TransformedValue):
+    """A copy of a value, to be pooled when its forward has shown what its dimensions are.
+
+    Attributes:
+        axes: The value's dimensions; later operations of the forward may find out what they are.
+    """
+
+    __slots__ = ("axes",)
+
+    def __init__(self, value: Tensor, axes: list[Axis]) -> None:
+        super().__init__(value.clone())
+        self.axes = axes
+
+
 Taken: TypeAlias = CapturedValue | TransformedValue
 
 
@@ -168,6 +189,41 @@ class CapturePlan:
     stops: bool
 
 
+class PoolingOfCall:
+    """What is known about the dimensions of values in one forward.
+
+    Args:
+        given: The forward's arguments.
+        layouts: The layout of each value whose dimensions an earlier forward of the same structure has shown.
+        axes: The dimensions in this forward, if they are followed in it; else None.
+
+    Attributes:
+        described: What was done with the values that this forward has shown how to pool.
+    """
+
+    def __init__(self, given: Arguments, layouts: dict[ValueKey, Layout | None], axes: Axes | None) -> None:
+        self.given, self.layouts, self.axes = given, layouts, axes
+        self.described: dict[ValueKey, str] = {}
+        self.seen: dict[ValueKey, tuple[tuple[int, ...], list[Axis]]] = {}
+
+    def see(self, key: ValueKey, value: Tensor) -> None:
+        """Note the dimensions of a value, if they are followed."""
+        if self.axes is not None and not value.is_nested:
+            self.seen[key] = tuple(value.shape), self.axes.of(value)
+
+    def learn(self, transforms: Sequence[Transform | None]) -> None:
+        """Note the layouts of the values of a forward that was followed to its end."""
+        for key, (_, axes) in self.seen.items():
+            transform = transforms[key.number]
+            channel = transform.channels if isinstance(transform, Pool) else None
+            self.layouts[key] = Layout.of(axes, channel)
+
+    def pooled(self, key: ValueKey, transform: Pool, value: Tensor) -> Tensor:
+        """Return a value pooled as its layout says."""
+        layout = transform.layout(value, self.layouts.get(key), short(key.site))
+        return transform.pool(value, layout, self.given, short(key.site))
+
+
 class ForwardCapture:
     """One active forward, and the values taken from it.
 
@@ -176,8 +232,8 @@ class ForwardCapture:
         others: The threads that ran before this forward began, and so do not belong to it.
     """
 
-    def __init__(self, wanted: Wanted, plan: CapturePlan | None) -> None:
-        self.wanted, self.plan, self.over = wanted, plan, False
+    def __init__(self, wanted: Wanted, plan: CapturePlan | None, pooling: PoolingOfCall | None = None) -> None:
+        self.wanted, self.plan, self.over, self.pooling = wanted, plan, False, pooling
         self.plain, self.count = wanted.plain, len(plan.names) if plan is not None and plan.stops else -1
         self.values: dict[ValueKey, Taken] = {}
         self.replicas: dict[threading.Thread, dict[ValueKey, Taken]] = {}
@@ -200,6 +256,11 @@ class ForwardCapture:
 
     def keep(self, key: ValueKey, value: Tensor) -> Taken:
         """Return a value, kept as the plan says; see Note [Values that are overwritten]."""
+        if self.pooling is not None:
+            self.pooling.see(key, value)
+            transform = self.wanted.transforms[key.number]
+            if isinstance(transform, Pool):
+                return self._pooled(key, transform, value, self.pooling)
         made = value if self.plain else self.wanted.make(key.number, value)
         transformed = made is not value
         if not isinstance(made, Tensor):
@@ -211,6 +272,14 @@ class ForwardCapture:
         if transformed and is_composite(value):  # its parts do not count the changes that it undergoes
             return TransformedValue(made.clone())
         return CapturedValue(made, copied=self.copies(key), unknown=self.plan is None)
+
+    def _pooled(self, key: ValueKey, transform: Pool, value: Tensor, pooling: PoolingOfCall) -> Taken:
+        if self.wanted.no_grad:
+            value = value.detach()
+        if pooling.axes is not None:
+            return UnpooledValue(value, pooling.axes.of(value))
+        made = self.wanted.moved(pooling.pooled(key, transform, value))
+        return TransformedValue(_apart(made, value))
 
     def replica(self, thread: threading.Thread) -> Replica:
         """Return the object that takes the values of a thread started by this forward."""
@@ -241,6 +310,11 @@ class Replica:
 
     def take(self, key: ValueKey, value: Tensor, event: Event) -> None:
         """Store a value."""
+        if self.call.pooling is not None and isinstance(self.call.wanted.transforms[key.number], Pool):
+            raise ExtractError(
+                "the model ran in several threads, and the dimensions of its values are followed in one; give a function of "
+                "your own as the transform"
+            )
         self.values[key] = self.call.keep(key, value)
 
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import ActionError, ExtractError, NeverFiredWarning, SelectorError, warn
+from kedge.errors import ActionError, ExtractError, InTrainingMode, NeverFiredWarning, SelectorError, warn
+from kedge.features.axes.arguments import Arguments
+from kedge.features.axes.layout import Layout
+from kedge.features.axes.trace import followed
 from kedge.features.capture import (
     NOWHERE,
     CaptureAction,
     CaptureOnThread,
     CapturePlan,
     ForwardCapture,
+    PoolingOfCall,
+    TransformedValue,
+    UnpooledValue,
     ValueKey,
     ValueKeys,
     Wanted,
@@ -25,10 +31,13 @@ from kedge.features.capture import (
     settled,
 )
 from kedge.features.collect import Collected, Collector
+from kedge.features.pooling import Pool
 from kedge.features.value_names import check, name_all, renamed
 from kedge.hooks.session import Session
 from kedge.sites import leaves
 from kedge.sites.language import single
+from kedge.sites.modal import shown_training
+from kedge.sites.site import short
 from kedge.torch_internals.dynamo import compiles, untraced
 
 _PLANS = 256
@@ -39,6 +48,12 @@ class FeatureForward:
     """Capture of values from the forwards of one model.
 
     Its hooks are in PyTorch's tables only during a forward or inside `held`.
+
+    Attributes:
+        follows: Whether to follow the dimensions of values in the first forward of each structure.
+        layouts: For each structure of arguments, the layouts of the values.
+        inspect: Called with the name and the layout of each value that is not pooled, and the arguments of its forward.
+        described: What was done with pooled values, by name.
     """
 
     def __init__(self, model: nn.Module, wanted: Wanted) -> None:
@@ -50,10 +65,15 @@ class FeatureForward:
                 "the model is compiled, and compiled code returns values without their graph; extract from the "
                 "uncompiled model, or with no_grad=True"
             )
+        self.follows = any(isinstance(transform, Pool) for transform in wanted.transforms)
+        self.layouts: dict[Hashable, dict[ValueKey, Layout | None]] = {}
+        self.described: dict[str, str] = {}
+        self.inspect: Callable[[str, Layout, Arguments], None] | None = None
         self.plans: OrderedDict[Hashable, CapturePlan] = OrderedDict()
         self.under_way: list[ForwardCapture] = []
         self._lock = threading.RLock()
         self._warned = False
+        self._warned_of_training = False
         self._holders = 0
         self.session = Session()
         try:
@@ -70,20 +90,56 @@ class FeatureForward:
         """Call the model and return the values by name; see Note [The end of a forward]."""
         __tracebackhide__ = True
         kind = self._kind(args, kwargs)
-        call = ForwardCapture(self.wanted, self.plans.get(kind))
-        with self._standing(call), torch.no_grad() if self.wanted.no_grad else nullcontext():
+        plan = self.plans.get(kind)
+        if plan is None and (self.wanted.no_grad or not torch.is_grad_enabled()):
+            self.warn_of_training()
+        with ExitStack() as stack:
+            pooling = None
+            if self.follows:
+                given = Arguments.of(model, args, kwargs)
+                layouts = self.layouts.setdefault((given.structure, kind[2:]), {})
+                axes = None
+                if not (layouts or self.compiled):
+                    axes = stack.enter_context(followed(model, given))
+                pooling = PoolingOfCall(given, layouts, axes)
+            call = ForwardCapture(self.wanted, plan, pooling)
+            stack.enter_context(self._standing(call))
+            if self.wanted.no_grad:
+                stack.enter_context(torch.no_grad())
             try:
                 model(*args, **kwargs)
             except Exception:  # our StopForward, or the program's error about it: the capture is complete
                 if not call.over:
                     raise
+        if pooling is not None and pooling.axes is not None:
+            self._pool(call, pooling)
         values = call.joined() if call.replicas else call.values
         if call.plan is not None and values.keys() == call.plan.names.keys():
-            return settled(call, values, call.plan.names)
-        names = renamed(name_all(self.wanted.texts, values, self.why), self.wanted.rename)
-        self._warn_of_silent_sites()
-        self._learn(kind, call, names, (args, kwargs))
+            names = call.plan.names
+        else:
+            names = renamed(name_all(self.wanted.texts, values, self.why), self.wanted.rename)
+            self._warn_of_silent_sites()
+            self._learn(kind, call, names, (args, kwargs))
+        if pooling is not None:
+            if self.inspect is not None:
+                for key, name in names.items():
+                    if (layout := pooling.layouts.get(key)) and not isinstance(
+                        self.wanted.transforms[key.number], Pool
+                    ):
+                        self.inspect(name, layout, pooling.given)
+            self.described = {names[key]: text for key, text in pooling.described.items()} | self.described
         return settled(call, values, names)
+
+    def _pool(self, call: ForwardCapture, pooling: PoolingOfCall) -> None:
+        """Pool the values of a forward that has shown their dimensions."""
+        pooling.learn(self.wanted.transforms)
+        for key, (shape, _) in pooling.seen.items():
+            transform, took = self.wanted.transforms[key.number], call.values.get(key)
+            if isinstance(transform, Pool) and isinstance(took, UnpooledValue):
+                made = self.wanted.moved(pooling.pooled(key, transform, took.as_taken))
+                layout = transform.layout(took.as_taken, pooling.layouts[key], short(key.site))
+                pooling.described[key] = transform.described(shape, layout, pooling.given)
+                call.values[key] = TransformedValue(made)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -106,6 +162,19 @@ class FeatureForward:
         """Context that captures the values of every forward in the block."""
         with self._standing(Collector(self.wanted, collected)):
             yield
+
+    def warn_of_training(self) -> None:
+        """Warn once if dropout or normalization computes as in training, so that features are not those of the model in use."""
+        names = "" if self._warned_of_training else shown_training(self.root)
+        if names:
+            self._warned_of_training = True
+            warn(
+                InTrainingMode(
+                    f"the model is in training mode ({names}): dropout removes values at random, and batch normalization "
+                    "uses the statistics of each batch and changes its running statistics, so the features are not those "
+                    "of the model in use. Call model.eval() first"
+                )
+            )
 
     def why(self, number: int) -> str:
         """Return the reason why a selector has no value."""
@@ -150,7 +219,7 @@ class FeatureForward:
             self.here.call = mine[0].replica(thread)
         return self.here.call
 
-    def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    def _kind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
         """Return the signature that two forwards must share to use one plan."""
         modes = bytes([module.training for module in self.modules])
         named = tuple((name, _shape(value)) for name, value in kwargs.items())

@@ -17,7 +17,7 @@ from kedge.features.dataset.folder.reading import FeatureSet, open_features
 from kedge.features.dataset.folder.stored.column import FeatureColumn
 from kedge.features.dataset.samples.batch import SampleBatch
 from kedge.features.dataset.samples.fields import LABELS
-from kedge.features.dataset.samples.loading import BatchSource
+from kedge.features.dataset.samples.loading import BatchSource, sample_by_sample
 from kedge.features.reduce.layout import ChannelLayout, Positions, numbers
 
 Array = NDArray[Any]
@@ -85,7 +85,7 @@ def feature_table(
     marks: list[Array] = []
     keys: list[str] = []
     work = BatchComputer(features, batch=batch)
-    for loaded in BatchSource(loader):
+    for loaded in BatchSource(sample_by_sample(loader)):
         found = work(SampleBatch(loaded.places, loaded.places, loaded.data, loaded.bad))
         if found.bad:
             raise bad_sample(found.bad)

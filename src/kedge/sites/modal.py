@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from kedge.numbers import listed
 from kedge.torch_internals.module_tables import modules_in
+
+_NAMED = 3
 
 MODAL = (
     *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
@@ -26,6 +29,12 @@ def in_training(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in modules_in(model).items():
         if module.training and isinstance(module, MODAL) and drops(module) and _depends(module):
             yield name, module
+
+
+def shown_training(model: nn.Module) -> str:
+    """Return the first modules that compute as in training, as a message names them; empty if there are none."""
+    found = [f"{type(module).__name__} {name or 'itself'}" for name, module in in_training(model)]
+    return listed(found, _NAMED)
 
 
 def _depends(module: nn.Module) -> bool:

@@ -130,6 +130,11 @@ CORNERS = (
         "the modes and the profiler of the program see Kedge's own operations.",
     ),
     Corner(
+        "operations_of_a_forward",
+        ("torch.utils._python_dispatch:TorchDispatchMode",),
+        "kedge.extract does not know which dimensions of a value are positions, unless that of the channels is named.",
+    ),
+    Corner(
         "transforms",
         (
             f"{_C}_functorch.peek_interpreter_stack",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from kedge.torch_internals.corners import find, late
@@ -45,6 +46,28 @@ without_transforms: Callable[[], AbstractContextManager[Any]] = late(
 
 without_wrapping: Callable[[], AbstractContextManager[Any]] = late("torch:_C._DisableFuncTorch", nullcontext)
 """A block in which results inside of a transform are not wrapped again."""
+
+
+def seeing_operations(see: Callable[[str, Any, Any, Any], None]) -> AbstractContextManager[Any]:
+    """Return a context in which a function is called after each operation of this thread: name, arguments, result."""
+    base = find("torch.utils._python_dispatch:TorchDispatchMode")
+    if base is None:
+        return nullcontext()
+
+    class Seeing(base):  # type: ignore[misc, valid-type]
+        def __torch_dispatch__(self, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if torch.is_inference_mode_enabled():  # where operations come here before they are taken apart
+                with self:
+                    result = operation.decompose(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+            result = operation(*args, **kwargs)
+            see(operation.overloadpacket.__name__, args, kwargs, result)
+            return result
+
+    seeing: AbstractContextManager[Any] = Seeing()
+    return seeing
 
 
 def is_transforming() -> bool:

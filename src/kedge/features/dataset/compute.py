@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import BadSample, ExtractionFailed, KedgeError
+from kedge.features.axes.arguments import batch_of
 from kedge.features.dataset.devices import usable
 from kedge.features.dataset.samples.batch import Columns, FailedSample, SampleBatch
 from kedge.features.dataset.samples.inputs import called_with, given, moved, narrowed
@@ -92,7 +93,7 @@ class BatchComputer:
         self._preparing = self.batch is not None
         args, kwargs = called_with(data, self._left_out) if self.batch is None else given(self.batch(data))
         self._preparing = False
-        with torch.no_grad():
+        with torch.no_grad(), batch_of(size):
             return {name: _own(name, value, size) for name, value in self.features(*args, **kwargs).items()}
 
     def _without_bad(self, batch: SampleBatch, error: Exception) -> Columns:

@@ -25,6 +25,7 @@ from kedge.features.dataset.folder.manifest import (
     about_functions,
     about_keys,
     about_model,
+    about_pooling,
     about_reducers,
     about_sites,
     check_same,
@@ -36,11 +37,13 @@ from kedge.features.dataset.folder.shards import Shards
 from kedge.features.dataset.folder.writer import ShardWriter
 from kedge.features.dataset.options import OnBad, Options
 from kedge.features.dataset.ranks import SharingRank
+from kedge.features.dataset.reduced_layout import reduced_as_laid_out
 from kedge.features.dataset.samples.batch import Columns, VisitedPlaces
 from kedge.features.dataset.samples.fields import BatchFields
-from kedge.features.dataset.samples.loading import BatchSource, is_loader, is_stream
+from kedge.features.dataset.samples.loading import BatchSource, is_loader, is_stream, sample_by_sample
 from kedge.features.dataset.samples.names import SampleKeys, must_be_names, must_be_possible
 from kedge.features.dataset.samples.placed import LoadedBatch, why
+from kedge.features.forward import FeatureForward
 from kedge.files.atomic_write import told
 from kedge.files.given_path import given_path
 from kedge.numbers import seconds
@@ -71,11 +74,15 @@ def extract_dataset(
     """
     options = options or Options()
     must_be_possible(features, options.reduce)
+    forward = getattr(features, "work", None)
+    if isinstance(forward, FeatureForward):
+        forward.warn_of_training()
     if is_of_ray(loader):
         found: FeatureSet = import_module("kedge.features.dataset.on_ray").extract_on_ray(
             features, loader, out, options
         )
         return found
+    loader = sample_by_sample(loader, options.items)
     rank, folder = options.rank or SharingRank.here(), given_path(out)
     with told(f"make the folder {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +91,7 @@ def extract_dataset(
     with only_writer(folder, rank.rank):
         done = VisitedPlaces(BatchSource(loader).length)
         keys = SampleKeys(options.keys, BatchSource(loader).length, _mark_done(done, folder))
-        source = BatchSource(loader, rank, options.split, done)
+        source = BatchSource(loader, rank, options.split, done, in_batches=options.items == "batches")
         fields = BatchFields(options.stored_fields)
         work = BatchComputer(
             features, batch=options.batch, device=options.device, proven=len(done) > 0, left_out=fields.entries
@@ -92,10 +99,16 @@ def extract_dataset(
         # A stored error would keep the loader's workers alive through its traceback, so close the generators here.
         with (
             work.held(),
+            reduced_as_laid_out(forward, options.reducers),
             closing(_loaded(source)) as loads,
             closing(compute(map(fields, loads), keys, work, options.on_bad)) as computed,
         ):
-            _write(computed, FeatureDestination(folder, rank, options, wanted), source.left if rank.rank == 0 else None)
+            _write(
+                features,
+                computed,
+                FeatureDestination(folder, rank, options, wanted),
+                source.left if rank.rank == 0 else None,
+            )
     return open_features(folder)
 
 
@@ -162,7 +175,7 @@ def _mark_done(done: VisitedPlaces, folder: Path) -> Iterator[tuple[str, str]]:
     return iter(known)
 
 
-def _write(computed: Iterator[Columns], destination: FeatureDestination, total: int | None) -> None:
+def _write(features: Any, computed: Iterator[Columns], destination: FeatureDestination, total: int | None) -> None:
     """Write computed features in a thread, and the run's manifest as soon as the first batch is computed."""
     # Loaders start their workers with the first batch, and forking is safer before the thread starts.
     first: list[Columns] = []
@@ -170,10 +183,10 @@ def _write(computed: Iterator[Columns], destination: FeatureDestination, total: 
         first.append(columns)
         if columns.values:
             break
-    known = {}
+    known: dict[str, Any] = {}
     if first and first[-1].values:
         must_be_names(destination.options.reduce, first[-1].values)
-        known = about_content(first[-1])
+        known = about_content(first[-1]) | about_pooling(features)
     settle(destination.folder, {**destination.wanted, **known})
     options = destination.options
     shards = Shards(destination.folder, destination.rank.rank, options)

@@ -14,6 +14,7 @@ from kedge.features.dataset.samples.fields import LABELS, Field
 from kedge.features.reduce.reducer import Reducer
 
 OnBad = Literal["raise", "skip"]
+Items = Literal["samples", "batches"]
 FormatName = Literal["safetensors", "zarr", "parquet"]
 
 
@@ -46,6 +47,8 @@ class Options:
         progress: Whether to show a progress bar; None: on a terminal, but not in CI; elsewhere a line is written now and then.
         split: Whether the ranks of a distributed run share out the loader's samples; False if each rank's loader already
             yields a part of its own. A loader with a `DistributedSampler` is recognised.
+        items: What a ``DataLoader(batch_size=None)`` yields: "samples" or "batches". By default that is read from its items:
+            with a number or a text in them they are samples, and a sampler of lists yields batches.
         rank: The rank of this process; None: from torchrun or `torch.distributed`.
         cluster: The workers for a `ray.data.Dataset`, and their resources.
     """
@@ -64,12 +67,15 @@ class Options:
     shard_seconds: float = 60.0
     progress: bool | None = None
     split: bool = True
+    items: Items | None = None
     rank: SharingRank | None = None
     cluster: Cluster = field(default_factory=Cluster)
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name, known in (("on_bad", OnBad), ("format", FormatName)):
+        for name, known in (("on_bad", OnBad), ("format", FormatName), ("items", Items)):
+            if name == "items" and self.items is None:
+                continue
             if getattr(self, name) not in get_args(known):
                 choices = ", ".join(map(repr, get_args(known)))
                 raise ExtractionFailed(f"{name}={getattr(self, name)!r}: use one of {choices}")

@@ -9,12 +9,9 @@ import torch
 from torch import nn
 
 from kedge.errors import InTrainingMode, warn
-from kedge.numbers import listed
-from kedge.sites.modal import in_training
+from kedge.sites.modal import shown_training
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.accelerators import same_random_numbers
-
-_NAMED = 3
 
 
 @contextmanager
@@ -35,9 +32,8 @@ def preserved_state(model: nn.Module) -> Iterator[None]:
 
 def warn_of_training(model: nn.Module) -> None:
     """Warn if dropout or normalization computes as in training, so that results are not those of the model in use."""
-    found = list(in_training(model))
-    if found:
-        names = listed([f"{type(module).__name__} {name or 'itself'}" for name, module in found], _NAMED)
+    names = shown_training(model)
+    if names:
         warn(
             InTrainingMode(
                 f"the model is in training mode ({names}): dropout removes values and batch normalization uses the statistics of "

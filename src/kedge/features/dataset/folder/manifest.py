@@ -49,6 +49,7 @@ _MANIFEST = fields(
     {
         "columns": mapping_of(tuple_of(_dtype, text)),
         "field_types": mapping_of(_field_type),
+        "pooled": mapping_of(text),
         "reduce": mapping_of(list_of(text)),
         "kedge": nullable(text),
     },
@@ -232,6 +233,12 @@ def about_content(columns: Columns) -> dict[str, dict[str, list[Any]]]:
             f"{both[0]!r} is the name of a site and of a field (labels= is the field 'labels'); rename the site"
         )
     return {"columns": about_columns(columns.values), "field_types": types_of(columns.fields)}
+
+
+def about_pooling(features: Any) -> dict[str, dict[str, str]]:
+    """Return what was done with pooled values in the first batch, by name; later batches may have other sizes."""
+    described = getattr(getattr(features, "work", None), "described", {})
+    return {"pooled": dict(described)} if described else {}
 
 
 def types_of(fields: Mapping[str, FieldValues]) -> dict[str, list[Any]]:

@@ -157,7 +157,10 @@ class FeatureSet(Mapping[str, FeatureColumn]):
 
     def __repr__(self) -> str:
         lines = [f"{self.path}: {len(self._samples):,} samples"]
-        lines += [f"  {name}  {_shown(column)}" for name, column in self.items()]
+        pooled = self.manifest.get("pooled", {})
+        for name, column in self.items():
+            how = f"  {pooled[name]}" if name in pooled else ""
+            lines.append(f"  {name}  {_shown(column)}{how}")
         lines += [f"  {name}  {_shown(column)} (field)" for name, column in self.fields.items()]
         lines += [f"  {name}  {', '.join(map(repr, some))}" for name, some in self.reduced.items()]
         return "\n".join(lines + ([f"  left out: {counted(len(self.bad), 'sample')}"] if self.bad else []))

@@ -77,15 +77,16 @@ def _is_of_samples(data: list[Any] | tuple[Any, ...]) -> bool:
 
 def size_of(data: Any) -> int | None:
     """Return the number of samples in a batch: the rows of its first tensor or array; None without one."""
-    return next((len(value) for value in _arrays(data) if value.ndim), None)
+    return next((len(value) for value in arrays(data) if value.ndim), None)
 
 
-def _arrays(data: Any) -> Iterator[Any]:
+def arrays(data: Any) -> Iterator[Any]:
+    """Yield the tensors and arrays of a batch."""
     if isinstance(data, (Tensor, np.ndarray)):
         yield data
     elif isinstance(data, Mapping):
         for value in data.values():
-            yield from _arrays(value)
+            yield from arrays(value)
     elif isinstance(data, (tuple, list)):
         for value in data:
-            yield from _arrays(value)
+            yield from arrays(value)

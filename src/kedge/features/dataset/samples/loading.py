@@ -10,20 +10,29 @@ An index that a sampler returns twice is loaded once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 from zlib import crc32
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+import numpy as np
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 from kedge.errors import ExtractionFailed
 from kedge.features.dataset.ranks import SharingRank
 from kedge.features.dataset.samples.batch import VisitedPlaces
-from kedge.features.dataset.samples.inputs import narrowed, size_of
-from kedge.features.dataset.samples.placed import LoadedBatch, Numbered, PlacedDataset, SafeCollate
+from kedge.features.dataset.samples.inputs import arrays, narrowed, size_of
+from kedge.features.dataset.samples.placed import LoadedBatch, Numbered, PlacedDataset, SafeCollate, why
 
 
 @dataclass
@@ -34,6 +43,7 @@ class BatchSource:
         loader: A `DataLoader`, or any iterable of batches.
         rank: This process's share of the samples.
         split: Whether the loader yields all samples at every rank, so that ranks must share them out.
+        in_batches: Whether a loader with ``batch_size=None`` is known to yield batches.
         done: The finished samples, which are not loaded again if their places are known beforehand.
     """
 
@@ -41,6 +51,7 @@ class BatchSource:
     rank: SharingRank = field(default_factory=SharingRank)
     split: bool = True
     done: VisitedPlaces = field(default_factory=VisitedPlaces)
+    in_batches: bool = False
 
     @property
     def length(self) -> int | None:
@@ -65,11 +76,11 @@ class BatchSource:
         return iter(self._stream() if is_stream(self.loader) else self._indexed())
 
     def _indexed(self) -> DataLoader[Any]:
-        return _anew(self.loader, PlacedDataset(self.loader.dataset), batch_sampler=BatchIndices(self))
+        return _anew(self.loader, PlacedDataset(self.loader.dataset), self._collate, batch_sampler=BatchIndices(self))
 
     def _stream(self) -> DataLoader[Any]:
         numbered = Numbered(self.loader.dataset, self.done, self.rank if self.split else None, self._prefix)
-        return _anew(self.loader, numbered, batch_size=self.loader.batch_size)
+        return _anew(self.loader, numbered, self._collate, batch_size=self.loader.batch_size)
 
     def _plain(self) -> Iterator[LoadedBatch]:
         """Yield the batches of any iterable; only a loaded batch shows whether its samples are finished."""
@@ -81,6 +92,8 @@ class BatchSource:
                     f"batch {number} of the loader holds no tensor, so its number of samples is unknown; give a "
                     "DataLoader, or batches of tensors"
                 )
+            if number == 0 and _does_not_batch(self.loader) and not self.in_batches:
+                _see_that_it_is_a_batch(data)
             places = [f"{self._prefix}{place}" for place in range(start, start + size)]
             start += size
             if self.split and not self.rank.takes(number):
@@ -91,9 +104,105 @@ class BatchSource:
                 yield LoadedBatch([places[row] for row in rest], left, [])
 
     @property
+    def _collate(self) -> SafeCollate:
+        return SafeCollate(self.loader.collate_fn)
+
+    @property
     def _prefix(self) -> str:
         """The prefix of this rank's sample numbers if each rank has a stream of its own; else empty."""
         return "" if self.split or self.rank.world == 1 else f"{self.rank.rank}/"
+
+
+def sample_by_sample(loader: Any, items: str | None = None) -> Any:
+    """Return a loader that yields batches; one that does not batch is rebuilt if its items are samples.
+
+    Args:
+        loader: A `DataLoader`, or any iterable of batches.
+        items: "samples" or "batches", for a ``DataLoader(batch_size=None)``; None to read it from the items.
+
+    Raises:
+        ExtractionFailed: If items of a map-style data set may be either.
+    """
+    if not _does_not_batch(loader):
+        if items is not None:
+            raise ExtractionFailed(
+                f"items={items!r} (--items) is for a DataLoader with batch_size=None, and this loader is another; leave it out"
+            )
+        return loader
+    if items is None and not is_stream(loader):
+        items = _read_items(loader)
+    if items != "samples":
+        return loader
+    sampling = {} if is_stream(loader) else {"sampler": loader.sampler}
+    return _anew(loader, loader.dataset, _OneSample(loader.collate_fn), batch_size=1, **sampling)
+
+
+def _does_not_batch(loader: Any) -> bool:
+    return (
+        isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__ and loader.batch_sampler is None
+    )
+
+
+def _read_items(loader: Any) -> str:
+    """Return what the items of a map-style data set are."""
+    if isinstance(loader.sampler, BatchSampler):
+        return "batches"
+    first = 0
+    if type(loader.sampler).__module__.partition(".")[0] != "torch":
+        first = next(iter(loader.sampler), 0)
+    if isinstance(first, (list, tuple)):
+        return "batches"
+    try:
+        item = loader.dataset[first]
+    except Exception as error:
+        raise ExtractionFailed(f"the data set gave no item {first!r}: {why(error)}; {_TELL}") from error
+    if is_one_sample(item):
+        return "samples"
+    raise ExtractionFailed(
+        f"the loader has batch_size=None, and an item may be a sample or a batch of samples; {_TELL}"
+    )
+
+
+_TELL = (
+    "give the DataLoader a batch_size, or say which with items='samples' or items='batches' (--items); any other iterable of "
+    "batches needs no such word"
+)
+
+
+def _see_that_it_is_a_batch(data: Any) -> None:
+    first = next(arrays(data))
+    if is_one_sample(data) or first.ndim == 1:
+        raise ExtractionFailed(
+            f"the loader has batch_size=None, and its first item, with a tensor of shape {list(first.shape)}, looks like one "
+            f"sample; {_TELL}"
+        )
+
+
+def is_one_sample(item: Any) -> bool:
+    """Whether an item of a data set has a number or a text in it, which a batch has not."""
+    values = [item]
+    if isinstance(item, Mapping):
+        values = list(item.values())
+    elif isinstance(item, (tuple, list)):
+        values = list(item)
+    return any(
+        isinstance(value, (int, float, str, np.generic)) or np.ndim(value) == 0 for value in values if _is_plain(value)
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, (int, float, str, np.generic, np.ndarray, Tensor))
+
+
+class _OneSample:
+    """The collate function for batches of one sample, whose items the loader's own function has converted."""
+
+    def __init__(self, convert: Any) -> None:
+        self.convert = convert
+
+    def __call__(self, items: list[Any]) -> Any:
+        """Return a batch of one sample."""
+        return default_collate([self.convert(item) for item in items])
 
 
 def is_loader(loader: Any) -> bool:
@@ -187,13 +296,13 @@ def _drawn(loader: Any) -> int:
     return count * sampler.num_replicas if _splits_by_rank(sampler) else count
 
 
-def _anew(loader: Any, dataset: Any, **batching: Any) -> DataLoader[Any]:
+def _anew(loader: Any, dataset: Any, collate: Any, **batching: Any) -> DataLoader[Any]:
     """Return a copy of a loader with another data set, which wraps the loader's own."""
     workers = {"prefetch_factor": loader.prefetch_factor} if loader.num_workers else {}
     return DataLoader(
         dataset,
         num_workers=loader.num_workers,
-        collate_fn=SafeCollate(loader.collate_fn),
+        collate_fn=collate,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,

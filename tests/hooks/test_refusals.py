@@ -355,8 +355,8 @@ def test_reading_what_was_never_made_says_why() -> None:
         "a:out.grad  never fired: the model was not called (call it inside the block, or before remove())"
     )
     assert str(ungraded.value) == (
-        'nothing was recorded under "a:out.grad": a:out.grad  never fired: its value requires no grad '
-        "(the forward ran without grad, or nothing before it is trainable)"
+        'nothing was recorded under "a:out.grad": a:out.grad  never fired: its value requires no grad: the forward ran under no_grad '
+        "(call the model with grad enabled)"
     )
     assert str(other.value) == 'nothing was recorded under "b": the sites hooked here are a:out, a:out.grad'
 
@@ -406,7 +406,7 @@ def test_a_hook_that_records_nothing_cannot_be_read(actions: tuple[Any, ...], n:
 def test_a_strict_session_raises_where_another_warns() -> None:
     """A site that did not fire is a warning at the end, an error if the session is strict, and neither if the block raises."""
     model = Net()
-    message = "1 of 2 hooked sites never fired\n  a:in.grad: its value requires no grad; the forward ran without grad, or nothing before it is trainable; an input of the model needs requires_grad_()"
+    message = "1 of 2 hooked sites never fired\n  a:in.grad: its value requires no grad: nothing before it is trainable, or it was detached; make something before it trainable; an input of the model needs requires_grad_()"
     with pytest.warns(NeverFiredWarning) as warned, kedge.session() as s:
         s.hook(model, "a, a:in.grad", kedge.record())
         model(torch.ones(2, 2))

@@ -190,7 +190,8 @@ def test_the_ledger_says_why_also_where_the_model_is_gone() -> None:
     (event,) = [event for event in log.events if event["kind"] == "ledger"]
 
     assert [(s["site"], s["cause"], s["remedy"]) for s in event["sites"]] == [
-        (f"{i}.drop:out", "bypassed: Drops uses its p without calling it", f'hook "{i}" instead') for i in (0, 1)
+        (f"{i}.drop:out", "bypassed: Drops.forward reads its p without calling it", f'hook "{i}" instead')
+        for i in (0, 1)
     ]
 
 

@@ -50,7 +50,7 @@ class Underflow:
         - spread (0.5): of the gradients. The logits of a confident model get tiny gradients without harm: with a loss
           scale, a quarter of a model's gradients exceeded the share; without one, two thirds or more.
         - window (40), min_samples (10): enough for a median.
-        - settled (0.01): a loss that has fallen to a hundredth was not held up by lost digits.
+        - settled (1e-2): a loss that has fallen to a hundredth was not held up by lost digits.
 
     Evidence:
         The share at the worst sites, the number of affected sites and of all sites, and the dtype.

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from kedge.hooks.attach import Attachments
-from kedge.hooks.firing.cause import Cause, ExpectedSilence
+from kedge.hooks.firing.cause import WITHOUT_GRAD, Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.gates.block_saves import BlockGate
 from kedge.hooks.operations.unfired import explain_op
@@ -173,7 +173,7 @@ def _explain_gradient(tap: Tap, session: Attachments, leaf: str | None = None) -
             "call backward() inside the block, on a value that depends on it",
         )
     if kind == "in.share" and seen.no_share:
-        return Cause(seen.no_share, "hook :in.grad for the total")
+        return seen.no_share
     if kind in seen.pulses and seen.pulses[kind].changed():
         return Cause(
             "its value is a view of memory that was then changed in place, and autograd keeps no node of the earlier value",
@@ -181,7 +181,7 @@ def _explain_gradient(tap: Tap, session: Attachments, leaf: str | None = None) -
         )
     if kind in ("out.grad", "in.grad") and not seen.listened:
         given = "; an input of the model needs requires_grad_()" if kind == "in.grad" else ""
-        remedy = f"the forward ran without grad, or nothing before it is trainable{given}"
+        remedy = f"{WITHOUT_GRAD}{given}"
         return Cause("its value requires no grad", remedy)
     return _explain_backward(session)
 

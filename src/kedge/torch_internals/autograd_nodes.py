@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from kedge.torch_internals.corners import find, late
 
@@ -192,3 +192,19 @@ def operation_of(node: Node | None) -> str:
 def name_in_messages(node: Node) -> str:
     """Return the name of a node in autograd's messages: ``Relu``, or ``ReluBackward0`` up to PyTorch 2.12."""
     return node.name() if torch.__version__ < "2.13" else re.sub(r"Backward\d*$", "", node.name())
+
+
+def edge_of(tensor: Tensor) -> GradientEdge | None:
+    """Return the edge that leads to a tensor's gradient; None if the tensor requires none.
+
+    PyTorch looks for the edge of a leaf by making a view of it, which inference mode, and leaves without views, do not allow.
+    """
+    if not tensor.requires_grad:
+        return None
+    if tensor.grad_fn is not None:
+        return get_gradient_edge(tensor)
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            return get_gradient_edge(tensor)
+        made: Any = tensor * 1
+    return GradientEdge(made.grad_fn.next_functions[0][0], 0)

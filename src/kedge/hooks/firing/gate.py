@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kedge.errors import ActionDisabled
 from kedge.flow import Event
+from kedge.hooks.firing.cause import Cause
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.owner import Owner
@@ -34,7 +35,7 @@ class PassedValues:
         empty: A description of the value that passed instead of a tensor; None without one.
         listened: How many gradient hooks were set.
         pulses: By kind, the version of the memory that a hooked value is a view of, to detect changes in place.
-        no_share: The reason why a share could not be followed.
+        no_share: Why a share could not be followed.
         unused: The gradients that PyTorch passed as None, by kind and leaf: nothing used the leaf, but others of its node.
         rebuilt: Whether a reentrant checkpoint ran it without a graph, which its backward builds.
     """
@@ -44,7 +45,7 @@ class PassedValues:
     empty: str | None = None
     listened: int = 0
     pulses: dict[str, MemoryVersion] = field(default_factory=dict)
-    no_share: str | None = None
+    no_share: Cause | None = None
     unused: set[tuple[str, str]] = field(default_factory=set)
     rebuilt: bool = False
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from kedge.errors import CannotCompile
 from kedge.flow import Preserving
+from kedge.hooks.firing.cause import WITHOUT_GRAD, Cause
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
@@ -26,7 +27,6 @@ from kedge.hooks.firing.whole import ModuleGate
 from kedge.hooks.gates import compiled
 from kedge.hooks.gates.gradients import (
     InputShare,
-    edge_of,
     edges_into,
     is_rebuilt,
     listen_each,
@@ -36,9 +36,12 @@ from kedge.hooks.gates.gradients import (
 from kedge.sites import leaves
 from kedge.sites.select import SitePlace
 from kedge.sites.site import Site
+from kedge.torch_internals.autograd_nodes import edge_of
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import after_forward, before_forward
 from kedge.torch_internals.module_tables import own_parameters
+
+_TOTAL = "hook :in.grad for the total"
 
 
 class OutputGate(ModuleGate):
@@ -111,11 +114,14 @@ class OutputGate(ModuleGate):
             self.seen.rebuilt = True
             return
         if not edges:
-            self.seen.no_share = "its value contains no tensor: its arguments hold no tensor"
+            self.seen.no_share = Cause("its value contains no tensor: its arguments hold no tensor", _TOTAL)
+        elif not any(output.requires_grad for output in outputs):
+            self.seen.no_share = Cause("its outputs require no grad", WITHOUT_GRAD)
+            return
         for leaf, found in edges_into(outputs, edges).items():
             if not found:
-                self.seen.no_share = (
-                    "no operation of the call lies between this input and the outputs, or it needs no gradient"
+                self.seen.no_share = Cause(
+                    "no operation of the call lies between this input and the outputs, or it needs no gradient", _TOTAL
                 )
                 continue
             origin = self.passes.event(self.site("in.share", leaf), call, recompute)

@@ -15,7 +15,7 @@ import kedge
 from kedge.errors import ActionError, ConditionMet, EditError
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Sparse CSR", "ignore:The PyTorch API of nested tensors", "ignore:The PyTorch API of MaskedTensors"
+    "ignore:Sparse", "ignore:The PyTorch API of nested tensors", "ignore:The PyTorch API of MaskedTensors"
 )
 
 A, B = torch.tensor([[1.0, -2.0], [0.0, 4.0]]), torch.tensor([[0.5, 3.0], [0.0, -1.0], [2.0, 2.0]])

@@ -11,7 +11,7 @@ from torch import nn
 
 from kedge.flow import Preserving
 from kedge.hooks.firing.owner import Owner
-from kedge.hooks.firing.tap import Spec
+from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.gates.modules import ModuleGates
 from kedge.hooks.gates.passes import follow
 from kedge.hooks.gates.saved import SavedSites
@@ -59,7 +59,9 @@ class HookedModel:
     def attach(self, places: Iterable[SitePlace], spec: Spec, model: nn.Module) -> None:
         """Attach taps to sites of the model; actions that keep values copy them before they are overwritten."""
         for place in places:
+            before = len(spec.taps)
             self._place(place, spec, model)
+            self._note_inputs(place, spec.taps[before:])
             path = place.site.path if place.param is None else place.site.path.rpartition(".")[0]
             self.stood.setdefault(path, weakref.ref(place.module))
         keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
@@ -86,6 +88,13 @@ class HookedModel:
             self.ops.place(place, spec)
         else:
             self.modules.place(place, spec)
+
+    def _note_inputs(self, place: SitePlace, made: Sequence[Tap]) -> None:
+        """Note the inputs of a module for actions that may ask for them after it has begun to work on them."""
+        asking = [tap for tap in made if tap.takes_event and getattr(tap.action, "reads_inputs", True)]
+        for gate in {tap.gate for tap in asking}:
+            if place.site.kind in ("out", "saved") or place.site.op is not None:
+                self.modules.note_inputs(place.module, place.site.path, gate)
 
     def _watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> None:
         """Hook in-place modules and operations, for actions that keep values without a copy."""

@@ -63,6 +63,7 @@ class Gate(KedgeHook):
         self.sites: dict[tuple[str, str], Site] = {}
         self.live, self.backward, self.measures = False, False, True
         self.called = 0
+        self.overwrites = False  # whether the module was seen to overwrite an input
         self.seen = PassedValues()
 
     @property

@@ -20,6 +20,8 @@ from kedge.errors import CannotCompile
 from kedge.flow import Preserving
 from kedge.hooks.firing.cause import WITHOUT_GRAD, Cause
 from kedge.hooks.firing.fire import fire
+from kedge.hooks.firing.gate import Gate
+from kedge.hooks.firing.given_inputs import GivenInputs
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Spec, Tap
@@ -140,12 +142,14 @@ class InputGate(ModuleGate):
         self.params: dict[str, tuple[str, nn.Parameter]] = {}
         self.sharing: list[OutputGate] = []
         self.preserving: list[Preserving] = []
+        self.noting: list[Gate] = []
 
     def retime(self) -> None:
-        """Update which taps are on; the gate stays on for shares and for values that the module would overwrite."""
+        """Update which taps are on; the gate stays on for what others need to know of each call."""
         super().retime()
-        self.live = self.live or bool(self.sharing or self.preserving)
-        self.measures = self.measures and not (self.sharing or self.preserving)
+        others = self.sharing or self.preserving or self.noting
+        self.live = self.live or bool(others)
+        self.measures = self.measures and not others
 
     def share_with(self, gate: OutputGate) -> None:
         """Record the inputs' gradient edges of each call for the module's `OutputGate`, which needs them for shares."""
@@ -156,6 +160,12 @@ class InputGate(ModuleGate):
     def watch_overwrites(self, actions: Iterable[Preserving]) -> None:
         """Notify actions that keep values without a copy before the module overwrites these values."""
         self.preserving += [action for action in actions if action not in self.preserving]
+        self.retime()
+
+    def note_inputs_for(self, gate: Gate) -> None:
+        """Note the inputs of each call for a gate whose actions may ask for them when the module has run."""
+        if gate not in self.noting:
+            self.noting.append(gate)
         self.retime()
 
     def canonical(self, leaf: str | None) -> str | None:
@@ -229,6 +239,11 @@ class InputGate(ModuleGate):
             listen_each(self, "in.grad", found, call, recompute)
         for gate in self.sharing:
             self.passes.here.notes.leave_edges(gate, {leaf: edge_of(tensor) for leaf, tensor in found})
+        for gate in self.noting:
+            if gate.live:
+                copied = gate.overwrites or getattr(module, "inplace", False) is True
+                inputs = GivenInputs((tensor for _, tensor in found), copied=copied)
+                self.passes.here.notes.leave_inputs(gate, inputs)
         if self.preserving and getattr(module, "inplace", False):
             overwritten = [leaves.storage_of(tensor) for _, tensor in found]
             for action in self.preserving:
@@ -333,6 +348,10 @@ class ModuleGates:
         for name, module in in_place:
             self._before(module, name).watch_overwrites(actions)
         return bool(in_place)
+
+    def note_inputs(self, module: nn.Module, path: str, gate: Gate) -> None:
+        """Note the inputs of a module's calls for a gate; see Note [Inputs as they were]."""
+        self._before(module, path).note_inputs_for(gate)
 
     def knows(self, module: nn.Module) -> bool:
         """Whether a module has a gate."""

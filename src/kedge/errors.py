@@ -346,6 +346,10 @@ class InTrainingMode(KedgeWarning):
     """An attribution or intervention runs a model in training mode, with dropout or the statistics of the batch."""
 
 
+class PartialGradient(KedgeWarning):
+    """A gradient arrived in parts, and actions saw each of them alone."""
+
+
 class EditNotRepeated(KedgeWarning):
     """An edit was removed between the forward and the backward of a checkpoint, whose recompute will lack it."""
 

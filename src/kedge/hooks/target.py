@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from kedge.flow import Preserving
+from kedge.flow import Following, Preserving
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.gates.modules import ModuleGates
@@ -58,10 +58,15 @@ class HookedModel:
 
     def attach(self, places: Iterable[SitePlace], spec: Spec, model: nn.Module) -> None:
         """Attach taps to sites of the model; actions that keep values copy them before they are overwritten."""
+        following: list[Any] = [action for action in spec.actions if isinstance(action, Following)]
         for place in places:
             before = len(spec.taps)
             self._place(place, spec, model)
-            self._note_inputs(place, spec.taps[before:])
+            made = spec.taps[before:]
+            self._note_inputs(place, made)
+            for tap in made:
+                if any(tap.action is action for action in following):
+                    tap.action.follow(tap, self.passes)
             path = place.site.path if place.param is None else place.site.path.rpartition(".")[0]
             self.stood.setdefault(path, weakref.ref(place.module))
         keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]

@@ -46,6 +46,14 @@ CORNERS = (
         "recomputes of checkpoints count as passes of their own, and errors name no operation.",
     ),
     Corner(
+        "backward_calls",
+        (
+            "torch.autograd.graph:_engine_run_backward.__code__",
+            "torch.autograd.function:BackwardCFunction.apply.__code__",
+        ),
+        "the backward that a reentrant checkpoint runs inside another one counts as one of its own.",
+    ),
+    Corner(
         "engine",
         ("torch.autograd:Variable._execution_engine.queue_callback",),
         "without an optimizer, a step is a forward pass instead of a backward pass.",

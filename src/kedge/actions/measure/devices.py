@@ -112,6 +112,12 @@ class DeviceTables:
         """Discard the measurements at some sites."""
         self.measured = [m for m in self.measured if m.site not in sites]
 
+    def withdraw(self, site: int) -> None:
+        """Discard the last measurement at a site."""
+        places = [place for place, m in enumerate(self.measured) if m.site == site]
+        for place in places[-1:]:
+            del self.measured[place]
+
     def end(self) -> tuple[list[Measured], dict[torch.device, Snapshot]]:
         """End the step; returns its measurements, and the tables, which are about to be copied to the host."""
         measured, self.measured = self.measured, []

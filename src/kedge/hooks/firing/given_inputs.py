@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kedge.errors import EventError
 from kedge.sites import leaves
 from kedge.torch_internals.tensors import version_of
 
@@ -61,5 +60,5 @@ class GivenInputs:
         return leaves.put(inputs, new) if new else inputs
 
 
-class InputOverwritten(EventError):
+class InputOverwritten(Exception):
     """The module has overwritten an input that was not copied."""

@@ -86,8 +86,8 @@ class PresentCall:
         except InputOverwritten as error:
             self.gate.overwrites = True
             raise EventError(
-                f"{self.event.site}: the module has overwritten its input, so event.args no longer holds what it was given; it is "
-                'copied from the next call on. For this call, record ":in" with record(copy=True)'
+                f"{self.event.site}: the module has overwritten its input, so event.args no longer holds what it was "
+                'given; it is copied from the next call on. For this call, record ":in" with record(copy=True)'
             ) from error
 
     @property

@@ -67,6 +67,7 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     ├── LimitOutOfReach         saved tensors cannot be brought within a memory limit
     ├── AttachedTwice           a hook was attached again, and the first one is still in place
     ├── InTrainingMode          an attribution or intervention runs a model in training mode
+    ├── PartialGradient         a gradient arrived in parts that could not be added up
     ├── EditNotRepeated         an edit ended before the backward of a checkpoint that has it
     ├── Recompiled              compiled code was discarded, to compile the hooks in
     ├── OffloadFailed           a saved tensor could not be moved and stayed in place
@@ -347,7 +348,7 @@ class InTrainingMode(KedgeWarning):
 
 
 class PartialGradient(KedgeWarning):
-    """A gradient arrived in parts, and actions saw each of them alone."""
+    """A gradient arrived in parts that could not be added up."""
 
 
 class EditNotRepeated(KedgeWarning):

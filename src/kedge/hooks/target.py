@@ -19,6 +19,7 @@ from kedge.hooks.gates.tensors import ParameterGates
 from kedge.hooks.operations.switch import ModeSwitches
 from kedge.sites.select import ModelLayout, SitePlace
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.corners import lacks
 
 
 class HookedModel:
@@ -59,14 +60,17 @@ class HookedModel:
     def attach(self, places: Iterable[SitePlace], spec: Spec, model: nn.Module) -> None:
         """Attach taps to sites of the model; actions that keep values copy them before they are overwritten."""
         following: list[Any] = [action for action in spec.actions if isinstance(action, Following)]
+        if lacks("graph_task"):  # a recompute would count as a newer pass, which has no values
+            following = []
         for place in places:
             before = len(spec.taps)
             self._place(place, spec, model)
             made = spec.taps[before:]
             self._note_inputs(place, made)
             for tap in made:
-                if any(tap.action is action for action in following):
-                    tap.action.follow(tap, self.passes)
+                for action in following:
+                    if tap.action is action:
+                        action.follow(tap, self.passes)
             path = place.site.path if place.param is None else place.site.path.rpartition(".")[0]
             self.stood.setdefault(path, weakref.ref(place.module))
         keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]

@@ -43,7 +43,8 @@ CORNERS = (
     Corner(
         "graph_task",
         (f"{_C}_current_graph_task_id", f"{_C}_current_autograd_node"),
-        "recomputes of checkpoints count as passes of their own, and errors name no operation.",
+        "recomputes of checkpoints count as passes of their own, values of older passes stay among those of the newest, "
+        "and errors name no operation.",
     ),
     Corner(
         "backward_calls",

@@ -169,14 +169,15 @@ class BackwardNumbers:
         """Return the number of a backward pass that fires its first hook; see Note [One backward]."""
         call = backward_call()
         marks = () if call is None else call.marks
-        for known in self._calls if call is not None and marks else ():
-            if (call.nested or known.inside_only) and known.is_of(marks):
-                known.inside_only = known.inside_only and call.nested
+        nested = call is not None and call.nested
+        for known in self._calls if marks else ():
+            if (nested or known.inside_only) and known.is_of(marks):
+                known.inside_only = known.inside_only and nested
                 return known.number
         number, self.count = self.count, self.count + 1
-        if call is not None and marks:
+        if marks:
             refs = tuple(map(weakref.ref, marks))
-            self._calls.append(NumberedCall(number, refs, inside_only=call.nested))
+            self._calls.append(NumberedCall(number, refs, inside_only=nested))
         return number
 
 

@@ -239,11 +239,11 @@ class InputGate(ModuleGate):
             listen_each(self, "in.grad", found, call, recompute)
         for gate in self.sharing:
             self.passes.here.notes.leave_edges(gate, {leaf: edge_of(tensor) for leaf, tensor in found})
-        for gate in self.noting:
-            if gate.live:
-                copied = gate.overwrites or getattr(module, "inplace", False) is True
+        for asking in self.noting:
+            if asking.live:
+                copied = asking.overwrites or getattr(module, "inplace", False) is True
                 inputs = GivenInputs((tensor for _, tensor in found), copied=copied)
-                self.passes.here.notes.leave_inputs(gate, inputs)
+                self.passes.here.notes.leave_inputs(asking, inputs)
         if self.preserving and getattr(module, "inplace", False):
             overwritten = [leaves.storage_of(tensor) for _, tensor in found]
             for action in self.preserving:

@@ -85,8 +85,8 @@ class NewestPasses:
 
     def note(self, event: Event, *, gradient: bool) -> None:
         """Count the pass of a new value."""
-        if gradient:
-            self.backward = max(self.backward, event.backward)
+        if gradient and event.backward > self.backward:
+            self.backward = event.backward
         passes = self.differentiated if gradient else self.forward
         if event.pass_ > passes.get(event.replica, -1):
             passes[event.replica] = event.pass_

@@ -68,9 +68,9 @@ class HookedModel:
             made = spec.taps[before:]
             self._note_inputs(place, made)
             for tap in made:
-                followed = next((action for action in following if action is tap.action), None)
-                if followed is not None:
-                    followed.follow(tap, self.passes)
+                own: Any = tap.action
+                if any(own is action for action in following):
+                    own.follow(tap, self.passes)
             path = place.site.path if place.param is None else place.site.path.rpartition(".")[0]
             self.stood.setdefault(path, weakref.ref(place.module))
         keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from kedge.flow import Following, Preserving
+from kedge.hooks.firing.given_inputs import may_ask
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.gates.modules import ModuleGates
@@ -100,7 +101,7 @@ class HookedModel:
 
     def _note_inputs(self, place: SitePlace, made: Sequence[Tap]) -> None:
         """Note the inputs of a module for actions that may ask for them after it has begun to work on them."""
-        asking = [tap for tap in made if tap.takes_event and getattr(tap.action, "reads_inputs", True)]
+        asking = [tap for tap in made if tap.takes_event and may_ask(tap.action)]
         for gate in {tap.gate for tap in asking}:
             if place.site.kind in ("out", "saved") or place.site.op is not None:
                 self.modules.note_inputs(place.module, place.site.path, gate)

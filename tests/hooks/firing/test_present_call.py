@@ -366,3 +366,39 @@ def test_an_operation_shows_the_inputs_that_its_module_was_given() -> None:
     with kedge.hook(model, "0/tanh", lambda value, event: seen.append(event.args[0])):
         model(torch.tensor([-1.0, 2.0]))
     assert torch.equal(seen[0], torch.tensor([-1.0, 2.0]))
+
+
+def test_an_action_that_hands_its_event_on_finds_the_inputs_too() -> None:
+    """Inputs are kept wherever the code of an action does not show that it reads other things of its event alone."""
+    seen: list[Tensor] = []
+
+    def handed_on(value: Tensor, event: Event) -> None:
+        seen.extend(given(event))
+
+    def given(event: Event) -> tuple[Any, ...]:
+        return event.args
+
+    def inside(value: Tensor, event: Event) -> None:
+        def later() -> tuple[Any, ...]:
+            return event.args
+
+        seen.extend(later())
+
+    class Called:
+        def __call__(self, value: Tensor, event: Event) -> None:
+            seen.extend(event.args)
+
+    model, x = nn.Sequential(nn.ReLU(inplace=True)), torch.tensor([1.0, -1.0])
+    for action in (handed_on, inside, Called()):
+        with kedge.hook(model, "0", action):
+            model(x.clone())
+    assert len(seen) == 3
+    assert all(torch.equal(each, x) for each in seen)
+
+
+def test_an_action_that_asks_for_no_inputs_costs_no_other_hook() -> None:
+    """Nothing is noted of the inputs for an action whose code reads other things of its event."""
+    model, seen = nn.Sequential(nn.Linear(2, 2)), []
+    with kedge.hook(model, "0", lambda value, event: seen.append(event.site)):
+        assert not model[0]._forward_pre_hooks
+        model(torch.ones(2))

@@ -2,19 +2,41 @@
 
 # Note [Inputs as they were]
 An action reads its call's inputs from the call's frame, when the module may have overwritten them already. So the gate of a
-module's inputs notes their versions for actions that take an event, and copies what the module is about to overwrite: that of a
+module's inputs notes their versions for actions that may ask, and copies what the module is about to overwrite: that of a
 module with `inplace=True`, of one that was seen to do it, and tensors whose changes PyTorch does not count.
 """
 
 from __future__ import annotations
 
+import dis
+import itertools
 from collections.abc import Iterable
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from kedge.sites import leaves
 from kedge.torch_internals.tensors import version_of
+
+
+def may_ask(action: Any) -> bool:
+    """Whether an action of (value, event) may read the inputs of its call, as far as its code shows."""
+    if not isinstance(action, FunctionType):
+        return bool(getattr(action, "reads_inputs", True))
+    code = action.__code__
+    event = code.co_varnames[1]
+    if event in code.co_cellvars:
+        return True
+    steps = [each for each in dis.get_instructions(action) if each.opname != "CACHE"]
+    for step, after in itertools.zip_longest(steps, steps[1:]):
+        loaded = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        if not step.opname.startswith("LOAD_FAST") or event not in loaded:
+            continue
+        reads = after is not None and after.opname == "LOAD_ATTR" and loaded[-1] == event
+        if not reads or after.argval in ("args", "kwargs"):
+            return True
+    return False
 
 
 class NotedInput(NamedTuple):

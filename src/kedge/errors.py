@@ -67,6 +67,7 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     ├── LimitOutOfReach         saved tensors cannot be brought within a memory limit
     ├── AttachedTwice           a hook was attached again, and the first one is still in place
     ├── InTrainingMode          an attribution, an intervention or an extraction runs a model in training mode
+    ├── PartialGradient         a gradient arrived in parts that could not be added up
     ├── EditNotRepeated         an edit ended before the backward of a checkpoint that has it
     ├── Recompiled              compiled code is compiled again, with the hooks in it
     ├── OffloadFailed           a saved tensor could not be moved and stayed in place
@@ -344,6 +345,10 @@ class AttachedTwice(KedgeWarning):
 
 class InTrainingMode(KedgeWarning):
     """A model is run in training mode, with dropout or the statistics of the batch, by an attribution or an extraction."""
+
+
+class PartialGradient(KedgeWarning):
+    """A gradient arrived in parts that could not be added up."""
 
 
 class EditNotRepeated(KedgeWarning):

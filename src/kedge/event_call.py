@@ -34,10 +34,13 @@ class CallOfEvent:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """The module's arguments by position; at ``:in`` with the edits so far.
+        """The module's arguments by position, as it was given them; at ``:in`` with the edits so far.
+
+        Tensors that an in-place module has overwritten are copies made before.
 
         Raises:
-            EventError: If the action is over, or the call is, as for gradients.
+            EventError: If the action is over, or the call is, as for gradients; or if the module has overwritten a tensor,
+                which could not be known before.
         """
         args: tuple[Any, ...] = _call_of(self, "args").given[0]
         return args

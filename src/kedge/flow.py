@@ -121,6 +121,14 @@ class Preserving(Protocol):
         """Copy the kept values of these storages."""
 
 
+@runtime_checkable
+class Following(Protocol):
+    """An action that needs to know in which passes of its model a site had no value."""
+
+    def follow(self, tap: Any, passes: Any) -> None:
+        """Called with each of its taps in a model, and with what counts the model's passes."""
+
+
 class Sink(Protocol):
     """The destination of each step's records."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import re
@@ -268,3 +269,118 @@ def test_a_batch_of_gradients_is_measured_and_recorded_as_one() -> None:
         recorded = values["2:out.grad"]
         assert (stats["2:out.grad"].count, stats["2:out.grad"].max) == (100, 1)
     assert torch.equal(recorded, unit)
+
+
+class Branching(nn.Module):
+    """A model whose second layer is not always called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, *, both: bool = True, fails: bool = False) -> Tensor:
+        x = self.a(x)
+        if fails:
+            raise ValueError("in the middle")
+        return self.b(x) if both else x
+
+
+def test_a_module_that_did_not_run_in_the_newest_pass_has_no_value() -> None:
+    """A value of an older pass does not stand beside new ones: its name is absent, and the error says how to get it."""
+    model = Branching()
+    with kedge.hook(model, "a, b, a:out.grad, b:out.grad", kedge.record()) as acts:
+        model(torch.zeros(2, 3)).sum().backward()
+        first = acts["b"]
+        model(torch.ones(2, 3), both=False).sum().backward()
+    assert list(acts) == ["a", "a:out.grad"]
+    assert "b" not in acts
+    with pytest.raises(NotRecorded, match=r"newest forward pass.*forward pass 0: \.records\(\"b\"\)"):
+        acts["b"]
+    with pytest.raises(NotRecorded, match=r"newest backward pass.*backward pass 0"):
+        acts["b:out.grad"]
+    assert acts.records("b")[-1].value is first
+    assert "only of older passes, which .records() returns: b, b:out.grad" in str(acts)
+
+
+@pytest.mark.parametrize("selector", ["b", "a, b"])
+@pytest.mark.parametrize("how", [{"both": False}, {"fails": True}])
+def test_a_pass_that_does_not_reach_a_site_ends_its_value(selector: str, how: dict[str, bool]) -> None:
+    """It does so also where no other site is recorded, and where the pass failed before it."""
+    model = Branching()
+    with kedge.hook(model, selector, kedge.record()) as acts:
+        model(torch.zeros(2, 3))
+        with contextlib.suppress(ValueError):
+            model(torch.ones(2, 3), **how)
+    assert "b" not in acts
+    assert ("a" in acts) == (selector != "b")
+
+
+def test_a_pass_in_which_nothing_was_to_be_recorded_leaves_the_values() -> None:
+    """Off its schedule, after `remove`, and after its session, a hook keeps the values of the last pass that it saw."""
+    model, x = Branching(), torch.ones(2, 3)
+    with kedge.session() as s:
+        scheduled = s.hook(model, "a, b", kedge.record(), when=kedge.at(0))
+        removed = s.hook(model, "a, b", kedge.record())
+        model(x)
+        removed.remove()
+        model(x, both=False)
+    model(x, both=False)
+    for acts in (scheduled, removed):
+        assert list(acts) == ["a", "b"]
+
+
+class Heads(nn.Module):
+    """A trunk and two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.trunk(x)
+        return self.one(x), self.two(x)
+
+
+def test_a_gradient_of_the_newest_forward_or_backward_is_new() -> None:
+    """Two losses of one forward may be differentiated one after the other, and two forwards together."""
+    heads, branching = Heads(), Branching()
+    with kedge.hook(heads, "*:out.grad", kedge.record()) as grads:
+        one, two = heads(torch.ones(2, 3))
+        one.sum().backward(retain_graph=True)
+        two.sum().backward()
+        assert set(grads) == {"one:out.grad", "two:out.grad", "trunk:out.grad"}
+    with kedge.hook(branching, "a:out.grad, b:out.grad", kedge.record()) as grads:
+        (branching(torch.ones(2, 3)) + branching(torch.ones(2, 3), both=False)).sum().backward()
+        assert "b:out.grad" in grads
+
+
+def test_a_parameter_that_the_newest_backward_did_not_reach_has_no_gradient() -> None:
+    """The gradient of a layer that was not used in the newest pass is absent."""
+    model = Branching()
+    with kedge.hook(model, "*.weight:param.grad", kedge.record()) as grads:
+        model(torch.ones(2, 3)).sum().backward()
+        model(torch.ones(2, 3), both=False).sum().backward()
+    assert list(grads) == ["a.weight:param.grad"]
+
+
+def test_two_models_have_passes_of_their_own() -> None:
+    """A pass of one model does not end the values of another one in the same session."""
+    one, other = Branching(), Branching()
+    with kedge.session() as s:
+        ones = s.hook(one, "a, b, a:out.grad", kedge.record())
+        others = s.hook(other, "a, b, a:out.grad", kedge.record())
+        x = torch.ones(2, 3)
+        one(x).sum().backward()
+        for _ in range(2):
+            other(x).sum().backward()
+        assert list(ones) == list(others) == ["a", "b", "a:out.grad"]
+
+
+def test_modules_called_one_by_one_are_of_one_pass_until_one_is_called_again() -> None:
+    """Calls of parts of a model count as one pass as long as none of them is repeated."""
+    model = Branching()
+    with kedge.hook(model, "a, b", kedge.record()) as acts:
+        model.b(model.a(torch.ones(2, 3)))
+        assert list(acts) == ["a", "b"]
+        model.a(torch.zeros(2, 3))
+        assert list(acts) == ["a"]

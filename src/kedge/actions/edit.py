@@ -13,17 +13,30 @@ import torch
 from torch import Tensor
 
 from kedge.calls.arguments import called_as, described
-from kedge.errors import WrongCall
+from kedge.errors import EditError, WrongCall
+from kedge.sites.leaves import COMPRESSED
 
 
 class Edit:
-    """An edit with a readable name."""
+    """An edit with a readable name.
 
-    def __init__(self, name: str, change: Callable[[Tensor], Tensor], *, reshape: bool = False) -> None:
-        self.name, self.change, self.reshape = name, change, reshape
+    Args:
+        name: The call that makes it.
+        change: Returns the value's replacement.
+        reshape: Whether that may have another shape, dtype or device.
+        each: Whether `change` makes each number of the result from the number at its place.
+    """
+
+    def __init__(
+        self, name: str, change: Callable[[Tensor], Tensor], *, reshape: bool = False, each: bool = True
+    ) -> None:
+        self.name, self.change, self.reshape, self.each = name, change, reshape, each
 
     def __call__(self, value: Tensor) -> Tensor:
         """Return the value's replacement."""
+        if self.each and value.is_nested and value.layout is torch.strided and len(parts := value.unbind()):
+            changed = [self.change(part) for part in parts]  # PyTorch has few operations on all parts at once
+            return torch.nested.as_nested_tensor(changed)
         return self.change(value)
 
     def __repr__(self) -> str:
@@ -53,10 +66,24 @@ def replace(new: Any, *, reshape: bool = False) -> Edit:
             "such as kedge.replace(lambda value: value.clamp(max=1))"
         )
     if callable(new) and not isinstance(new, Tensor):
-        return Edit(f"replace({getattr(new, '__name__', 'function')})", new, reshape=reshape)
+        return Edit(f"replace({getattr(new, '__name__', 'function')})", new, reshape=reshape, each=False)
     if isinstance(new, Tensor):
-        return Edit("replace(tensor)", lambda value: new.clone(), reshape=reshape)
-    return Edit(f"replace({new})", lambda value: torch.full_like(value, new), reshape=reshape)
+        return Edit("replace(tensor)", lambda value: new.clone(), reshape=reshape, each=False)
+    return Edit(f"replace({new})", lambda value: _filled(value, new), reshape=reshape)
+
+
+def _filled(value: Tensor, number: Any) -> Tensor:
+    """Return a tensor like the value, filled with a number.
+
+    Raises:
+        EditError: If the value is sparse and would have that number only where it has one now.
+    """
+    if value.layout in COMPRESSED and number != 0:
+        raise EditError(
+            f"a sparse value cannot be filled with {number}: PyTorch would fill only the elements that it stores; "
+            "return the new value from a function, as in kedge.replace(lambda value: ...)"
+        )
+    return torch.full_like(value, number)
 
 
 @called_as('kedge.hook(model, "layer4", kedge.scale(0.5))')

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from kedge.calls.arguments import called_as, described
 from kedge.errors import ConditionMet, WrongCall
-from kedge.sites.leaves import dequantized, untransformed
+from kedge.native.reductions import real
+from kedge.sites.leaves import numbers_of, untransformed
 from kedge.torch_internals.own_work import programs_work
 
 
@@ -81,16 +82,21 @@ def nonfinite(value: Tensor) -> Tensor:
             f"nonfinite({described(value)}): give a tensor; on a model it is a condition: "
             'kedge.hook(model, "**", kedge.error_if(kedge.nonfinite))'
         )
-    value = dequantized(value)
-    if not value.is_floating_point() and not value.is_complex():
+    stored = _stored(value)
+    if not stored.is_floating_point() and not stored.is_complex():
         return torch.zeros((), dtype=torch.bool, device=value.device)
-    return ~torch.isfinite(value).all()
+    return ~torch.isfinite(real(stored)).all()
 
 
 def _summary(value: Tensor) -> str:
-    value = dequantized(value)
-    if not value.is_floating_point() and not value.is_complex():
-        return f"{value.numel()} elements"
-    value = untransformed(value)
-    nans, infinities = int(value.isnan().sum()), int(value.isinf().sum())
-    return f"{value.numel()} elements, {nans} of them NaN and {infinities} infinite"
+    stored = untransformed(_stored(value))
+    if not stored.is_floating_point() and not stored.is_complex():
+        return f"{stored.numel()} elements"
+    nans, infinities = int(stored.isnan().sum()), int(stored.isinf().sum())
+    return f"{stored.numel()} elements, {nans} of them NaN and {infinities} infinite"
+
+
+def _stored(value: Tensor) -> Tensor:
+    """Return the numbers that a tensor of any kind stores; the tensor itself if it has no data."""
+    numbers = numbers_of(value)
+    return value if numbers is None else numbers.stored

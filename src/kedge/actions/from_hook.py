@@ -10,11 +10,13 @@ hook was removed in it, failed, or called the module again.
 from __future__ import annotations
 
 import dataclasses
+import dis
 import inspect
 import reprlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,12 +54,17 @@ class _Thread(threading.local):
 
 
 class HookAction:
-    """The action that `from_hook` returns: runs a hook of PyTorch's kind once a call; see Note [Once a call]."""
+    """The action that `from_hook` returns: runs a hook of PyTorch's kind once a call; see Note [Once a call].
+
+    Attributes:
+        reads_inputs: Whether the hook may read the inputs of the call.
+    """
 
     reshape = True
 
     def __init__(self, hook: Callable[..., Any], takes: int) -> None:
         self.hook, self.takes = hook, takes
+        self.reads_inputs = _reads_inputs(hook, takes)
         self._here = _Thread()
 
     def __repr__(self) -> str:
@@ -158,6 +165,20 @@ class HookAction:
                 "tensors"
             )
         return [tensor for _, tensor in find(new)]
+
+
+def _reads_inputs(hook: Callable[..., Any], takes: int) -> bool:
+    """Whether a forward hook uses its ``args`` or ``kwargs``, as far as its code shows."""
+    function = getattr(hook, "__func__", hook)
+    if not isinstance(function, FunctionType):
+        return True
+    first = 2 if function is not hook else 1
+    given = function.__code__.co_varnames[first : first + takes - 2]
+    return any(name in given for each in dis.get_instructions(function) for name in _names(each.argval))
+
+
+def _names(given: Any) -> tuple[Any, ...]:
+    return given if isinstance(given, tuple) else (given,)  # Python 3.13 loads two variables at once
 
 
 def _difference(old: Any, new: Any, at: str = "") -> str | None:

@@ -7,20 +7,20 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from kedge.actions.naming import check_kept, meant, names_of
 from kedge.calls.arguments import called_as
 from kedge.errors import NotRecorded, Overwritten, SeveralRecorded
-from kedge.flow import Act, Event, Record
+from kedge.flow import Act, Event, Record, Schedule
 from kedge.kept_tensor import KeptTensor
 from kedge.notebook import Table
 from kedge.sites.language import single
 from kedge.sites.leaves import shape_of, storage_of, untransformed
 from kedge.sites.names import kind_meant
-from kedge.sites.site import Site
+from kedge.sites.site import Site, short
 from kedge.torch_internals.modes import is_batched
 
 _PRUNE = 1_000
@@ -62,17 +62,74 @@ class RecordedPass(NamedTuple):
     replica: str
 
 
+class NewestPasses:
+    """The newest passes of one model of which a recorder has values; see Note [The newest pass].
+
+    # Note [The newest pass]
+    A mapping has the values of the newest pass: a module that did not run in it has none, also if the recorder keeps one of an
+    older pass. A gradient is old if both are older: its backward and its forward. So two losses of one forward may be
+    differentiated one after the other, and one backward may go through several forwards.
+
+    Attributes:
+        passes: The model's pass counter.
+        forward: The newest forward pass with values, by thread.
+        backward: The newest backward pass with gradients.
+        differentiated: The newest forward pass with gradients, by thread.
+    """
+
+    def __init__(self, passes: PassesOfModel) -> None:
+        self.passes = passes
+        self.forward: dict[str, int] = {}
+        self.differentiated: dict[str, int] = {}
+        self.backward = -1
+
+    def note(self, event: Event, *, gradient: bool) -> None:
+        """Count the pass of a new value."""
+        if gradient and event.backward > self.backward:
+            self.backward = event.backward
+        passes = self.differentiated if gradient else self.forward
+        if event.pass_ > passes.get(event.replica, -1):
+            passes[event.replica] = event.pass_
+
+    def is_old(self, event: Event, *, gradient: bool, due: Callable[[int], bool]) -> bool:
+        """Whether there is a newer pass than that of a value.
+
+        Args:
+            event: The event of the value.
+            gradient: Whether it is a gradient.
+            due: Whether the site was to be recorded in a step.
+        """
+        if gradient:
+            return event.backward < self.backward and event.pass_ < self.differentiated.get(event.replica, -1)
+        here = self.passes.here
+        missed = here.replica == event.replica and event.pass_ < here.pass_ and due(here.step)
+        return missed or event.pass_ < self.forward.get(event.replica, -1)
+
+
 class SiteRecords:
-    """The kept values of one site: those of its last passes."""
+    """The kept values of one site: those of its last passes.
+
+    Attributes:
+        site: The site.
+        keep: The number of passes to keep; None for all.
+        batches: The values by pass.
+        taps: The taps that record here.
+        newest: The newest passes of the site's model; None for a tensor that belongs to none.
+    """
 
     def __init__(self, site: Site, keep: int | None) -> None:
         self.site, self.keep = site, keep
         self.batches: OrderedDict[RecordedPass, list[RecordedTensor]] = OrderedDict()
+        self.taps: list[RecordingTap] = []
+        self.newest: NewestPasses | None = None
 
     def put(self, kept: RecordedTensor) -> None:
         """Add a value; the first value of a new pass removes the oldest pass."""
         event = kept.event
-        batch = RecordedPass(event.backward if self.site.is_gradient else event.pass_, event.replica)
+        gradient = self.site.is_gradient
+        if self.newest is not None:
+            self.newest.note(event, gradient=gradient)
+        batch = RecordedPass(event.backward if gradient else event.pass_, event.replica)
         values = self.batches.get(batch)
         if values is not None:
             values.append(kept)
@@ -84,13 +141,44 @@ class SiteRecords:
                 del self.batches[old]
 
     def latest(self) -> list[RecordedTensor]:
-        """The values of the newest pass of each thread."""
-        newest = {batch.replica: values for batch, values in list(self.batches.items())}
-        return [kept for values in newest.values() for kept in values]
+        """The values of the newest pass of each thread; none if the site has only values of older ones."""
+        newest, gradient = self.newest, self.site.is_gradient
+        last = self.last()
+        if newest is None:
+            return last
+        return [kept for kept in last if not newest.is_old(kept.event, gradient=gradient, due=self.due)]
+
+    def last(self) -> list[RecordedTensor]:
+        """The values of the newest pass of each thread that has any here."""
+        last = {batch.replica: values for batch, values in list(self.batches.items())}
+        return [kept for values in last.values() for kept in values]
+
+    def due(self, step: int) -> bool:
+        """Whether an action still records here, and does in a step."""
+        return any(tap.is_attached and (tap.when is None or tap.when(step)) for tap in self.taps)
 
     def all(self) -> list[RecordedTensor]:
         """Every value, in order of arrival."""
         return [kept for values in list(self.batches.values()) for kept in values]
+
+
+class PassesOfModel(Protocol):
+    """What counts the passes of a model: ``here`` has the position of this thread."""
+
+    @property
+    def here(self) -> Any:
+        """The number of the pass, its step, and the name of the thread."""
+
+
+class RecordingTap(Protocol):
+    """The tap of a recorder at one site."""
+
+    site: Site
+    when: Schedule | None
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether it can still fire."""
 
 
 class Recorder:
@@ -106,6 +194,7 @@ class Recorder:
         self._by_storage: dict[int, list[weakref.ref[RecordedTensor]]] = {}
         self._remembered, self._prune_at = 0, _PRUNE
         self._overwrites = False
+        self._newest: dict[int, NewestPasses] = {}
 
     def __repr__(self) -> str:
         """The call that makes this action."""
@@ -129,6 +218,21 @@ class Recorder:
                 self._remember(kept)
 
         return keep
+
+    def follow(self, tap: RecordingTap, passes: PassesOfModel) -> None:
+        """Compare the passes of a site's values with those of its model from now on."""
+        records = self.by_site[tap.site]
+        records.taps.append(tap)
+        records.newest = self._newest.setdefault(id(passes), NewestPasses(passes))
+
+    def withdraw(self, site: Site) -> None:
+        """Drop the newest value of a site, which was a part of the one that comes."""
+        batches = self.by_site[site].batches
+        newest = next(reversed(batches), None)
+        if newest is not None:
+            batches[newest].pop()
+            if not batches[newest]:
+                del batches[newest]
 
     def _remember(self, kept: RecordedTensor) -> None:
         """Index a kept value by its storage, with a weak reference, so that a dropped value is freed."""
@@ -163,6 +267,9 @@ class Recorder:
             of_a_gradient = single(name).leaf is not None and Site("", single(name).kind or "out").is_gradient
             cause = f"the site has {', '.join(there[:8])}" if there else why(name)
             cause += f"; {why(name)}" if there and of_a_gradient else ""
+            old = self._find(name, SiteRecords.last)
+            if old and not there:
+                raise NotRecorded(_only_older(name, old[-1]))
             raise NotRecorded(f'nothing was recorded under "{name}": {cause}')
         if len(found) > 1:
             raise SeveralRecorded(_several(name, found))
@@ -186,7 +293,11 @@ class Recorder:
             rows.append((name, list(shape_of(first.value)), dtype, len(self._find(name, SiteRecords.all))))
             lost += [name] if first.overwritten else []
         gone = f"overwritten by the program: {', '.join(lost)}; record(copy=True) keeps copies" if lost else ""
-        note = gone if rows else "nothing is recorded yet"
+        old = dict.fromkeys(
+            short(s.site) for s in list(self.by_site.values()) if names is None and s.batches and not s.latest()
+        )
+        older = f"only of older passes, which .records() returns: {', '.join(old)}" if old else ""
+        note = "; ".join(filter(None, (gone, older))) if rows or old else "nothing is recorded yet"
         return Table(("site", "shape", "dtype", "kept"), rows, "mllr", note)
 
     def _repr_html_(self) -> str:
@@ -223,6 +334,17 @@ def _once(sites: Iterable[list[RecordedTensor]]) -> list[RecordedTensor]:
 def name_of(event: Event) -> str:
     """Return the name that reads one recorded value."""
     return str(event.site.at(call=None if event.site.op and not event.call else event.call))
+
+
+def _only_older(name: str, last: RecordedTensor) -> str:
+    """Return the message for a site that has values of older passes alone."""
+    event = last.event
+    gradient = event.site.is_gradient
+    what, number = ("backward", event.backward) if gradient else ("forward", event.pass_)
+    return (
+        f'nothing was recorded under "{name}" in the newest {what} pass: it was not reached there. Its last value is of '
+        f'{what} pass {number}: .records("{name}")[-1].value'
+    )
 
 
 def _several(name: str, found: list[RecordedTensor]) -> str:

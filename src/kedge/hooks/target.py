@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from kedge.flow import Preserving
+from kedge.flow import Following, Preserving
+from kedge.hooks.firing.given_inputs import may_ask
 from kedge.hooks.firing.owner import Owner
-from kedge.hooks.firing.tap import Spec
+from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.gates.modules import ModuleGates
 from kedge.hooks.gates.passes import follow
 from kedge.hooks.gates.saved import SavedSites
@@ -19,6 +20,7 @@ from kedge.hooks.gates.tensors import ParameterGates
 from kedge.hooks.operations.switch import ModeSwitches
 from kedge.sites.select import ModelLayout, SitePlace
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.corners import lacks
 
 
 class HookedModel:
@@ -58,8 +60,18 @@ class HookedModel:
 
     def attach(self, places: Iterable[SitePlace], spec: Spec, model: nn.Module) -> None:
         """Attach taps to sites of the model; actions that keep values copy them before they are overwritten."""
+        following: list[Any] = [action for action in spec.actions if isinstance(action, Following)]
+        if lacks("graph_task"):  # a recompute would count as a newer pass, which has no values
+            following = []
         for place in places:
+            before = len(spec.taps)
             self._place(place, spec, model)
+            made = spec.taps[before:]
+            self._note_inputs(place, made)
+            for tap in made:
+                own: Any = tap.action
+                if any(own is action for action in following):
+                    own.follow(tap, self.passes)
             path = place.site.path if place.param is None else place.site.path.rpartition(".")[0]
             self.stood.setdefault(path, weakref.ref(place.module))
         keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
@@ -86,6 +98,13 @@ class HookedModel:
             self.ops.place(place, spec)
         else:
             self.modules.place(place, spec)
+
+    def _note_inputs(self, place: SitePlace, made: Sequence[Tap]) -> None:
+        """Note the inputs of a module for actions that may ask for them after it has begun to work on them."""
+        asking = [tap for tap in made if tap.takes_event and may_ask(tap.action)]
+        for gate in {tap.gate for tap in asking}:
+            if place.site.kind in ("out", "saved") or place.site.op is not None:
+                self.modules.note_inputs(place.module, place.site.path, gate)
 
     def _watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> None:
         """Hook in-place modules and operations, for actions that keep values without a copy."""

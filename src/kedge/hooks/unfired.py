@@ -248,7 +248,8 @@ def _explain_gradient(tap: Tap, session: Attachments, now: Counts, leaf: str | N
             "call backward() inside the block, on a value that depends on it",
         )
     if kind == "in.share" and seen.no_share:
-        return Cause(seen.no_share, "hook :in.grad for the total")
+        no_share: Cause = seen.no_share
+        return no_share
     if kind in seen.pulses and seen.pulses[kind].changed():
         return Cause(
             "its value is a view of memory that was then changed in place, and autograd keeps no node of the earlier value",

@@ -32,6 +32,7 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.autograd_nodes import (
     SavedTensor,
     behind,
+    edge_of,
     first_shape,
     in_order,
     is_leaf,
@@ -211,7 +212,7 @@ class _Reader:
 
     def nodes(self) -> Iterator[GraphNode]:
         """Yield the nodes in order."""
-        made_by = [*self.begins, *(r.grad_fn or _accumulator(r) for r in self.roots if r.requires_grad)]
+        made_by = [*self.begins, *(edge.node for r in self.roots if (edge := edge_of(r)) is not None)]
         found = _in_order(behind(made_by))
         places = {node: place for place, node in enumerate(found)}
         self._collect(found)
@@ -299,16 +300,6 @@ def _maker(tensor: Tensor) -> Node | None:
         return tensor.grad_fn
     except RuntimeError:
         return None
-
-
-def _accumulator(leaf: Tensor) -> Node:
-    """Return the node that accumulates a leaf's gradient; a leaf that has no views shows it by a new operation on it."""
-    if leaf.layout == torch.strided and not leaf.is_nested:
-        return torch.autograd.graph.get_gradient_edge(leaf).node
-    with torch.enable_grad():
-        made: Any = leaf * 1
-    node: Node = made.grad_fn.next_functions[0][0]
-    return node
 
 
 def _on_node(node: Node) -> dict[str, list[Mapping[int, Any]]]:

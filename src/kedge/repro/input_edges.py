@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import Node
 
-from kedge.torch_internals.autograd_nodes import operation_number, sequence_number
+from kedge.torch_internals.autograd_nodes import edge_of, operation_number, sequence_number
 
 Edge = tuple[Node | None, int]
 
@@ -66,5 +66,5 @@ class CallEdges:
 
 
 def _edge(tensor: Tensor) -> Edge:
-    edge = get_gradient_edge(tensor)
-    return edge.node, edge.output_nr
+    edge = edge_of(tensor)
+    return (None, 0) if edge is None else (edge.node, edge.output_nr)

@@ -12,7 +12,7 @@ import copy
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -148,6 +148,45 @@ def untransformed(value: Tensor) -> Tensor:
 def dequantized(value: Tensor) -> Tensor:
     """Return the numbers that a quantized tensor stands for; of any other tensor itself."""
     return value.dequantize() if value.is_quantized else value
+
+
+class Numbers(NamedTuple):
+    """The numbers that a value holds.
+
+    Attributes:
+        stored: Those that it stores, as a dense tensor of any shape.
+        zeros: How many more there are, which are zero: those that a sparse tensor leaves out.
+    """
+
+    stored: Tensor
+    zeros: int = 0
+
+
+def numbers_of(value: Tensor) -> Numbers | None:
+    """Return the numbers that a tensor of any kind stands for, detached unless it is dense; None if it has no data.
+
+    Of a nested tensor these are its parts, without the gaps between them; of a masked one those that the mask lets through.
+    """
+    value = dequantized(value)
+    if value.is_meta or modes.is_fake(value):
+        return None
+    if value.is_nested:
+        parts = [part.reshape(-1) for part in value.detach().unbind()]
+        return Numbers(torch.cat(parts) if parts else torch.empty(0, dtype=value.dtype, device=value.device))
+    if value.layout is torch.strided:
+        mask = None if type(value) is Tensor else getattr(value, "get_mask", None)
+        return Numbers(value.get_data().detach()[mask()] if callable(mask) else value)  # type: ignore[attr-defined]
+    if value.layout is torch.sparse_coo:
+        stored = value.detach().coalesce().values()
+    elif value.layout in COMPRESSED:
+        stored = value.detach().values()
+    else:
+        return Numbers(value.detach().to_dense())
+    return Numbers(stored, value.numel() - stored.numel())
+
+
+COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+"""The layouts of sparse tensors that have the indices of rows, or of columns, compressed."""
 
 
 def has_memory(value: Tensor) -> bool:

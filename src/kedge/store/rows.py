@@ -251,7 +251,7 @@ def _zero(rows: Rows) -> Floats:
 
 def _nonfinite(rows: Rows) -> Floats:
     measured = np.where(rows.nonfinite < 0, np.nan, rows.nonfinite)
-    return np.where((rows.nonfinite < 0) & rows.clean, 0.0, measured)
+    return np.where((rows.nonfinite < 0) & rows.clean & (rows.count > 0), 0.0, measured)
 
 
 def _nan(rows: Rows) -> Floats:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import Node
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from kedge.torch_internals.corners import find, late
 
@@ -200,3 +200,19 @@ def dimension_of(node: Node) -> int | None:
     if not isinstance(dim, int):
         return None
     return dim - 2**64 if dim >= 2**63 else dim  # PyTorch shows -1 as an unsigned number
+
+
+def edge_of(tensor: Tensor) -> GradientEdge | None:
+    """Return the edge that leads to a tensor's gradient; None if the tensor requires none.
+
+    PyTorch looks for the edge of a leaf by making a view of it, which inference mode, and leaves without views, do not allow.
+    """
+    if not tensor.requires_grad:
+        return None
+    if tensor.grad_fn is not None:
+        return get_gradient_edge(tensor)
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            return get_gradient_edge(tensor)
+        made: Any = tensor * 1
+    return GradientEdge(made.grad_fn.next_functions[0][0], 0)

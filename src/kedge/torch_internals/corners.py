@@ -43,7 +43,16 @@ CORNERS = (
     Corner(
         "graph_task",
         (f"{_C}_current_graph_task_id", f"{_C}_current_autograd_node"),
-        "recomputes of checkpoints count as passes of their own, and errors name no operation.",
+        "recomputes of checkpoints count as passes of their own, values of older passes stay among those of the newest, "
+        "and errors name no operation.",
+    ),
+    Corner(
+        "backward_calls",
+        (
+            "torch.autograd.graph:_engine_run_backward.__code__",
+            "torch.autograd.function:BackwardCFunction.apply.__code__",
+        ),
+        "the backward that a reentrant checkpoint runs inside another one counts as one of its own.",
     ),
     Corner(
         "engine",

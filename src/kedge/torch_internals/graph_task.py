@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from kedge.torch_internals.corners import find, late
 
@@ -35,3 +39,57 @@ def at_end_of_backward(work: Callable[[], None]) -> bool:
         return False
     queue(lambda: queue(work))
     return True
+
+
+class BackwardCall(NamedTuple):
+    """The program's call of autograd that this thread's backward pass belongs to.
+
+    Attributes:
+        roots: What it differentiates.
+        grads: The gradients of these.
+        nested: Whether this pass is one that a reentrant checkpoint, or another function of autograd, runs inside of it.
+    """
+
+    roots: Sequence[Any]
+    grads: Sequence[Any]
+    nested: bool
+
+    @property
+    def marks(self) -> tuple[Tensor, ...]:
+        """Tensors by whose identity the call is known; PyTorch makes a new gradient for each call without one."""
+        return tuple(each for each in (*self.roots[:1], *self.grads[:1]) if isinstance(each, Tensor))
+
+
+def backward_call() -> BackwardCall | None:
+    """Return the call of the current backward pass, from the frames of this thread, or of the one that it works for."""
+    run, apply = find(_RUN), find(_APPLY)
+    if run is None or apply is None:
+        return None
+    own = list(_frames(sys._getframe(1)))
+    calls = [frame for frame in own if frame.f_code is run]
+    inside = bool(calls) and any(frame.f_code is apply for frame in own[own.index(calls[-1]) :])
+    if calls and not inside:
+        return _read(calls[-1], nested=len(calls) > 1)
+    others = [frame for top in sys._current_frames().values() for frame in [*_outermost(top, run)]]
+    others = [frame for frame in others if frame not in own]
+    return _read(others[0], nested=inside) if len(others) == 1 else None  # a thread of a device works for one call
+
+
+def _outermost(frame: FrameType, run: CodeType) -> list[FrameType]:
+    return [each for each in _frames(frame) if each.f_code is run][-1:]
+
+
+def _frames(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _read(frame: FrameType, *, nested: bool) -> BackwardCall | None:
+    here = frame.f_locals
+    given = here.get("args") or ((),)
+    return BackwardCall(tuple(here.get("t_outputs", ())), tuple(given[0]), nested)
+
+
+_RUN = "torch.autograd.graph:_engine_run_backward.__code__"
+_APPLY = "torch.autograd.function:BackwardCFunction.apply.__code__"

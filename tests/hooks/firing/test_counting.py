@@ -315,12 +315,12 @@ def test_a_model_that_calls_itself_makes_one_pass() -> None:
         model(x)
         model(x)
         events = [event for event, _ in s.timeline()]
+        assert_same_bits(acts["up#1"] * 2, acts["#2:out"])
         model.down(x)
         assert [event for event, _ in s.timeline()][-1].pass_ == 2
     for path, calls in (("down", 3), ("up", 2), ("", 3)):
         mine = [(e.pass_, e.call) for e in events if e.site.path == path and e.site.op is None]
         assert mine == [(pass_, call) for pass_ in (0, 1) for call in range(calls)]
-    assert_same_bits(acts["up#1"] * 2, acts["#2:out"])
 
 
 def test_a_recursion_that_raises_or_is_interrupted_ends_its_pass() -> None:

@@ -271,3 +271,134 @@ def test_all_tensors_of_a_call_are_of_one_pass() -> None:
     with kedge.hook(model, ":out", act):
         model(torch.ones(2))
     assert seen == [("0", 0, 0), ("0", 1, 0), ("1", 1, 0), ("1", 0, 0)]
+
+
+class Zeroing(nn.Module):
+    """A module that overwrites its input without saying so."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x.zero_()
+        return x + 1
+
+
+IN_PLACE = [nn.ReLU(inplace=True), nn.Dropout(1.0, inplace=True), nn.Threshold(9.0, 0.0, inplace=True)]
+
+
+@pytest.mark.parametrize("without", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("module", IN_PLACE, ids=repr)
+def test_the_inputs_of_an_in_place_module_are_those_that_it_was_given(module: nn.Module, without: Any) -> None:
+    """event.args and the args of a hook of PyTorch's kind are the input before the call, though the module overwrites it."""
+    model, seen = nn.Sequential(module), []
+    x = torch.tensor([1.5, -2.0])
+    with kedge.session() as s, without():
+        s.hook(model, "0", lambda value, event: seen.append(event.args[0]))
+        s.hook(model, "0", kedge.from_hook(lambda module, args, out: seen.append(args[0])))
+        given = x.clone()
+        out = model(given)
+    assert len(seen) == 2
+    assert all(torch.equal(each, x) for each in seen)
+    assert out is given
+    assert not torch.equal(out, x)
+
+
+def test_an_input_that_a_module_overwrites_unannounced_is_an_error_and_then_copied() -> None:
+    """The first call cannot know: reading is an error with the remedy. From the next call on the input is copied."""
+    model, seen = nn.Sequential(Zeroing()), []
+    with kedge.session() as s:
+        s.hook(model, "0", lambda value, event: seen.append(event.args[0]))
+        with pytest.raises(ActionError, match="the module has overwritten its input.*record"):
+            model(torch.ones(2))
+        model(torch.ones(2))
+    assert torch.equal(seen[0], torch.ones(2))
+
+
+def test_a_hook_that_does_not_use_the_inputs_may_stand_at_any_module() -> None:
+    """A hook of PyTorch's kind that ignores its args runs where the module has overwritten them."""
+    model = nn.Sequential(Zeroing())
+    with kedge.hook(model, "0", kedge.from_hook(lambda module, args, out: out * 2)):
+        assert torch.equal(model(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_inputs_inside_of_structures_and_by_name_are_as_given() -> None:
+    """Overwritten tensors in containers and keyword arguments are put back, and others are the program's own."""
+
+    class Masked(nn.Module):
+        inplace = True
+
+        def forward(self, batch: dict[str, Tensor], *, mask: Tensor) -> Tensor:
+            batch["x"][0] = 0
+            mask.fill_(0)
+            return batch["x"] * mask
+
+    model, seen = nn.Sequential(Masked()), []
+    kept = torch.ones(3)
+    with kedge.hook(model[0], ":out", lambda value, event: seen.append((event.args, event.kwargs))):
+        model[0]({"x": torch.ones(2), "kept": kept}, mask=torch.ones(2))
+    (batch,), kwargs = seen[0]
+    assert torch.equal(batch["x"], torch.ones(2))
+    assert torch.equal(kwargs["mask"], torch.ones(2))
+
+
+def test_an_action_that_uses_the_given_input_is_differentiated() -> None:
+    """The copy of an overwritten input has the history of the input."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(inplace=True))
+    x = torch.randn(4, 2)
+    with kedge.hook(model, "1", lambda value, event: value + event.args[0]):
+        model(x).sum().backward()
+    found = model[0].weight.grad.clone()
+    model.zero_grad()
+    before = model[0](x)
+    (before.relu() + before).sum().backward()
+    assert torch.allclose(found, model[0].weight.grad)
+
+
+def test_an_operation_shows_the_inputs_that_its_module_was_given() -> None:
+    """At an operation, event.args are the inputs of its module, also if an operation before it has overwritten them."""
+
+    class Inside(nn.Module):
+        inplace = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            x.relu_()
+            return torch.tanh(x)
+
+    model, seen = nn.Sequential(Inside()), []
+    with kedge.hook(model, "0/tanh", lambda value, event: seen.append(event.args[0])):
+        model(torch.tensor([-1.0, 2.0]))
+    assert torch.equal(seen[0], torch.tensor([-1.0, 2.0]))
+
+
+def test_an_action_that_hands_its_event_on_finds_the_inputs_too() -> None:
+    """Inputs are kept wherever the code of an action does not show that it reads other things of its event alone."""
+    seen: list[Tensor] = []
+
+    def handed_on(value: Tensor, event: Event) -> None:
+        seen.extend(given(event))
+
+    def given(event: Event) -> tuple[Any, ...]:
+        return event.args
+
+    def inside(value: Tensor, event: Event) -> None:
+        def later() -> tuple[Any, ...]:
+            return event.args
+
+        seen.extend(later())
+
+    class Called:
+        def __call__(self, value: Tensor, event: Event) -> None:
+            seen.extend(event.args)
+
+    model, x = nn.Sequential(nn.ReLU(inplace=True)), torch.tensor([1.0, -1.0])
+    for action in (handed_on, inside, Called()):
+        with kedge.hook(model, "0", action):
+            model(x.clone())
+    assert len(seen) == 3
+    assert all(torch.equal(each, x) for each in seen)
+
+
+def test_an_action_that_asks_for_no_inputs_costs_no_other_hook() -> None:
+    """Nothing is noted of the inputs for an action whose code reads other things of its event."""
+    model, seen = nn.Sequential(nn.Linear(2, 2)), []
+    with kedge.hook(model, "0", lambda value, event: seen.append(event.site)):
+        assert not model[0]._forward_pre_hooks
+        model(torch.ones(2))

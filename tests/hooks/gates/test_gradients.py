@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import kedge
+from kedge.errors import NeverFiredWarning
 
 
 class Chain(nn.Module):
@@ -554,3 +555,78 @@ def test_a_subclass_registers_hooks_by_its_own_method() -> None:
         model().sum().backward()
     assert Registering.registered == 1
     assert torch.equal(seen[":out.grad"], torch.ones(2))
+
+
+class Prompted(nn.Module):
+    """A model that gives one of its parameters to a child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.inner = nn.Parameter(torch.ones(1, 2)), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.token) + self.inner(x)
+
+
+@pytest.mark.parametrize("without_grad", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("kind", ["in.share", "in.grad", "out.grad"])
+def test_a_leaf_that_enters_a_module_without_grad_has_no_gradient(without_grad: Any, kind: str) -> None:
+    """A leaf that requires grad may enter a hooked module under inference mode: the call runs, and nothing fires."""
+    model, x = Prompted(), torch.randn(3, 2, requires_grad=True)
+    with without_grad():
+        plain = model(x)
+    with pytest.warns(NeverFiredWarning, match="never fired"), kedge.session() as s:
+        s.hook(model, f"**:{kind}", kedge.measure())
+        with without_grad():
+            assert torch.equal(model(x), plain)
+
+
+def test_a_share_without_grad_has_its_cause() -> None:
+    """The cause of a missing share is the forward without grad, not the way from the input to the output."""
+    model, x = Chain(), torch.randn(5, 3, requires_grad=True)
+    with pytest.warns(NeverFiredWarning, match="a:in.share: its outputs require no grad; the forward ran without"):
+        with kedge.session() as s, torch.inference_mode():
+            s.hook(model, "a:in.share", kedge.record())
+            model(x)
+
+
+def test_a_share_under_inference_mode_is_that_of_the_grad_inside() -> None:
+    """A module that turns grad on again inside of inference mode has the shares of its inputs."""
+
+    class Force(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.inference_mode(mode=False), torch.enable_grad():
+                return x * 3
+
+    x = torch.ones(2, requires_grad=True)
+    model = nn.Sequential(Force())
+    with kedge.hook(model, "0:in.share", kedge.record()) as shares:
+        with torch.inference_mode():
+            out = model(x)
+        with torch.inference_mode(mode=False):
+            out.sum().backward()
+    assert torch.equal(shares["0:in.share"], torch.full((2,), 3.0))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", ["sparse", "csr", "strided", "jagged"])
+def test_a_share_of_a_leaf_without_views_is_followed(layout: str) -> None:
+    """Sparse and nested leaves, of which PyTorch makes no views, have shares as others do."""
+    parts = [torch.ones(2, 3), torch.ones(4, 3)]
+    leaf = {
+        "sparse": lambda: torch.eye(3).to_sparse(),
+        "csr": lambda: torch.eye(3).to_sparse_csr(),
+        "strided": lambda: torch.nested.nested_tensor(parts),
+        "jagged": lambda: torch.nested.nested_tensor(parts, layout=torch.jagged),
+    }[layout]()
+    model = nn.Sequential(Doubled())
+    with kedge.hook(model, "0:in.share", kedge.record()) as shares:
+        (model(leaf.requires_grad_()) * 2.0).backward(leaf.detach())
+    assert len(shares) == 1
+
+
+class Doubled(nn.Module):
+    """Twice its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2

@@ -57,7 +57,15 @@ class DeviceTables:
         self.measured: list[Measured] = []
 
     def measure(
-        self, site: int, value: Tensor, what: What, *, dim: int | None, draws: bool, saturation: Saturation | None
+        self,
+        site: int,
+        value: Tensor,
+        what: What,
+        *,
+        count: int,
+        dim: int | None,
+        draws: bool,
+        saturation: Saturation | None,
     ) -> Measured:
         """Measure a value.
 
@@ -65,13 +73,14 @@ class DeviceTables:
             site: The number of its site.
             value: The value.
             what: The statistics to compute.
+            count: The number of its elements.
             dim: The channel dimension; None where channel activity is not tracked.
             draws: Whether to draw elements.
             saturation: The saturation of the site's activation; None if it does not saturate.
         """
         elements, table = reductions.flat(value), self._table_on(value.device)
         start = table.begin()
-        measured = Measured(site, elements.numel(), value.device, *_write(elements, table, what))
+        measured = Measured(site, count, value.device, *_write(elements, table, what))
         if dim is not None:
             measured = measured._replace(channels=table.keep(reduce.channels(value, dim)))
         if draws:
@@ -102,6 +111,12 @@ class DeviceTables:
     def drop(self, sites: Collection[int]) -> None:
         """Discard the measurements at some sites."""
         self.measured = [m for m in self.measured if m.site not in sites]
+
+    def withdraw(self, site: int) -> None:
+        """Discard the last measurement at a site."""
+        places = [place for place, m in enumerate(self.measured) if m.site == site]
+        for place in places[-1:]:
+            del self.measured[place]
 
     def end(self) -> tuple[list[Measured], dict[torch.device, Snapshot]]:
         """End the step; returns its measurements, and the tables, which are about to be copied to the host."""

@@ -166,6 +166,12 @@ class HostTable:
         here = self.sites[: self.counts[1]]
         here[np.isin(here, list(sites))] = -1
 
+    def withdraw(self, site: int) -> None:
+        """Discard the last measurement at a site; its row stays and belongs to no site."""
+        here = self.sites[: self.counts[1]]
+        places = np.flatnonzero(here == site)
+        here[places[-1:]] = -1
+
     def spoiled(self) -> bool:
         """Whether a row has neither a finite sum nor a finite sum of squares; an unmeasured row has NaN in both."""
         return not np.isfinite(self.rows[: self.used, :2]).any(axis=1).all()

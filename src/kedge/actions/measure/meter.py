@@ -163,6 +163,13 @@ class Meter(MeasuredValues):
         """Whether this step has non-finite values; true on a GPU if it has any values, because reading them would wait."""
         return self._values.spoiled()
 
+    def withdraw(self, site: Site) -> None:
+        """Discard this step's last measurement at a site, of a value that was a part of the one that comes."""
+        with self.lock:
+            seat = self.sites.seats.get(site)
+            if seat is not None:
+                self._values.withdraw(seat.id)
+
     def drop(self, seats: Sequence[MeasuredSite] | None = None) -> None:
         """Discard this step's measurements, at some sites or at all."""
         with self.lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import TypeAlias
 
@@ -16,7 +17,7 @@ from kedge.actions.measure.reduce import STATISTICS
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable
 from kedge.actions.measure.table import Departures, Snapshot
 from kedge.native import What
-from kedge.sites.leaves import dequantized, own_part
+from kedge.sites.leaves import Numbers, numbers_of, own_part
 from kedge.sites.spread import spread_of
 from kedge.store.rows import LIGHT
 from kedge.torch_internals.tensors import version_of
@@ -62,36 +63,44 @@ class ReducedValues:
         if seen is not None and seen[0]() is value and seen[1] == version >= 0:
             self._repeat(seat, seen[2], seen[3])
             return
-        spread, local = spread_of(value), dequantized(own_part(value))
+        spread, local = spread_of(value), own_part(value)
+        numbers = numbers_of(local)
         if spread is not None and spread.partial:
-            if (bad := _bad_addends(local)) is None or (level == LIGHT and not any(bad)):
+            if numbers is None or (bad := _bad_addends(numbers.stored)) is None or (level == LIGHT and not any(bad)):
                 return
             place: Measured | int = self._pass_over(seat, value.numel(), *bad)
-        elif not reduce.measurable(local):
+        elif numbers is None or not reduce.measurable(numbers.stored):
             if level == LIGHT:
                 return
-            whole = not (local.is_floating_point() or local.is_complex() or local.is_nested)
-            place = self._pass_over(seat, local.numel() if whole else 0)
+            place = self._pass_over(seat, *_known_of(numbers))
         else:
-            place = self._measure(seat, local, what, draws=draws)
+            place = self._measure(seat, local, numbers, what, draws=draws)
         source = seat.id if seat.site.kind == "out" else None
         self._seen[id(value)] = weakref.ref(value), version, place, source
         self._sites.connect(seat, None)
 
-    def _measure(self, seat: MeasuredSite, value: Tensor, what: What, *, draws: bool) -> Measured | int:
+    def _measure(
+        self, seat: MeasuredSite, value: Tensor, numbers: Numbers, what: What, *, draws: bool
+    ) -> Measured | int:
         """Measure a value where it is; returns its measurement, on the host its row."""
-        dim = self._sites.tracked_dim(seat, value) if what == "full" else None
+        stored = numbers.stored
+        dense = value.layout is torch.strided and not value.is_nested
+        dim = self._sites.tracked_dim(seat, value) if what == "full" and dense else None
         saturation = self._host.saturating.get(seat.id) if draws else None
-        if value.device.type != "cpu":
-            return self.devices.measure(seat.id, value, what, dim=dim, draws=draws, saturation=saturation)
-        host, found = self._host, native.row(value, what)
+        count = (stored.numel() + numbers.zeros) * (2 if stored.is_complex() else 1)
+        if numbers.zeros:  # one stands for all of them
+            stored = torch.cat([stored.reshape(-1), stored.new_zeros(1)])
+        if stored.device.type != "cpu":
+            return self.devices.measure(seat.id, stored, what, count=count, dim=dim, draws=draws, saturation=saturation)
+        host, found = self._host, native.row(stored, what)
         row = host.make_room(1)
         host.rows[row] = found
+        host.rows[row, len(STATISTICS)] = count
         host.take(seat.id)
         if draws:
-            host.draw_for_last(value if saturation is None else saturation.deciding(value))
+            host.draw_for_last(stored if saturation is None else saturation.deciding(stored))
         if dim is not None:
-            host.activate(value, dim)
+            host.activate(stored, dim)
         return row
 
     def _repeat(self, seat: MeasuredSite, place: Measured | int, source: int | None) -> None:
@@ -108,13 +117,23 @@ class ReducedValues:
         self._seen.clear()
         return self.devices.end() if self.devices.tables else ([], {})
 
-    def _pass_over(self, seat: MeasuredSite, count: int, nonfinite: int = 0, nan: int = 0) -> int:
-        """Record a value without statistics but the numbers of its elements, 0 if it is not known, and of bad ones."""
+    def _pass_over(self, seat: MeasuredSite, count: int, nonfinite: float, nan: float) -> int:
+        """Record a value without statistics: the number of its elements, and of non-finite ones and NaN, NaN if not known."""
         host = self._host
         row = host.make_room(1)
         host.rows[row, STATISTICS.index("nonfinite") :] = nonfinite, nan, count
         host.take(seat.id)
         return row
+
+
+def _known_of(numbers: Numbers | None) -> tuple[int, float, float]:
+    """Return how many elements of a value without statistics are known, and how many of these are not finite, and NaN."""
+    if numbers is None:
+        return 0, math.nan, math.nan
+    stored = numbers.stored
+    if stored.is_floating_point() or stored.is_complex():
+        return (0, math.nan, math.nan) if stored.numel() else (0, 0, 0)
+    return stored.numel() + numbers.zeros, 0, 0
 
 
 def _bad_addends(value: Tensor) -> tuple[int, int] | None:

@@ -161,6 +161,11 @@ class StepValues:
         self._reduced.end()
         self.host.end()
 
+    def withdraw(self, site: int) -> None:
+        """Discard the last measurement at a site."""
+        self.host.withdraw(site)
+        self._reduced.devices.withdraw(site)
+
     def end(self) -> FinishedStep | None:
         """End the step, and have its tables copied to the host; returns None if it has no measurements."""
         step, self.step = self.step, -1  # later values, even of the same step, are measured at the level in force then

@@ -14,3 +14,7 @@ class Cause(NamedTuple):
 
 class ExpectedSilence(Cause):
     """A cause that is expected where many sites were hooked at once."""
+
+
+WITHOUT_GRAD = "the forward ran without grad, or nothing before it is trainable"
+"""What stands in place of a remedy where a value has no gradient."""

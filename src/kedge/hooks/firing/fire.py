@@ -24,6 +24,8 @@ from kedge.torch_internals.checkpoint import Stopped
 from kedge.torch_internals.own_work import is_own_work, programs_work
 from kedge.torch_internals.tensors import version_of
 
+_NO_KERNEL = "Could not run 'aten::"
+
 
 def fire(taps: Sequence[Tap], value: Tensor, event: Event) -> Tensor:
     """Run a value through the taps of its site; see Note [The order of actions].
@@ -74,6 +76,7 @@ def failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
     __tracebackhide__ = True
     if came_by_signal(error):
         raise error  # as it is: a signal handler of the program raised it meanwhile
+    error = _in_a_line(error)
     kind: Callable[[str], Exception] = type(error) if isinstance(error, ActionError) else ActionError
     what = str(error) if isinstance(error, ActionError) else f"{type(error).__name__}: {error}"
     tap.failed = "raised"
@@ -82,6 +85,14 @@ def failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
         _raise(kind(message), error)
     tap.on, tap.when, tap.failed = False, None, "off"
     tap.owner.complain(ActionDisabled(f"{message}; this action is off for the rest of the session"))
+
+
+def _in_a_line(error: Exception) -> Exception:
+    """Return an action's error; without the table of PyTorch's dispatcher, of all that it could have run instead."""
+    text = str(error)
+    if not (isinstance(error, NotImplementedError) and text.startswith(_NO_KERNEL)):
+        return error
+    return NotImplementedError(text.partition(". ")[0]).with_traceback(error.__traceback__)
 
 
 def _moment(event: Event) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kedge.errors import ActionDisabled
 from kedge.flow import Event
+from kedge.hooks.firing.cause import Cause
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.owner import Owner
@@ -37,7 +38,7 @@ class PassedValues:
         empty: A description of the value that passed instead of a tensor; None without one.
         listened: How many gradient hooks were set.
         pulses: By kind, the version of the memory that a hooked value is a view of, to detect changes in place.
-        no_share: The reason why a share could not be followed.
+        no_share: Why a share could not be followed.
         unused: The gradients that PyTorch passed as None, by kind and leaf: nothing used the leaf, but others of its node.
         rebuilt: Whether a reentrant checkpoint ran it without a graph, which its backward builds.
         ungraded: What ruled out gradients of the first few values that require none.
@@ -48,7 +49,7 @@ class PassedValues:
     empty: str | None = None
     listened: int = 0
     pulses: dict[str, MemoryVersion] = field(default_factory=dict)
-    no_share: str | None = None
+    no_share: Cause | None = None
     unused: set[tuple[str, str]] = field(default_factory=set)
     rebuilt: bool = False
     ungraded: list[str] = field(default_factory=list)
@@ -67,6 +68,7 @@ class Gate(KedgeHook):
         self.sites: dict[tuple[str, str], Site] = {}
         self.live, self.backward, self.measures = False, False, True
         self.called = 0
+        self.overwrites = False  # whether the module was seen to overwrite an input
         self.seen = PassedValues()
 
     @property

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kedge.errors import EventError
 from kedge.flow import Event
+from kedge.hooks.firing.given_inputs import InputOverwritten
 from kedge.sites import leaves
 from kedge.torch_internals.module_calls import CALL
 from kedge.torch_internals.module_tables import is_replica
@@ -55,7 +56,7 @@ class PresentCall:
         """The inputs of the call: by position, and by name.
 
         Raises:
-            EventError: If the call is over, or runs as compiled code.
+            EventError: If the call is over, or runs as compiled code; or if the module has overwritten an input.
         """
         site = self.event.site
         if site.is_gradient:
@@ -69,11 +70,25 @@ class PresentCall:
         module, frame = self.module, self.frame.f_back
         while frame is not None:
             if frame.f_code is CALL and ((own := frame.f_locals["self"]) is module or is_replica(own)):
-                return frame.f_locals["args"], frame.f_locals["kwargs"]
+                return self._as_given(frame.f_locals["args"], frame.f_locals["kwargs"])
             frame = frame.f_back
         raise EventError(
             f"{site}: no call of its module is running on this thread, as in compiled code, so event.args is unknown"
         )
+
+    def _as_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the inputs as they were before the module ran; see Note [Inputs as they were]."""
+        noted = self.gate.passes.here.notes.inputs_of(self.gate)
+        if noted is None:
+            return args, kwargs
+        try:
+            return noted.as_given(args), noted.as_given(kwargs)
+        except InputOverwritten as error:
+            self.gate.overwrites = True
+            raise EventError(
+                f"{self.event.site}: the module has overwritten its input, so event.args no longer holds what it was "
+                'given; it is copied from the next call on. For this call, record ":in" with record(copy=True)'
+            ) from error
 
     @property
     def output(self) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -17,13 +19,14 @@ from kedge.errors import WrongCall
 from kedge.flow import Event, Schedule
 from kedge.hooks.firing.thread_position import ThreadPosition
 from kedge.sites.site import Site
+from kedge.torch_internals.autograd_nodes import behind
 from kedge.torch_internals.checkpoint import Segment, Segments
 from kedge.torch_internals.dynamo import look_for_hooks
-from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
+from kedge.torch_internals.graph_task import at_end_of_backward, backward_call, graph_task
 from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.saved_hooks import top_hooks
 
-_TASKS_KEPT = 64
+_TASKS_KEPT, _CALLS_KEPT = 64, 8
 AWAITED = 256
 """The number of forward passes to wait for a known optimizer's first step."""
 
@@ -133,6 +136,8 @@ class BackwardNumbers:
         self.count = 0
         self.ending = -1
         self._known: dict[int, int] = {}
+        self._calls: deque[NumberedCall] = deque(maxlen=_CALLS_KEPT)
+        self._searched = (-1, False)
 
     def now(self, within: int = -1) -> int:
         """Return the number of this thread's backward pass, -1 outside of any.
@@ -145,11 +150,56 @@ class BackwardNumbers:
         if task == -1:
             return -1
         if task not in self._known:
-            self._known[task] = within if within >= 0 else self.count
-            self.count += within < 0
+            self._known[task] = within if within >= 0 else self._number()
             while len(self._known) > _TASKS_KEPT:
                 del self._known[next(iter(self._known))]
         return self._known[task]
+
+    def may_nest(self) -> bool:
+        """Whether the current backward pass is inside of another one, or leads to a checkpoint that runs one inside of it."""
+        task = graph_task()
+        if task != self._searched[0]:
+            call = backward_call()
+            roots = () if call is None else call.roots
+            nodes = behind(getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots)
+            found = call is None or call.nested or any("Checkpoint" in node.name() for node in nodes)
+            self._searched = task, found
+        return self._searched[1]
+
+    def _number(self) -> int:
+        """Return the number of a backward pass that fires its first hook; see Note [One backward]."""
+        call = backward_call()
+        marks = () if call is None else call.marks
+        nested = call is not None and call.nested
+        for known in self._calls if marks else ():
+            if (nested or known.inside_only) and known.is_of(marks):
+                known.inside_only = known.inside_only and nested
+                return known.number
+        number, self.count = self.count, self.count + 1
+        if marks:
+            refs = tuple(map(weakref.ref, marks))
+            self._calls.append(NumberedCall(number, refs, inside_only=nested))
+        return number
+
+
+class NumberedCall:
+    """A call of autograd by the program, and its number.
+
+    # Note [One backward]
+    The backward of a reentrant checkpoint differentiates the checkpointed part by a backward pass of its own. For autograd
+    that is another pass, for the program it belongs to the call that it made: both have one number, whichever fires a hook first.
+
+    Attributes:
+        number: The number.
+        inside_only: Whether hooks have fired only in passes inside of it.
+    """
+
+    def __init__(self, number: int, marks: tuple[weakref.ref[Any], ...], *, inside_only: bool) -> None:
+        self.number, self._marks, self.inside_only = number, marks, inside_only
+
+    def is_of(self, marks: Sequence[Any]) -> bool:
+        """Whether these tensors are those of the call."""
+        return len(marks) == len(self._marks) and all(ref() is one for ref, one in zip(self._marks, marks, strict=True))
 
 
 class StepClock:

@@ -96,6 +96,12 @@ class Tap:
         owner: Owner = self.gate.owner
         return owner
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether its gate still has it."""
+        taps = self.gate.taps
+        return self in (taps[self.site.kind] if isinstance(taps, dict) else taps)
+
     def note(self, event: Event) -> None:
         """Add a firing of the action to the timeline."""
         latest = self.gate.owner.fired

@@ -34,17 +34,19 @@ class RecomputedCalls:
 
 
 class GateNotes:
-    """Notes that the gates of modules leave for each other: who saw a parameter first, and the edges of inputs."""
+    """Notes that the gates of modules leave for each other: who saw a parameter first, the edges of inputs, and these inputs."""
 
-    __slots__ = ("_edges", "_firsts")
+    __slots__ = ("_edges", "_firsts", "_inputs")
 
     def __init__(self) -> None:
         self._firsts: dict[str, Any] = {}
         self._edges: dict[Any, Any] = {}
+        self._inputs: dict[Any, Any] = {}
 
     def begin_pass(self) -> None:
-        """Forget who saw the parameters first."""
+        """Forget who saw the parameters first, and the inputs of the last calls."""
         self._firsts.clear()
+        self._inputs.clear()
 
     def is_first(self, path: str, gate: Any) -> bool:
         """Return whether a gate is the first of the pass to see a parameter, which several modules may hold."""
@@ -53,6 +55,14 @@ class GateNotes:
     def leave_edges(self, gate: Any, edges: Any) -> None:
         """Leave the gradient edges of a call's inputs for a gate."""
         self._edges[gate] = edges
+
+    def leave_inputs(self, gate: Any, inputs: Any) -> None:
+        """Leave the inputs of the newest call for a gate whose actions may ask for them."""
+        self._inputs[gate] = inputs
+
+    def inputs_of(self, gate: Any) -> Any:
+        """Return the inputs that were left for a gate; None if nothing was."""
+        return self._inputs.get(gate)
 
     def take_edges(self, gate: Any) -> Any:
         """Return the edges that were left for a gate, once; without any, an empty dict."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Variable
-from torch.autograd.graph import Node, get_gradient_edge
+from torch.autograd.graph import Node
 
 from kedge.errors import EditError
 from kedge.flow import Event
@@ -347,11 +347,6 @@ def listen_share(share: InputShare, found: list[tuple[Node, list[int]]]) -> None
     """Register the node hooks of a share; they end with the session or with the graph."""
     for node, positions in found:
         share.gate.owner.installed.keep(node.register_hook(lambda gi, go, p=positions: share.passed(p, gi)))
-
-
-def edge_of(tensor: Tensor) -> Any:
-    """Return a tensor's gradient edge, None if it has none."""
-    return get_gradient_edge(tensor) if tensor.requires_grad else None
 
 
 untraced(GradientListener.__call__, GradientMeasurer.__call__, InputShare.passed, listen_share)

@@ -18,7 +18,10 @@ from torch.compiler import is_compiling
 
 from kedge.errors import CannotCompile
 from kedge.flow import Preserving
+from kedge.hooks.firing.cause import WITHOUT_GRAD, Cause
 from kedge.hooks.firing.fire import fire
+from kedge.hooks.firing.gate import Gate
+from kedge.hooks.firing.given_inputs import GivenInputs
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Spec, Tap
@@ -26,7 +29,6 @@ from kedge.hooks.firing.whole import ModuleGate
 from kedge.hooks.gates import compiled
 from kedge.hooks.gates.gradients import (
     InputShare,
-    edge_of,
     edges_into,
     is_rebuilt,
     listen_each,
@@ -36,10 +38,13 @@ from kedge.hooks.gates.gradients import (
 from kedge.sites import leaves
 from kedge.sites.select import SitePlace
 from kedge.sites.site import Site
+from kedge.torch_internals.autograd_nodes import edge_of
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import after_forward, before_forward
 from kedge.torch_internals.module_tables import modules_in, own_parameters
 from kedge.torch_internals.own_work import OwnWork, is_watched
+
+_TOTAL = "hook :in.grad for the total"
 
 
 class OutputGate(ModuleGate):
@@ -119,11 +124,14 @@ class OutputGate(ModuleGate):
             self.seen.rebuilt = True
             return
         if not edges:
-            self.seen.no_share = "its value contains no tensor: its arguments hold no tensor"
+            self.seen.no_share = Cause("its value contains no tensor: its arguments hold no tensor", _TOTAL)
+        elif not any(output.requires_grad for output in outputs):
+            self.seen.no_share = Cause("its outputs require no grad", WITHOUT_GRAD)
+            return
         for leaf, found in edges_into(outputs, edges).items():
             if not found:
-                self.seen.no_share = (
-                    "no operation of the call lies between this input and the outputs, or it needs no gradient"
+                self.seen.no_share = Cause(
+                    "no operation of the call lies between this input and the outputs, or it needs no gradient", _TOTAL
                 )
                 continue
             origin = self.passes.event(self.site("in.share", leaf), call, recompute)
@@ -142,12 +150,14 @@ class InputGate(ModuleGate):
         self.params: dict[str, tuple[str, nn.Parameter]] = {}
         self.sharing: list[OutputGate] = []
         self.preserving: list[Preserving] = []
+        self.noting: list[Gate] = []
 
     def retime(self) -> None:
-        """Update which taps are on; the gate stays on for shares and for values that the module would overwrite."""
+        """Update which taps are on; the gate stays on for what others need to know of each call."""
         super().retime()
-        self.live = self.live or bool(self.sharing or self.preserving)
-        self.measures = self.measures and not (self.sharing or self.preserving)
+        others = self.sharing or self.preserving or self.noting
+        self.live = self.live or bool(others)
+        self.measures = self.measures and not others
 
     def share_with(self, gate: OutputGate) -> None:
         """Record the inputs' gradient edges of each call for the module's `OutputGate`, which needs them for shares."""
@@ -158,6 +168,12 @@ class InputGate(ModuleGate):
     def watch_overwrites(self, actions: Iterable[Preserving]) -> None:
         """Notify actions that keep values without a copy before the module overwrites these values."""
         self.preserving += [action for action in actions if action not in self.preserving]
+        self.retime()
+
+    def note_inputs_for(self, gate: Gate) -> None:
+        """Note the inputs of each call for a gate whose actions may ask for them when the module has run."""
+        if gate not in self.noting:
+            self.noting.append(gate)
         self.retime()
 
     def canonical(self, leaf: str | None) -> str | None:
@@ -238,6 +254,11 @@ class InputGate(ModuleGate):
             listen_each(self, "in.grad", found, call, recompute)
         for gate in self.sharing:
             self.passes.here.notes.leave_edges(gate, {leaf: edge_of(tensor) for leaf, tensor in found})
+        for asking in self.noting:
+            if asking.live:
+                copied = asking.overwrites or getattr(module, "inplace", False) is True
+                inputs = GivenInputs((tensor for _, tensor in found), copied=copied)
+                self.passes.here.notes.leave_inputs(asking, inputs)
         if self.preserving and getattr(module, "inplace", False):
             overwritten = [leaves.storage_of(tensor) for _, tensor in found]
             for action in self.preserving:
@@ -342,6 +363,10 @@ class ModuleGates:
         for name, module in in_place:
             self._before(module, name).watch_overwrites(actions)
         return bool(in_place)
+
+    def note_inputs(self, module: nn.Module, path: str, gate: Gate) -> None:
+        """Note the inputs of a module's calls for a gate; see Note [Inputs as they were]."""
+        self._before(module, path).note_inputs_for(gate)
 
     def knows(self, module: nn.Module) -> bool:
         """Whether a module has a gate."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
-from kedge.errors import EditError, NoSiteMatched, NoSuchKind
+from kedge.errors import EditError, NoSiteMatched, NoSuchKind, PartialGradient, warn
 from kedge.flow import Event
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.measuring import measure_value
@@ -34,10 +35,11 @@ class TensorGate:
     def __init__(self, owner: Owner, name: str, kind: str) -> None:
         self.owner, self.site = owner, Site(name, kind)
         self.taps: tuple[Tap, ...] = ()
-        self.measures = False
+        self.measures = self.edits = False
         self.param: Tensor | None = None
         self.emptied = False  # another hook had set ``.grad`` to None
         self.handle: RemovableHandle | None = None
+        self.parts: GradientParts | None = None  # of a leaf
 
     def event(self, leaf: str = "") -> Event:
         """Return the event of a gradient that belongs to no module's call."""
@@ -70,8 +72,9 @@ class TensorGate:
         return Counts(clock.step, 0, 0, clock.backwards.count, during)
 
     def retime(self) -> None:
-        """Update whether all taps only measure; schedules are checked when a gradient arrives."""
+        """Update whether all taps only measure, and whether any may edit; schedules are checked when a gradient arrives."""
         self.measures = all(tap.measure is not None for tap in self.taps)
+        self.edits = any(not tap.observes for tap in self.taps)
 
     def drop(self, tap: Tap) -> None:
         """Remove a tap; an event that is firing keeps the old tuple."""
@@ -86,13 +89,109 @@ class TensorGate:
         taps = self.taps
         if value is None or not any(tap.on for tap in taps):
             return None
+        clock = self.owner.clock
+        number = clock.backwards.now()  # counts this backward pass
+        if self.parts is not None:
+            if number == self.parts.backward:
+                return self.parts.add(self, value)
+            self.parts.begin(self, number, value)
         if self.measures:
-            clock = self.owner.clock
-            clock.backwards.now()  # counts this backward pass
             measure_value(taps, value, clock.step, self.owner.fired, self.event, (leaf,))
             return None
         new = fire(taps, value, self.event(leaf))
+        if self.parts is not None:
+            self.parts.passed_on(value, new)
         return None if new is value else new
+
+
+class GradientParts:
+    """The parts in which the gradient of a leaf arrives within one backward pass of the program.
+
+    # Note [A gradient in parts]
+    A reentrant checkpoint differentiates its block by a backward pass of its own, so a parameter that is used inside and
+    outside of one, or in several, gets its gradient in parts, each of which PyTorch adds to ``.grad`` and passes to hooks. The
+    actions see the sum of the parts so far: what they kept of an earlier sum is withdrawn, and where they edit, the difference to
+    the edit of the earlier sum is passed on, so that the parts add up to the edit of the whole. The first part is kept only where
+    others are expected; where they were not, it is read from ``.grad``, if that was empty before.
+
+    Attributes:
+        leaf: The tensor.
+        accumulated: Whether its values are those of ``.grad`` and not the parts.
+        backward: The number of the newest backward pass that it had a gradient in.
+        expected: Whether it was in parts before.
+    """
+
+    def __init__(self, leaf: Tensor, *, accumulated: bool) -> None:
+        self.leaf, self.accumulated = weakref.ref(leaf), accumulated
+        self.backward = -1
+        self.expected = False
+        self._began_empty = self._edited = False
+        self._sum: Tensor | None = None
+        self._passed: Tensor | None = None
+
+    def begin(self, gate: TensorGate, number: int, first: Tensor) -> None:
+        """Begin a backward pass, with its first part."""
+        leaf = self.leaf()
+        self.backward = number
+        self._began_empty = leaf is not None and leaf.grad is None
+        self._edited = False
+        self._sum = self._passed = None
+        if (self.expected or gate.edits) and not self.accumulated:
+            kept = self.expected or gate.owner.clock.backwards.may_nest()
+            self._sum = first if kept else None
+
+    def passed_on(self, given: Tensor, new: Tensor) -> None:
+        """Note what was passed on for the first part."""
+        self._edited = new is not given
+        self._passed = None if self._sum is None else new
+
+    def add(self, gate: TensorGate, part: Tensor) -> Tensor | None:
+        """Fire with the sum of the parts so far; return what replaces the part, or None.
+
+        Raises:
+            EditError: If an action edits, and the part before was not kept.
+        """
+        event = gate.event()
+        before = None if self.accumulated else self._before(gate, event.site)
+        whole = part if before is None else before + part
+        for tap in gate.taps:
+            if tap.on and (before is not None or self.accumulated):
+                withdraw = getattr(tap.action, "withdraw", None)
+                if withdraw is not None:
+                    withdraw(tap.site)
+        new = fire(gate.taps, whole, event)
+        if self.accumulated:
+            return None if new is whole else new
+        self.expected = True
+        if before is None or (new is whole and not self._edited):
+            self._sum = None if before is None else whole
+            self._passed = self._sum
+            return None if new is whole else new
+        passed = before if self._passed is None else self._passed
+        self._sum, self._passed, self._edited = whole, new, True
+        return new - passed
+
+    def _before(self, gate: TensorGate, site: Site) -> Tensor | None:
+        """Return the sum of the parts before; None if it is not known."""
+        if self._sum is not None:
+            return self._sum
+        leaf = self.leaf()
+        if self._edited:
+            raise EditError(
+                f"the gradient at {site} arrives in parts, because a reentrant checkpoint uses it too, and the first part was "
+                "edited before that was seen; use checkpoint(..., use_reentrant=False), or edit :param.acc"
+            )
+        if self._began_empty and leaf is not None and leaf.grad is not None:
+            return leaf.grad
+        if not self.expected:
+            warn(
+                PartialGradient(
+                    f"{site} is a part of this gradient: it arrives in parts, because a reentrant checkpoint uses the tensor "
+                    "too, and .grad was not empty before. From the next backward on the values are whole; "
+                    "checkpoint(..., use_reentrant=False) has no parts"
+                )
+            )
+        return None
 
 
 def _hook_accumulated(gate: TensorGate, tensor: Tensor) -> RemovableHandle:
@@ -163,6 +262,7 @@ class ParameterGates:
         if gate is None or not gate.is_last(table):
             gate = TensorGate(self.owner, place.site.path, kind)
             gate.param = param
+            gate.parts = GradientParts(param, accumulated=kind in ACCUMULATED)
             self.owner.installed.enter(self.gates, (id(param), kind), gate)
             if param.requires_grad:
                 gate.handle = _hook(gate, param)
@@ -191,6 +291,8 @@ def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None
                 f'"{name}:grad"'
             )
         gate = TensorGate(owner, name, kind)
+        if tensor.is_leaf:
+            gate.parts = GradientParts(tensor, accumulated=kind in ACCUMULATED)
         owner.installed.install(InstalledHook(_hook(gate, tensor)))
         gate.attach(spec, Site(name, kind))
 
@@ -224,4 +326,4 @@ def _kinds(
 
 
 unserializable_hook(TensorGate.fire)
-untraced(TensorGate.fire, _hook_accumulated, _hook_node)
+untraced(TensorGate.fire, GradientParts.add, _hook_accumulated, _hook_node)

@@ -147,7 +147,7 @@ def _read_items(loader: Any) -> str:
     """Return what the items of a map-style data set are."""
     if isinstance(loader.sampler, BatchSampler):
         return "batches"
-    first = 0
+    first: Any = 0
     if type(loader.sampler).__module__.partition(".")[0] != "torch":
         first = next(iter(loader.sampler), 0)
     if isinstance(first, (list, tuple)):

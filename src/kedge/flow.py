@@ -114,6 +114,9 @@ class Readable(Protocol[V_co]):
 class Preserving(Protocol):
     """An action that keeps values without copying, and copies them before a module or operation works in place."""
 
+    def expect_overwrites(self, site: Site) -> None:
+        """Called for a site whose value the forward overwrites later, as its source shows."""
+
     def watch_overwrites(self) -> None:
         """Called if the model has modules or hooked operations that may work in place."""
 

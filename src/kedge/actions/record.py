@@ -115,12 +115,14 @@ class SiteRecords:
         batches: The values by pass.
         taps: The taps that record here.
         newest: The newest passes of the site's model; None for a tensor that belongs to none.
+        overwritten: Whether the forward overwrites its values later, so that they are copied.
     """
 
     def __init__(self, site: Site, keep: int | None) -> None:
         self.site, self.keep = site, keep
         self.batches: OrderedDict[RecordedPass, list[RecordedTensor]] = OrderedDict()
         self.taps: list[RecordingTap] = []
+        self.overwritten = False
         self.newest: NewestPasses | None = None
 
     def put(self, kept: RecordedTensor) -> None:
@@ -212,7 +214,7 @@ class Recorder:
         def keep(value: Tensor, event: Event) -> None:
             # a transform's wrapper is invalid after the transform
             alias = untransformed(value).detach() if is_batched(value) else untransformed(value.detach())
-            kept = RecordedTensor(event, alias, copied=copied)
+            kept = RecordedTensor(event, alias, copied=copied or records.overwritten)
             records.put(kept)
             if self._overwrites:
                 self._remember(kept)
@@ -243,6 +245,10 @@ class Recorder:
             self._by_storage = {k: refs for k, refs in alive.items() if refs}
             self._remembered = sum(map(len, self._by_storage.values()))
             self._prune_at = 2 * self._remembered + _PRUNE
+
+    def expect_overwrites(self, site: Site) -> None:
+        """Copy the values of a site when they are recorded, because the forward overwrites them later."""
+        self.by_site[site].overwritten = True
 
     def watch_overwrites(self) -> None:
         """Index kept values by storage from now on; called if the model has in-place modules or operations."""

@@ -18,6 +18,7 @@ from kedge.hooks.gates.passes import follow
 from kedge.hooks.gates.saved import SavedSites
 from kedge.hooks.gates.tensors import ParameterGates
 from kedge.hooks.operations.switch import ModeSwitches
+from kedge.hooks.overwritten import is_overwritten, overwrites_arguments
 from kedge.sites.select import ModelLayout, SitePlace
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.corners import lacks
@@ -63,10 +64,15 @@ class HookedModel:
         following: list[Any] = [action for action in spec.actions if isinstance(action, Following)]
         if lacks("graph_task"):  # a recompute would count as a newer pass, which has no values
             following = []
+        keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
         for place in places:
             before = len(spec.taps)
             self._place(place, spec, model)
             made = spec.taps[before:]
+            if keeping and _is_overwritten(place, model):
+                for tap in made:
+                    if any(tap.action is action for action in keeping):
+                        tap.action.expect_overwrites(tap.site)
             self._note_inputs(place, made)
             for tap in made:
                 own: Any = tap.action
@@ -74,7 +80,6 @@ class HookedModel:
                     own.follow(tap, self.passes)
             path = place.site.path if place.param is None else place.site.path.rpartition(".")[0]
             self.stood.setdefault(path, weakref.ref(place.module))
-        keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
         if keeping:
             self._watch_overwrites(keeping, model)
 
@@ -152,3 +157,13 @@ class HookedModel:
         self.held = None
         self.passes.here.frame = None  # of a call that this ended in
         self.modules.release()
+
+
+def _is_overwritten(place: SitePlace, model: nn.Module) -> bool:
+    """Whether the source of a forward shows that it overwrites a site's value; see Note [Overwritten later]."""
+    site = place.site
+    if place.param is not None or site.op is not None:
+        return False
+    if site.kind == "out":
+        return is_overwritten(model, site.path)
+    return site.kind == "in" and overwrites_arguments(place.module)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
-import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -16,6 +14,7 @@ from torch import nn
 from kedge.hooks.attach import Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Counts, Tap
+from kedge.hooks.forward_source import is_self, source_of
 from kedge.hooks.gates.block_saves import BlockGate
 from kedge.hooks.gates.modules import OutputGate
 from kedge.hooks.operations.unfired import explain_op
@@ -454,35 +453,24 @@ def _attributes_read(kind: type[nn.Module]) -> dict[str, dict[str, None]]:
     """Return what a class's forward reads as ``self.<name>.<attribute>``, by name."""
     found: dict[str, dict[str, None]] = {}
     for node in _run_by_forward(kind):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and _is_self(node.value.value):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and is_self(node.value.value):
             found.setdefault(node.value.attr, {})[node.attr] = None
     return found
 
 
 def _run_by_forward(kind: type[nn.Module]) -> Iterator[ast.AST]:
     """Yield the syntax nodes of a class's forward, and of its own methods that the forward calls, directly or not."""
-    tree = _source(kind)
+    tree = source_of(kind)
     methods = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     waiting = [methods["forward"]] if "forward" in methods else []
     known = {"forward"}
     while waiting:
         for node in ast.walk(waiting.pop()):
             yield node
-            called = node.attr if isinstance(node, ast.Attribute) and _is_self(node.value) else ""
+            called = node.attr if isinstance(node, ast.Attribute) and is_self(node.value) else ""
             if called in methods and called not in known:
                 known.add(called)
                 waiting.append(methods[called])
-
-
-def _is_self(node: Any) -> bool:
-    return isinstance(node, ast.Name) and node.id == "self"
-
-
-def _source(of: Any) -> Any:
-    try:
-        return ast.parse(textwrap.dedent(inspect.getsource(of)))
-    except (OSError, TypeError, SyntaxError):  # no source to read: built in, or typed at a prompt
-        return ast.parse("")
 
 
 def _calls_forward(kind: type[nn.Module], name: str) -> bool:
@@ -491,7 +479,7 @@ def _calls_forward(kind: type[nn.Module], name: str) -> bool:
     code = getattr(forward, "__code__", None)
     known = _forwards_called.get(kind)
     if known is None or known[0] is not code:
-        calls = (node.func for node in ast.walk(_source(forward)) if isinstance(node, ast.Call))
+        calls = (node.func for node in ast.walk(source_of(forward)) if isinstance(node, ast.Call))
         found = (f.value for f in calls if isinstance(f, ast.Attribute) and f.attr == "forward")
         known = code, frozenset(v.attr for v in found if isinstance(v, ast.Attribute))
         _forwards_called[kind] = known

@@ -149,7 +149,7 @@ def test_a_replaced_module_is_missed_and_said_to_be() -> None:
 
 def test_a_dropped_extractor_drops_the_model() -> None:
     """Nothing global keeps features or model alive."""
-    features = kedge.extract(Net(), "body")
+    features = kedge.extract(Net().eval(), "body")
     features(x())
     gone = weakref.ref(features.model)
     del features

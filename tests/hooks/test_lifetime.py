@@ -336,7 +336,7 @@ def test_a_copy_of_a_hooked_model_is_not_hooked(
             assert torch.equal(out, model(x))
         else:
             assert twin._forward_hooks is model._forward_hooks
-            assert not twin._forward_pre_hooks
+            assert twin._forward_pre_hooks is model._forward_pre_hooks
             twin(x)
         model(x).sum().backward()
 

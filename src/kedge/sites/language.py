@@ -60,7 +60,7 @@ class Term:
         """The path, if the pattern can select only one."""
         if self.types or re.search(r"(?<!\\)(\\\\)*[*?\[]", ".".join(self.path)):
             return None
-        return re.sub(r"\\(.)", r"\1", ".".join(self.path))
+        return re.sub(r"\\(.)", r"\1", ".".join(self.path), flags=re.DOTALL)
 
     def names(self, site: Site) -> bool:
         """Whether this is the literal name of a site: of its module, and of its operation if it has one.

@@ -13,6 +13,7 @@ from kedge.actions.measure import reduce
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable
 from kedge.errors import NotRecorded, SeveralRecorded
 from kedge.notebook import Table
+from kedge.sites.language import single
 from kedge.sites.names import names_at, site_named
 from kedge.sites.site import Site
 from kedge.store.columns import BINARY
@@ -252,6 +253,8 @@ class MeasuredValues:
 
     def _named(self, name: str) -> list[MeasuredSite]:
         found = self.sites.named(name)
+        if len(found) > 1 and single(name).leaf is None:  # the row of the first tensor has the name without a leaf
+            found = [seat for seat in found if seat.site.leaf is None] or found
         if len(found) > 1:
             names = ", ".join(f'"{seat.site}"' for seat in found)
             raise SeveralRecorded(f'"{name}" matches {len(found)} measured sites; read one of {names}')

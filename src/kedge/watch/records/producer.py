@@ -337,7 +337,8 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[st
             count = int((~torch.isfinite(variables[node])).sum())
             are = "is" if count == 1 else "are"
             detail = f"{count} of its results {are} not finite: the loss hides this, but its gradient does not"
-            return _found(node, where[node], detail, certain=False) | {"where": "backward"}
+            can_make_it = plain_name(node.name()) not in _FINITE_OF_FINITE and not _only_overflows(node, {})
+            return _found(node, where[node], detail, certain=can_make_it) | {"where": "backward"}
     steep = [node for node in nodes if plain_name(node.name()) in _STEEP]
     if not steep:
         return None

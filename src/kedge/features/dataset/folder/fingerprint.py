@@ -157,7 +157,7 @@ def _by_name(made: Any) -> str:
 def _is_named(made: Any) -> bool:
     """Whether an object counts by its name: installed code, code in C, or a module."""
     if isinstance(made, FunctionType):
-        return _is_installed(made) and "__wrapped__" not in vars(made)
+        return _is_kedges(made.__module__) or (_is_installed(made) and "__wrapped__" not in vars(made))
     if isinstance(made, BuiltinFunctionType):
         return made.__self__ is None or isinstance(made.__self__, (ModuleType, type))
     return isinstance(made, ModuleType) or (isinstance(made, type) and not _is_own(made))

@@ -77,6 +77,8 @@ _REMEDIES |= {
     "asin": _REMEDIES["acos"],
     "reciprocal": _REMEDIES["div"],
 }
+_EMPTY = "The mean of no elements is NaN: skip an empty selection, or divide the sum by count.clamp(min=1)."
+_REMEDIES |= dict.fromkeys(("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"), _EMPTY)
 _REMEDIES |= {"rsqrt": _REMEDIES["div"], "true_divide": _REMEDIES["div"]}
 _NOT_ITS_OUTPUT = (
     " Change its input, not its output: torch.where after an operation whose derivative is infinite multiplies that by zero, "

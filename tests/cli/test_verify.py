@@ -113,8 +113,8 @@ def test_a_program_that_watching_changes_is_found_out(kedge: Kedge, script: Scri
             [
                 "train.py: no optimizer step and no module call in this process: bit-equal with and without watching",
                 "watching changes standard output, first in line 3:",
-                "  without: 2",
-                "  with:    4",
+                "  without: 1",
+                "  with:    2",
             ],
             1,
         ),

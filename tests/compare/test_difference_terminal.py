@@ -54,7 +54,8 @@ def test_another_learning_rate() -> None:
 
         ✗ another learning rate: the updates of all 3 parameters are 2 times as large in B
           first difference: step 1, stem.weight:update: rms 0.8956 in A, 1.791 in B, B is 2.00 times A
-          at step 1 parameters, forward and gradients are equal to the last bit
+          at step 1 parameters, forward and gradients are equal to the last bit; 1 compared step before it
+          is equal
 
                     forward                  backward
         step 0      ························ ························

@@ -57,7 +57,7 @@ def columns(values: list[Tensor], what: native.What = "full") -> dict[str, Any]:
     """Measure values as those of a device; returns the columns of the recording."""
     tables = DeviceTables(Departures())
     for site, value in enumerate(values):
-        tables.measure(site, value, what, dim=None, draws=True, saturation=None)
+        tables.measure(site, value, what, count=value.numel(), dim=None, draws=True, saturation=None)
     measured, snapshots = tables.end()
     step = FinishedStep(0, FULL, measured, snapshots, HostTable().end())
     return step.columns()
@@ -98,7 +98,7 @@ def test_rows_of_one_value_are_in_one_block(kernel: Any) -> None:
             value[-1] = -1
             if INTERPRETED:
                 value = value[-on_device.FOLD - 1 :].contiguous()
-            tables.measure(site, value, "full", dim=None, draws=False, saturation=None)
+            tables.measure(site, value, "full", count=value.numel(), dim=None, draws=False, saturation=None)
         measured, snapshots = tables.end()
         found = FinishedStep(0, FULL, measured, snapshots, HostTable().end()).columns()
         assert found["max"].tolist() == [float(site + 1) for site in range(9)]

@@ -22,7 +22,7 @@ from kedge.report.fitted_text import cut
 from kedge.report.terminal import ReportExtent, console_for, render
 from kedge.rules.registry import ALL
 from kedge.rules.rule import Finding, Rule
-from kedge.store.reading.table import StatsTable
+from kedge.store.reading.table import SitesInOne, StatsTable
 from kedge.store.recording import Recording, Rows, SiteInfo
 
 MANIFEST = {
@@ -126,7 +126,7 @@ def test_rules_that_could_not_judge_are_named_with_the_command() -> None:
 
     clean, broken = (report(recording, found, width=80, rules=rules) for found in ((), [BORN]))
 
-    assert "no findings so far; 1 rule could not judge: UPDATE-RATIO (12 of 20 measured" in clean
+    assert "no findings; 1 rule could not judge: UPDATE-RATIO (12 of 20 measured" in clean
     assert "✓" not in clean
     assert "\n1 rule could not judge: UPDATE-RATIO (12 of 20 measured steps)\n" in broken
     command = "to get enough for it: kedge run --budget none --every 1 train.py --name 'a b'\n"
@@ -602,14 +602,15 @@ def test_what_broke_after_the_last_full_step_is_said_to_have() -> None:
 def test_a_large_recording_is_drawn_with_little_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 1,000 sites each is gathered once, and ten times the steps cost no more calls in Python."""
     gathered: list[int] = []
-    rows = StatsTable.rows
+    of = SitesInOne.of
 
-    def counted(self: StatsTable, site: int) -> Rows:
+    def counted(self: SitesInOne, site: int) -> Rows:
         gathered.append(site)
-        return rows(self, site)
+        return of(self, site)
 
-    monkeypatch.setattr(StatsTable, "rows", counted)
+    monkeypatch.setattr(SitesInOne, "of", counted)
     assert len(re.findall(r"▄+", report(_wide(steps=100), extent=ReportExtent(most=None, folds=False)))) == 500
+    assert gathered
     assert len(gathered) == len(set(gathered))
     few, many = (
         _calls(partial(report, _wide(steps), extent=ReportExtent(most=None, folds=False))) for steps in (100, 1000)
@@ -649,7 +650,7 @@ def _wide(steps: int) -> Recording:
         "active.offsets": np.zeros(count + 1, np.int64),
     }
     columns |= {name: np.full(count, 0.5) for name in ("sum", "sumsq", "min", "max")}
-    columns |= {"nonzero": np.full(count, 64), "nonfinite": np.zeros(count, np.int64)}
+    columns |= {"nonzero": np.full(count, 64), **{name: np.zeros(count, np.int64) for name in ("nonfinite", "nan")}}
     return Recording(Path("big.kedge"), {}, (), tuple(infos), (END,), truncated=False, table=StatsTable(columns))
 
 

@@ -63,11 +63,19 @@ def test_rules_that_could_not_judge_are_named_with_what_they_lacked():
 
     assert [(lack.code, lack.have, lack.need) for lack in judgement.unjudged] == [("B", 2, 20), ("C", 0, 1)]
     assert verdict(judgement) == (
-        "no findings so far; 2 rules could not judge: B (2 of 20 measured steps), C (no measured steps)"
+        "no findings; 2 rules could not judge: B (2 of 20 measured steps), C (no measured steps)"
     )
     assert list(advice(judgement)) == [
         "to get enough for all of them: kedge run --budget none --every 1 train.py --lr 0.1"
     ]
+
+
+def test_no_findings_are_so_far_only_before_the_end():
+    """What has ended has none; what still goes on may have some later."""
+    going = dataclasses.replace(run(), events=())
+
+    assert verdict(judge(going, [Lacking("B", 2)])).startswith("no findings so far; 1 rule could not judge: B (2 of 20")
+    assert verdict(judge(run(), [Lacking("B", 2)])).startswith("no findings; 1 rule could not judge: B (2 of 20")
 
 
 def test_a_rule_that_spoke_could_judge():
@@ -93,7 +101,7 @@ def test_what_took_place_unseen_is_said_in_place_of_a_tick(event, words):
     judgement = judge(recording, [Lacking("A", 20)])
 
     assert not judgement.complete
-    assert verdict(judgement) == f"no findings so far; not watched: {words}"
+    assert verdict(judgement) == f"no findings; not watched: {words}"
 
 
 def test_a_short_line_counts_the_rest():

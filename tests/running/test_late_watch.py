@@ -193,7 +193,7 @@ def test_what_kedge_says_goes_to_the_command_alone(command, capfd):
     training = Training()
     command.begin()
     training.step()
-    command.watch._watch.shield.shield.fail(ValueError("made up"))
+    command.watch._watch.shield.lose("a step", ValueError("made up"))
     events = command.leave(training.step)
 
     assert "says" in events

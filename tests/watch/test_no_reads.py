@@ -74,6 +74,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """Return a device; in its test Kedge takes fake tensors for real ones."""
     found = Device()
     monkeypatch.setattr(modes, "is_fake", lambda value: False)
+    monkeypatch.setattr(modes, "has_data", lambda value: True)
     monkeypatch.setattr(modes, "plainly", nullcontext)
     for module, name in ((reduce, "measurable"), (finiteness, "_measurable")):
         monkeypatch.setattr(module, name, lambda value: value.is_floating_point() and value.numel() > 0)

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from kedge.errors import ActionError, ExtractError, InTrainingMode, NeverFiredWarning, SelectorError, warn
 from kedge.features.axes.arguments import Arguments
+from kedge.features.axes.following import followed
 from kedge.features.axes.layout import Layout
-from kedge.features.axes.trace import followed
 from kedge.features.capture import (
     NOWHERE,
     CaptureAction,

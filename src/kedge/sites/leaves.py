@@ -168,7 +168,7 @@ def numbers_of(value: Tensor) -> Numbers | None:
     Of a nested tensor these are its parts, without the gaps between them; of a masked one those that the mask lets through.
     """
     value = dequantized(value)
-    if value.is_meta or modes.is_fake(value):
+    if not modes.has_data(value):
         return None
     if value.is_nested:
         parts = [part.reshape(-1) for part in value.detach().unbind()]

@@ -184,7 +184,12 @@ class Recording:
     @cached_property
     def all_rows(self) -> SitesInOne:
         """The rows of all sites, one after the other in the order of their numbers; see Note [One table]."""
-        return self.table.all(len(self.sites))
+        return self.table.all(self._numbers)
+
+    @cached_property
+    def _numbers(self) -> int:
+        """The number after the highest of a site: more than there are sites if some of them were chosen."""
+        return max((site.id for site in self.sites), default=-1) + 1
 
     @cached_property
     def derived(self) -> dict[Any, Any]:
@@ -218,7 +223,7 @@ class Recording:
         if not table.size:
             return table
         every = self.statistic(statistic)
-        line = np.full(len(self.sites) + 1, -1)
+        line = np.full(self._numbers + 1, -1)
         line[numbers] = np.arange(len(sites))
         line[-1] = -1
         full = np.flatnonzero((self.all_rows.rows.level == FULL) & (line[self.all_rows.site] >= 0))

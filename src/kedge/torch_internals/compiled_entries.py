@@ -26,11 +26,11 @@ from kedge.torch_internals.corners import find, lacks
 
 IsHooked = Callable[[nn.Module], bool]
 
-_TRACED_HOOKS = "__import_kedge_"
+_COMPILED_HOOKS = "__import_kedge_"
 """The beginning of the names by which guards refer to modules of Kedge's that were traced."""
 
 
-_GUARD = "_kedge_guard"
+_CONDITION = "_kedge_guard"
 """The attribute of a guard manager that has Kedge's guard."""
 
 
@@ -48,19 +48,19 @@ def set_aside(model: nn.Module, is_hooked: IsHooked) -> bool:
         return False
     if not dynamo.may_compile_again() or lacks("dynamo", "compiled_entries"):
         return dynamo.refresh()
-    types = {type(module) for module in model.modules()} if _was_traced(model) else set()
+    types = {type(module) for module in model.modules()} if _was_compiled(model) else set()
     may_be_its = False
     reset: Any = find("torch:_C._dynamo.eval_frame.reset_code")
     for code, entries in _compiled():
-        known = [(entry, _guarded(entry)) for entry in entries]
-        of_model = [guarded for _, guarded in known if not types.isdisjoint(guarded.modules.values())]
+        known = [(entry, _conditions(entry)) for entry in entries]
+        of_model = [about for _, about in known if not types.isdisjoint(about.modules.values())]
         may_be_its = may_be_its or bool(of_model)
-        if any(guarded.with_hooks for guarded in of_model):
+        if any(about.with_hooks for about in of_model):
             reset(code)
             continue
-        for entry, guarded in known:
-            if not guarded.with_hooks and not hasattr(entry.guard_manager, _GUARD):
-                _add_guard(entry, tuple(guarded.modules), is_hooked)
+        for entry, about in known:
+            if not about.with_hooks and not hasattr(entry.guard_manager, _CONDITION):
+                _add_condition(entry, tuple(about.modules), is_hooked)
     return may_be_its
 
 
@@ -96,7 +96,7 @@ def _compiled() -> Iterator[tuple[CodeType, list[Any]]]:
             yield code, entries
 
 
-class _Guarded(NamedTuple):
+class _Conditions(NamedTuple):
     """What the guards of an entry are about.
 
     Attributes:
@@ -108,34 +108,34 @@ class _Guarded(NamedTuple):
     with_hooks: bool
 
 
-def _guarded(entry: Any) -> _Guarded:
+def _conditions(entry: Any) -> _Conditions:
     """Return what the guards of an entry are about, a tree of expressions."""
     modules: dict[str, type] = {}
     with_hooks = False
     root = getattr(entry.guard_manager, "root", None)  # none, if an object no longer exists and the code is never used
     waiting: list[Any] = [] if root is None else [root]
     while waiting:
-        guard = waiting.pop()
-        source, kind = guard.get_source(), guard.get_type_of_guarded_value()
-        with_hooks = with_hooks or _TRACED_HOOKS in source
+        condition = waiting.pop()
+        source, kind = condition.get_source(), condition.get_type_of_guarded_value()
+        with_hooks = with_hooks or _COMPILED_HOOKS in source
         if isinstance(kind, type) and issubclass(kind, nn.Module):
             modules[source] = kind
-        waiting += guard.get_child_managers()
-        if hasattr(guard, "get_key_value_managers"):  # the guard of a dict, whose values are no children
-            waiting += (value for _, value in guard.get_key_value_managers().values() if value is not None)
-    return _Guarded(modules, with_hooks)
+        waiting += condition.get_child_managers()
+        if hasattr(condition, "get_key_value_managers"):  # the guard of a dict, whose values are no children
+            waiting += (value for _, value in condition.get_key_value_managers().values() if value is not None)
+    return _Conditions(modules, with_hooks)
 
 
-def _add_guard(entry: Any, sources: tuple[str, ...], is_hooked: IsHooked) -> None:
+def _add_condition(entry: Any, sources: tuple[str, ...], is_hooked: IsHooked) -> None:
     manager = entry.guard_manager
     if not hasattr(manager, "root"):
         return
-    guard = NoneHooked(sources, manager.global_scope, is_hooked)
-    manager.root.add_epilogue_lambda_guard(guard, ["no module has hooks of Kedge's"], None)
-    setattr(manager, _GUARD, guard)
+    condition = NoneHooked(sources, manager.global_scope, is_hooked)
+    manager.root.add_epilogue_lambda_guard(condition, ["no module has hooks of Kedge's"], None)
+    setattr(manager, _CONDITION, condition)
 
 
-def _was_traced(model: nn.Module) -> bool:
+def _was_compiled(model: nn.Module) -> bool:
     """Whether Dynamo has traced a model, or may have: it marks parameters and buffers, of which there may be none."""
     held: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
     return not held or any(hasattr(tensor, "_dynamo_static_input_type") for tensor in held)

@@ -51,7 +51,7 @@ def plain(columns: Columns, site: int) -> list[tuple[Any, ...]]:
 
 def gathered(table: StatsTable, site: int) -> list[tuple[Any, ...]]:
     """Give the rows of a site as the table finds them."""
-    rows = table.rows(site)
+    rows = table.all(7).of(site)
     columns = [getattr(rows, name).tolist() for name in NUMBERS] + [getattr(rows, name) for name in BINARY]
     return list(zip(*columns, strict=True))
 
@@ -100,7 +100,7 @@ def test_what_is_the_same_in_every_batch_is_given_to_its_site(tmp_path: Path, ot
 
     for site, count in ((0, 10), (1, 20), (2, 30)):
         expected = [count + (step == other and site == 1) for step in range(70)]
-        rows = table.rows(site)
+        rows = table.all(3).of(site)
         assert rows.count.tolist() == expected
         assert set(rows.calls.tolist()) == {site + 1}
         assert rows.step.tolist() == list(range(70))
@@ -114,7 +114,7 @@ def test_steps_that_differ_within_a_batch_are_told(tmp_path: Path) -> None:
     _write_as_another_program(tmp_path / "s.arrows", columns)
     found, _ = read_table(tmp_path / "s.arrows")
 
-    assert found.rows(1).step.tolist() == list(range(1, 200, 10))
+    assert found.all(2).of(1).step.tolist() == list(range(1, 200, 10))
     assert found.full_steps.tolist() == [step + site for step in range(10, 200, 20) for site in (0, 1)]
 
 
@@ -136,7 +136,7 @@ def test_what_an_older_version_did_not_record_is_unknown(tmp_path: Path, alike: 
 
     counts = {"nan": [0, np.nan, 0, 0], "inf": [0, np.nan, 2, 2], "nonfinite": [0, 2, 2, 2]}
     for site in range(4):
-        rows = found.rows(site)
+        rows = found.all(4).of(site)
         assert rows.nan.tolist() == [-1] * 10
         assert rows.has_nan.tolist() == [site == 1] * 10
         for name, expected in counts.items():
@@ -156,7 +156,7 @@ def test_rows_of_one_step_are_merged_wherever_they_lie(tmp_path: Path) -> None:
     with closing(StatsWriter(path)) as writer:
         for step, sites in ((5, [0, 1, 0]), (3, [0, 1, 0]), (5, [0])):
             writer.write(step, {"site": sites, "count": [1] * len(sites), "sum": [2.0] * len(sites)})
-    rows = read_table(path)[0].rows(0)
+    rows = read_table(path)[0].all(2).of(0)
 
     assert (rows.step.tolist(), rows.count.tolist(), rows.sum.tolist()) == ([3, 5], [2, 3], [4.0, 6.0])
 
@@ -194,7 +194,7 @@ def test_no_spoilt_head_breaks_the_reader(tmp_path_factory: pytest.TempPathFacto
 
     for name in COLUMNS:
         assert after[name][: 3 * which].tolist() == before[name][: 3 * which].tolist()
-    assert sum(len(table.rows(site)) for site in range(3)) <= len(after["step"]) <= 9
+    assert sum(len(table.all(3).of(site)) for site in range(3)) <= len(after["step"]) <= 9
 
 
 def with_columns(table: pa.Table, add: dict[str, pa.Array]) -> pa.Table:

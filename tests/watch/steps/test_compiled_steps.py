@@ -28,7 +28,7 @@ def steps_of(budget: Budget) -> tuple[CompiledSteps, Any]:
     """Return the decisions for a budget, with operators of one second each, and the session that counts these."""
     session: Any = SimpleNamespace(in_graph=0)
     costs: Any = SimpleNamespace(operators=float)
-    shield: Any = SimpleNamespace(around=lambda work: work)
+    shield: Any = SimpleNamespace(around=lambda work, of: work)
     return CompiledSteps(session, budget, costs, CodeVariants(lambda hooked: None, shield)), session
 
 

@@ -61,6 +61,7 @@ WORDS: dict[str, str] = {
     "height": "height {}",
     "how": "",
     "input": "input {}",
+    "interruptions": "",
     "kept": "{} of them kept a gradient",
     "kind": "",
     "largest": "largest {}",

@@ -224,7 +224,9 @@ def _births(wiring: Wiring, bad_step: BadStep, returned: Iterable[SiteInfo]) -> 
 def _severity(recording: Recording, bad_step: BadStep, birth: Birth, recovered: bool) -> Severity | None:
     if birth.how == "made":
         # With finite gradients the optimizer has trained on such a loss, and nothing else of the run shows it.
-        spoiled = bad_step.are_finite(site.id for site in judged(recording)[0]) is False
+        # Those of a pass whose step a scaler has skipped are known at the outputs alone.
+        gradients = (*judged(recording)[0], *recording.of_kind("out.grad"))
+        spoiled = bad_step.are_finite(site.id for site in gradients) is False
         return "warning" if recovered and spoiled else "error"
     if birth.how in OPTIMIZER:
         return "warning" if recovered else "error"

@@ -225,8 +225,8 @@ def _severity(recording: Recording, bad_step: BadStep, birth: Birth, recovered: 
     if birth.how == "made":
         # With finite gradients the optimizer has trained on such a loss, and nothing else of the run shows it.
         # Those of a pass whose step a scaler has skipped are known at the outputs alone.
-        gradients = (*judged(recording)[0], *recording.of_kind("out.grad"))
-        spoiled = bad_step.are_finite(site.id for site in gradients) is False
+        backward = (*judged(recording)[0], *recording.of_kind("out.grad"))
+        spoiled = bad_step.are_finite(site.id for site in backward) is False
         return "warning" if recovered and spoiled else "error"
     if birth.how in OPTIMIZER:
         return "warning" if recovered else "error"

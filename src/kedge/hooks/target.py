@@ -71,8 +71,9 @@ class HookedModel:
             made = spec.taps[before:]
             if keeping and _is_overwritten(place, model):
                 for tap in made:
-                    if any(tap.action is action for action in keeping):
-                        tap.action.expect_overwrites(tap.site)
+                    keeper: Any = tap.action
+                    if any(keeper is action for action in keeping):
+                        keeper.expect_overwrites(tap.site)
             self._note_inputs(place, made)
             for tap in made:
                 own: Any = tap.action

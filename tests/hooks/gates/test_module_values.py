@@ -293,22 +293,22 @@ def test_a_value_that_a_module_overwrites_is_kept() -> None:
     assert torch.equal(grads["relu:out.grad"], torch.full((8, 4), 2.0))
 
 
-def test_a_value_that_a_function_overwrites_is_an_error_on_reading() -> None:
-    """An in-place function gives no chance to copy: reading says that the value is gone, and the remedy keeps it."""
-    model, x = InPlace(module=False).eval(), torch.randn(8, 4)
+def test_a_value_that_the_program_overwrites_is_an_error_on_reading() -> None:
+    """A write outside every forward gives no chance to copy: reading says that the value is gone, and how to keep it."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(8, 4)
     with kedge.session() as s:
-        plain = s.hook(model, "bn", kedge.record())
-        copied = s.hook(model, "bn", kedge.record(copy=True))
-        model(x)
+        plain = s.hook(model, "1", kedge.record())
+        copied = s.hook(model, "1", kedge.record(copy=True))
+        F.relu_(model(x))
     with pytest.raises(Overwritten) as caught:
-        plain["bn"]
+        plain["1"]
 
     assert str(caught.value) == (
-        "bn#0:out was recorded, but the program then changed the tensor in place, so its value is gone; record(copy=True) keeps a copy"
+        "1#0:out was recorded, but the program then changed the tensor in place, so its value is gone; record(copy=True) keeps a copy"
     )
     with pytest.raises(Overwritten):
-        plain.records("bn")
-    assert torch.equal(copied["bn"], model.bn(model.fc(x)))
+        plain.records("1")
+    assert torch.equal(copied["1"], model(x))
 
 
 def test_a_gradient_survives_an_in_place_function_after_the_module() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from kedge.errors import RecordingExists
-from kedge.store.writing.folder import create
+from kedge.store.writing.folder import create, join
 from kedge.watch.run.ranks import LaunchedRank
 
 pytestmark = pytest.mark.timing
@@ -123,10 +124,24 @@ def test_a_damaged_manifest_is_nobodys(tmp_path: Path, monkeypatch: pytest.Monke
         launch().settle("it.kedge", force=False)
 
 
-def test_the_first_rank_waits_for_the_others_but_not_for_long(tmp_path: Path) -> None:
-    """It returns as soon as nobody writes any more, and when its patience is at an end."""
+def test_rank_0_waits_for_the_other_ranks_but_not_for_long(tmp_path: Path) -> None:
+    """The wait ends when every rank has written its last rows, or when the time is up."""
     path = tmp_path / "it.kedge"
-    with create(path, launch().describe(), force=False):
-        launch().await_others(path, 0.1)
-    launch().await_others(path, 60)
+    first = launch(WORLD_SIZE="2")
+    second = launch(WORLD_SIZE="2", RANK="1")
+    first.await_others(path, 60)  # no recording was made
+    create(path, first.describe(), force=False).close()
+
+    began = time.monotonic()
+    first.await_others(path, 0.2)
+    assert time.monotonic() - began >= 0.2, "rank 1 has not begun"
+
+    writer = join(path, second.describe())
+    assert writer is not None
+    began = time.monotonic()
+    first.await_others(path, 0.2)
+    assert time.monotonic() - began >= 0.2, "rank 1 is still writing"
+
+    writer.close()
+    first.await_others(path, 60)
     LaunchedRank().await_others(path, 60)

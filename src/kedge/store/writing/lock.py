@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from socket import gethostname
+from typing import Any
 
 from kedge.errors import BeingWritten
 from kedge.files.atomic_write import told
@@ -70,6 +71,14 @@ def check_written(folder: Path) -> None:
             pass
 
 
+def writers(folder: Path) -> list[dict[str, Any]]:
+    """Return the ``rank``, ``pid`` and ``host`` of each process that has begun to write a recording, ended or not."""
+    lines: list[str] = []
+    with suppress(FileNotFoundError):  # nobody has begun, or the recording was replaced meanwhile
+        lines = (folder / LOCK).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
 def _open(folder: Path) -> OwnFile:
     try:
         return OwnFile(folder / LOCK, APPEND)
@@ -92,18 +101,10 @@ def _has_ended(folder: Path) -> bool:
 
 
 def _message(folder: Path) -> str:
-    who = ", ".join(dict.fromkeys(_writers(folder))) or "another process"
+    named = [f"process {writer['pid']} on {writer['host']}" for writer in writers(folder)]
+    who = ", ".join(dict.fromkeys(named)) or "another process"
     return (
         f"cannot replace {folder}: it is being written by {who}; "
         "name another place, or wait for the end of that run (if that process is gone, remove the folder by hand)"
     )
 
-
-def _writers(folder: Path) -> Iterator[str]:
-    """Yield the processes that have registered as writers."""
-    lines: list[str] = []
-    with suppress(FileNotFoundError):  # it may have been replaced meanwhile
-        lines = (folder / LOCK).read_text(encoding="utf-8").splitlines()
-    for line in lines:
-        writer = json.loads(line)
-        yield f"process {writer['pid']} on {writer['host']}"

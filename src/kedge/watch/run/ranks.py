@@ -21,7 +21,7 @@ from typing import Any
 
 from kedge.errors import RecordingError
 from kedge.store.writing.destination import check_place
-from kedge.store.writing.lock import check_written
+from kedge.store.writing.lock import check_written, writers
 
 PATIENCE = 3.0
 """Seconds that rank 0 waits at the end for the other ranks."""
@@ -104,18 +104,27 @@ class LaunchedRank:
     def await_others(self, place: Path, seconds: float = PATIENCE) -> None:
         """Wait until the other ranks have written their last rows, before the recording of all is judged.
 
+        A rank that has not begun to write is waited for as well: it may still have its rows to itself.
+
         Args:
             place: The recording.
             seconds: Most seconds to wait.
         """
         until = time.monotonic() + seconds
-        while self.world > 1 and time.monotonic() < until:
-            try:
-                check_written(place)
-            except RecordingError:
-                time.sleep(0.05)
-            else:
-                return
+        while self.world > 1 and time.monotonic() < until and not self._all_have_written(place):
+            time.sleep(0.05)
+
+    def _all_have_written(self, place: Path) -> bool:
+        begun = {writer["rank"] for writer in writers(place)}
+        if not begun:
+            return True  # rank 0 has made no recording, so no other rank can write into it
+        if len(begun) < self.world:
+            return False
+        try:
+            check_written(place)
+        except RecordingError:
+            return False
+        return True
 
     def _keeps(self, place: Path, *, first: str, force: bool) -> bool:
         """Whether existing files at a place stay: an earlier attempt's recording, or other files beside it."""

@@ -107,4 +107,3 @@ def _message(folder: Path) -> str:
         f"cannot replace {folder}: it is being written by {who}; "
         "name another place, or wait for the end of that run (if that process is gone, remove the folder by hand)"
     )
-

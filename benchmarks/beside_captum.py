@@ -97,12 +97,25 @@ def methods(model: nn.Module, site: str) -> dict[str, tuple[Ask, Ask]]:
     """Pair each method's two ways."""
     layer = model.get_submodule(site)
     return {
-        "saliency": (saliency(model, TARGET), partial(captum.attr.Saliency(model).attribute, target=TARGET)),
-        "guided": (guided_backprop(model, TARGET), partial(captum.attr.GuidedBackprop(model).attribute, target=TARGET)),
-        "deconvnet": (deconvnet(model, TARGET), partial(captum.attr.Deconvolution(model).attribute, target=TARGET)),
+        "saliency": (
+            saliency(model, TARGET),
+            partial(captum.attr.Saliency(model).attribute, target=TARGET),
+        ),
+        "guided": (
+            guided_backprop(model, TARGET),
+            partial(captum.attr.GuidedBackprop(model).attribute, target=TARGET),
+        ),
+        "deconvnet": (
+            deconvnet(model, TARGET),
+            partial(captum.attr.Deconvolution(model).attribute, target=TARGET),
+        ),
         "grad_cam": (
             lambda x: grad_cam(model, site, TARGET, size=None)(x).unsqueeze(1),
-            partial(captum.attr.LayerGradCam(model, layer).attribute, target=TARGET, relu_attributions=True),
+            partial(
+                captum.attr.LayerGradCam(model, layer).attribute,
+                target=TARGET,
+                relu_attributions=True,
+            ),
         ),
     }
 
@@ -120,11 +133,18 @@ def compare(pair: tuple[Ask, Ask], x: Tensor, rounds: int) -> tuple[float, float
     ratios, times = [], []
     for i in range(rounds):
         order = (0, 1) if i % 2 else (1, 0)
-        took: dict[int, float] = {which: timed(pair[which], x.clone().requires_grad_()) for which in order}
+        took: dict[int, float] = {
+            which: timed(pair[which], x.clone().requires_grad_()) for which in order
+        }
         ratios.append(took[0] / took[1])
         times.append(took[0])
     difference = (ours - theirs).abs().max().item()
-    return difference, theirs.abs().max().item(), statistics.median(ratios), statistics.median(times)
+    return (
+        difference,
+        theirs.abs().max().item(),
+        statistics.median(ratios),
+        statistics.median(times),
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -134,15 +154,21 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     args: Any = parser.parse_args(arguments)
     torch.set_num_threads(args.threads)
-    warnings.filterwarnings("ignore", message="Setting (forward, backward|backward)")  # captum's, at each call
-    print(f"captum {importlib.metadata.version('captum')}, torch {torch.__version__}, {args.rounds} rounds")
+    warnings.filterwarnings(
+        "ignore", message="Setting (forward, backward|backward)"
+    )  # captum's, at each call
+    print(
+        f"captum {importlib.metadata.version('captum')}, torch {torch.__version__}, {args.rounds} rounds"
+    )
     print(f"{'':28}{'':12}{'difference':>12}{'of at most':>12}{'time ratio':>12}{'Kedge ms':>10}")
     for name, (build, site, shape) in MODELS.items():
         torch.manual_seed(0)
         model, x = build().eval(), torch.randn(shape)
         for method, pair in methods(model, site).items():
             difference, most, ratio, took = compare(pair, x, args.rounds)
-            print(f"{name:28}{method:12}{difference:12.3g}{most:12.3g}{ratio:12.3f}{1000 * took:10.1f}")
+            print(
+                f"{name:28}{method:12}{difference:12.3g}{most:12.3g}{ratio:12.3f}{1000 * took:10.1f}"
+            )
 
 
 if __name__ == "__main__":

@@ -74,7 +74,10 @@ class Verdict:
         """Tell whether a rule spoke, and of the one that was to speak, whether what it said is so."""
         if code == self.code and self.misplaced:
             return False
-        return any(own == code and (not severities or severity in severities) for own, severity in self.found)
+        return any(
+            own == code and (not severities or severity in severities)
+            for own, severity in self.found
+        )
 
 
 def judge(task: Task) -> Verdict:
@@ -82,7 +85,9 @@ def judge(task: Task) -> Verdict:
     torch.set_num_threads(1)
     run, began = task.run, time.perf_counter()
     title = f"{task.code or 'healthy'}: {run.name}, seed {task.seed}"
-    findings = check(watched(run, task.seed, task.folder / f"{re.sub('[^a-z0-9.]+', '-', title.lower())}.kedge"))
+    findings = check(
+        watched(run, task.seed, task.folder / f"{re.sub('[^a-z0-9.]+', '-', title.lower())}.kedge")
+    )
     misplaced = any(f.code == task.code and not is_so(run, f) for f in findings)
     verdict = Verdict(task.code, frozenset((f.code, f.severity) for f in findings), "", misplaced)
     odd = not verdict.has(task.code) if task.code else any(f.severity != "info" for f in findings)
@@ -90,7 +95,9 @@ def judge(task: Task) -> Verdict:
         return verdict
     if misplaced:
         title = f"misplaced in {title}"
-    lines = [f"{'missed ' if task.code and odd else ''}{title} ({time.perf_counter() - began:.1f} s)"]
+    lines = [
+        f"{'missed ' if task.code and odd else ''}{title} ({time.perf_counter() - began:.1f} s)"
+    ]
     lines += [f"    {f.severity:7} {f.code:13} {f.message[:200]}" for f in findings]
     return replace(verdict, text="\n".join(lines))
 
@@ -100,7 +107,10 @@ def is_so(run: Run, finding: Finding) -> bool:
     evidence = finding.evidence
     if not run.births or "how" not in evidence:
         return True
-    how, what = evidence["how"], (evidence["module"], *evidence["also"], evidence.get("operation", {}).get("operation"))
+    how, what = (
+        evidence["how"],
+        (evidence["module"], *evidence["also"], evidence.get("operation", {}).get("operation")),
+    )
     named = {how, *(f"{how} {name}" for name in what)}
     sound = evidence.get("glance", {}).get("sound")
     return bool(named & run.births) and (sound or 0) <= run.since <= (finding.step or 0)
@@ -109,11 +119,15 @@ def is_so(run: Run, finding: Finding) -> bool:
 def main() -> None:
     """Train everything, and print what the rules made of it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="make each run with each of these seeds")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[0], help="make each run with each of these seeds"
+    )
     parser.add_argument("--only", default="", help="only runs whose rule or name holds this")
     parser.add_argument("--jobs", type=int, default=1, help="how many runs are made at a time")
     parser.add_argument("--verbose", action="store_true", help="print every finding")
-    parser.add_argument("--keep", metavar="FOLDER", help="keep the recordings there, and judge those that are there")
+    parser.add_argument(
+        "--keep", metavar="FOLDER", help="keep the recordings there, and judge those that are there"
+    )
     args = parser.parse_args()
     started, verdicts = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as passing:
@@ -144,11 +158,18 @@ def _print(verdicts: list[Verdict]) -> None:
         hits = sum(verdict.has(rule.code) for verdict in own)
         misplaced = sum(verdict.misplaced for verdict in own)
         alarms = sum(verdict.has(rule.code, "error", "warning") for verdict in calm)
-        others = Counter(v.code for v in verdicts if v.code not in ("", rule.code) and v.has(rule.code))
+        others = Counter(
+            v.code for v in verdicts if v.code not in ("", rule.code) and v.has(rule.code)
+        )
         also = ", ".join(f"{code} {number}" for code, number in others.most_common())
         recall, precision = _share(hits, len(own)), _share(hits, hits + misplaced + alarms)
-        print(f"{rule.code:14} {len(own):7} {hits:6} {recall:>7} {misplaced:9} {alarms:7} {precision:>9}  {also}")
-    counts = (f"{sum(any(s == level for _, s in v.found) for v in calm)} with {level}s" for level in SEVERITIES)
+        print(
+            f"{rule.code:14} {len(own):7} {hits:6} {recall:>7} {misplaced:9} {alarms:7} {precision:>9}  {also}"
+        )
+    counts = (
+        f"{sum(any(s == level for _, s in v.found) for v in calm)} with {level}s"
+        for level in SEVERITIES
+    )
     print(f"\n{len(calm)} healthy runs: {', '.join(counts)}")
 
 

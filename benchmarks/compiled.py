@@ -41,7 +41,11 @@ class Block(nn.Module):
         self.heads = heads
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.act, self.down = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        self.up, self.act, self.down = (
+            nn.Linear(width, 4 * width),
+            nn.GELU(),
+            nn.Linear(4 * width, width),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         n, length, width = x.shape
@@ -56,8 +60,14 @@ class Residual(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv1, self.norm1 = (
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+        self.conv2, self.norm2 = (
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
         self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,7 +84,9 @@ def mlp() -> tuple[nn.Module, Tensor]:
 
 def resnet() -> tuple[nn.Module, Tensor]:
     """A stem and two residual blocks, on 8 images."""
-    return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), Residual(32), Residual(32)), torch.randn(8, 3, 32, 32)
+    return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), Residual(32), Residual(32)), torch.randn(
+        8, 3, 32, 32
+    )
 
 
 def gpt() -> tuple[nn.Module, Tensor]:
@@ -185,7 +197,9 @@ def compiled(model: nn.Module, x: Tensor) -> Compiled:
     metrics.reset()
     began = perf_counter()
     step()
-    return Compiled(step, metrics.generated_kernel_count, metrics.num_bytes_accessed, perf_counter() - began, [])
+    return Compiled(
+        step, metrics.generated_kernel_count, metrics.num_bytes_accessed, perf_counter() - began, []
+    )
 
 
 class _Way:
@@ -204,7 +218,9 @@ class _Way:
 def compare(name: str, rounds: int) -> None:
     """Compile a model in every way, and print a row of the table for each."""
     with ExitStack() as stack:
-        models = {way: hooked(name, way, stack) for way in WAYS}  # all hooks first: Kedge discards code that lacks them
+        models = {
+            way: hooked(name, way, stack) for way in WAYS
+        }  # all hooks first: Kedge discards code that lacks them
         ways = {way: compiled(*model) for way, model in models.items()}
         first = {way: each.step() for way, each in ways.items()}
         for i in range(_WARM + rounds):
@@ -238,7 +254,9 @@ def main() -> None:
     inductor.force_disable_caches = True
     count_bytes()
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 30
-    print("| model | hooks | kernels | MB | step / without hooks | equal to the bit | seconds to compile |")
+    print(
+        "| model | hooks | kernels | MB | step / without hooks | equal to the bit | seconds to compile |"
+    )
     print("|---|---|---|---|---|---|---|")
     for name in MODELS:
         compare(name, rounds)

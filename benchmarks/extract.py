@@ -125,16 +125,24 @@ def forwards(rounds: int) -> None:
     for name, make in MODELS.items():
         model, x, layer, cut = make()
         one = kedge.extract(model, layer)
-        times = race({"features": calling(one, x), "whole": lambda m=model, x=x: m(x), "cut": cut}, rounds)
+        times = race(
+            {"features": calling(one, x), "whole": lambda m=model, x=x: m(x), "cut": cut}, rounds
+        )
         milliseconds = statistics.median(times["whole"]) * 1e3
         print(f"{name}: {milliseconds:.1f} ms a forward")
-        print(f"  {layer}, stopped early / whole forward        {ratio(times, 'features', 'whole')}")
-        print(f"  {layer}, stopped early / model cut by hand    {ratio(times, 'features', 'cut')}   to reach 1.05")
+        print(
+            f"  {layer}, stopped early / whole forward        {ratio(times, 'features', 'whole')}"
+        )
+        print(
+            f"  {layer}, stopped early / model cut by hand    {ratio(times, 'features', 'cut')}   to reach 1.05"
+        )
         model, x, _, _ = make()
         twin, _, _, _ = make()
         paths = leaves(model)
         every = kedge.extract(model, paths, early_stop=False)
-        times = race({"features": calling(every, x), "by hand": by_hand(twin, x, paths), "bare": cut}, rounds)
+        times = race(
+            {"features": calling(every, x), "by hand": by_hand(twin, x, paths), "bare": cut}, rounds
+        )
         label = f"all {len(paths)} leaf modules / hooks by hand"
         print(f"  {label:45} {ratio(times, 'features', 'by hand')}   to reach 1.03")
 
@@ -144,7 +152,16 @@ def peers(python: str, rounds: int) -> None:
     print(f"{'the same work / hooks by hand, in one process':48} {'one layer':22} all leaf modules")
     for name in ("kedge", *PEERS):
         runs = sys.executable if name == "kedge" else python
-        command = [runs, __file__, "--peer", name, "--rounds", str(rounds), "--threads", str(torch.get_num_threads())]
+        command = [
+            runs,
+            __file__,
+            "--peer",
+            name,
+            "--rounds",
+            str(rounds),
+            "--threads",
+            str(torch.get_num_threads()),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -177,7 +194,9 @@ def _wrong(theirs: Any, truth: dict[str, list[Tensor]], paths: list[str]) -> lis
     """Name the modules of which a value is none that the module returned."""
     named = theirs.items() if isinstance(theirs, dict) else zip(paths, theirs, strict=True)
     pairs = ((name.partition("#")[0], value) for name, value in named)
-    return [path for path, value in pairs if not any(torch.equal(value, right) for right in truth[path])]
+    return [
+        path for path, value in pairs if not any(torch.equal(value, right) for right in truth[path])
+    ]
 
 
 def _kedge(model: nn.Module, x: Tensor, paths: list[str]) -> Forward:
@@ -271,8 +290,16 @@ class Images(torch.utils.data.Dataset[Tensor]):
 def small() -> nn.Module:
     """A small convolutional net, whose features have 256 numbers an image."""
     torch.manual_seed(0)
-    layers = [nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, 2, 1), nn.ReLU(), nn.Conv2d(64, 64, 3, 2, 1)]
-    return nn.Sequential(*layers, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, 10)).eval()
+    layers = [
+        nn.Conv2d(3, 32, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, 2, 1),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, 2, 1),
+    ]
+    return nn.Sequential(
+        *layers, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(256, 10)
+    ).eval()
 
 
 def data(images: int, rounds: int) -> None:
@@ -288,7 +315,9 @@ def data(images: int, rounds: int) -> None:
             start = time.perf_counter()
             if name == "kedge":
                 with tempfile.TemporaryDirectory() as folder:
-                    kedge.extract(model, "7").dataset(loader, Path(folder) / "features", progress=False)
+                    kedge.extract(model, "7").dataset(
+                        loader, Path(folder) / "features", progress=False
+                    )
                     times[name].append(time.perf_counter() - start)
                 slopes.append(images_.slope())
             else:
@@ -299,19 +328,27 @@ def data(images: int, rounds: int) -> None:
                         model(batch)
                 torch.cat(kept)
                 times[name].append(time.perf_counter() - start)
-    print(f"{images:,} images of 3x32x32 to disk: {images / statistics.median(times['kedge']):,.0f} a second")
-    print(f"  rate / that of a loop that keeps all in memory  {ratio(times, 'by hand', 'kedge')}   to reach 0.95")
+    print(
+        f"{images:,} images of 3x32x32 to disk: {images / statistics.median(times['kedge']):,.0f} a second"
+    )
+    print(
+        f"  rate / that of a loop that keeps all in memory  {ratio(times, 'by hand', 'kedge')}   to reach 0.95"
+    )
     print(f"  resident memory: {statistics.median(slopes):+.3f} MiB for 10,000 images")
 
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--parts", default="forward,data")
-    parser.add_argument("--peers", metavar="PYTHON", help="the Python of an environment with benchmarks/peers.txt")
+    parser.add_argument(
+        "--peers", metavar="PYTHON", help="the Python of an environment with benchmarks/peers.txt"
+    )
     parser.add_argument("--peer", choices=[*FAST], help=argparse.SUPPRESS)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)

@@ -21,7 +21,9 @@ class Apply(nn.Module):
         return self.function(x)
 
 
-def after(place: Callable[[nn.Module], bool], function: Callable[[Tensor], Tensor], nth: int = 0) -> Fault:
+def after(
+    place: Callable[[nn.Module], bool], function: Callable[[Tensor], Tensor], nth: int = 0
+) -> Fault:
     """Put a function or a module behind the nth module of a kind."""
 
     def change(model: nn.Module) -> None:
@@ -71,7 +73,11 @@ class Around(nn.Module):
     """A module behind another, and from some call on an operation beside it, in their container's own forward."""
 
     def __init__(
-        self, first: nn.Module, inner: nn.Module, operation: Callable[[Tensor], Tensor] | None, since: int = 0
+        self,
+        first: nn.Module,
+        inner: nn.Module,
+        operation: Callable[[Tensor], Tensor] | None,
+        since: int = 0,
     ) -> None:
         super().__init__()
         self.first, self.inner, self.operation, self.left = first, inner, operation, since

@@ -137,7 +137,9 @@ class Outcome:
     @cached_property
     def loud(self) -> list[str]:
         """The codes of warnings and errors."""
-        return sorted({finding["code"] for finding in self.findings if finding["severity"] != "info"})
+        return sorted(
+            {finding["code"] for finding in self.findings if finding["severity"] != "info"}
+        )
 
     @property
     def right(self) -> list[str]:
@@ -162,7 +164,9 @@ class Outcome:
 
     def line(self, width: int) -> str:
         """Format the outcome in a line."""
-        parts = [f"{self.verdict:6} {self.case.title:{width}} {self.seconds:5.1f} s  {self.score:>9}"]
+        parts = [
+            f"{self.verdict:6} {self.case.title:{width}} {self.seconds:5.1f} s  {self.score:>9}"
+        ]
         parts += [" ".join(self.named)] if self.named else []
         parts += [f"false: {' '.join(self.false)}"] if self.false else []
         parts += [self.failure] if self.failure else []
@@ -175,7 +179,9 @@ def load() -> list[Case]:
     for script in sorted(PROGRAMS.glob("*.py")):
         source = script.read_text(encoding="utf-8")
         cases.append(Case(script.stem, source))
-        for name, fault in tomllib.loads(script.with_suffix(".toml").read_text(encoding="utf-8")).items():
+        for name, fault in tomllib.loads(
+            script.with_suffix(".toml").read_text(encoding="utf-8")
+        ).items():
             cases.append(_faulty(cases[-1].program, source, name, fault))
     return cases
 
@@ -186,7 +192,9 @@ def _faulty(program: str, source: str, name: str, fault: dict[str, Any]) -> Case
     if fault["kind"] not in {kind for kinds in KINDS.values() for kind in kinds}:
         raise ValueError(f"{place}: no such kind of fault: {fault['kind']}")
     if ("codes" in fault) == ("hidden" in fault):
-        raise ValueError(f"{place}: needs either the codes that name the fault, or why it is hidden")
+        raise ValueError(
+            f"{place}: needs either the codes that name the fault, or why it is hidden"
+        )
     for old, new in fault["change"]:
         if source.count(old) != 1:
             raise ValueError(
@@ -195,7 +203,9 @@ def _faulty(program: str, source: str, name: str, fault: dict[str, Any]) -> Case
         source = source.replace(old, new)
     compile(source, f"{program}.py with {name}", "exec")
     codes = frozenset(fault.get("codes", ()))
-    return Case(program, source, name, fault["kind"], fault["fault"], codes, fault.get("hidden", ""))
+    return Case(
+        program, source, name, fault["kind"], fault["fault"], codes, fault.get("hidden", "")
+    )
 
 
 def judge(case: Case, folder: Path) -> Outcome:
@@ -210,20 +220,33 @@ def judge(case: Case, folder: Path) -> Outcome:
         (place / "messages.txt").write_text(result.stderr, encoding="utf-8")
         if result.returncode:
             failure = f"exit status {result.returncode}: {_last_line(result.stderr)}"
-    seconds, score = time.perf_counter() - began, _last_line((place / "printed.txt").read_text(encoding="utf-8"))
+    seconds, score = (
+        time.perf_counter() - began,
+        _last_line((place / "printed.txt").read_text(encoding="utf-8")),
+    )
     recordings = list(place.glob("*.kedge"))
     if failure or len(recordings) != 1:
         return Outcome(case, seconds=seconds, failure=failure or f"{len(recordings)} recordings")
     checked = _kedge("check", "--json", recordings[0].name, place=place)
     if checked.returncode not in {0, 1}:
         return Outcome(case, seconds=seconds, failure=f"check: {_last_line(checked.stderr)}")
-    return Outcome(case, tuple(json.loads(checked.stdout)["findings"]), score.split()[-1] if score else "", seconds)
+    return Outcome(
+        case,
+        tuple(json.loads(checked.stdout)["findings"]),
+        score.split()[-1] if score else "",
+        seconds,
+    )
 
 
 def _kedge(*arguments: str, place: Path) -> subprocess.CompletedProcess[str]:
     """Run a command of Kedge on one thread, in a folder."""
     path = os.pathsep.join([str(Path(kedge.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": path.rstrip(os.pathsep)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "PYTHONPATH": path.rstrip(os.pathsep),
+    }
     command = [sys.executable, "-m", "kedge", *arguments]
     return subprocess.run(
         command,
@@ -248,7 +271,9 @@ def _share(part: int, whole: int) -> str:
 
 def _table(outcomes: list[Outcome]) -> None:
     """Print a line for every kind of fault."""
-    print(f"\n{'kind of fault':58} {'programs':>8} {'shown':>6} {'found':>6} {'recall':>7} {'right':>6} {'false':>6}")
+    print(
+        f"\n{'kind of fault':58} {'programs':>8} {'shown':>6} {'found':>6} {'recall':>7} {'right':>6} {'false':>6}"
+    )
     for branch, kinds in KINDS.items():
         for kind in kinds:
             own = [outcome for outcome in outcomes if outcome.case.kind == kind]
@@ -256,7 +281,9 @@ def _table(outcomes: list[Outcome]) -> None:
                 continue
             shown = [outcome for outcome in own if not outcome.case.hidden]
             found = sum(bool(outcome.named) for outcome in shown)
-            right, false = (sum(len(getattr(outcome, side)) for outcome in own) for side in ("right", "false"))
+            right, false = (
+                sum(len(getattr(outcome, side)) for outcome in own) for side in ("right", "false")
+            )
             numbers = f"{len(own):8} {len(shown):6} {found:6} {_share(found, len(shown)):>7} {right:6} {false:6}"
             print(f"{f'{branch}: {kind}':58} {numbers}")
 
@@ -294,7 +321,9 @@ def _print_totals(outcomes: list[Outcome], totals: dict[str, Any]) -> None:
     alarms = Counter(code for outcome in outcomes if not outcome.case.name for code in outcome.loud)
     known = {rule.code for rule in ALL}
     unknown = sorted({code for outcome in outcomes for code in outcome.case.codes} - known)
-    print(f"\nfalse on faulty programs: {_counts(false)}\nalarms on repaired ones:  {_counts(alarms)}")
+    print(
+        f"\nfalse on faulty programs: {_counts(false)}\nalarms on repaired ones:  {_counts(alarms)}"
+    )
     if unknown:
         print(f"codes that name faults and that this Kedge does not have: {', '.join(unknown)}")
     print(
@@ -302,8 +331,16 @@ def _print_totals(outcomes: list[Outcome], totals: dict[str, Any]) -> None:
     )
     for name, text, met in (
         ("recall", f"{totals['found']} of {totals['shown']}", lambda value, goal: value >= goal),
-        ("precision", f"{totals['right']} of {totals['right'] + totals['false']}", lambda value, goal: value >= goal),
-        ("alarms", f"{totals['with an alarm']} of {totals['repaired']}", lambda value, goal: value <= goal),
+        (
+            "precision",
+            f"{totals['right']} of {totals['right'] + totals['false']}",
+            lambda value, goal: value >= goal,
+        ),
+        (
+            "alarms",
+            f"{totals['with an alarm']} of {totals['repaired']}",
+            lambda value, goal: value <= goal,
+        ),
     ):
         if totals[name] is not None:
             reached = "reached" if met(totals[name], GOALS[name]) else "not reached"
@@ -318,7 +355,8 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
     """Return an outcome as an object of JSON."""
     case = outcome.case
     findings = [
-        {key: finding[key] for key in ("code", "severity", "site", "step", "message")} for finding in outcome.findings
+        {key: finding[key] for key in ("code", "severity", "site", "step", "message")}
+        for finding in outcome.findings
     ]
     declared = (
         {"kind": case.kind, "fault": case.fault, "codes": sorted(case.codes), "hidden": case.hidden}
@@ -336,7 +374,9 @@ def _select(cases: Iterable[Case], pattern: str) -> list[Case]:
     """Return the cases whose title, kind or codes match a pattern; a plain text matches what holds it."""
     wanted = pattern if any(mark in pattern for mark in "*?[") else f"*{pattern}*"
     return [
-        case for case in cases if any(fnmatch.fnmatch(text, wanted) for text in (case.title, case.kind, *case.codes))
+        case
+        for case in cases
+        if any(fnmatch.fnmatch(text, wanted) for text in (case.title, case.kind, *case.codes))
     ]
 
 
@@ -344,12 +384,22 @@ def main() -> int:
     """Run and judge all cases; return 1 if a run itself failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--only", metavar="PATTERN", default="", help="only cases whose title, kind or code matches this"
+        "--only",
+        metavar="PATTERN",
+        default="",
+        help="only cases whose title, kind or code matches this",
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many cases are run at a time")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write all outcomes there, as JSON")
     parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="keep the recordings there, and judge those that are there"
+        "--jobs", type=int, default=1, metavar="N", help="how many cases are run at a time"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write all outcomes there, as JSON"
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the recordings there, and judge those that are there",
     )
     args = parser.parse_args()
     began, cases = time.perf_counter(), _select(load(), args.only)
@@ -367,8 +417,16 @@ def main() -> int:
         f"{len(outcomes)} runs in {time.perf_counter() - began:.0f} s, {args.jobs} at a time, PyTorch {torch.__version__}"
     )
     if args.output:
-        versions = {"kedge": kedge.__version__, "torch": torch.__version__, "python": platform.python_version()}
-        result = {"versions": versions, "totals": totals, "cases": [_as_json(outcome) for outcome in outcomes]}
+        versions = {
+            "kedge": kedge.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        result = {
+            "versions": versions,
+            "totals": totals,
+            "cases": [_as_json(outcome) for outcome in outcomes],
+        }
         args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return int(bool(totals["failed"]))
 

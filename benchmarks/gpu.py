@@ -82,7 +82,11 @@ def resnet152(batch: int, *, tiny: bool) -> Made:
 def gpt(batch: int, *, tiny: bool) -> Made:
     """Make a GPT-2-large-like decoder (36 layers, width 1280) and a batch of 1024 words."""
     length = 64 if tiny else 1024
-    shape = {"layers": 2, "width": 64, "heads": 2} if tiny else {"layers": 36, "width": 1280, "heads": 20}
+    shape = (
+        {"layers": 2, "width": 64, "heads": 2}
+        if tiny
+        else {"layers": 36, "width": 1280, "heads": 20}
+    )
     words = torch.randint(0, 8192, (batch, length + 1))
     return models.GPT(**shape, length=length, dropout=0.1), words[:, :-1], words[:, 1:].reshape(-1)
 
@@ -120,7 +124,9 @@ CASES: dict[str, Callable[..., Any]] = {
     "compiled": lambda model, half: contextlib.nullcontext(),
     "compiled, norms": lambda model, half: kedge.hook(model, "**:out", kedge.measure("norm")),
 }
-OFFLOAD = [name for name in CASES if name not in ("statistics", "norms", "compiled", "compiled, norms")]
+OFFLOAD = [
+    name for name in CASES if name not in ("statistics", "norms", "compiled", "compiled, norms")
+]
 FEATURE = {"resnet152": "layer3", "gpt": "h.1"}
 
 
@@ -185,7 +191,11 @@ class Device:
 def _answers(ask: Callable[[], Any]) -> bool:
     try:
         ask()
-    except (AttributeError, NotImplementedError, RuntimeError):  # not every kind of device has what is asked for
+    except (
+        AttributeError,
+        NotImplementedError,
+        RuntimeError,
+    ):  # not every kind of device has what is asked for
         return False
     return True
 
@@ -226,9 +236,16 @@ def work(case: str, model: str, batch: int, steps: int, half: int, *, tiny: bool
     }  # fmt: skip
 
 
-def ask(case: str, model: str, batch: int, args: argparse.Namespace, half: int = 0) -> dict[str, Any]:
+def ask(
+    case: str, model: str, batch: int, args: argparse.Namespace, half: int = 0
+) -> dict[str, Any]:
     """Run one case in a process of its own; what failed is in "failed"."""
-    command = [sys.executable, __file__, "--work", json.dumps([case, model, batch, args.steps, half, args.tiny])]
+    command = [
+        sys.executable,
+        __file__,
+        "--work",
+        json.dumps([case, model, batch, args.steps, half, args.tiny]),
+    ]
     command += ["--import", args.module] if args.module else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = done.stdout.splitlines()
@@ -265,7 +282,9 @@ def offload(args: argparse.Namespace) -> None:
     for model in args.models.split(","):
         batch, expected = fill(model, args)
         print(f"\n{model}, batch {batch}: bare should take {expected / GB:.1f} GB in a step")
-        print(f"  {'case':16}{'ms/step':>9}{'x bare':>8}{'peak GB':>9}{'of bare':>8}{'moved GB':>10}{'over floor':>12}")
+        print(
+            f"  {'case':16}{'ms/step':>9}{'x bare':>8}{'peak GB':>9}{'of bare':>8}{'moved GB':>10}{'over floor':>12}"
+        )
         bare: dict[str, Any] = {}
         for case in args.cases.split(";"):
             found = ask(case, model, batch, args, half=(bare.get("peak", 0) or expected) // 2)
@@ -295,7 +314,9 @@ def _figures(found: dict[str, Any], bare: dict[str, Any], link: Any) -> str:
 def watch(args: argparse.Namespace) -> None:
     """Print what statistics cost, what `kedge run` costs, and whether the numbers are right."""
     on = Device()
-    print(f"\nwatching: statistics on {on.device} are {'right' if _is_right(on.device) else 'WRONG'}")
+    print(
+        f"\nwatching: statistics on {on.device} are {'right' if _is_right(on.device) else 'WRONG'}"
+    )
     for model in args.models.split(","):
         batch = _batch(model, args)
         rows = {case: ask(case, model, batch, args) for case in ("bare", "norms", "statistics")}
@@ -335,7 +356,10 @@ def extract(args: argparse.Namespace) -> None:
         made, x, _ = (part.to(on.device) for part in MODELS[model](batch, tiny=args.tiny))
         features = kedge.extract(made.eval(), [FEATURE[model]])
         with torch.no_grad():
-            seconds = {"whole forward": _time(on, partial(made, x)), "kedge.extract": _time(on, partial(features, x))}
+            seconds = {
+                "whole forward": _time(on, partial(made, x)),
+                "kedge.extract": _time(on, partial(features, x)),
+            }
         for name, each in seconds.items():
             print(
                 f"  {model}, batch {batch}, {name:16}{each * 1e3:9.2f} ms {each / seconds['whole forward']:6.3f} x whole"
@@ -346,7 +370,10 @@ def reductions(args: argparse.Namespace) -> None:
     """Print what all statistics of one tensor cost, and whether they are right."""
     on = Device()
     own = _own_kernel(on.device)
-    print("\nreductions: all statistics of one tensor" + ("" if callable(own) else f"; Kedge's own kernel: {own}"))
+    print(
+        "\nreductions: all statistics of one tensor"
+        + ("" if callable(own) else f"; Kedge's own kernel: {own}")
+    )
     ways: dict[str, Callable[[Tensor, Tensor], Any]] = {"PyTorch": _by_pytorch}
     ways |= {"kernel": own} if callable(own) else {}
     for count in (1 << 10, 1 << 16) if args.tiny else (1 << 12, 1 << 20, 1 << 27):
@@ -356,7 +383,9 @@ def reductions(args: argparse.Namespace) -> None:
                 table = torch.full((_rows(count, own), 6), float("nan"), device=on.device)
                 seconds = _time(on, partial(way, value, table))
                 rate = value.nbytes / seconds / GB
-                print(f"  {name:8}{count:>12} {str(dtype)[6:]:9}{seconds * 1e6:10.1f} us{rate:9.1f} GB/s once")
+                print(
+                    f"  {name:8}{count:>12} {str(dtype)[6:]:9}{seconds * 1e6:10.1f} us{rate:9.1f} GB/s once"
+                )
 
 
 def _by_pytorch(value: Tensor, table: Tensor) -> None:
@@ -405,7 +434,10 @@ def _is_right(device: torch.device) -> bool:
     with kedge.hook(layer, "0", kedge.measure()) as here:
         layer(value)
     names = ("rms", "min", "max")
-    return all(abs(getattr(there["0"], n) - getattr(here["0"], n)) <= 1e-4 * abs(getattr(here["0"], n)) for n in names)
+    return all(
+        abs(getattr(there["0"], n) - getattr(here["0"], n)) <= 1e-4 * abs(getattr(here["0"], n))
+        for n in names
+    )
 
 
 def _run(model: str, batch: int, options: tuple[str, ...], args: argparse.Namespace) -> str:
@@ -417,7 +449,18 @@ def _run(model: str, batch: int, options: tuple[str, ...], args: argparse.Namesp
         out = str(Path(folder) / "gpu.kedge")
         commands = {
             "python": [sys.executable, *loop],
-            "kedge": [sys.executable, "-m", "kedge", "run", "-q", *options, "--force", "-o", out, *loop],
+            "kedge": [
+                sys.executable,
+                "-m",
+                "kedge",
+                "run",
+                "-q",
+                *options,
+                "--force",
+                "-o",
+                out,
+                *loop,
+            ],
         }
         seconds: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(1 if args.tiny else 3):
@@ -452,7 +495,11 @@ def about() -> None:
     on = Device()
     if on.there:
         torch.zeros(1, device=on.device)  # so that the device is in use, and has a name
-    runtime = [f"{name} {found}" for name in ("cuda", "hip", "xpu") if (found := getattr(torch.version, name, None))]
+    runtime = [
+        f"{name} {found}"
+        for name in ("cuda", "hip", "xpu")
+        if (found := getattr(torch.version, name, None))
+    ]
     print(
         f"{accelerators.name()}, {on.size() / GB:.1f} GB; {platform.processor() or platform.machine()}, {os.cpu_count()} cores"
     )
@@ -467,15 +514,21 @@ def about() -> None:
 
 def parts(argv: list[str] | None = None) -> Iterator[Callable[[], None]]:
     """Yield what was asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", default="resnet152,gpt")
     parser.add_argument("--cases", default=";".join(OFFLOAD), help="separated by semicolons")
-    parser.add_argument("--fill", type=float, default=0.7, help="the share of the card that bare takes")
+    parser.add_argument(
+        "--fill", type=float, default=0.7, help="the share of the card that bare takes"
+    )
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--only", default="offload,watch,extract,compiled,reductions")
     parser.add_argument("--try", dest="tiny", action="store_true", help="tiny models, on a CPU too")
     parser.add_argument(
-        "--import", dest="module", help="a module to import first, and its function to call, which registers a device"
+        "--import",
+        dest="module",
+        help="a module to import first, and its function to call, which registers a device",
     )
     parser.add_argument("--work", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--loop", type=json.loads, help=argparse.SUPPRESS)
@@ -490,7 +543,9 @@ def parts(argv: list[str] | None = None) -> Iterator[Callable[[], None]]:
     elif args.loop:
         yield lambda: loop(*args.loop[:3], tiny=args.loop[3])
     elif not torch.accelerator.is_available() and not args.tiny:
-        yield lambda: print("no accelerator: nothing to measure here (--try shows whether the script works)")
+        yield lambda: print(
+            "no accelerator: nothing to measure here (--try shows whether the script works)"
+        )
     else:
         yield about
         named = {

@@ -19,7 +19,11 @@ class Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         plain = stride == 1 and inside == width
         self.downsample = (
-            None if plain else nn.Sequential(nn.Conv2d(inside, width, 1, stride, bias=False), nn.BatchNorm2d(width))
+            None
+            if plain
+            else nn.Sequential(
+                nn.Conv2d(inside, width, 1, stride, bias=False), nn.BatchNorm2d(width)
+            )
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -41,7 +45,10 @@ class ResNet18(nn.Module):
         self.maxpool = nn.MaxPool2d(3, 2, 1)
         widths = (64, 64, 128, 256, 512)
         for i in range(1, 5):
-            blocks = [Block(widths[i - 1], widths[i], 1 if i == 1 else 2), Block(widths[i], widths[i], 1)]
+            blocks = [
+                Block(widths[i - 1], widths[i], 1 if i == 1 else 2),
+                Block(widths[i], widths[i], 1),
+            ]
             setattr(self, f"layer{i}", nn.Sequential(*blocks))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(512, classes)
@@ -69,7 +76,9 @@ class Bottleneck(nn.Module):
         self.downsample = (
             None
             if plain
-            else nn.Sequential(nn.Conv2d(inside, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+            else nn.Sequential(
+                nn.Conv2d(inside, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+            )
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,7 +104,10 @@ class DeepResNet(nn.Module):
         for i, depth in enumerate(depths):
             width = 64 * 2**i
             stride = 1 if i == 0 else 2
-            blocks = [Bottleneck(inside if j == 0 else 4 * width, width, stride if j == 0 else 1) for j in range(depth)]
+            blocks = [
+                Bottleneck(inside if j == 0 else 4 * width, width, stride if j == 0 else 1)
+                for j in range(depth)
+            ]
             setattr(self, f"layer{i + 1}", nn.Sequential(*blocks))
             inside = 4 * width
         self.avgpool = nn.AdaptiveAvgPool2d(1)
@@ -121,7 +133,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map [n, t, width] to the same shape."""
         n, t, width = x.shape
-        q, k, v = (y.view(n, t, self.heads, -1).transpose(1, 2) for y in self.c_attn(x).chunk(3, dim=-1))
+        q, k, v = (
+            y.view(n, t, self.heads, -1).transpose(1, 2) for y in self.c_attn(x).chunk(3, dim=-1)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.dropout(self.c_proj(y.transpose(1, 2).reshape(n, t, width)))
 
@@ -134,7 +148,9 @@ class Layer(nn.Module):
         self.ln_1 = nn.LayerNorm(width)
         self.attn = Attention(width, heads, dropout)
         self.ln_2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
         if dropout:
             self.mlp.append(nn.Dropout(dropout))
 

@@ -65,7 +65,12 @@ ARGUMENTS = re.compile(r"Variable(Replacer|Inserter)$")
 IMPORTED = ("torch._dynamo", "numpy")
 """Imported once: each mutant is tested in a fork of this process."""
 
-QUIET = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 MEMORY = 16 * 2**30
 FILE = 4 * 2**30
 """What a process of the tests may take, in bytes: a mutant can ask for everything there is."""
@@ -101,20 +106,32 @@ class Outcome:
 
 def main() -> None:
     """Draw the mutants, test each, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--each", type=int, default=40, help="mutants of each area")
     parser.add_argument("--seed", type=int, default=0, help="which sample")
-    parser.add_argument("--limit", type=int, default=120, help="seconds a test may take; longer counts as killed")
-    parser.add_argument("--tree", type=Path, default=ROOT, help="the checkout to measure; this one unless given")
     parser.add_argument(
-        "--only", default="", help="of the sample, those at such a place, whether measured before or not"
+        "--limit", type=int, default=120, help="seconds a test may take; longer counts as killed"
+    )
+    parser.add_argument(
+        "--tree", type=Path, default=ROOT, help="the checkout to measure; this one unless given"
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        help="of the sample, those at such a place, whether measured before or not",
     )
     args = parser.parse_args()
     for name in IMPORTED:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="kedge-mutants-") as folder:
         bench = Bench(Path(folder), args.tree, args.limit)
-        chosen = [mutant for mutant in sample(bench.copy, args.each, args.seed) if args.only in mutant.place]
+        chosen = [
+            mutant
+            for mutant in sample(bench.copy, args.each, args.seed)
+            if args.only in mutant.place
+        ]
         log = ROOT / "build" / f"mutants-{digest(bench.copy, args.seed)}.jsonl"
         known = {} if args.only else read(log)
         print(
@@ -128,7 +145,9 @@ def main() -> None:
     table(chosen, known)
 
 
-def measure(bench: Bench, chosen: Sequence[Mutant], known: dict[Mutant, Outcome], log: Path) -> None:
+def measure(
+    bench: Bench, chosen: Sequence[Mutant], known: dict[Mutant, Outcome], log: Path
+) -> None:
     """Test the mutants that are not known yet, and write each down."""
     todo = [mutant for mutant in chosen if mutant not in known]
     if todo:
@@ -155,19 +174,25 @@ def read(log: Path) -> dict[Mutant, Outcome]:
 def digest(tree: Path, seed: int) -> str:
     """Return a name for a state of source and tests."""
     whole = hashlib.sha256(str(seed).encode())
-    for path in sorted(itertools.chain((tree / "src").rglob("*.py"), (tree / "tests").rglob("*.py"))):
+    for path in sorted(
+        itertools.chain((tree / "src").rglob("*.py"), (tree / "tests").rglob("*.py"))
+    ):
         whole.update(str(path.relative_to(tree)).encode() + b"\0" + path.read_bytes() + b"\0")
     return whole.hexdigest()[:12]
 
 
 def table(chosen: Sequence[Mutant], known: dict[Mutant, Outcome]) -> None:
     """Print the figures of each area, and every survivor."""
-    print(f"\n{'area':8} {'mutants':>7} {'killed':>7} {'timed out':>9} {'survived':>8}  killed or timed out")
+    print(
+        f"\n{'area':8} {'mutants':>7} {'killed':>7} {'timed out':>9} {'survived':>8}  killed or timed out"
+    )
     for area in (*AREAS, "all"):
         found = [known[m].verdict for m in chosen if m in known and area in {m.area, "all"}]
         count = collections.Counter(found)
         share = f"{1 - count['survived'] / len(found):.3f}" if found else "-"
-        print(f"{area:8} {len(found):7} {count['killed']:7} {count['timed out']:9} {count['survived']:8}  {share}")
+        print(
+            f"{area:8} {len(found):7} {count['killed']:7} {count['timed out']:9} {count['survived']:8}  {share}"
+        )
     print("\nsurvivors:")
     for mutant in chosen:
         if mutant in known and known[mutant].verdict == "survived":
@@ -204,12 +229,18 @@ def mutants(tree: Path, area: str, seed: int) -> Iterator[Mutant]:
 def files(tree: Path, area: str) -> list[Path]:
     """Return an area's files, in order."""
     places = [tree / PACKAGE / name for name in AREAS[area]]
-    return sorted(path for place in places for path in ([place] if place.is_file() else place.rglob("*.py")))
+    return sorted(
+        path for place in places for path in ([place] if place.is_file() else place.rglob("*.py"))
+    )
 
 
 def operators_without_arguments() -> dict[str, Any]:
     """Return cosmic-ray's operators by name."""
-    names = [name for name in plugins.operator_names() if not IDENTITY.search(name) and not ARGUMENTS.search(name)]
+    names = [
+        name
+        for name in plugins.operator_names()
+        if not IDENTITY.search(name) and not ARGUMENTS.search(name)
+    ]
     return {name: plugins.get_operator(name)() for name in names}
 
 
@@ -256,7 +287,10 @@ class Executed(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> ast.AST:
-        if any(isinstance(part, ast.Name) and part.id == "TYPE_CHECKING" for part in ast.walk(node.test)):
+        if any(
+            isinstance(part, ast.Name) and part.id == "TYPE_CHECKING"
+            for part in ast.walk(node.test)
+        ):
             return ast.Pass()
         return self.generic_visit(node)
 
@@ -264,7 +298,9 @@ class Executed(ast.NodeTransformer):
 def difference(source: str, changed: str) -> tuple[str, str]:
     """Return the lines that a mutant changes, and what they became."""
     lines = list(difflib.ndiff(source.splitlines(), changed.splitlines()))
-    before, after = (" ".join(line[2:].strip() for line in lines if line.startswith(sign)) for sign in "-+")
+    before, after = (
+        " ".join(line[2:].strip() for line in lines if line.startswith(sign)) for sign in "-+"
+    )
     return before, after
 
 
@@ -279,7 +315,9 @@ class Bench:
         self.limit = limit
         self.sound: set[str] = set()
         self.left_out: list[str] = []
-        shutil.copytree(tree, self.copy, ignore=shutil.ignore_patterns(".*", "build", "__pycache__"))
+        shutil.copytree(
+            tree, self.copy, ignore=shutil.ignore_patterns(".*", "build", "__pycache__")
+        )
 
     def must_collect(self, chosen: Sequence[Mutant]) -> None:
         """Stop here if the tests cannot even be imported without a mutant."""
@@ -312,7 +350,10 @@ class Bench:
         folder = self.copy / "tests" / FOLDER_OF.get(path, path.parent)
         while not any(folder.glob("test_*.py")):
             folder = folder.parent
-        found = sorted(folder.glob("test_*.py"), key=lambda test: (not test.stem.startswith(f"test_{path.stem}"), test))
+        found = sorted(
+            folder.glob("test_*.py"),
+            key=lambda test: (not test.stem.startswith(f"test_{path.stem}"), test),
+        )
         return [test.relative_to(self.copy).as_posix() for test in found]
 
     @contextlib.contextmanager

@@ -36,7 +36,9 @@ Function = Callable[[], object]
 
 def main() -> None:
     """Measure calls, sizes, formats and layouts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES)
     parser.add_argument("--threads", type=int, default=1)
@@ -44,7 +46,9 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     if not native.available():
         raise SystemExit(f"the compiled part is missing: {native.why_not()}")
-    print(f"PyTorch {torch.__version__}, {args.threads} thread(s), instruction sets {native.instruction_sets()}")
+    print(
+        f"PyTorch {torch.__version__}, {args.threads} thread(s), instruction sets {native.instruction_sets()}"
+    )
     calls(args.rounds)
     sizes(args.rounds, args.sizes)
     layouts(args.rounds)
@@ -68,7 +72,10 @@ def calls(rounds: int) -> None:
             "empty": lambda: empty(memory, 0, one),
             "measure_into": lambda: native.measure_into(memory, 0, one),
             "channels_above_zero": lambda: native.channels_above_zero(image, 1),
-            "observe, a value of its own": lambda: (table.observe(torch.ones(1), 0, 0, 0, True), table.counts.fill(0)),
+            "observe, a value of its own": lambda: (
+                table.observe(torch.ones(1), 0, 0, 0, True),
+                table.counts.fill(0),
+            ),
             "measure_many, each of 100": lambda: native.measure_many(rows, 0, many),
             "torch.dot": lambda: torch.dot(one, one),
         },
@@ -80,7 +87,9 @@ def calls(rounds: int) -> None:
 
 def sizes(rounds: int, numbers: list[int]) -> None:
     """Every format and instruction set over sizes, beside PyTorch."""
-    print("\none pass, microseconds, and its ratio to torch.dot and to six reductions; norm: the sum of squares alone")
+    print(
+        "\none pass, microseconds, and its ratio to torch.dot and to six reductions; norm: the sum of squares alone"
+    )
     print(
         f"  {'':10}{'':9}{'numbers':>10} {'full':>10} {'norm':>10} {'dot':>10} {'six':>10}  full/dot norm/dot full/six"
     )
@@ -107,14 +116,24 @@ def _row(rounds: int, value: Tensor, instruction_set: str) -> None:
     ratios = (found["full"][1], found["norm"][1], found["full"][0] / found["six"][0])
     dtype = str(value.dtype).removeprefix("torch.")
     times = " ".join(f"{found[name][0]:10.1f}" for name in ("full", "norm", "dot", "six"))
-    print(f"  {dtype:10} {instruction_set:8}{value.numel():10,} {times}  " + " ".join(f"{r:8.2f}" for r in ratios))
+    print(
+        f"  {dtype:10} {instruction_set:8}{value.numel():10,} {times}  "
+        + " ".join(f"{r:8.2f}" for r in ratios)
+    )
 
 
 def six(value: Tensor) -> Tensor:
     """Reduce six times, one statistic each."""
     x = reductions.flat(value)
     return torch.stack(
-        [x.sum(), torch.dot(x, x), x.amin(), x.amax(), torch.count_nonzero(x), x.numel() - torch.isfinite(x).sum()]
+        [
+            x.sum(),
+            torch.dot(x, x),
+            x.amin(),
+            x.amax(),
+            torch.count_nonzero(x),
+            x.numel() - torch.isfinite(x).sum(),
+        ]
     )
 
 
@@ -131,7 +150,9 @@ def layouts(rounds: int) -> None:
         "every other": torch.randn(2_000_000)[::2],
         "expanded": torch.randn(1000, 1).expand(1000, 1000),
     }
-    found = paired(rounds, {n: lambda v=v: native.measure_into(memory, 0, v) for n, v in values.items()})
+    found = paired(
+        rounds, {n: lambda v=v: native.measure_into(memory, 0, v) for n, v in values.items()}
+    )
     print("\none pass over a million float32, by layout")
     for name, (median, ratio) in found.items():
         print(f"  {name:26} {median:8.1f} {ratio:8.2f}")
@@ -146,7 +167,9 @@ def bad_numbers(rounds: int) -> None:
         "NaN": torch.full((1_000_000,), float("nan")),
         "of 1e-25": torch.randn(1_000_000) * 1e-25,
     }
-    found = paired(rounds, {n: lambda v=v: native.measure_into(memory, 0, v) for n, v in values.items()})
+    found = paired(
+        rounds, {n: lambda v=v: native.measure_into(memory, 0, v) for n, v in values.items()}
+    )
     print("\none pass over a million float32, by what they are")
     for name, (median, ratio) in found.items():
         print(f"  {name:26} {median:8.1f} {ratio:8.2f}")
@@ -155,10 +178,14 @@ def bad_numbers(rounds: int) -> None:
 def devices(rounds: int, numbers: list[int]) -> None:
     """One launch of the kernel on a device, beside PyTorch's reductions: the host's time, and that until the device is done."""
     found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None or not on_device.available(torch.device(found.type, torch.accelerator.current_device_index())):
+    if found is None or not on_device.available(
+        torch.device(found.type, torch.accelerator.current_device_index())
+    ):
         print(f"\nnothing to measure on a device; {on_device.described()}")
         return
-    print(f"\none launch of the kernel on {found.type}, microseconds, and its ratio to PyTorch's reductions")
+    print(
+        f"\none launch of the kernel on {found.type}, microseconds, and its ratio to PyTorch's reductions"
+    )
     print(f"  {'':10}{'numbers':>12} {'queued':>10} {'done':>10} {'queued':>8} {'done':>8}")
     for dtype in DTYPES:
         for size in numbers:
@@ -169,7 +196,9 @@ def devices(rounds: int, numbers: list[int]) -> None:
             six = partial(reduce.full, value, row)
             queued = paired(rounds, {"six": six, "kernel": kernel})["kernel"]
             torch.accelerator.synchronize()
-            done = paired(rounds, {"six": partial(waited, six), "kernel": partial(waited, kernel)})["kernel"]
+            done = paired(rounds, {"six": partial(waited, six), "kernel": partial(waited, kernel)})[
+                "kernel"
+            ]
             times = f"{queued[0]:10.1f} {done[0] / TOGETHER:10.1f} {queued[1]:8.2f} {done[1]:8.2f}"
             print(f"  {str(dtype).removeprefix('torch.'):10}{size:12,} {times}")
 
@@ -186,13 +215,18 @@ def paired(rounds: int, functions: dict[str, Function]) -> dict[str, tuple[float
     times: dict[str, list[float]] = {name: [] for name in functions}
     for function in functions.values():
         function()
-    repeats = {name: max(1, int(ROUND / timed(function, 1))) for name, function in functions.items()}
+    repeats = {
+        name: max(1, int(ROUND / timed(function, 1))) for name, function in functions.items()
+    }
     for _ in range(rounds):
         for name, function in functions.items():
             times[name].append(timed(function, repeats[name]))
     first = next(iter(times.values()))
     return {
-        name: (1e6 * statistics.median(own), statistics.median(a / b for a, b in zip(own, first, strict=True)))
+        name: (
+            1e6 * statistics.median(own),
+            statistics.median(a / b for a, b in zip(own, first, strict=True)),
+        )
         for name, own in times.items()
     }
 

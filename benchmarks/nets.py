@@ -60,7 +60,9 @@ def resnet(*, norm: bool = True, blocks: int = 3, width: int = 16) -> nn.Sequent
     """A stem, residual blocks, global pooling, a linear output."""
     stem = nn.Conv2d(1, width, 3, padding=1)
     inner = [Residual(width, norm=norm) for _ in range(blocks)]
-    return nn.Sequential(stem, nn.ReLU(), *inner, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+    return nn.Sequential(
+        stem, nn.ReLU(), *inner, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10)
+    )
 
 
 class Attention(nn.Module):
@@ -89,7 +91,9 @@ class Layer(nn.Module):
         self.pre = pre
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn = Attention(width, 4)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), ACTS[act](), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), ACTS[act](), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         if self.pre:
@@ -103,7 +107,13 @@ class Transformer(nn.Module):
     """A causal language model; gives logits as [n, tokens, length]."""
 
     def __init__(
-        self, act: str = "gelu", *, pre: bool = True, depth: int = 3, width: int = 48, std: float | None = None
+        self,
+        act: str = "gelu",
+        *,
+        pre: bool = True,
+        depth: int = 3,
+        width: int = 48,
+        std: float | None = None,
     ) -> None:
         super().__init__()
         self.embed, self.place = nn.Embedding(TOKENS, width), nn.Embedding(LENGTH, width)
@@ -133,8 +143,12 @@ class Autoencoder(nn.Module):
 
     def __init__(self, act: str = "relu") -> None:
         super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 48), ACTS[act](), nn.Linear(48, 12))
-        self.decoder = nn.Sequential(nn.Linear(12, 48), ACTS[act](), nn.Linear(48, 64), nn.Sigmoid())
+        self.encoder = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 48), ACTS[act](), nn.Linear(48, 12)
+        )
+        self.decoder = nn.Sequential(
+            nn.Linear(12, 48), ACTS[act](), nn.Linear(48, 64), nn.Sigmoid()
+        )
 
     def forward(self, images: Tensor) -> Tensor:
         return self.decoder(self.encoder(images)).view_as(images)
@@ -142,7 +156,9 @@ class Autoencoder(nn.Module):
 
 def _digits() -> tuple[Tensor, Tensor]:
     data = load_digits()
-    return torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(data.target)
+    return torch.tensor(data.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(
+        data.target
+    )
 
 
 def _sequences() -> tuple[Tensor, Tensor]:
@@ -213,8 +229,12 @@ def train(run: Run, seed: int) -> Iterator[float]:
     model = run.model()
     run.fault.model(model)
     optimizer = run.optimizer(run.fault.trained(model))
-    scaler = torch.amp.GradScaler("cpu", enabled=run.half is torch.float16 and not run.name.endswith("unscaled"))
-    rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (run.warmup or 1)))
+    scaler = torch.amp.GradScaler(
+        "cpu", enabled=run.half is torch.float16 and not run.name.endswith("unscaled")
+    )
+    rate = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / (run.warmup or 1))
+    )
     for step in range(run.steps):
         chosen = torch.randint(len(xs), (run.batch,))
         x, y = run.fault.inputs(step, xs[chosen]), ys[chosen]
@@ -236,4 +256,8 @@ def train(run: Run, seed: int) -> Iterator[float]:
 def _loss(run: Run, outputs: Tensor, wanted: Tensor) -> Tensor:
     if run.criterion is not None:
         return run.criterion(outputs.float(), wanted)
-    return F.mse_loss(outputs, wanted) if outputs.shape == wanted.shape else F.cross_entropy(outputs.float(), wanted)
+    return (
+        F.mse_loss(outputs, wanted)
+        if outputs.shape == wanted.shape
+        else F.cross_entropy(outputs.float(), wanted)
+    )

@@ -54,7 +54,11 @@ Numbers = dict[str, float]
 
 def resnet(depths: tuple[int, ...], batch: int) -> Made:
     """Make a ResNet with a batch of images of 224x224."""
-    return models.DeepResNet(depths), torch.randn(batch, 3, 224, 224), torch.randint(0, 1000, (batch,))
+    return (
+        models.DeepResNet(depths),
+        torch.randn(batch, 3, 224, 224),
+        torch.randint(0, 1000, (batch,)),
+    )
 
 
 def gpt(batch: int = 4, length: int = 512) -> Made:
@@ -142,7 +146,9 @@ def tutorial(model: nn.Module, folder: str) -> Iterator[Callable[[], Numbers]]:
         sizes[0], File.seconds = 0, 0.0
         return {"packed": size, "kept": size, "moved": size, "io": seconds}
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.load() if isinstance(kept, File) else kept):
+    with torch.autograd.graph.saved_tensors_hooks(
+        pack, lambda kept: kept.load() if isinstance(kept, File) else kept
+    ):
         yield read
 
 
@@ -218,7 +224,9 @@ def work(name: str, model: str, steps: int, folder: str) -> None:
     torch.manual_seed(0)
     module, x, y = MODELS[model]()
     before, seconds, last = resident("VmRSS"), [], {}
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the highest is counted from here
+    Path("/proc/self/clear_refs").write_text(
+        "5", encoding="ascii"
+    )  # the highest is counted from here
     with CASES[name](module, folder) as read:
         for step in range(steps):
             module.zero_grad()
@@ -232,7 +240,12 @@ def work(name: str, model: str, steps: int, folder: str) -> None:
             del logits
     grads = [p.grad.numpy().tobytes() for p in module.parameters() if p.grad is not None]
     bits = hashlib.sha256(b"".join(grads)).hexdigest()
-    result = {"seconds": min(seconds[1:] or seconds), "peak": resident("VmHWM") - before, "bits": bits, **last}
+    result = {
+        "seconds": min(seconds[1:] or seconds),
+        "peak": resident("VmHWM") - before,
+        "bits": bits,
+        **last,
+    }
     (Path(folder) / "result.json").write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -262,14 +275,20 @@ class Limit:
         self.place.rmdir()
 
 
-def measure(name: str, model: str, args: argparse.Namespace, limit: Limit | None) -> dict[str, Any] | None:
+def measure(
+    name: str, model: str, args: argparse.Namespace, limit: Limit | None
+) -> dict[str, Any] | None:
     """Start one run and wait for it; None if it was killed."""
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         words = ["--work", name, model, str(args.steps), folder, "--threads", str(args.threads)]
         start = time.perf_counter()
         done = subprocess.run(
             [sys.executable, __file__, *words],
-            env={**os.environ, "HF_HUB_OFFLINE": "1", **(GIVE_BACK if name.endswith(TUNED) else {})},
+            env={
+                **os.environ,
+                "HF_HUB_OFFLINE": "1",
+                **(GIVE_BACK if name.endswith(TUNED) else {}),
+            },
             capture_output=True,
             text=True,
             check=False,
@@ -280,7 +299,9 @@ def measure(name: str, model: str, args: argparse.Namespace, limit: Limit | None
         if done.returncode == -9 and limit:
             return None
         if done.returncode or not place.exists():
-            raise SystemExit(f"{name} on {model} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
+            raise SystemExit(
+                f"{name} on {model} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+            )
         return {**json.loads(place.read_text(encoding="utf-8")), "wall": wall}
 
 
@@ -306,7 +327,9 @@ def compare(model: str, args: argparse.Namespace) -> None:
         print(line(name, [run for run in runs[name] if run], plain, bits), flush=True)
 
 
-def line(name: str, done: list[dict[str, Any]], plain: list[dict[str, Any] | None], bits: str | None) -> str:
+def line(
+    name: str, done: list[dict[str, Any]], plain: list[dict[str, Any] | None], bits: str | None
+) -> str:
     """Make the line of one case."""
     if not done:
         return f"  {name:48}  killed"
@@ -319,19 +342,27 @@ def line(name: str, done: list[dict[str, Any]], plain: list[dict[str, Any] | Non
         return f"{statistics.median(found) / unit:.{digits}f}" if found else "-"
 
     amounts = f"{middle('peak', 1):>8}{middle('packed', MB):>8}{middle('kept', MB):>8}{middle('moved', MB):>8}"
-    same = "" if name in LOSSY or bits is None or {run["bits"] for run in done} == {bits} else "  OTHER GRADIENTS"
+    same = (
+        ""
+        if name in LOSSY or bits is None or {run["bits"] for run in done} == {bits}
+        else "  OTHER GRADIENTS"
+    )
     return f"  {name:48}{ratio:>7}{spread:>14}{amounts}{middle('io', 1, 2):>8}{middle('wall', 1, 1):>8}{same}"
 
 
 def main() -> None:
     """Run the models that are asked for, or be one run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", default="resnet50,resnet152,gpt,llama")
     parser.add_argument("--cases", default="", help="names of cases, with ; between them; all")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--folder", default=None, help="where files go; the system's folder for temporary ones")
+    parser.add_argument(
+        "--folder", default=None, help="where files go; the system's folder for temporary ones"
+    )
     parser.add_argument("--limit", help="resident memory, as 1100MB")
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()

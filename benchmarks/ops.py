@@ -104,7 +104,9 @@ def measure(rounds: int) -> dict[Case, list[tuple[float, float]]]:
             for case in random.sample(CASES, len(CASES)):
                 bare, hooked = models[case]
                 pair = (
-                    (timed(bare, x), timed(hooked, x)) if n % 2 else tuple(reversed((timed(hooked, x), timed(bare, x))))
+                    (timed(bare, x), timed(hooked, x))
+                    if n % 2
+                    else tuple(reversed((timed(hooked, x), timed(bare, x))))
                 )
                 found[case].append(pair)
     return found
@@ -112,7 +114,9 @@ def measure(rounds: int) -> dict[Case, list[tuple[float, float]]]:
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=200)
     rounds = parser.parse_args().rounds
     torch.set_num_threads(1)

@@ -203,9 +203,14 @@ def ratio(times: dict[str, list[float]], name: str, to: str) -> tuple[float, flo
 
 def steps(rounds: int) -> None:
     """Print the table of training steps."""
-    for title, make in (("ResNet-18, 8x3x96x96", models.resnet), ("GPT, 12 layers, 4x128", models.gpt)):
+    for title, make in (
+        ("ResNet-18, 8x3x96x96", models.resnet),
+        ("GPT, 12 layers, 4x128", models.gpt),
+    ):
         times = compare(make, rounds)
-        print(f"\n{title}: bare step {statistics.median(times['bare']) * 1e3:.1f} ms, {rounds} rounds")
+        print(
+            f"\n{title}: bare step {statistics.median(times['bare']) * 1e3:.1f} ms, {rounds} rounds"
+        )
         for name, _, to, target in STEPS:
             median, low, high = ratio(times, name, to)
             goal = f"  (to reach {target:.2f})" if target else ""
@@ -234,7 +239,9 @@ def event(rounds: int) -> None:
         "Kedge, empty action (value)": lambda m: [kedge.hook(m, "*", lambda _: None)],
         "Kedge, empty action (value, event)": lambda m: [kedge.hook(m, "*", lambda _, event: None)],
         "Kedge, record()": lambda m: [kedge.hook(m, "*", kedge.record())],
-        "by hand: d[name] = out.detach()": lambda m: [c.register_forward_hook(_detaching({})) for c in m],
+        "by hand: d[name] = out.detach()": lambda m: [
+            c.register_forward_hook(_detaching({})) for c in m
+        ],
     }
     times = {name: [seconds(attach) for _ in range(rounds)] for name, attach in kinds.items()}
     empty = statistics.median(times["empty PyTorch hook"])
@@ -258,7 +265,9 @@ def value(rounds: int) -> None:
         "empty PyTorch hook": lambda m: [c.register_forward_hook(lambda *_: None) for c in m],
         "Kedge, measure()": lambda m: [kedge.hook(m, "*", kedge.measure(keep=2))],
         "Kedge, measure('norm')": lambda m: [kedge.hook(m, "*", kedge.measure("norm", keep=2))],
-        "by hand, five statistics": lambda m: [c.register_forward_hook(_five_statistics) for c in m],
+        "by hand, five statistics": lambda m: [
+            c.register_forward_hook(_five_statistics) for c in m
+        ],
     }
     running = {name: nn.Sequential(*(_Fresh() for _ in range(modules))) for name in kinds}
     handles = [handle for name, model in running.items() for handle in kinds[name](model)]
@@ -271,7 +280,9 @@ def value(rounds: int) -> None:
             times[name].append((time.perf_counter() - start) / (passes * modules) * 1e6)
     for handle in handles:
         handle.remove()
-    print("\na measured value, microseconds over an empty PyTorch hook, end of the step included (to reach 8)")
+    print(
+        "\na measured value, microseconds over an empty PyTorch hook, end of the step included (to reach 8)"
+    )
     for name, each in times.items():
         over = sorted(a - b for a, b in zip(each, times["empty PyTorch hook"], strict=True))
         best = min(each) - min(times["empty PyTorch hook"])
@@ -279,7 +290,13 @@ def value(rounds: int) -> None:
 
 
 def _five_statistics(module: nn.Module, args: Any, output: Any) -> None:
-    output.detach().sum(), output.detach().norm(), output.min(), output.max(), output.count_nonzero()
+    (
+        output.detach().sum(),
+        output.detach().norm(),
+        output.min(),
+        output.max(),
+        output.count_nonzero(),
+    )
 
 
 def small(rounds: int) -> None:
@@ -296,7 +313,9 @@ def small(rounds: int) -> None:
     print(
         f"\nten sigmoid layers, every step in full: bare {min(times['bare']) * 1e3:.2f} ms, {rounds} rounds (to reach 3)"
     )
-    print(f"  watched  median {median:6.3f}  quartiles {low:.3f} {high:.3f}  of the best rounds {best:.3f}")
+    print(
+        f"  watched  median {median:6.3f}  quartiles {low:.3f} {high:.3f}  of the best rounds {best:.3f}"
+    )
 
 
 def _starved(steps: int = 120) -> float:
@@ -330,7 +349,17 @@ def run(rounds: int) -> None:
         out = str(Path(folder) / "bench.kedge")
         commands = {
             "python": [sys.executable, str(EXAMPLE)],
-            "kedge run": [sys.executable, "-m", "kedge", "run", "-q", "--force", "-o", out, str(EXAMPLE)],
+            "kedge run": [
+                sys.executable,
+                "-m",
+                "kedge",
+                "run",
+                "-q",
+                "--force",
+                "-o",
+                out,
+                str(EXAMPLE),
+            ],
         }
         times: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(rounds):
@@ -370,10 +399,21 @@ def modules(rounds: int) -> None:
             for _ in range(rounds):
                 words = [str(program), str(number)]
                 plain.append(_processor_seconds([sys.executable, *words], folder)[0])
-                command = [sys.executable, "-m", "kedge", "run", "--force", "-o", "many.kedge", *words]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "kedge",
+                    "run",
+                    "--force",
+                    "-o",
+                    "many.kedge",
+                    *words,
+                ]
                 took, told = _processor_seconds(command, folder)
                 watched.append(took)
-                shares.append(float(told.partition("watching took ")[2].partition(" %")[0] or "nan"))
+                shares.append(
+                    float(told.partition("watching took ")[2].partition(" %")[0] or "nan")
+                )
             own, all_of_it = statistics.median(plain), statistics.median(watched)
             added = statistics.median(1 - a / b for a, b in zip(plain, watched, strict=True))
             print(
@@ -392,7 +432,9 @@ def _processor_seconds(command: list[str], folder: str) -> tuple[float, str]:
 
 def main() -> None:
     """Run the parts that are asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="value,small,event,steps,run,modules")

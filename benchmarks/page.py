@@ -43,8 +43,19 @@ def entries(sites: int) -> list[dict[str, Any]]:
         name = f"blocks.{layer // 8}.layer{layer % 8}"
         path = f"{name}.weight" if kind in {"param", "param.grad", "update"} else name
         made.append(
-            {"id": number, "site": f"{path}:{kind}", "path": path, "kind": kind, "type": "Linear", "root": 0}
-            | {"shape": [32, 512], "dtype": "float32", "from": [number - 5] if kind == "in" and number else []}
+            {
+                "id": number,
+                "site": f"{path}:{kind}",
+                "path": path,
+                "kind": kind,
+                "type": "Linear",
+                "root": 0,
+            }
+            | {
+                "shape": [32, 512],
+                "dtype": "float32",
+                "from": [number - 5] if kind == "in" and number else [],
+            }
             | {"owner": name}
         )
     return made
@@ -56,7 +67,9 @@ def write(folder: Path, sites: int, steps: int) -> None:
     described = entries(sites)
     drift = random.normal(0, 1, sites)
     shapes = histograms(random)
-    with create(folder, {"kedge": "0", "script": "synthetic.py", "every": 1}, force=False) as writer:
+    with create(
+        folder, {"kedge": "0", "script": "synthetic.py", "every": 1}, force=False
+    ) as writer:
         writer.sites(described, [{"name": "Net", "prefix": "", "parameters": sites * 512}])
         for step in range(steps):
             scale = np.exp(drift + 0.3 * np.sin(step / 500 + drift) + random.normal(0, 0.05, sites))
@@ -65,7 +78,16 @@ def write(folder: Path, sites: int, steps: int) -> None:
             if step == steps // 2:
                 scale[7] = np.nan
             writer.stats(step, columns(scale, shapes, step))
-        writer.event({"kind": "end", "exit": 0, "steps": steps, "sampled": steps, "seconds": 1e4, "watching": 1e2})
+        writer.event(
+            {
+                "kind": "end",
+                "exit": 0,
+                "steps": steps,
+                "sampled": steps,
+                "seconds": 1e4,
+                "watching": 1e2,
+            }
+        )
 
 
 def columns(scale: np.ndarray[Any, Any], shapes: list[bytes], step: int) -> dict[str, Any]:
@@ -128,7 +150,9 @@ ACTS = {
 def use(page_file: Path) -> None:
     """Open the page in Chromium and use it; print times and memory."""
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS.split())
+        browser = driver.chromium.launch(
+            executable_path=shutil.which("chromium"), args=FLAGS.split()
+        )
         page = browser.new_page(viewport={"width": 1366, "height": 768})
         session = page.context.new_cdp_session(page)
         page.goto(page_file.as_uri())
@@ -138,10 +162,18 @@ def use(page_file: Path) -> None:
             begun = page.evaluate("() => performance.now()")
             page.evaluate(script)
             tell(what, (page.evaluate(DRAWN) - begun) / 1e3, "s")
-        tell("JavaScript heap, with garbage", page.evaluate("() => performance.memory.usedJSHeapSize") / 1e6, "MB")
+        tell(
+            "JavaScript heap, with garbage",
+            page.evaluate("() => performance.memory.usedJSHeapSize") / 1e6,
+            "MB",
+        )
         session.send("HeapProfiler.collectGarbage")
         kept = session.send("Runtime.getHeapUsage")
-        tell("  without, array buffers included", (kept["usedSize"] + kept.get("backingStorageSize", 0)) / 1e6, "MB")
+        tell(
+            "  without, array buffers included",
+            (kept["usedSize"] + kept.get("backingStorageSize", 0)) / 1e6,
+            "MB",
+        )
         tell("private memory of the tab beyond an empty one's", private_memory(browser) / 1e6, "MB")
         browser.close()
 
@@ -180,7 +212,11 @@ def main() -> None:
         file = folder / "page.html"
         file.write_text(page, encoding="utf-8")
         data = sum(map(len, document.tables.values())) + len(json.dumps(document.described))
-        tell("memory of this process at its largest", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, "MB")
+        tell(
+            "memory of this process at its largest",
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3,
+            "MB",
+        )
         tell("the page", len(page) / 1e6, "MB")
         tell("  without data", (len(page) - data) / 1e6, "MB")
         use(file)

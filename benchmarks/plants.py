@@ -8,7 +8,19 @@ from functools import partial
 from typing import Any
 
 import torch
-from faults import Apply, Around, Direct, Lift, Wide, after, every_weight, is_weighted, normal, rate, rooted
+from faults import (
+    Apply,
+    Around,
+    Direct,
+    Lift,
+    Wide,
+    after,
+    every_weight,
+    is_weighted,
+    normal,
+    rate,
+    rooted,
+)
 from nets import Autoencoder, Fault, Recurrent, Run, Transformer, adam, cnn, mlp, resnet, sgd
 from torch import Tensor, nn
 
@@ -35,24 +47,56 @@ def healthy() -> list[Run]:
         Run("resnet plain adam", partial(resnet, norm=False), adam(1e-3)),
         Run("resnet batch sgd bfloat16", resnet, sgd(0.05), half=BRAIN),
         Run("transformer pre gelu adam", Transformer, adam(1e-3)),
-        Run("transformer pre gelu adamw warmup clip", Transformer, adam(3e-3, weight_decay=0.1), warmup=40, clip=1.0),
+        Run(
+            "transformer pre gelu adamw warmup clip",
+            Transformer,
+            adam(3e-3, weight_decay=0.1),
+            warmup=40,
+            clip=1.0,
+        ),
         Run("transformer pre gelu 0.02 adam", partial(Transformer, std=0.02, depth=4), adam(1e-3)),
-        Run("transformer post relu adam", partial(Transformer, "relu", pre=False), adam(5e-4), warmup=40),
+        Run(
+            "transformer post relu adam",
+            partial(Transformer, "relu", pre=False),
+            adam(5e-4),
+            warmup=40,
+        ),
         Run("transformer pre silu sgd", partial(Transformer, "silu"), sgd(0.1)),
         Run("transformer pre gelu adam bfloat16", Transformer, adam(1e-3), half=BRAIN),
         Run("mlp 3 relu plain adam float16", partial(mlp, 3, "relu"), adam(2e-3), half=HALF),
-        Run("cnn relu batch adam float16", partial(cnn, "relu", "batch"), adam(3e-3), half=HALF, steps=100),
+        Run(
+            "cnn relu batch adam float16",
+            partial(cnn, "relu", "batch"),
+            adam(3e-3),
+            half=HALF,
+            steps=100,
+        ),
         Run("transformer pre gelu adam float16", Transformer, adam(1e-3), half=HALF, steps=100),
         Run("cnn relu batch sgd bfloat16", partial(cnn, "relu", "batch"), sgd(0.02), half=BRAIN),
-        Run("mlp 4 gelu layer adam bfloat16", partial(mlp, 4, "gelu", "layer"), adam(2e-3), half=BRAIN),
+        Run(
+            "mlp 4 gelu layer adam bfloat16",
+            partial(mlp, 4, "gelu", "layer"),
+            adam(2e-3),
+            half=BRAIN,
+        ),
         Run("mlp 2 relu plain sgd slow", partial(mlp, 2, "relu"), sgd(0.003), steps=300),
         Run("mlp 2 relu plain adam slow", partial(mlp, 2, "relu"), adam(1e-4), steps=300),
         Run("mlp 2 relu plain adam long", partial(mlp, 2, "relu"), adam(1e-3), steps=800),
-        Run("mlp 2 relu plain sgd long small batch", partial(mlp, 2, "relu"), sgd(0.05), steps=800, batch=8),
+        Run(
+            "mlp 2 relu plain sgd long small batch",
+            partial(mlp, 2, "relu"),
+            sgd(0.05),
+            steps=800,
+            batch=8,
+        ),
         Run("mlp 8 relu batch sgd", partial(mlp, 8, "relu", "batch"), sgd(0.05)),
         Run("mlp 6 relu plain adam", partial(mlp, 6, "relu"), adam(1e-3)),
         Run("cnn relu plain adam deep", partial(cnn, "relu", depth=6), adam(1e-3)),
-        Run("mlp 1 relu plain sgd black border", partial(mlp, 1, "relu", width=512, border=10), sgd(0.05)),
+        Run(
+            "mlp 1 relu plain sgd black border",
+            partial(mlp, 1, "relu", width=512, border=10),
+            sgd(0.05),
+        ),
         Run("lstm adam", Recurrent, adam(3e-3)),
         Run("lstm sgd clip", Recurrent, sgd(0.3), clip=1.0),
         Run("autoencoder relu adam", Autoencoder, adam(2e-3), criterion=nn.MSELoss()),
@@ -87,16 +131,26 @@ def planted() -> dict[str, list[Run]]:
 def nan_born() -> list[Run]:
     """Plant operations outside their domain, a bad batch, and a rate that lets the run diverge."""
 
-    def planted_at(name: str, nth: int, function: Callable[[Tensor], Tensor], says: str, birth: str) -> Run:
-        return with_fault(name, after(is_weighted, function, nth), says=says, births=frozenset({birth}))
+    def planted_at(
+        name: str, nth: int, function: Callable[[Tensor], Tensor], says: str, birth: str
+    ) -> Run:
+        return with_fault(
+            name, after(is_weighted, function, nth), says=says, births=frozenset({birth})
+        )
 
     spoiled = Fault(inputs=lambda step, x: torch.where(x > 0.9, torch.nan, x) if step == 80 else x)
     return [
         planted_at("mlp adam", 1, lambda x: torch.log(x.relu()), "log of zero", "module 4.1"),
         planted_at("cnn sgd", 1, lambda x: x / x.relu(), "zero by zero", "module 2.1"),
-        planted_at("resnet sgd", 2, lambda x: x + (x - x.detach()).sqrt(), "sqrt'(0)", "backward 2.conv2.1"),
-        planted_at("transformer adam", 2, lambda x: (x * 200).exp(), "exp", "module layers.0.mlp.0.1"),
-        with_fault("cnn adam", spoiled, says="NaN in a batch", births=frozenset({"entry"}), since=80),
+        planted_at(
+            "resnet sgd", 2, lambda x: x + (x - x.detach()).sqrt(), "sqrt'(0)", "backward 2.conv2.1"
+        ),
+        planted_at(
+            "transformer adam", 2, lambda x: (x * 200).exp(), "exp", "module layers.0.mlp.0.1"
+        ),
+        with_fault(
+            "cnn adam", spoiled, says="NaN in a batch", births=frozenset({"entry"}), since=80
+        ),
         with_fault("mlp sgd", rate(40, 1e6), says="diverges"),
         *_around(),
         *_short_steps(),
@@ -106,7 +160,9 @@ def nan_born() -> list[Run]:
 def _around() -> list[Run]:
     """Plant operations beside a module, in the own forward of the container that holds it; and in the module, for comparison."""
 
-    def run(says: str, births: set[str], inner: Callable[[], nn.Module], operation: Any = None) -> Run:
+    def run(
+        says: str, births: set[str], inner: Callable[[], nn.Module], operation: Any = None
+    ) -> Run:
         def change(model: nn.Module) -> None:
             model[4] = Around(nn.Sequential(nn.Linear(64, 64), nn.ReLU()), inner(), operation)
 
@@ -124,9 +180,19 @@ def _around() -> list[Run]:
         run("log beside a linear map", {"own 4"}, linear, lambda x: x.log()),
         run("norm'(0) beside a linear map", beside, linear, distance),
         run("root'(0) beside a norm", beside, lambda: nn.LayerNorm(64), lambda x: x.abs().pow(0.5)),
-        run("root'(0) beside a root", beside, lambda: Apply(lambda x: x * 1.0), lambda x: x.abs().pow(0.5)),
+        run(
+            "root'(0) beside a root",
+            beside,
+            lambda: Apply(lambda x: x * 1.0),
+            lambda x: x.abs().pow(0.5),
+        ),
         run("norm'(0) in the module", {"backward 4.inner"}, lambda: Apply(rooted)),
-        run("norm'(0) in the module, a sum beside", {"either 4.inner"}, lambda: Apply(rooted), lambda x: x * 2),
+        run(
+            "norm'(0) in the module, a sum beside",
+            {"either 4.inner"},
+            lambda: Apply(rooted),
+            lambda x: x * 2,
+        ),
     ]
 
 
@@ -135,9 +201,14 @@ def _short_steps() -> list[Run]:
     since = 353
 
     def run(says: str, fault: Fault, *births: str, later: int = 0) -> Run:
-        small = Run("", partial(mlp, 3, "relu"), sgd(0.05), steps=1000, batch=32, since=since + later)
+        small = Run(
+            "", partial(mlp, 3, "relu"), sgd(0.05), steps=1000, batch=32, since=since + later
+        )
         return replace(
-            small, name=f"mlp sgd in short steps: {says}", fault=fault, births=frozenset({"glanced", "unseen", *births})
+            small,
+            name=f"mlp sgd in short steps: {says}",
+            fault=fault,
+            births=frozenset({"glanced", "unseen", *births}),
         )
 
     def change(model: nn.Module) -> None:
@@ -151,8 +222,21 @@ def _short_steps() -> list[Run]:
             "entry",
             "produced addmm",
         ),
-        run("NaN in a loss", Fault(loss=lambda step, loss: loss * (torch.nan if step == since else 1.0)), "loss"),
-        run("diverges", rate(since, 1e6), "stepped", "update", "module 3", "module 5", "module 7", later=2),
+        run(
+            "NaN in a loss",
+            Fault(loss=lambda step, loss: loss * (torch.nan if step == since else 1.0)),
+            "loss",
+        ),
+        run(
+            "diverges",
+            rate(since, 1e6),
+            "stepped",
+            "update",
+            "module 3",
+            "module 5",
+            "module 7",
+            later=2,
+        ),
     ]
 
 
@@ -207,16 +291,42 @@ def grad_vanish() -> list[Run]:
     def damp(model: nn.Module) -> None:
         for name, module in list(model.named_children())[1:-1]:
             if is_weighted(module):
-                setattr(model, name, nn.Sequential(module, Apply(lambda x: 0.02 * x + 0.98 * x.detach())))
+                setattr(
+                    model,
+                    name,
+                    nn.Sequential(module, Apply(lambda x: 0.02 * x + 0.98 * x.detach())),
+                )
 
     return [
         replace(deep, name="10 sigmoid layers sgd"),
         replace(deep, name="12 sigmoid layers sgd", model=partial(mlp, 12, "sigmoid")),
-        replace(deep, name="12 sigmoid layers adam", model=partial(mlp, 12, "sigmoid"), optimizer=adam(1e-3)),
-        replace(deep, name="9 narrow sigmoid layers sgd", model=partial(mlp, 9, "sigmoid", width=32)),
-        replace(deep, name="cnn, 9 sigmoid layers", model=partial(cnn, "sigmoid", depth=9), optimizer=sgd(0.05)),
-        replace(deep, name="6 tanh layers, damped", model=partial(mlp, 6, "tanh"), fault=Fault(model=damp)),
-        replace(deep, name="cnn, 6 relu layers, damped", model=partial(cnn, "relu", depth=6), fault=Fault(model=damp)),
+        replace(
+            deep,
+            name="12 sigmoid layers adam",
+            model=partial(mlp, 12, "sigmoid"),
+            optimizer=adam(1e-3),
+        ),
+        replace(
+            deep, name="9 narrow sigmoid layers sgd", model=partial(mlp, 9, "sigmoid", width=32)
+        ),
+        replace(
+            deep,
+            name="cnn, 9 sigmoid layers",
+            model=partial(cnn, "sigmoid", depth=9),
+            optimizer=sgd(0.05),
+        ),
+        replace(
+            deep,
+            name="6 tanh layers, damped",
+            model=partial(mlp, 6, "tanh"),
+            fault=Fault(model=damp),
+        ),
+        replace(
+            deep,
+            name="cnn, 6 relu layers, damped",
+            model=partial(cnn, "relu", depth=6),
+            fault=Fault(model=damp),
+        ),
     ]
 
 
@@ -225,7 +335,9 @@ def grad_zero() -> list[Run]:
     return [
         with_fault("mlp sgd", after(is_weighted, torch.round, 1), says="round"),
         with_fault("mlp adam", after(is_weighted, torch.sign), says="sign"),
-        with_fault("cnn sgd", after(is_weighted, lambda x: (x > 0) * 1.0 + 0 * x, 1), says="comparison"),
+        with_fault(
+            "cnn sgd", after(is_weighted, lambda x: (x > 0) * 1.0 + 0 * x, 1), says="comparison"
+        ),
         with_fault("cnn adam", after(is_weighted, lambda x: x.clamp(50, 60), 1), says="clamp"),
         with_fault("resnet sgd", after(is_weighted, lambda x: 0 * x, 2), says="product with zero"),
         with_fault("transformer adam", after(is_weighted, torch.floor, 3), says="floor"),
@@ -243,10 +355,14 @@ def spike() -> list[Run]:
         with_fault("mlp sgd", rate(101, 30, 102), says="one long step"),
         with_fault("cnn sgd", Fault(inputs=bad), says="bad batch"),
         with_fault(
-            "cnn adam", Fault(loss=lambda step, loss: loss * (1000 if step == 101 else 1)), says="one loss x 1000"
+            "cnn adam",
+            Fault(loss=lambda step, loss: loss * (1000 if step == 101 else 1)),
+            says="one loss x 1000",
         ),
         with_fault(
-            "resnet sgd", Fault(loss=lambda step, loss: loss * (300 if step == 101 else 1)), says="one loss x 300"
+            "resnet sgd",
+            Fault(loss=lambda step, loss: loss * (300 if step == 101 else 1)),
+            says="one loss x 300",
         ),
         with_fault("transformer adam", rate(101, 100, 102), says="one long step"),
     ]
@@ -285,9 +401,18 @@ def saturated() -> list[Run]:
     plain = Run("mlp", partial(mlp, 4, "tanh"), sgd(0.01))
     return [
         replace(plain, name="tanh, weights x 40", fault=large(40)),
-        replace(plain, name="tanh, inputs x 100", fault=Fault(inputs=lambda step, x: x * 100), optimizer=adam(1e-3)),
-        replace(plain, name="sigmoid, weights x 60", model=partial(mlp, 3, "sigmoid"), fault=large(60)),
-        replace(plain, name="hardtanh, weights x 20", model=partial(mlp, 3, "hardtanh"), fault=large(20)),
+        replace(
+            plain,
+            name="tanh, inputs x 100",
+            fault=Fault(inputs=lambda step, x: x * 100),
+            optimizer=adam(1e-3),
+        ),
+        replace(
+            plain, name="sigmoid, weights x 60", model=partial(mlp, 3, "sigmoid"), fault=large(60)
+        ),
+        replace(
+            plain, name="hardtanh, weights x 20", model=partial(mlp, 3, "hardtanh"), fault=large(20)
+        ),
         replace(plain, name="tanh, adam with rate 0.5", optimizer=adam(0.5)),
         replace(plain, name="cnn tanh, weights x 30", model=partial(cnn, "tanh"), fault=large(30)),
     ]
@@ -297,8 +422,18 @@ def update_ratio() -> list[Run]:
     """Take steps that are far too long, or next to nothing."""
     half = Fault(model=lambda model: model.bfloat16(), inputs=lambda step, x: x.bfloat16())
     return [
-        with_fault("mlp sgd", Fault(), model=partial(mlp, 3, "tanh"), optimizer=sgd(3.0), says="tanh, sgd with rate 3"),
-        Run("cnn batch: sgd with rate 2, decay 0.1", partial(cnn, "relu", "batch"), sgd(2.0, weight_decay=0.1)),
+        with_fault(
+            "mlp sgd",
+            Fault(),
+            model=partial(mlp, 3, "tanh"),
+            optimizer=sgd(3.0),
+            says="tanh, sgd with rate 3",
+        ),
+        Run(
+            "cnn batch: sgd with rate 2, decay 0.1",
+            partial(cnn, "relu", "batch"),
+            sgd(2.0, weight_decay=0.1),
+        ),
         with_fault("mlp sgd", Fault(), optimizer=sgd(1e-8), says="sgd with rate 1e-8"),
         with_fault("cnn adam", Fault(), optimizer=adam(1e-9), says="adam with rate 1e-9"),
         with_fault("resnet sgd", Fault(), optimizer=sgd(1e-7), says="sgd with rate 1e-7"),
@@ -337,7 +472,9 @@ def scale_drift() -> list[Run]:
         with_fault("mlp adam", pumped(1.03), says="a weight is pumped up"),
         with_fault("cnn adam", pumped(1.03), says="a weight is pumped up"),
         with_fault("transformer adam", pumped(1.04), says="a weight is pumped up"),
-        with_fault("cnn sgd", Fault(), optimizer=sgd(0.05, weight_decay=0.6), says="a decay that wins"),
+        with_fault(
+            "cnn sgd", Fault(), optimizer=sgd(0.05, weight_decay=0.6), says="a decay that wins"
+        ),
         with_fault("resnet sgd", pumped(1.04), says="a weight is pumped up"),
     ]
 
@@ -359,7 +496,9 @@ def not_optimized() -> list[Run]:
     """Leave parameters out of the optimizer."""
 
     def cut(name: str) -> Fault:
-        return Fault(trained=lambda model: [p for n, p in model.named_parameters() if not n.startswith(name)])
+        return Fault(
+            trained=lambda model: [p for n, p in model.named_parameters() if not n.startswith(name)]
+        )
 
     return [
         with_fault("cnn sgd", cut("0."), says="stem not in the optimizer"),
@@ -372,7 +511,9 @@ def never_called() -> list[Run]:
     """Add a module that nothing calls."""
 
     def idle(model: nn.Module) -> None:
-        model.get_submodule("layers.0" if isinstance(model, Transformer) else "3").aux = nn.Linear(8, 8)
+        model.get_submodule("layers.0" if isinstance(model, Transformer) else "3").aux = nn.Linear(
+            8, 8
+        )
 
     return [
         with_fault("mlp sgd", Fault(model=idle), says="in a ReLU"),

@@ -46,12 +46,16 @@ TASKS: dict[str, Callable[[str], object]] = {
 
 def main() -> None:
     """Write the recording if it is not there, and measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sites", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument(
-        "--folder", type=Path, help="where the recording is, or is to be; a temporary folder if not given"
+        "--folder",
+        type=Path,
+        help="where the recording is, or is to be; a temporary folder if not given",
     )
     parser.add_argument("--task", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -63,7 +67,9 @@ def main() -> None:
         if not path.exists():
             write(path, args.sites, args.steps)
         size = sum(file.stat().st_size for file in path.iterdir())
-        print(f"{args.sites:,} sites x {args.steps:,} steps: {args.sites * args.steps:,} rows, {size / 1e9:.2f} GB")
+        print(
+            f"{args.sites:,} sites x {args.steps:,} steps: {args.sites * args.steps:,} rows, {size / 1e9:.2f} GB"
+        )
         print(f"{'':<20}{'seconds':>9}{'processor':>11}{'peak MB':>9}")
         for name in TASKS:
             times = [_measured(name, path) for _ in range(args.times)]
@@ -92,14 +98,28 @@ def write(path: Path, sites: int, steps: int) -> None:
     described = list(_described(sites))
     rng = np.random.default_rng(0)
     root = {"name": "Net", "prefix": "", "parameters": 64 * 64 * sites}
-    manifest = {"kedge": "0.1.0", "command": ["train.py"], "script": "train.py", "every": EVERY, "rank": 0, "world": 1}
+    manifest = {
+        "kedge": "0.1.0",
+        "command": ["train.py"],
+        "script": "train.py",
+        "every": EVERY,
+        "rank": 0,
+        "world": 1,
+    }
     with create(path, manifest, force=False) as writer:
         writer.sites(described, [root])
         pools = [_pool(described, rng) for _ in range(8)]
         for number in range(steps):
             writer.stats(number * EVERY, _columns(pools[number % len(pools)], rng))
         writer.event(
-            {"kind": "end", "exit": 0, "steps": steps * EVERY, "sampled": steps, "seconds": 1.0, "watching": 0.0}
+            {
+                "kind": "end",
+                "exit": 0,
+                "steps": steps * EVERY,
+                "sampled": steps,
+                "seconds": 1.0,
+                "watching": 0.0,
+            }
         )
 
 
@@ -126,9 +146,14 @@ def _described(sites: int) -> Iterator[dict[str, Any]]:
 def _pool(described: list[dict[str, Any]], rng: np.random.Generator) -> dict[str, Any]:
     """Make what steps have in common: the bytes, which are slow to make."""
     centres = np.array(
-        [{"out": 45, "out.grad": 38, "param": 43, "param.grad": 38, "update": 33}[d["kind"]] for d in described]
+        [
+            {"out": 45, "out.grad": 38, "param": 43, "param.grad": 38, "update": 33}[d["kind"]]
+            for d in described
+        ]
     )
-    drawn = np.clip(rng.normal(centres[:, None], 2, (len(described), DRAWN)).astype(int), 0, BUCKETS - 1)
+    drawn = np.clip(
+        rng.normal(centres[:, None], 2, (len(described), DRAWN)).astype(int), 0, BUCKETS - 1
+    )
     return {
         "exponents": [encode(np.bincount(row, minlength=BUCKETS)) for row in drawn],
         "active": [rng.bytes(CHANNELS // 8) if d["channels"] else b"" for d in described],

@@ -45,7 +45,9 @@ Made = tuple[nn.Module, Tensor, Tensor]
 def mlp() -> Made:
     """Make a model whose step takes 0.3 ms."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+    model = nn.Sequential(
+        nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
+    )
     return model, torch.randn(64, 64), torch.randint(0, 10, (64,))
 
 
@@ -124,7 +126,11 @@ def gradient_norms(model: nn.Module, folder: str) -> Iterator[Habit]:
     kept: list[dict[str, float]] = []
 
     def graded(step: int) -> None:
-        norms = {name: p.grad.norm(2).item() for name, p in model.named_parameters() if p.grad is not None}
+        norms = {
+            name: p.grad.norm(2).item()
+            for name, p in model.named_parameters()
+            if p.grad is not None
+        }
         kept.append({**norms, "total": torch.tensor(list(norms.values())).norm(2).item()})
 
     yield Habit(graded=graded)
@@ -188,7 +194,9 @@ def prepare(name: str, folder: str) -> None:
     if name == "wandb.watch":
         import wandb  # noqa: PLC0415
 
-        wandb.init(mode="offline", dir=folder, project="bench", settings=wandb.Settings(silent=True))
+        wandb.init(
+            mode="offline", dir=folder, project="bench", settings=wandb.Settings(silent=True)
+        )
     if name == "TraceML":
         import traceml_ai  # noqa: PLC0415
 
@@ -213,7 +221,11 @@ def work(name: str, model: str, steps: int, folder: str) -> None:
     start, computed = turn.clock(), time.process_time()
     with VARIANTS[name][0](made[0], folder) as habit:
         loss = train(made, optimizer, range(steps), habit, tell)
-    result = {"seconds": turn.clock() - start, "computed": time.process_time() - computed, "loss": loss}
+    result = {
+        "seconds": turn.clock() - start,
+        "computed": time.process_time() - computed,
+        "loss": loss,
+    }
     (Path(folder) / "result.json").write_text(json.dumps(result), encoding="utf-8")
     turn.leave()
 
@@ -238,17 +250,23 @@ def begin(name: str, model: str, steps: int, threads: int, folder: str) -> subpr
         ]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with Path(f"{folder}/log").open("w", encoding="utf-8") as log:
-        return subprocess.Popen(command, env=environment, cwd=folder, stdout=log, stderr=log, text=True)
+        return subprocess.Popen(
+            command, env=environment, cwd=folder, stdout=log, stderr=log, text=True
+        )
 
 
 def measure(names: list[str], model: str, steps: int, threads: int) -> dict[str, dict[str, float]]:
     """Run each of some variants once, in turns; return what came out."""
     with tempfile.TemporaryDirectory() as top:
         folders = {name: tempfile.mkdtemp(dir=top) for name in names}
-        runs = {name: begin(name, model, steps, threads, folder) for name, folder in folders.items()}
+        runs = {
+            name: begin(name, model, steps, threads, folder) for name, folder in folders.items()
+        }
 
         def died(name: str) -> None:
-            raise SystemExit(f"{name} on {model} ended early:\n{(Path(folders[name]) / 'log').read_text()}")
+            raise SystemExit(
+                f"{name} on {model} ended early:\n{(Path(folders[name]) / 'log').read_text()}"
+            )
 
         try:
             turns.conduct(runs, folders, died)
@@ -256,7 +274,10 @@ def measure(names: list[str], model: str, steps: int, threads: int) -> dict[str,
             for run in runs.values():
                 run.terminate()
                 run.wait()
-        return {name: json.loads((Path(f) / "result.json").read_text(encoding="utf-8")) for name, f in folders.items()}
+        return {
+            name: json.loads((Path(f) / "result.json").read_text(encoding="utf-8"))
+            for name, f in folders.items()
+        }
 
 
 def free_port() -> int:
@@ -288,7 +309,9 @@ def compare(model: str, names: list[str], steps: int, args: argparse.Namespace) 
         )
 
 
-def ratio(runs: list[dict[str, float]], to: list[dict[str, float]], what: str) -> tuple[float, float, float]:
+def ratio(
+    runs: list[dict[str, float]], to: list[dict[str, float]], what: str
+) -> tuple[float, float, float]:
     """Median and quartiles of the paired ratios."""
     pairs = sorted(a[what] / b[what] for a, b in zip(runs, to, strict=True))
     quarter = len(pairs) // 4
@@ -297,11 +320,15 @@ def ratio(runs: list[dict[str, float]], to: list[dict[str, float]], what: str) -
 
 def main() -> None:
     """Run the models that are asked for, or be one run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--models", default="mlp,resnet,gpt")
-    parser.add_argument("--variants", help="which to run beside the bare one, separated by commas; all if not given")
+    parser.add_argument(
+        "--variants", help="which to run beside the bare one, separated by commas; all if not given"
+    )
     parser.add_argument("--length", type=float, default=1.0, help="how long the runs are")
     parser.add_argument("--work", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -312,7 +339,11 @@ def main() -> None:
         return
     random.seed(0)
     asked = {"bare", *args.variants.split(",")} if args.variants else set(VARIANTS)
-    names = [n for n, (_, package) in VARIANTS.items() if n in asked and importlib.util.find_spec(package)]
+    names = [
+        n
+        for n, (_, package) in VARIANTS.items()
+        if n in asked and importlib.util.find_spec(package)
+    ]
     print(f"torch {torch.__version__}, {args.threads} thread(s)")
     if len(names) < len(asked):
         print(f"not installed: {', '.join(sorted(asked - set(names)))}")

@@ -42,7 +42,11 @@ class Batches:
         for start in range(0, self.rows, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, self.rows))
             labels = torch.arange(numbers.start, numbers.stop)
-            yield self.base[: len(numbers)] + start, labels, [f"images/{number:08}.png" for number in numbers]
+            yield (
+                self.base[: len(numbers)] + start,
+                labels,
+                [f"images/{number:08}.png" for number in numbers],
+            )
 
 
 def write(folder: Path, rows: int, width: int) -> None:
@@ -95,7 +99,9 @@ def read(folder: Path, rounds: int) -> None:
         mine, other = times[f"{key}/kedge"], times[f"{key}/numpy"]
         low, middle, high = statistics.quantiles(a / b for a, b in zip(mine, other, strict=True))
         each = statistics.median(mine) * 1e3
-        print(f"  {key:32} {middle:5.2f} of a memory map ({low:.2f} to {high:.2f}), {each:.2f} ms   to reach 2")
+        print(
+            f"  {key:32} {middle:5.2f} of a memory map ({low:.2f} to {high:.2f}), {each:.2f} ms   to reach 2"
+        )
 
 
 def first_look(folder: Path) -> None:
@@ -115,12 +121,16 @@ def _resident() -> float:
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument(
-        "--folder", type=Path, help="where the features are, or are to be (default: a temporary folder)"
+        "--folder",
+        type=Path,
+        help="where the features are, or are to be (default: a temporary folder)",
     )
     parser.add_argument("--first-look", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -133,11 +143,18 @@ def main() -> None:
         if not (folder / "f.npy").exists():
             write(folder, asked.rows, asked.width)
         rows, width = np.load(folder / "f.npy", mmap_mode="r").shape
-        print(f"{rows:,} rows of {width} numbers, {len([*(folder / 'features').glob('shard-*')])} shards")
+        print(
+            f"{rows:,} rows of {width} numbers, {len([*(folder / 'features').glob('shard-*')])} shards"
+        )
         command = [sys.executable, __file__, "--first-look", "--folder", str(folder)]
-        found = [json.loads(subprocess.run(command, check=True, capture_output=True).stdout) for _ in range(3)]
+        found = [
+            json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+            for _ in range(3)
+        ]
         opened, key, memory = (statistics.median(column) for column in zip(*found, strict=True))
-        print(f"  the first row {opened:.2f} s, then the first key {key:.2f} s, {memory:.0f} MiB more in all")
+        print(
+            f"  the first row {opened:.2f} s, then the first key {key:.2f} s, {memory:.0f} MiB more in all"
+        )
         read(folder, asked.rounds)
 
 

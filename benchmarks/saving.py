@@ -66,9 +66,13 @@ def main() -> None:
     cases: dict[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
         "no hooks": lambda model: nullcontext(),
         "empty hooks": lambda model: saved_tensors_hooks(lambda value: 0, lambda packed: _ONES),
-        "hooks that detach": lambda model: saved_tensors_hooks(lambda value: value.detach(), lambda packed: packed),
+        "hooks that detach": lambda model: saved_tensors_hooks(
+            lambda value: value.detach(), lambda packed: packed
+        ),
         "a keeper that leaves all": keeping,
-        "an action at :saved": lambda model: kedge.hook(model, "**:saved", lambda value, event: None),
+        "an action at :saved": lambda model: kedge.hook(
+            model, "**:saved", lambda value, event: None
+        ),
     }
     for what, model in (
         ("saved tensor", Chain()),

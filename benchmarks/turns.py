@@ -61,7 +61,9 @@ class Turn:
         os.write(self._done, b"!")
 
 
-def conduct(runs: Mapping[str, Any], folders: Mapping[str, str], ended: Callable[[str], None]) -> None:
+def conduct(
+    runs: Mapping[str, Any], folders: Mapping[str, str], ended: Callable[[str], None]
+) -> None:
     """Give each run the turn, in a new order every time round, until all have ended.
 
     Args:
@@ -69,7 +71,9 @@ def conduct(runs: Mapping[str, Any], folders: Mapping[str, str], ended: Callable
         folders: Where their pipes are.
         ended: Called with the name of a run that died.
     """
-    pipes = {n: tuple(os.open(Path(f) / p, os.O_RDWR) for p in (_GO, _DONE)) for n, f in folders.items()}
+    pipes = {
+        n: tuple(os.open(Path(f) / p, os.O_RDWR) for p in (_GO, _DONE)) for n, f in folders.items()
+    }
     try:
         going = list(runs)
         while going:

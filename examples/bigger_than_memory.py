@@ -93,10 +93,15 @@ def train(*, spare: bool, limit: int) -> dict[str, Any]:
     torch.set_num_threads(2)
     digits = load_digits()
     images = torch.from_numpy(digits.images).float().div(16)[:BATCH, None]
-    images, labels = functional.interpolate(images, size=(SIZE, SIZE)), torch.from_numpy(digits.target)[:BATCH]
+    images, labels = (
+        functional.interpolate(images, size=(SIZE, SIZE)),
+        torch.from_numpy(digits.target)[:BATCH],
+    )
     model = Network()
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    functional.cross_entropy(model(images[:8]), labels[:8]).backward()  # what PyTorch loads on first use is loaded
+    functional.cross_entropy(
+        model(images[:8]), labels[:8]
+    ).backward()  # what PyTorch loads on first use is loaded
     losses, saved = [], {}
     with contextlib.ExitStack() as stack:
         before = resident()
@@ -112,7 +117,9 @@ def train(*, spare: bool, limit: int) -> dict[str, Any]:
                 optimizer.step()
                 losses.append(loss.item())
         if spare:
-            saved |= {what: account.step.sum(what).bytes / 1e6 for what in ("kept", "rebuilt", "moved")}
+            saved |= {
+                what: account.step.sum(what).bytes / 1e6 for what in ("kept", "rebuilt", "moved")
+            }
     return {"losses": losses, "memory": memory.points if memory else [], "saved": saved}
 
 
@@ -137,7 +144,9 @@ def run(title: str, *options: str) -> dict[str, Any] | None:
 
 def main() -> None:
     """Run the three, one after the other, or be one of them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--train", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--spare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, default=0, help=argparse.SUPPRESS)

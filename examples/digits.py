@@ -102,7 +102,9 @@ RECIPES = {
     "healthy": Recipe(lambda: ConvNet(norm=True), torch.optim.Adam, lr=0.001),
     "deep-sigmoid": Recipe(DeepSigmoid, torch.optim.SGD, lr=0.1),
     "dying-relu": Recipe(lambda: ConvNet(norm=False), torch.optim.Adam, lr=0.1),
-    "log-of-zero": Recipe(lambda: Sharpening(ConvNet(norm=True)), torch.optim.Adam, lr=0.001, loss=functional.nll_loss),
+    "log-of-zero": Recipe(
+        lambda: Sharpening(ConvNet(norm=True)), torch.optim.Adam, lr=0.001, loss=functional.nll_loss
+    ),
 }
 
 
@@ -119,7 +121,9 @@ def accuracy(outputs: Tensor, labels: Tensor) -> float:
     return (outputs.argmax(dim=1) == labels).float().mean().item()
 
 
-def train(model: nn.Module, recipe: Recipe, images: Tensor, labels: Tensor, *, steps: int, lr: float) -> None:
+def train(
+    model: nn.Module, recipe: Recipe, images: Tensor, labels: Tensor, *, steps: int, lr: float
+) -> None:
     """Train on random batches, and say now and then how it goes."""
     optimizer = recipe.optimizer(model.parameters(), lr=lr)
     model.train()
@@ -131,7 +135,9 @@ def train(model: nn.Module, recipe: Recipe, images: Tensor, labels: Tensor, *, s
         loss.backward()
         optimizer.step()
         if step % 50 == 0 or step == steps - 1:
-            print(f"step {step:4}  loss {loss.item():.4f}  accuracy {accuracy(outputs, labels[batch]):.1%}")
+            print(
+                f"step {step:4}  loss {loss.item():.4f}  accuracy {accuracy(outputs, labels[batch]):.1%}"
+            )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -143,7 +149,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--lr", type=float, help="learning rate; each model has its own")
     args = parser.parse_args(arguments)
 
-    torch.set_num_threads(1)  # layers this small gain little from a second core, and lose much if it is busy
+    torch.set_num_threads(
+        1
+    )  # layers this small gain little from a second core, and lose much if it is busy
     torch.manual_seed(args.seed)
     recipe = RECIPES[args.model]
     images, labels = digits(args.seed)

@@ -85,9 +85,13 @@ def take(model: nn.Module, data: TensorDataset, out: Path) -> FeatureSet:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, take the features, and draw the map."""
-    parser = argparse.ArgumentParser(description="Take the features of handwritten digits and draw a map of them.")
+    parser = argparse.ArgumentParser(
+        description="Take the features of handwritten digits and draw a map of them."
+    )
     parser.add_argument(
-        "--out", type=Path, help="the folder for the features (default: one that is removed afterwards)"
+        "--out",
+        type=Path,
+        help="the folder for the features (default: one that is removed afterwards)",
     )
     parser.add_argument("--picture", type=Path, default=Path("features.png"))
     parser.add_argument("--steps", type=int, default=300)
@@ -101,7 +105,9 @@ def main(arguments: list[str] | None = None) -> None:
         hidden = taken["hidden"][:TEST_IMAGES]
     print(f"test accuracy {right.float().mean():.1%}")
     title = f"{TEST_IMAGES} digits that the network has not seen, by their hidden features"
-    scatter(hidden, labels[:TEST_IMAGES], names=[str(digit) for digit in range(10)], title=title).savefig(args.picture)
+    scatter(
+        hidden, labels[:TEST_IMAGES], names=[str(digit) for digit in range(10)], title=title
+    ).savefig(args.picture)
     print(f"wrote {args.picture}")
 
 

@@ -65,7 +65,9 @@ def explained(model: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Ten
     """Ask in four ways what speaks for the label, and what against it."""
     return {
         "gradient": gradient(model, labels)(images),
-        "SmoothGrad": smoothgrad(gradient(model, labels), samples=50, noise=0.2, at_once=10)(images),
+        "SmoothGrad": smoothgrad(gradient(model, labels), samples=50, noise=0.2, at_once=10)(
+            images
+        ),
         "guided": guided_backprop(model, labels)(images),
         "Grad-CAM": grad_cam(model, "conv2", labels, positive=False)(images),
     }
@@ -79,9 +81,13 @@ def on_ink(found: Tensor, images: Tensor) -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, test and draw."""
-    parser = argparse.ArgumentParser(description="Draw what in an image of a digit a network's answer hangs on.")
+    parser = argparse.ArgumentParser(
+        description="Draw what in an image of a digit a network's answer hangs on."
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save", default="digits.png", metavar="FILE", help="where the picture goes")
+    parser.add_argument(
+        "--save", default="digits.png", metavar="FILE", help="where the picture goes"
+    )
     args = parser.parse_args(arguments)
 
     torch.set_num_threads(1)  # layers this small gain little from a second core
@@ -98,7 +104,9 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{name:10}  {on_ink(found, tested):.0%} of what speaks for the digit is on its ink")
     some = torch.tensor([int((said == digit).nonzero()[0]) for digit in SHOWN])
     maps = explained(model, images[some], labels[some])
-    figure = attributions(maps, images[some], labels=[f"a {digit}" for digit in labels[some].tolist()])
+    figure = attributions(
+        maps, images[some], labels=[f"a {digit}" for digit in labels[some].tolist()]
+    )
     figure.savefig(args.save)
     print(f"the picture is {args.save}")
 

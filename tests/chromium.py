@@ -19,7 +19,9 @@ FLAGS = (
 @contextmanager
 def launched() -> Iterator[Any]:
     """Chromium, without a window; the test is skipped where there is none. One process can drive only one at a time."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="the package playwright is not installed"
+    )
     if CHROMIUM is None:
         pytest.skip("chromium is not installed")
     with playwright.sync_playwright() as driver:

@@ -12,7 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its pool of workers would outlive the test
+os.environ.setdefault(
+    "TORCHINDUCTOR_COMPILE_THREADS", "1"
+)  # its pool of workers would outlive the test
 
 import pytest
 import torch
@@ -29,7 +31,9 @@ torch.set_num_threads(1)
 if find_spec("hypothesis") is not None:  # the tests of private corners do without
     from hypothesis import HealthCheck, settings
 
-    settings.register_profile("busy machine", suppress_health_check=[HealthCheck.too_slow], deadline=None)
+    settings.register_profile(
+        "busy machine", suppress_health_check=[HealthCheck.too_slow], deadline=None
+    )
     settings.load_profile("busy machine")
 
 TABLES = {
@@ -65,7 +69,9 @@ def nothing_stays() -> Iterator[None]:
     sys.setrecursionlimit(depth)  # which Inductor raises
 
     assert installed() == before
-    ours = (t for t in threading.enumerate() if not isinstance(t, threading._DummyThread))  # autograd's has run a hook
+    ours = (
+        t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)
+    )  # autograd's has run a hook
     assert [t for t in ours if t not in threads and t.name != TQDM] == []
 
 
@@ -116,4 +122,6 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 def pytest_testnodedown(node: Any) -> None:
     """Have the closing line say how many tests were left out; every worker of xdist leaves out the same."""
     reporter = node.config.pluginmanager.getplugin("terminalreporter")
-    reporter.stats["deselected"] = [SimpleNamespace()] * getattr(node, "workeroutput", {}).get("deselected", 0)
+    reporter.stats["deselected"] = [SimpleNamespace()] * getattr(node, "workeroutput", {}).get(
+        "deselected", 0
+    )

@@ -92,7 +92,10 @@ class Server:
         assert self.process.stdout is not None
         self.process.stdin.write(json.dumps(orders) + "\n")
         self.process.stdin.flush()
-        return [os.waitstatus_to_exitcode(status) for status in json.loads(self.process.stdout.readline())]
+        return [
+            os.waitstatus_to_exitcode(status)
+            for status in json.loads(self.process.stdout.readline())
+        ]
 
 
 @functools.cache
@@ -114,7 +117,9 @@ def run(
 
     Of Python's options it knows ``-W`` with an action alone. A program that takes longer than its time is killed.
     """
-    [done] = run_together([command], cwd=cwd, envs=[os.environ if env is None else env], input=input, timeout=timeout)
+    [done] = run_together(
+        [command], cwd=cwd, envs=[os.environ if env is None else env], input=input, timeout=timeout
+    )
     if check:
         done.check_returncode()
     return done
@@ -131,7 +136,13 @@ def run_together(
     """Run several such commands at the same time, each with an environment of its own."""
     with tempfile.TemporaryDirectory() as folder:
         orders = [
-            _order(command, Path(folder, str(number)), input, folder=str(Path(cwd).absolute()), environment=dict(env))
+            _order(
+                command,
+                Path(folder, str(number)),
+                input,
+                folder=str(Path(cwd).absolute()),
+                environment=dict(env),
+            )
             for number, (command, env) in enumerate(zip(commands, envs, strict=True))
         ]
         statuses = server().run([order | {"timeout": timeout} for order in orders])
@@ -141,7 +152,10 @@ def run_together(
             subprocess.CompletedProcess(
                 order["words"],
                 status,
-                *(Path(file).read_text(encoding="utf-8", errors="replace") for file in order["files"][1:]),
+                *(
+                    Path(file).read_text(encoding="utf-8", errors="replace")
+                    for file in order["files"][1:]
+                ),
             )
             for order, status in zip(orders, statuses, strict=True)
         ]

@@ -10,7 +10,9 @@ import torch
 DEVICE = torch.accelerator.current_accelerator(check_available=True)
 """The kind of device of this machine besides the CPU; None without one."""
 
-needs_device = pytest.mark.skipif(DEVICE is None, reason="needs an accelerator, and this machine has none")
+needs_device = pytest.mark.skipif(
+    DEVICE is None, reason="needs an accelerator, and this machine has none"
+)
 needs_cuda = pytest.mark.skipif(
     DEVICE is None or DEVICE.type != "cuda", reason="needs a CUDA device, and there is none"
 )

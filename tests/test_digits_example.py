@@ -67,7 +67,9 @@ def test_hardly_any_gradient_reaches_the_first_sigmoid_layers(train):
 
     def watch(model):
         for path, kept in norms.items():
-            model.get_submodule(path).weight.register_hook(lambda grad, kept=kept: kept.append(grad.norm()))
+            model.get_submodule(path).weight.register_hook(
+                lambda grad, kept=kept: kept.append(grad.norm())
+            )
 
     train("deep-sigmoid", watch)
     first, last = torch.stack(norms["hidden.0"]), torch.stack(norms["output"])
@@ -86,12 +88,16 @@ def test_relus_fall_silent_and_the_loss_stays_finite(train, capsys):
             if isinstance(module, nn.ReLU):
                 kept = active.setdefault(path, [])
                 module.register_forward_hook(
-                    lambda _module, _args, out, kept=kept: kept.append((out > 0).transpose(0, 1).flatten(1).any(1))
+                    lambda _module, _args, out, kept=kept: kept.append(
+                        (out > 0).transpose(0, 1).flatten(1).any(1)
+                    )
                 )
 
     train("dying-relu", watch)
     alive_at_first = {path: kept[0].float().mean().item() for path, kept in active.items()}
-    alive_at_last = {path: torch.stack(kept[-100:]).any(0).float().mean().item() for path, kept in active.items()}
+    alive_at_last = {
+        path: torch.stack(kept[-100:]).any(0).float().mean().item() for path, kept in active.items()
+    }
 
     assert len(active) == 3
     assert min(alive_at_first.values()) > 0.5

@@ -49,7 +49,9 @@ class Block:
         """Whether the block is to be run; if not, its note has to say why."""
         if not self.note.startswith("not run"):
             return True
-        assert re.fullmatch(r"not run: .{8,}", self.note), f"{self}: not run, but why? <!-- not run: reason -->"
+        assert re.fullmatch(r"not run: .{8,}", self.note), (
+            f"{self}: not run, but why? <!-- not run: reason -->"
+        )
         return False
 
     @property
@@ -70,7 +72,10 @@ class Block:
     def printed(self):
         """What the block shows below each command, if that is to be compared."""
         parts = re.split(r"^\$ ", self.text.replace("\\\n", " "), flags=re.MULTILINE)[1:]
-        return [part.partition("\n")[2] if self.note.endswith("output compared") else "..." for part in parts]
+        return [
+            part.partition("\n")[2] if self.note.endswith("output compared") else "..."
+            for part in parts
+        ]
 
     @property
     def exit_code(self):
@@ -83,7 +88,13 @@ def blocks(page):
     """Read the fenced blocks of a page."""
     text = page.read_text(encoding="utf-8")
     return [
-        Block(page, text.count("\n", 0, found.start("text")), found["language"], found["text"], found["note"] or "")
+        Block(
+            page,
+            text.count("\n", 0, found.start("text")),
+            found["language"],
+            found["text"],
+            found["note"] or "",
+        )
         for found in BLOCK.finditer(text)
     ]
 
@@ -95,7 +106,9 @@ def run_page(page, folder):
         if not block.is_run:
             continue
         if block.language == "python":
-            exec(compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True), names)
+            exec(
+                compile("\n" * block.line + block.text, str(page), "exec", dont_inherit=True), names
+            )
         elif block.language == "console":
             run_commands(block, folder)
 
@@ -106,11 +119,17 @@ def run_commands(block, folder):
     for words, code, printed in zip(block.commands, codes, block.printed, strict=False):
         assert not {"|", "||", "&&", ";", ">", "<"} & set(words), f"{block}: {words} needs a shell"
         program = shutil.which(words[0], path=Path(sys.executable).parent)
-        assert program, f"the {words[0]} command is not installed beside this Python; `make setup` does it"
+        assert program, (
+            f"the {words[0]} command is not installed beside this Python; `make setup` does it"
+        )
         environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "100"}
         ended = forked.run([sys.executable, program, *words[1:]], cwd=folder, env=environment)
-        assert ended.returncode == code, f"{block}: {shlex.join(words)}\n{ended.stdout}\n{ended.stderr}"
-        assert not missing(printed, ended.stdout + ended.stderr), f"{block}: not in the output of {shlex.join(words)}"
+        assert ended.returncode == code, (
+            f"{block}: {shlex.join(words)}\n{ended.stdout}\n{ended.stderr}"
+        )
+        assert not missing(printed, ended.stdout + ended.stderr), (
+            f"{block}: not in the output of {shlex.join(words)}"
+        )
 
 
 def plain(text):
@@ -155,14 +174,17 @@ def marks(page):
 
 
 each_page = pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=marks(page), id=page.relative_to(ROOT).as_posix()) for page in PAGES]
+    "page",
+    [pytest.param(page, marks=marks(page), id=page.relative_to(ROOT).as_posix()) for page in PAGES],
 )
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """An empty folder with a copy of ``examples/``, which is the current one."""
-    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__")
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -198,7 +220,9 @@ def write(folder, text):
 
 def test_blocks_share_names_and_order(folder):
     """A later block goes on where an earlier one stopped."""
-    page = write(folder, "```python\nx = [1]\n```\ntext\n```python\nx.append(2)\nassert x == [1, 2]\n```\n")
+    page = write(
+        folder, "```python\nx = [1]\n```\ntext\n```python\nx.append(2)\nassert x == [1, 2]\n```\n"
+    )
 
     run_page(page, folder)
 
@@ -215,7 +239,10 @@ def test_a_wrong_block_is_reported_at_its_line(folder):
 
 def test_a_block_is_left_out_for_a_reason_only(folder):
     """A block that is not run says why."""
-    run_page(write(folder, "<!-- not run: it needs a GPU -->\n```python\nraise SystemError\n```\n"), folder)
+    run_page(
+        write(folder, "<!-- not run: it needs a GPU -->\n```python\nraise SystemError\n```\n"),
+        folder,
+    )
 
     with pytest.raises(AssertionError, match="not run, but why"):
         run_page(write(folder, "<!-- not run -->\n```python\nraise SystemError\n```\n"), folder)
@@ -251,7 +278,8 @@ def test_pieces_of_an_output_have_an_order():
 def test_a_dead_link_is_found(folder):
     """A link to a missing file or heading is found; addresses elsewhere and code are left alone."""
     page = write(
-        folder, "# One word\n[a](#one-word) [b](#two) [c](no.md) [d](page.md#one-word) [e](https://x.y) `[f](g)`\n"
+        folder,
+        "# One word\n[a](#one-word) [b](#two) [c](no.md) [d](page.md#one-word) [e](https://x.y) `[f](g)`\n",
     )
 
     assert dead_links(page) == ["](#two)", "](no.md)"]

@@ -47,7 +47,9 @@ def surroundings():
 
 def examples(name):
     """Return the examples in a name's docstring."""
-    return doctest.DocTestParser().get_doctest(meant(name).__doc__ or "", surroundings(), name, None, 0)
+    return doctest.DocTestParser().get_doctest(
+        meant(name).__doc__ or "", surroundings(), name, None, 0
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if ">>>" in (meant(name).__doc__ or "")])

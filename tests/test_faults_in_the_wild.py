@@ -14,7 +14,9 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 @pytest.fixture(scope="module")
 def wild():
     """The benchmark as a module."""
-    spec = importlib.util.spec_from_file_location("faults_in_the_wild", BENCHMARKS / "faults_in_the_wild.py")
+    spec = importlib.util.spec_from_file_location(
+        "faults_in_the_wild", BENCHMARKS / "faults_in_the_wild.py"
+    )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -25,7 +27,9 @@ def wild():
 def outcome(wild, codes, findings, *, hidden="", name="fault"):
     """An outcome with findings given as pairs of a code and a severity."""
     case = wild.Case("program", "", name, "wrong labels", "", frozenset(codes), hidden)
-    return wild.Outcome(case, tuple({"code": code, "severity": severity} for code, severity in findings))
+    return wild.Outcome(
+        case, tuple({"code": code, "severity": severity} for code, severity in findings)
+    )
 
 
 def test_every_fault_fits_its_program(wild):
@@ -40,11 +44,23 @@ def test_every_fault_fits_its_program(wild):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ({"kind": "bad luck", "fault": "", "codes": [], "change": []}, "no such kind of fault: bad luck"),
+        (
+            {"kind": "bad luck", "fault": "", "codes": [], "change": []},
+            "no such kind of fault: bad luck",
+        ),
         ({"kind": "wrong labels", "fault": "", "change": []}, "needs either the codes"),
-        ({"kind": "wrong labels", "fault": "", "codes": [], "hidden": "so", "change": []}, "needs either the codes"),
-        ({"kind": "wrong labels", "fault": "", "codes": [], "change": [["x", "y"]]}, "occurs 2 times"),
-        ({"kind": "wrong labels", "fault": "", "codes": [], "change": [["z", "y"]]}, "occurs 0 times"),
+        (
+            {"kind": "wrong labels", "fault": "", "codes": [], "hidden": "so", "change": []},
+            "needs either the codes",
+        ),
+        (
+            {"kind": "wrong labels", "fault": "", "codes": [], "change": [["x", "y"]]},
+            "occurs 2 times",
+        ),
+        (
+            {"kind": "wrong labels", "fault": "", "codes": [], "change": [["z", "y"]]},
+            "occurs 0 times",
+        ),
     ],
 )
 def test_a_declaration_that_does_not_fit_is_an_error(wild, fault, message):

@@ -18,7 +18,14 @@ SCRIPT = Path(__file__).parents[1] / "examples" / "features.py"
 
 def test_digits_become_a_map(tmp_path):
     """The classifier gets over 95 % of unseen images right, its features are in the folder, and the map is laid out as the one in the documentation."""
-    command = [sys.executable, str(SCRIPT), "--out", str(tmp_path / "f"), "--picture", str(tmp_path / "map.png")]
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        "--out",
+        str(tmp_path / "f"),
+        "--picture",
+        str(tmp_path / "map.png"),
+    ]
     done = forked.run(command, check=True)
     taken = open_features(tmp_path / "f")
 
@@ -27,4 +34,6 @@ def test_digits_become_a_map(tmp_path):
     assert len(taken.samples) == 1797
     assert taken["hidden"].shape == (1797, 64)
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "map.png").read_bytes()[SIZE] == STORED.read_bytes()[SIZE]  # or it has to be drawn anew
+    assert (tmp_path / "map.png").read_bytes()[SIZE] == STORED.read_bytes()[
+        SIZE
+    ]  # or it has to be drawn anew

@@ -22,7 +22,8 @@ def test_the_example_explains_a_network_that_has_learned(tmp_path):
     command = [sys.executable, str(SCRIPT), "--save", str(picture)]
     ended = forked.run(command, check=True)
     shares = {
-        name: int(share) for name, share in re.findall(r"^(\S+) +(\d+)% of what speaks", ended.stdout, re.MULTILINE)
+        name: int(share)
+        for name, share in re.findall(r"^(\S+) +(\d+)% of what speaks", ended.stdout, re.MULTILINE)
     }
 
     assert float(re.search(r"test accuracy ([\d.]+)%", ended.stdout)[1]) > 95

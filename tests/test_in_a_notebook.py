@@ -61,8 +61,16 @@ def _shown(shell: Any, cell: str, capsys: pytest.CaptureFixture[str]) -> str:
             ["kedge.hook(model, 'nope', kedge.record())"],
             "NoSiteMatched: ",
         ),
-        ("kedge.saved(model, x)", ["kedge.saved(model, x)"], "WrongCall: saved(the module Sequential, a Tensor)"),
-        ("recipes.saliency(model, 9)(x)", ["recipes.saliency(model, 9)(x)"], "AttributionError: target 9"),
+        (
+            "kedge.saved(model, x)",
+            ["kedge.saved(model, x)"],
+            "WrongCall: saved(the module Sequential, a Tensor)",
+        ),
+        (
+            "recipes.saliency(model, 9)(x)",
+            ["recipes.saliency(model, 9)(x)"],
+            "AttributionError: target 9",
+        ),
         (
             "study()",
             ["return value.no_such_method()", "study()", "return model(x)"],
@@ -140,7 +148,9 @@ def test_results_are_shown_as_they_print(shell: Any) -> None:
     deep = kedge.sites(nn.Sequential(*(nn.Linear(n + 1, n + 2) for n in range(40))))
     lines = repr(deep).splitlines()
     assert lines[:LINES] == str(deep).splitlines()[:LINES]
-    assert lines[LINES:] == [f"... and {len(str(deep).splitlines()) - LINES} more lines; print() shows all"]
+    assert lines[LINES:] == [
+        f"... and {len(str(deep).splitlines()) - LINES} more lines; print() shows all"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +159,10 @@ def test_results_are_shown_as_they_print(shell: Any) -> None:
         (lambda model: kedge.session(), "<kedge.session: 0 actions at 0 sites>"),
         (lambda model: kedge.watch("run.kedge"), "<kedge.watch into run.kedge: not begun>"),
         (lambda model: kedge.at(0, 10), "at(0, 10)"),
-        (lambda model: kedge.Recording.build(), f"Recording(path={Path()!r}, roots=(), truncated=False)"),
+        (
+            lambda model: kedge.Recording.build(),
+            f"Recording(path={Path()!r}, roots=(), truncated=False)",
+        ),
         (
             lambda model: recipes.saliency(model, target=3),
             "<attribution of Sequential, target=3, with respect to ':in': call it like the model>",

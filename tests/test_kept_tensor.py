@@ -17,7 +17,9 @@ def test_a_kept_tensor_is_the_programs_own() -> None:
     assert not kept.overwritten
 
 
-@pytest.mark.parametrize("change", [lambda x: x.add_(1), lambda x: x[1:].zero_(), lambda x: x.detach().mul_(2)])
+@pytest.mark.parametrize(
+    "change", [lambda x: x.add_(1), lambda x: x[1:].zero_(), lambda x: x.detach().mul_(2)]
+)
 def test_a_change_in_place_is_seen(change) -> None:
     """Through the tensor, a view or its detached twin; and preserving it comes too late."""
     x = torch.ones(3)

@@ -35,39 +35,72 @@ class Net(nn.Module):
 WRONG = [
     ("kedge.hook()", "missing a required argument: 'target'; use it as in: kedge.hook(model, "),
     ("kedge.hook(model)", "no action given; hook(model, "),
-    ("kedge.hook(Net, 'relu', kedge.record())", "the class Net; create the model first, as in model = Net(...)"),
+    (
+        "kedge.hook(Net, 'relu', kedge.record())",
+        "the class Net; create the model first, as in model = Net(...)",
+    ),
     (
         "kedge.hook(model, model.relu, kedge.record())",
         'the module ReLU is not a selector; name it by its path: hook(model, "relu"',
     ),
-    ("kedge.hook(model, model.fc.weight, kedge.record())", 'its path: hook(model, "fc.weight:param.grad", action)'),
-    ("kedge.hook(model, [model.relu], kedge.record())", "the module ReLU is not the text of a selector"),
+    (
+        "kedge.hook(model, model.fc.weight, kedge.record())",
+        'its path: hook(model, "fc.weight:param.grad", action)',
+    ),
+    (
+        "kedge.hook(model, [model.relu], kedge.record())",
+        "the module ReLU is not the text of a selector",
+    ),
     (
         "kedge.hook([model, model], 'relu', kedge.record())",
         "cannot hook a list; for several models, give torch.nn.ModuleList",
     ),
-    ("kedge.hook('relu', model, kedge.record())", 'the model comes before the selector: hook(model, "relu", action)'),
+    (
+        "kedge.hook('relu', model, kedge.record())",
+        'the model comes before the selector: hook(model, "relu", action)',
+    ),
     ("kedge.hook(model, 'relu', kedge.record)", "call it, as in kedge.record(...)"),
     ("kedge.hook(model, 'relu', images)", "a Tensor is not an action: it cannot be called"),
     ("kedge.hook(model, 'relu', images)", "use kedge.replace(tensor)"),
     ("kedge.hook(model, 0, kedge.record())", 'a path is a text: "0"'),
     ("kedge.hook(model, None, kedge.record())", "None is not an action"),
-    ("kedge.hook(model, 'relu', kedge.every(10), kedge.record())", "pass it as when=kedge.every(10)"),
+    (
+        "kedge.hook(model, 'relu', kedge.every(10), kedge.record())",
+        "pass it as when=kedge.every(10)",
+    ),
     ("kedge.hook(model, 'relu', kedge.at(3), kedge.record())", "pass it as when=kedge.at(3)"),
-    ("kedge.hook(model, 'relu', kedge.record(), when=10)", "when=10 is not a schedule; use when=kedge.every(10)"),
+    (
+        "kedge.hook(model, 'relu', kedge.record(), when=10)",
+        "when=10 is not a schedule; use when=kedge.every(10)",
+    ),
     (
         "kedge.hook(model, 'relu', kedge.record(), every=10)",
         "there is no argument 'every'; it takes target, what, when;",
     ),
     ("kedge.hook(model, site='relu', action=kedge.record())", "there is no argument 'site'"),
-    ("kedge.hook(loader, 'relu', kedge.record())", "cannot hook a DataLoader; a target is a module"),
-    ("kedge.hook(lambda x: x, 'relu', kedge.record())", "cannot hook the function <lambda>; a target is a module"),
-    ("kedge.session(model)", "session(the module Net): too many positional arguments; it takes strict, on_error;"),
+    (
+        "kedge.hook(loader, 'relu', kedge.record())",
+        "cannot hook a DataLoader; a target is a module",
+    ),
+    (
+        "kedge.hook(lambda x: x, 'relu', kedge.record())",
+        "cannot hook the function <lambda>; a target is a module",
+    ),
+    (
+        "kedge.session(model)",
+        "session(the module Net): too many positional arguments; it takes strict, on_error;",
+    ),
     ("kedge.Session(on_error='no')", 'on_error=\'no\': use "raise" or "warn"'),
     ("kedge.session(on_error='ignore')", 'on_error=\'ignore\': use "raise" or "warn"'),
     ("kedge.session().hook(model)", "no action given"),
-    ("kedge.record(model, 'relu')", 'use it as in: with kedge.hook(model, "layer4", kedge.record()) as acts: model(x)'),
-    ("kedge.record(keep='all')", "record(keep='all') is not a number; use 1 or more, or None for all"),
+    (
+        "kedge.record(model, 'relu')",
+        'use it as in: with kedge.hook(model, "layer4", kedge.record()) as acts: model(x)',
+    ),
+    (
+        "kedge.record(keep='all')",
+        "record(keep='all') is not a number; use 1 or more, or None for all",
+    ),
     ("kedge.measure(model)", "measure(the module Net) is unknown; use 'full', 'norm' or 'finite'"),
     ("kedge.measure('mean')", "measure('mean') is unknown"),
     ("kedge.add()", "missing a required argument: 'term'; use it as in: kedge.hook("),
@@ -84,48 +117,93 @@ WRONG = [
     ("kedge.clamp('1')", "clamp('1'): give a number or a tensor"),
     ("kedge.replace(None)", "replace(None): give a tensor, a number, or a function"),
     ("kedge.replace(Net)", "replace(the class Net): give a tensor"),
-    ("kedge.zero(model)", "zero(the module Net): too many positional arguments; it takes no arguments"),
+    (
+        "kedge.zero(model)",
+        "zero(the module Net): too many positional arguments; it takes no arguments",
+    ),
     ("kedge.error_if(True)", "give it without calling it, as in kedge.error_if(kedge.nonfinite)"),
     ("kedge.error_if(kedge.nonfinite(images))", "error_if(a Tensor): the condition is a function"),
-    ("kedge.error_if(kedge.error_if(kedge.nonfinite))", "error_if(an ErrorIf): the condition is a function"),
-    ("kedge.nonfinite(model)", "nonfinite(the module Net): give a tensor; on a model it is a condition"),
+    (
+        "kedge.error_if(kedge.error_if(kedge.nonfinite))",
+        "error_if(an ErrorIf): the condition is a function",
+    ),
+    (
+        "kedge.nonfinite(model)",
+        "nonfinite(the module Net): give a tensor; on a model it is a condition",
+    ),
     ("kedge.from_hook(model)", "from_hook takes a function, not the module Net"),
-    ("kedge.from_hook(kedge.record())", "record() is an action already: pass it to kedge.hook as it is"),
+    (
+        "kedge.from_hook(kedge.record())",
+        "record() is an action already: pass it to kedge.hook as it is",
+    ),
     ("kedge.packed(lambda x: x)", "missing a required argument: 'unpack'; it takes pack, unpack;"),
     ("kedge.packed('a', 'b')", "packed(pack='a'): pack must be a function"),
     ("kedge.every('10')", "every(n='10'): n is a number of steps, as in kedge.every(10)"),
     ("kedge.every(0)", "the distance between two steps must be 1 or more"),
-    ("kedge.at([1, 2])", "at(a list): give the numbers of the steps one by one, as in kedge.at(0, 10, 20)"),
+    (
+        "kedge.at([1, 2])",
+        "at(a list): give the numbers of the steps one by one, as in kedge.at(0, 10, 20)",
+    ),
     ("kedge.at()", "give the numbers of the steps one by one"),
-    ("kedge.extract(model)", "missing a required argument: 'sites'; it takes model, sites, rename,"),
+    (
+        "kedge.extract(model)",
+        "missing a required argument: 'sites'; it takes model, sites, rename,",
+    ),
     ("kedge.extract(Net, 'relu')", "not the class Net; create the model first"),
     ("kedge.extract('relu', model)", "extract takes a model first, as in extract(model, "),
     ("kedge.extract(model, model.relu)", "the module ReLU is not a selector"),
-    ("kedge.extract(model, [model.relu])", "print(kedge.sites(model)) lists the paths of its modules"),
+    (
+        "kedge.extract(model, [model.relu])",
+        "print(kedge.sites(model)) lists the paths of its modules",
+    ),
     ("kedge.extract(model, images)", "a Tensor is not a selector"),
     ("kedge.extract(model, 'relu', images)", "too many positional arguments"),
-    ("kedge.extract(model, layers=['relu'])", "there is no argument 'layers'; it takes model, sites"),
-    ("kedge.extract(model, 'relu', device='gpu')", "device='gpu' is not a device; give one such as"),
+    (
+        "kedge.extract(model, layers=['relu'])",
+        "there is no argument 'layers'; it takes model, sites",
+    ),
+    (
+        "kedge.extract(model, 'relu', device='gpu')",
+        "device='gpu' is not a device; give one such as",
+    ),
     ("kedge.extract(model, 'relu', dtype='float16')", "dtype='float16': give a torch.dtype"),
     ("kedge.extract(model, 'relu', rename='x')", "rename='x': give a dict"),
     ("kedge.audit(Net)", "not the class Net; create the model first, as in model = Net(...)"),
     ("kedge.audit(images, 'x')", "audit(names='x'): names is a model, or a dict of tensors"),
-    ("kedge.audit(images).remove()", "whose hooks could be removed: call kedge.audit(model).remove()"),
+    (
+        "kedge.audit(images).remove()",
+        "whose hooks could be removed: call kedge.audit(model).remove()",
+    ),
     ("kedge.operations(Net, images)", "not the class Net; create the model first"),
     ("kedge.operations([model], images)", "give torch.nn.ModuleList"),
     ("kedge.Cpu('cuda')", "Cpu(rebuild='cuda'): rebuild must be True or False"),
     ("kedge.Disk(model)", "Disk(the module Net): path must be a folder, or None"),
-    ("kedge.Disk(folder='x')", "there is no argument 'folder'; it takes path, rebuild, uncached, checksum;"),
+    (
+        "kedge.Disk(folder='x')",
+        "there is no argument 'folder'; it takes path, rebuild, uncached, checksum;",
+    ),
     ("kedge.Rebuild(model)", "use it as in: kedge.offload(model, to=kedge.Rebuild())"),
     ("kedge.offload(Net)", "kedge.offload takes a torch.nn.Module, not the class Net"),
     ("kedge.offload(kedge.Cpu())", "takes a destination as to=: kedge.offload(model, to=Cpu("),
-    ("kedge.offload(model, kedge.Cpu())", "takes a destination as to=: kedge.offload(model, to=Cpu("),
-    ("kedge.offload(model, device='cpu')", "there is no argument 'device'; it takes model, where, to,"),
-    ("kedge.saved(model, images)", "saved(the module Net, a Tensor): too many positional arguments"),
+    (
+        "kedge.offload(model, kedge.Cpu())",
+        "takes a destination as to=: kedge.offload(model, to=Cpu(",
+    ),
+    (
+        "kedge.offload(model, device='cpu')",
+        "there is no argument 'device'; it takes model, where, to,",
+    ),
+    (
+        "kedge.saved(model, images)",
+        "saved(the module Net, a Tensor): too many positional arguments",
+    ),
     ("kedge.saved(model, images)", "use it as in: kedge.saved(model)(images)"),
     ("kedge.saved(Net)", "kedge.saved takes a module or a function, not the class Net"),
     ("kedge.saved(model(images))", "kedge.saved takes a module or a function, not a Tensor"),
-    ("kedge.saved(model, loss=images)", "saved(loss=a Tensor): loss is a function from the output to the loss"),
+    (
+        "kedge.saved(model, loss=images)",
+        "saved(loss=a Tensor): loss is a function from the output to the loss",
+    ),
     ("kedge.saved(model, loss=nn.MSELoss)", "saved(loss=the class MSELoss)"),
     ("kedge.saved(model, min_bytes='64 KiB')", "min_bytes is a number of bytes"),
     ("kedge.select(model)", "the module Net is not the text of a selector"),
@@ -142,21 +220,39 @@ WRONG = [
     ("kedge.watch(site='relu')", "there is no argument 'site' (did you mean sites?)"),
     ("kedge.watch(sites=None)", "None is not the text of a selector"),
     ("kedge.watch(every='10')", "every(n='10'): n is a number of steps"),
-    ("kedge.watch(budget='3%')", "watch(budget='3%'): budget is a share of the run's time, such as 0.03, or None"),
+    (
+        "kedge.watch(budget='3%')",
+        "watch(budget='3%'): budget is a share of the run's time, such as 0.03, or None",
+    ),
     ("recipes.saliency(Net)", "not the class Net; create the model first"),
     ("recipes.saliency(model, images)", "what the model is called with comes in a second call"),
-    ("recipes.saliency(model, layer='conv')", "there is no argument 'layer'; it takes model, target, wrt;"),
+    (
+        "recipes.saliency(model, layer='conv')",
+        "there is no argument 'layer'; it takes model, target, wrt;",
+    ),
     ("recipes.saliency(model, target=object())(images)", "target=an object: give a class"),
     ("recipes.grad_cam(model)", "missing a required argument: 'site'"),
-    ("recipes.grad_cam(model, model.conv)", "the module Conv2d is not the name of a place in the model"),
+    (
+        "recipes.grad_cam(model, model.conv)",
+        "the module Conv2d is not the name of a place in the model",
+    ),
     ("recipes.grad_cam(model, 'conv', size=7)", "size=7: give (rows, columns)"),
-    ("recipes.grad_cam(model, 'conv', layout=(3, 3))", "layout=a tuple: give a function of the value"),
+    (
+        "recipes.grad_cam(model, 'conv', layout=(3, 3))",
+        "layout=a tuple: give a function of the value",
+    ),
     ("recipes.Tokens(14)", "Tokens(grid=14): grid is the numbers of rows and columns"),
     ("recipes.smoothgrad(model)", "smoothgrad takes an attribution, not the module Net"),
     ("recipes.smoothgrad(recipes.saliency(model), samples='5')", "samples='5'"),
     ("recipes.ablate(model)", "missing a required argument: 'sites'; it takes model, sites,"),
-    ("recipes.means(model, loader)", "means(the module Net, a DataLoader): missing a required argument: 'inputs'"),
-    ("recipes.patch(model, images, images)", 'use it as in: recipes.patch(model, clean, corrupted, "layer4", metric)'),
+    (
+        "recipes.means(model, loader)",
+        "means(the module Net, a DataLoader): missing a required argument: 'inputs'",
+    ),
+    (
+        "recipes.patch(model, images, images)",
+        'use it as in: recipes.patch(model, clean, corrupted, "layer4", metric)',
+    ),
     ("recipes.steer(model, 'relu')", "missing a required argument: 'direction'"),
     ("recipes.contrast(model, 'relu', images)", "missing a required argument: 'away'"),
     ("recipes.resample(model)", "resample(seed=the module Net): seed is a whole number"),
@@ -194,13 +290,19 @@ def test_a_wrong_call_is_answered(wrong: str, answer: str, names: dict[str, Any]
 def _called(text: str) -> Iterator[str]:
     """Yield the names of the root that a call uses."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "kedge":
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "kedge"
+        ):
             yield node.attr
 
 
 def test_every_function_of_the_root_is_called_wrongly() -> None:
     """None is left out of the list above; `everywhere` is not called."""
-    assert {name for wrong, _ in WRONG for name in _called(wrong)} >= {*kedge.__all__} - {"everywhere"}
+    assert {name for wrong, _ in WRONG for name in _called(wrong)} >= {*kedge.__all__} - {
+        "everywhere"
+    }
 
 
 def test_an_error_inside_a_function_is_not_taken_for_a_wrong_call(names: dict[str, Any]) -> None:
@@ -209,7 +311,9 @@ def test_an_error_inside_a_function_is_not_taken_for_a_wrong_call(names: dict[st
     def loss() -> None:
         """Take nothing."""
 
-    with pytest.raises(TypeError, match=r"loss\(\) takes 0 positional arguments but 1 was given") as told:
+    with pytest.raises(
+        TypeError, match=r"loss\(\) takes 0 positional arguments but 1 was given"
+    ) as told:
         kedge.saved(names["model"], loss=loss)(names["images"])  # type: ignore[arg-type]
     assert not isinstance(told.value, WrongCall)
     assert "loss=lambda output: loss_fn(output, labels)" in told.value.__notes__[0]
@@ -262,7 +366,8 @@ def test_a_name_that_there_is_not_gets_the_nearest(name: str, message: str) -> N
 def test_a_bill_that_was_not_called_says_so(names: dict[str, Any]) -> None:
     """The report is the result of the second call, with the model's arguments."""
     with pytest.raises(
-        AttributeError, match=r"needs a call of the model first: kedge\.saved\(model\)\(images\)\.total"
+        AttributeError,
+        match=r"needs a call of the model first: kedge\.saved\(model\)\(images\)\.total",
     ):
         kedge.saved(names["model"]).total
 

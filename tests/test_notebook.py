@@ -101,9 +101,13 @@ def test_what_there_is_can_be_read_in_a_notebook(model):
     """Sites and selections show every row that their text has."""
     sites, chosen = kedge.sites(model), kedge.select("**{Linear}").on(model)
 
-    assert [row[0] for row in Reader(sites._repr_html_()).rows[1:]] == [row.path or '""' for row in sites]
+    assert [row[0] for row in Reader(sites._repr_html_()).rows[1:]] == [
+        row.path or '""' for row in sites
+    ]
     assert Reader(sites._repr_html_()).cell("type", 2) == "Linear"
-    assert [row[0] for row in Reader(chosen._repr_html_()).rows[1:]] == [str(site) for site in chosen]
+    assert [row[0] for row in Reader(chosen._repr_html_()).rows[1:]] == [
+        str(site) for site in chosen
+    ]
 
 
 def test_what_happened_can_be_read_in_a_notebook(model):
@@ -164,7 +168,9 @@ def test_a_handle_shows_what_its_actions_hold(model):
 
         assert stats._repr_html_() == stats.actions[0]._repr_html_()
         assert plain._repr_html_() == plain.ledger()._repr_html_()
-        assert repr(stats).splitlines()[0] == "<hook measure('full') at 0:out, 1:out: fired 2 times>"
+        assert (
+            repr(stats).splitlines()[0] == "<hook measure('full') at 0:out, 1:out: fired 2 times>"
+        )
         assert repr(plain).endswith(" at :out, 0:out, 1:out and 1 more: fired 4 times>")
 
 
@@ -173,7 +179,9 @@ def test_the_effects_of_patches_can_be_read_in_a_notebook(model):
     table = patch(model, torch.ones(1, 3), -torch.ones(1, 3), "0, 1", torch.sum, along=1)
     read = Reader(table._repr_html_())
 
-    assert [" ".join(row) for row in read.rows[1:]] == [" ".join(line.split()) for line in str(table).splitlines()[1:]]
+    assert [" ".join(row) for row in read.rows[1:]] == [
+        " ".join(line.split()) for line in str(table).splitlines()[1:]
+    ]
     assert str(table).splitlines()[0] in table._repr_html_()
 
 

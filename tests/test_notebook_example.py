@@ -25,7 +25,9 @@ def cells():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """The examples in an empty folder, from which a notebook imports."""
-    shutil.copytree(EXAMPLES, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        EXAMPLES, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__")
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
@@ -38,7 +40,11 @@ def folder(tmp_path, monkeypatch):
 def run(source, names, where):
     """Run a cell as a notebook does: its last expression is what it shows."""
     tree = ast.parse(source, where)
-    last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    last = (
+        ast.Expression(tree.body.pop().value)
+        if tree.body and isinstance(tree.body[-1], ast.Expr)
+        else None
+    )
     exec(compile(tree, where, "exec"), names)
     return None if last is None else eval(compile(last, where, "eval"), names)
 

@@ -44,7 +44,15 @@ def test_a_positive_figure_fits_its_column(power: int) -> None:
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0"), (999, "999"), (1000, "1k"), (12_345, "12.3k"), (999_600, "1M"), (4_560_000, "4.56M"), (7 * 10**9, "7G")],
+    [
+        (0, "0"),
+        (999, "999"),
+        (1000, "1k"),
+        (12_345, "12.3k"),
+        (999_600, "1M"),
+        (4_560_000, "4.56M"),
+        (7 * 10**9, "7G"),
+    ],
 )
 def test_a_count_is_short(number: int, text: str) -> None:
     """Large counts have a unit."""
@@ -52,7 +60,8 @@ def test_a_count_is_short(number: int, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("share", "text"), [(0.0, "0.0 %"), (0.0001, "< 0.1 %"), (0.033, "3.3 %"), (1.0, "100.0 %"), (2.5, "250.0 %")]
+    ("share", "text"),
+    [(0.0, "0.0 %"), (0.0001, "< 0.1 %"), (0.033, "3.3 %"), (1.0, "100.0 %"), (2.5, "250.0 %")],
 )
 def test_a_share_is_a_percentage(share: float, text: str) -> None:
     """What is there does not round to nothing."""

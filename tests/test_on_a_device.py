@@ -124,7 +124,11 @@ def test_looking_at_a_model_leaves_the_devices_random_numbers(sim):
     model, x = made()
     model(x)
     state = torch.sim.get_rng_state(0)
-    for look in (lambda: saved(model)(x), lambda: operations(model, x), lambda: operations(lambda: model(x))):
+    for look in (
+        lambda: saved(model)(x),
+        lambda: operations(model, x),
+        lambda: operations(lambda: model(x)),
+    ):
         look()
         assert torch.equal(torch.sim.get_rng_state(0), state)
 

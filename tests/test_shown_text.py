@@ -33,7 +33,9 @@ def test_a_shell_reads_a_typed_command_as_its_words() -> None:
     """Whatever a name holds, it stays one word, and the command one line."""
     line = typed("printf", "%s\\0", *HOSTILE)
     assert line == visible(line)
-    done = subprocess.run(["bash", "-c", line], capture_output=True, check=True, env={"LC_ALL": "C"})
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, check=True, env={"LC_ALL": "C"}
+    )
     assert done.stdout.decode("utf-8").split("\0")[:-1] == HOSTILE
 
 

@@ -28,7 +28,12 @@ from tests.report.page.conftest import LAPTOP, Watched
 from tests.report.page.test_accessible import FITS, violations
 
 ROOT = Path(__file__).parents[1]
-HOME, GUIDE, GLOSSARY, API = "index.md", "how-to/hooks.md", "reference/glossary.md", "reference/api/actions.md"
+HOME, GUIDE, GLOSSARY, API = (
+    "index.md",
+    "how-to/hooks.md",
+    "reference/glossary.md",
+    "reference/api/actions.md",
+)
 BUILD = """
 import sys
 from mkdocs.commands.build import build
@@ -67,26 +72,45 @@ def at(path):
 def entries():
     """Return the paths that the API pages show, each with its page."""
     pages = sorted((ROOT / "docs/reference/api").glob("*.md"))
-    return [(path, page.name) for page in pages for path in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)]
+    return [
+        (path, page.name)
+        for page in pages
+        for path in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
+    ]
 
 
 def test_every_public_name_is_on_one_api_page():
     """None is forgotten, and none is explained twice, under whichever of its names."""
-    elsewhere = ("kedge.errors", "kedge.integrations.")  # as a whole; of packages that are slow to import
+    elsewhere = (
+        "kedge.errors",
+        "kedge.integrations.",
+    )  # as a whole; of packages that are slow to import
     shown = [at(path) for path, _ in entries() if not path.startswith(elsewhere)]
-    public = {name: at(f"kedge.{home}.{name}") for home, names in kedge._HOME.items() for name in names}
+    public = {
+        name: at(f"kedge.{home}.{name}") for home, names in kedge._HOME.items() for name in names
+    }
     public |= {
-        f"{home}.{name}": at(f"{home}.{name}") for home in PUBLIC for name in importlib.import_module(home).__all__
+        f"{home}.{name}": at(f"{home}.{name}")
+        for home in PUBLIC
+        for name in importlib.import_module(home).__all__
     }
     testing = importlib.import_module("kedge.testing")
     public |= {
         f"kedge.testing.{name}": found
         for name, found in vars(testing).items()
-        if inspect.isfunction(found) and found.__module__ == testing.__name__ and not name.startswith("_")
+        if inspect.isfunction(found)
+        and found.__module__ == testing.__name__
+        and not name.startswith("_")
     }
-    errors = {name for name, found in public.items() if getattr(found, "__module__", "") == "kedge.errors"}
+    errors = {
+        name for name, found in public.items() if getattr(found, "__module__", "") == "kedge.errors"
+    }
 
-    missing = [name for name, found in public.items() if name not in errors and not any(found is one for one in shown)]
+    missing = [
+        name
+        for name, found in public.items()
+        if name not in errors and not any(found is one for one in shown)
+    ]
     assert missing == []
     assert len({id(one) for one in shown}) == len(shown)
     assert ("kedge.errors", "errors.md") in entries()
@@ -94,7 +118,9 @@ def test_every_public_name_is_on_one_api_page():
 
 def test_every_integration_is_on_an_api_page():
     """A new file in integrations/ gets its entry."""
-    files = {found.name for found in pkgutil.iter_modules([ROOT / "src/kedge/integrations"])} - {"callback"}
+    files = {found.name for found in pkgutil.iter_modules([ROOT / "src/kedge/integrations"])} - {
+        "callback"
+    }
     shown = {path.split(".")[2] for path, _ in entries() if path.startswith("kedge.integrations.")}
 
     assert files == shown
@@ -103,17 +129,22 @@ def test_every_integration_is_on_an_api_page():
 def test_links_lead_to_pages_or_to_the_repository():
     """A link is written as GitHub wants it; the site has pages of its own for some files, and addresses for others."""
     site = hook("sources")
-    text = (
-        "[a](../../benchmarks/RESULTS.md#x) [b](../../src/kedge/flow.py) [c](page.md) [d](../../README.md) [e](#here)"
-    )
+    text = "[a](../../benchmarks/RESULTS.md#x) [b](../../src/kedge/flow.py) [c](page.md) [d](../../README.md) [e](#here)"
 
     assert site.for_site(text, "how-to/hooks.md") == (
         f"[a](../explanation/measurements.md#x) [b]({site.repository()}/blob/main/src/kedge/flow.py) [c](page.md) "
         "[d](../index.md) [e](#here)"
     )
-    assert site.for_site("[a](docs/how-to/nan.md)", "explanation/contributing.md") == "[a](../how-to/nan.md)"
-    assert site.address("../../src/kedge/hooks", "how-to/hooks.md").endswith("/tree/main/src/kedge/hooks")
-    assert site.address("../tutorial/notebook.ipynb", "how-to/hooks.md") == "../tutorial/notebook.md"
+    assert (
+        site.for_site("[a](docs/how-to/nan.md)", "explanation/contributing.md")
+        == "[a](../how-to/nan.md)"
+    )
+    assert site.address("../../src/kedge/hooks", "how-to/hooks.md").endswith(
+        "/tree/main/src/kedge/hooks"
+    )
+    assert (
+        site.address("../tutorial/notebook.ipynb", "how-to/hooks.md") == "../tutorial/notebook.md"
+    )
     assert site.address("../../src/gone.py", "how-to/hooks.md") == "../../src/gone.py"
 
 
@@ -121,7 +152,10 @@ def test_comments_are_left_out_but_not_in_code():
     """`<!-- not run: why -->` is for the tests; what a page shows of HTML stays."""
     text = "<!-- not run: it needs a card -->\n```html\n<!-- shown -->\n[x](../../src)\n```\ntext\n"
 
-    assert hook("sources").for_site(text, "how-to/hooks.md") == "```html\n<!-- shown -->\n[x](../../src)\n```\ntext\n"
+    assert (
+        hook("sources").for_site(text, "how-to/hooks.md")
+        == "```html\n<!-- shown -->\n[x](../../src)\n```\ntext\n"
+    )
 
 
 def test_words_have_their_meaning_at_their_first_use():
@@ -130,7 +164,10 @@ def test_words_have_their_meaning_at_their_first_use():
     page = SimpleNamespace(file=SimpleNamespace(src_uri="how-to/hooks.md"))
     html = '<h2><abbr title="m">Sites</abbr></h2><p><abbr title="m">Sites</abbr>, a <abbr title="m">site</abbr></p>'
 
-    assert words.on_page_content(html, page) == '<h2>Sites</h2><p><abbr title="m">Sites</abbr>, a site</p>'
+    assert (
+        words.on_page_content(html, page)
+        == '<h2>Sites</h2><p><abbr title="m">Sites</abbr>, a site</p>'
+    )
     assert words.forms()["Sites"].startswith("a place where values flow")
     assert {"Findings", "measured steps", "Selector"} <= {*words.forms()}
     assert not {"finding", "Recording"} & {*words.forms()}  # may be verbs
@@ -142,7 +179,10 @@ def test_a_notebook_is_a_page_with_its_outputs(tmp_path):
     """Text, code, what it printed, pictures and tables; without the colours of a terminal, and not what is empty."""
     outputs = [
         {"output_type": "stream", "text": ["\x1b[1mone\x1b[0m\n", "two\n"]},
-        {"output_type": "display_data", "data": {"image/png": "iVBO\nRw0=\n", "text/plain": ["<Figure>"]}},
+        {
+            "output_type": "display_data",
+            "data": {"image/png": "iVBO\nRw0=\n", "text/plain": ["<Figure>"]},
+        },
         {
             "output_type": "execute_result",
             "data": {"text/html": ["<table>\n\n", "<tr></tr></table>"], "text/plain": "table"},
@@ -186,7 +226,9 @@ def test_the_picture_of_the_steps_is_drawn_by_its_script():
     steps = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(steps)
 
-    assert (ROOT / "docs/pictures/steps.svg").read_text(encoding="utf-8") == "\n".join(steps.drawn()) + "\n"
+    assert (ROOT / "docs/pictures/steps.svg").read_text(encoding="utf-8") == "\n".join(
+        steps.drawn()
+    ) + "\n"
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +244,18 @@ def site(tmp_path_factory):
     (docs / "pictures").mkdir()
     for picture in ("anchor.svg", "page-light.png"):
         shutil.copy(ROOT / "docs/pictures" / picture, docs / "pictures")
-    command = [sys.executable, "-c", BUILD, ROOT / "mkdocs.yml", docs, built, HOME, GUIDE, GLOSSARY, API]
+    command = [
+        sys.executable,
+        "-c",
+        BUILD,
+        ROOT / "mkdocs.yml",
+        docs,
+        built,
+        HOME,
+        GUIDE,
+        GLOSSARY,
+        API,
+    ]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
     return built
 
@@ -215,7 +268,9 @@ def address(site):
         def log_message(self, *_):
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site)) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=site)
+    ) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/"

@@ -87,7 +87,9 @@ def test_an_error_for_the_user_speaks_for_itself(told: list[str]) -> None:
 
 def test_what_fails_is_cleaned_up_before_it_is_reported(told: list[str]) -> None:
     """What a report leads to finds everything off."""
-    shield = Shield("adding", "it ends", tell=told.append, on_failure=lambda: told.append("cleaned up"))
+    shield = Shield(
+        "adding", "it ends", tell=told.append, on_failure=lambda: told.append("cleaned up")
+    )
 
     shield(fail, ValueError("no"))
 
@@ -217,7 +219,9 @@ def interrupts(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_an_error_of_a_signal_handler_is_the_programs_own(told: list[str], interrupts: Callable[..., None]) -> None:
+def test_an_error_of_a_signal_handler_is_the_programs_own(
+    told: list[str], interrupts: Callable[..., None]
+) -> None:
     """A time-out that arrives while Kedge's code runs goes on to the program, and the work is not off."""
     shield = Shield("adding", "nothing is added", tell=told.append)
 

@@ -19,7 +19,9 @@ def in_threads(*work: Callable[[], Any]) -> None:
         except BaseException as error:  # noqa: BLE001 - raised again in the main thread
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(job,), name=f"worker-{i}") for i, job in enumerate(work)]
+    threads = [
+        threading.Thread(target=run, args=(job,), name=f"worker-{i}") for i, job in enumerate(work)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

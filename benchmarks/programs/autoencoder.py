@@ -10,7 +10,9 @@ torch.manual_seed(2)
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 8))
+        self.net = nn.Sequential(
+            nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 24), nn.ReLU(), nn.Linear(24, 8)
+        )
 
     def forward(self, x):
         return self.net(x)
@@ -20,7 +22,12 @@ class Decoder(nn.Module):
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(
-            nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 64), nn.Sigmoid()
+            nn.Linear(8, 24),
+            nn.ReLU(),
+            nn.Linear(24, 48),
+            nn.ReLU(),
+            nn.Linear(48, 64),
+            nn.Sigmoid(),
         )
 
     def forward(self, code):

@@ -8,7 +8,9 @@ torch.manual_seed(0)
 digits = load_digits()
 x = torch.tensor(digits.data, dtype=torch.float32) / 16
 y = torch.tensor(digits.target)
-model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 10))
+model = nn.Sequential(
+    nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 128), nn.GELU(), nn.Linear(128, 10)
+)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 for epoch in range(15):

@@ -32,7 +32,9 @@ class Block(nn.Module):
         super().__init__()
         self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attn = Attention()
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
 
     def forward(self, x):
         x = x + self.attn(self.ln1(x))
@@ -58,7 +60,9 @@ class GPT(nn.Module):
 
 def batch():
     i = torch.randint(len(data) - BLOCK - 1, (BATCH,))
-    return torch.stack([data[j : j + BLOCK] for j in i]), torch.stack([data[j + 1 : j + 1 + BLOCK] for j in i])
+    return torch.stack([data[j : j + BLOCK] for j in i]), torch.stack(
+        [data[j + 1 : j + 1 + BLOCK] for j in i]
+    )
 
 
 model = GPT()

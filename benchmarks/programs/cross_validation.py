@@ -7,7 +7,9 @@ from torch import nn
 
 
 def build_model():
-    return nn.Sequential(nn.Linear(30, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 2))
+    return nn.Sequential(
+        nn.Linear(30, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 2)
+    )
 
 
 def accuracy(model, x, y):

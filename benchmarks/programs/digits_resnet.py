@@ -25,7 +25,9 @@ class Block(nn.Module):
 class ResNet(nn.Module):
     def __init__(self, blocks=3, channels=16):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU())
+        self.stem = nn.Sequential(
+            nn.Conv2d(1, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()
+        )
         self.blocks = nn.ModuleList([Block(channels) for _ in range(blocks)])
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(channels, 10)

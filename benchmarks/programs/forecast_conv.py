@@ -9,13 +9,18 @@ rng = np.random.default_rng(0)
 torch.manual_seed(0)
 days = np.arange(1500)
 sales = (
-    20000 + 4000 * np.sin(days / 7 * 2 * np.pi) + 2500 * np.sin(days / 91 * 2 * np.pi) + 600 * rng.standard_normal(1500)
+    20000
+    + 4000 * np.sin(days / 7 * 2 * np.pi)
+    + 2500 * np.sin(days / 91 * 2 * np.pi)
+    + 600 * rng.standard_normal(1500)
 )
 mean, scale = sales[:1200].mean(), sales[:1200].std()
 series = (sales - mean) / scale
 
 window = 28
-x = torch.tensor(np.stack([series[i : i + window] for i in range(1500 - window)]), dtype=torch.float32).unsqueeze(1)
+x = torch.tensor(
+    np.stack([series[i : i + window] for i in range(1500 - window)]), dtype=torch.float32
+).unsqueeze(1)
 y = torch.tensor(series[window:], dtype=torch.float32).unsqueeze(1)
 loader = DataLoader(TensorDataset(x[:1172], y[:1172]), batch_size=32, shuffle=True)
 

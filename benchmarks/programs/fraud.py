@@ -8,7 +8,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 torch.manual_seed(0)
-x, y = make_classification(4000, n_features=20, n_informative=8, weights=[0.95], class_sep=1.2, random_state=0)
+x, y = make_classification(
+    4000, n_features=20, n_informative=8, weights=[0.95], class_sep=1.2, random_state=0
+)
 x = (x - x.mean(0)) / x.std(0)
 x_train, x_test, y_train, y_test = train_test_split(x, y, stratify=y, random_state=0)
 weights = np.where(y_train == 1, 0.5 / y_train.mean(), 0.5 / (1 - y_train.mean()))

@@ -15,7 +15,11 @@ def real_points(n):
 
 def mlp(inputs, outputs):
     return nn.Sequential(
-        nn.Linear(inputs, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, outputs)
+        nn.Linear(inputs, 64),
+        nn.LeakyReLU(0.2),
+        nn.Linear(64, 64),
+        nn.LeakyReLU(0.2),
+        nn.Linear(64, outputs),
     )
 
 

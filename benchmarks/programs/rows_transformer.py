@@ -13,7 +13,9 @@ class RowTransformer(nn.Module):
         super().__init__()
         self.input = nn.Linear(8, width)
         self.position = nn.Parameter(torch.randn(8, width) * 0.1)
-        layer = nn.TransformerEncoderLayer(width, 4, 64, dropout=0.1, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 64, dropout=0.1, batch_first=True, norm_first=True
+        )
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.norm = nn.LayerNorm(width)
         self.output = nn.Linear(width, 10)

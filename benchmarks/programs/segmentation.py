@@ -16,7 +16,9 @@ def make_images(n, size=24):
 
 
 def conv(inputs, outputs):
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()
+    )
 
 
 class UNet(nn.Module):
@@ -41,7 +43,9 @@ class UNet(nn.Module):
 def dice_loss(logits, masks):
     probabilities = torch.sigmoid(logits)
     overlap = (probabilities * masks).sum((1, 2, 3))
-    return 1 - ((2 * overlap + 1) / (probabilities.sum((1, 2, 3)) + masks.sum((1, 2, 3)) + 1)).mean()
+    return (
+        1 - ((2 * overlap + 1) / (probabilities.sum((1, 2, 3)) + masks.sum((1, 2, 3)) + 1)).mean()
+    )
 
 
 images, masks = make_images(320)

@@ -42,11 +42,17 @@ def main() -> None:
     values = {name: outputs[name] for name in names}
     gradients = {name: grads[f"{name}:out.grad"] for name in names}
 
-    draw("feature-maps", figures.feature_maps(values["relu1"], most=16, title=f"relu1, a digit {classes[0]}"))
+    draw(
+        "feature-maps",
+        figures.feature_maps(values["relu1"], most=16, title=f"relu1, a digit {classes[0]}"),
+    )
     draw("distributions", figures.distributions(values, gradients))
     draw("ridges", figures.distributions(values, gradients, kind="ridges"))
     draw("scatter", figures.scatter(values["relu3"], classes, title="relu3: 360 digits"))
-    methods = {"gradient": gradient(model, classes[:4]), "guided backprop": guided_backprop(model, classes[:4])}
+    methods = {
+        "gradient": gradient(model, classes[:4]),
+        "guided backprop": guided_backprop(model, classes[:4]),
+    }
     maps = {name: method(some[:4]) for name, method in methods.items()}
     said = [f"a {number}" for number in classes[:4].tolist()]
     draw("attributions", figures.attributions(maps, some[:4], labels=said))
@@ -60,7 +66,9 @@ class Reader(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.rows, self.places = nn.Linear(8, 32), nn.Parameter(torch.randn(8, 32) * 0.1)
-        layers = [nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(4)]
+        layers = [
+            nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True) for _ in range(4)
+        ]
         self.layers, self.answer = nn.Sequential(*layers), nn.Linear(32, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -75,10 +83,15 @@ def patched(images: torch.Tensor, labels: torch.Tensor) -> object:
     model.eval()
     three, eight = (images[labels == number][:1] for number in (3, 8))
     sites = ", ".join(["rows", *(f"layers.{layer}" for layer in range(4))])
-    found = patch(model, three, eight, sites, lambda logits: (logits[0, 3] - logits[0, 8]).item(), along=1)
+    found = patch(
+        model, three, eight, sites, lambda logits: (logits[0, 3] - logits[0, 8]).item(), along=1
+    )
     title = "a row of a 3 put into an 8: how much of the answer it brings back"
     return figures.effects(
-        found, columns=[f"row {row}" for row in range(8)], unit="share of the way from 8 to 3", title=title
+        found,
+        columns=[f"row {row}" for row in range(8)],
+        unit="share of the way from 8 to 3",
+        title=title,
     )
 
 

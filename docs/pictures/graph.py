@@ -17,7 +17,10 @@ from kedge.figures.graph import graph
 def main() -> None:
     """Write the picture beside this file."""
     torch.manual_seed(0)
-    model, images = ResNetForImageClassification(ResNetConfig(num_labels=1000)), torch.randn(1, 3, 224, 224)
+    model, images = (
+        ResNetForImageClassification(ResNetConfig(num_labels=1000)),
+        torch.randn(1, 3, 224, 224),
+    )
     with kedge.hook(model, "resnet.encoder.stages.3:out.grad", kedge.record()):
         loss = model(images, labels=torch.tensor([1])).loss
         drawn = graph(lambda: model(images, labels=torch.tensor([1])).loss, model)

@@ -40,7 +40,9 @@ STYLE = """
 
 def layers() -> list[list[str]]:
     """Return the lines of the contract, the outermost first, each as the names that stand in it."""
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+        "importlinter"
+    ]
     lines = contract["contracts"][0]["layers"]
     return [[name.strip(" ()") for name in re.split(r"[|:]", line)] for line in lines]
 
@@ -55,7 +57,9 @@ def purpose(name: str) -> str:
     folder = ROOT / "src/kedge" / name
     path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    sentence = re.split(r"(?<=[^.])\.(?:\s|$)", text.split("\n\n")[0].replace("\n", " "), maxsplit=1)[0]
+    sentence = re.split(
+        r"(?<=[^.])\.(?:\s|$)", text.split("\n\n")[0].replace("\n", " "), maxsplit=1
+    )[0]
     return sentence.replace("``", "")
 
 
@@ -76,9 +80,14 @@ def picture() -> str:
     rows, y = [], float(GAP)
     for names in layers():
         width = (WIDTH - GAP * (len(names) + 1)) / len(names)
-        texts = {name: textwrap.wrap(purpose(name), int((width - 2 * PAD) / CHARACTER)) for name in names}
+        texts = {
+            name: textwrap.wrap(purpose(name), int((width - 2 * PAD) / CHARACTER)) for name in names
+        }
         height = 2 * PAD + TITLE + LINE * max(map(len, texts.values()))
-        rows += [box(name, GAP + i * (width + GAP), y, width, texts[name], height) for i, name in enumerate(names)]
+        rows += [
+            box(name, GAP + i * (width + GAP), y, width, texts[name], height)
+            for i, name in enumerate(names)
+        ]
         y += height + GAP
     label = 'role="img" aria-label="The folders of src/kedge"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" {label}>'

@@ -29,7 +29,9 @@ async def screen(path: Path) -> str:
 
 def main() -> None:
     """Write the picture beside this file."""
-    path = Recording.open(sys.argv[1]).path  # an error if it is not there, which the screen would wait for
+    path = Recording.open(
+        sys.argv[1]
+    ).path  # an error if it is not there, which the screen would wait for
     drawn = asyncio.run(screen(path))
     drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)  # no font from the network
     drawn = drawn.replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")

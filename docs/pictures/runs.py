@@ -37,7 +37,18 @@ def main() -> None:
         shutil.copytree(ROOT / "examples", Path(folder, "examples"))
         os.chdir(folder)
         for name, options in RUNS.items():
-            kedge("run", "-q", "--budget", "none", "-o", name, "examples/digits.py", "--steps", "300", *options)
+            kedge(
+                "run",
+                "-q",
+                "--budget",
+                "none",
+                "-o",
+                name,
+                "examples/digits.py",
+                "--steps",
+                "300",
+                *options,
+            )
         kedge("report", *RUNS, "--html")
         with opened(Path(folder, "runs.html"), (1366, 1000, "light")) as [page]:
             page.screenshot(path=picture, full_page=True)

@@ -46,7 +46,11 @@ def measure(work: Callable[[], object]) -> list[list[tuple[Call, ...]]]:
             if not running:
                 entries.append([])
                 seen.clear()
-            running.append(Call(code.co_filename.removeprefix(SOURCE), code.co_qualname, code not in seen, frame))
+            running.append(
+                Call(
+                    code.co_filename.removeprefix(SOURCE), code.co_qualname, code not in seen, frame
+                )
+            )
             seen.add(code)
             if running[-1].is_new:
                 entries[-1].append(tuple(running))
@@ -97,9 +101,14 @@ def ways(folder: str) -> dict[str, str]:
         loss(model(x)).backward()
         optimizer.step()
 
-    for name in "first", "second":  # the first time also calls functions that look something up once
+    for name in (
+        "first",
+        "second",
+    ):  # the first time also calls functions that look something up once
         with kedge.session() as session:
-            found["hook"] = text("hooks/attach.py", lambda: session.hook(model, "0", kedge.record()))
+            found["hook"] = text(
+                "hooks/attach.py", lambda: session.hook(model, "0", kedge.record())
+            )
             model(x)
         with kedge.offload(model, to=kedge.Disk(folder, rebuild=False)):
             found["disk"] = text("offload/stores/disk.py", step)

@@ -20,9 +20,7 @@ def page(notebook: Path) -> str:
     """Return a notebook as Markdown, with a link to the file itself."""
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     title, _, rest = "\n\n".join(part for cell in cells for part in _cell(cell)).partition("\n")
-    return (
-        f"{title}\n\n[The notebook itself]({notebook.name}), with its outputs, opens in Jupyter and VS Code.\n{rest}\n"
-    )
+    return f"{title}\n\n[The notebook itself]({notebook.name}), with its outputs, opens in Jupyter and VS Code.\n{rest}\n"
 
 
 def _cell(cell: dict[str, Any]) -> list[str]:
@@ -31,7 +29,10 @@ def _cell(cell: dict[str, Any]) -> list[str]:
     if cell["cell_type"] == "markdown":
         return [source]
     if cell["cell_type"] == "code" and source.strip():
-        return [f"```python\n{source}\n```", *(shown for output in cell["outputs"] if (shown := _output(output)))]
+        return [
+            f"```python\n{source}\n```",
+            *(shown for output in cell["outputs"] if (shown := _output(output))),
+        ]
     return []
 
 
@@ -43,10 +44,14 @@ def _output(output: dict[str, Any]) -> str:
         return f'<p><img alt="The picture that this code draws" src="data:image/png;base64,{encoded}"></p>'
     for form in ("image/svg+xml", "text/html"):
         if form in data:
-            without_gaps = EMPTY_LINES.sub("\n", "".join(data[form]))  # which would end the block of HTML
+            without_gaps = EMPTY_LINES.sub(
+                "\n", "".join(data[form])
+            )  # which would end the block of HTML
             return f'<div class="output">{without_gaps}</div>'
     text = "".join(output.get("text") or data.get("text/plain") or output.get("traceback") or ())
-    return f"```{{.text .output}}\n{TERMINAL_CODE.sub('', text).rstrip()}\n```" if text.strip() else ""
+    return (
+        f"```{{.text .output}}\n{TERMINAL_CODE.sub('', text).rstrip()}\n```" if text.strip() else ""
+    )
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -36,7 +36,9 @@ def repository() -> str:
 
 def source_of(page: str) -> str:
     """Return the path of a page's source, from the root of the repository."""
-    return next((source for source, made in ELSEWHERE.items() if made == page != "index.md"), f"docs/{page}")
+    return next(
+        (source for source, made in ELSEWHERE.items() if made == page != "index.md"), f"docs/{page}"
+    )
 
 
 def address(target: str, page: str) -> str:

@@ -38,7 +38,9 @@ def forms() -> dict[str, str]:
 
 def on_config(config: Any) -> Any:
     """Give Markdown's abbreviations the words."""
-    config.mdx_configs["abbr"] = {"glossary": {word: escape(meaning) for word, meaning in forms().items()}}
+    config.mdx_configs["abbr"] = {
+        "glossary": {word: escape(meaning) for word, meaning in forms().items()}
+    }
     return config
 
 

@@ -53,12 +53,16 @@ def main() -> None:
 
 def digest(notebook: Any) -> str:
     """Return what tells the cells of a notebook from others."""
-    return hashlib.sha256("\0".join(cell["source"] for cell in notebook["cells"]).encode()).hexdigest()
+    return hashlib.sha256(
+        "\0".join(cell["source"] for cell in notebook["cells"]).encode()
+    ).hexdigest()
 
 
 def clean(output: Any) -> None:
     """Take away what only this run had: the files that the kernel made of cells, and addresses of objects."""
-    texts = {kind: text for kind, text in output.get("data", {}).items() if kind.startswith("text/")}
+    texts = {
+        kind: text for kind, text in output.get("data", {}).items() if kind.startswith("text/")
+    }
     output.get("data", {}).update({kind: own(text) for kind, text in texts.items()})
     if "text" in output:
         output["text"] = own(output["text"])

@@ -25,7 +25,9 @@ _HOME = {
     "inspect.audit": ("audit",),
     "inspect.operations": ("operations",),
     "offload.destination": ("Cpu", "Disk", "Rebuild"),
-    "offload.offload": ("offload",),  # until the package of this name is there, which can be called as well
+    "offload.offload": (
+        "offload",
+    ),  # until the package of this name is there, which can be called as well
     "offload.saved_tensors": ("saved",),
     "rules.rule": ("Finding",),
     "sites.select": ("select",),
@@ -48,4 +50,6 @@ def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'kedge' has no attribute {name!r}")
     others = {"kedge.recipes": import_module("kedge.recipes").__all__}
-    raise AttributeError(import_module("kedge.calls.arguments").unknown_name("kedge", name, __all__, others))
+    raise AttributeError(
+        import_module("kedge.calls.arguments").unknown_name("kedge", name, __all__, others)
+    )

@@ -28,7 +28,11 @@ class ByIdentity(MutableMapping[K, V]):
 
     def __setitem__(self, key: K, value: V) -> None:
         known = self._entries.get(id(key))
-        ref = known[0] if known is not None and known[0]() is key else weakref.KeyedRef(key, self._gone, id(key))
+        ref = (
+            known[0]
+            if known is not None and known[0]() is key
+            else weakref.KeyedRef(key, self._gone, id(key))
+        )
         self._entries[id(key)] = ref, value
 
     def __delitem__(self, key: K) -> None:

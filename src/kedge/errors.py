@@ -109,7 +109,9 @@ class KedgeError(_Named, Exception):
                 stack.callback(error.with_traceback, error.__traceback__)
                 error.with_traceback(_own_lines(error.__traceback__))
             offset = 1 if whole else 0
-            lines = shell.InteractiveTB.structured_traceback(type(self), self, self.__traceback__, tb_offset=offset)
+            lines = shell.InteractiveTB.structured_traceback(
+                type(self), self, self.__traceback__, tb_offset=offset
+            )
         return list(lines)
 
 
@@ -401,7 +403,9 @@ def _own_lines(frames: TracebackType | None) -> TracebackType | None:
     here = frames
     while here is not None:
         module = str(here.tb_frame.f_globals.get("__name__", ""))
-        if module.partition(".")[0] != "IPython" and not is_between(here.tb_frame.f_code.co_filename):
+        if module.partition(".")[0] != "IPython" and not is_between(
+            here.tb_frame.f_code.co_filename
+        ):
             kept.append(here)
         here = here.tb_next
     shown: TracebackType | None = None

@@ -74,7 +74,10 @@ def as_act(action: Action) -> Act:
     """
     try:
         params = list(inspect.signature(action).parameters.values())
-    except (TypeError, ValueError):  # builtins such as torch.zeros_like have no signature: they take the value
+    except (
+        TypeError,
+        ValueError,
+    ):  # builtins such as torch.zeros_like have no signature: they take the value
         return lambda value, _event: action(value)
     places = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p for p in places if p.default is p.empty]

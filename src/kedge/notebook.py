@@ -15,9 +15,7 @@ SHOWN = 12
 """The rows of a long table that are not folded away."""
 
 _TABLE = "border-collapse:collapse;color:inherit;background:transparent;margin:.3em 0"
-_CELL = (
-    "padding:.15em .7em;border:0;border-bottom:1px solid;border-color:color-mix(in srgb,currentColor 20%,transparent)"
-)
+_CELL = "padding:.15em .7em;border:0;border-bottom:1px solid;border-color:color-mix(in srgb,currentColor 20%,transparent)"
 _PATH = "font-family:ui-monospace,monospace;font-size:.95em;white-space:pre"
 _FIGURE = "text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap"
 _TEXT = "margin:.3em 0;max-width:60em"
@@ -34,7 +32,11 @@ class Printed:
         """The text of `print`; of a long one the first lines."""
         lines = str(self).splitlines()
         shown = _fold(len(lines), LINES)
-        more = [f"... and {len(lines) - shown:,} more lines; print() shows all"] if shown < len(lines) else []
+        more = (
+            [f"... and {len(lines) - shown:,} more lines; print() shows all"]
+            if shown < len(lines)
+            else []
+        )
         return "\n".join([*lines[:shown], *more])
 
 
@@ -66,7 +68,9 @@ class Table:
             ).rstrip()
             for line in lines
         ]
-        more = [f"... and {len(self.rows) - len(shown):,} more"] if len(shown) < len(self.rows) else []
+        more = (
+            [f"... and {len(self.rows) - len(shown):,} more"] if len(shown) < len(self.rows) else []
+        )
         return "\n".join([*made, *more, *([self.note] if self.note else [])])
 
     def html(self) -> str:
@@ -95,8 +99,14 @@ def table(
         whole: Whether every row is shown, however many there are.
     """
     kinds = (align or "m").ljust(len(columns), "l")
-    lines = ["".join(_cell("td", cell, kind) for cell, kind in zip(row, kinds, strict=True)) for row in rows]
-    head = "".join(_cell("th", name, "r" if kind == "r" else "l") for name, kind in zip(columns, kinds, strict=True))
+    lines = [
+        "".join(_cell("td", cell, kind) for cell, kind in zip(row, kinds, strict=True))
+        for row in rows
+    ]
+    head = "".join(
+        _cell("th", name, "r" if kind == "r" else "l")
+        for name, kind in zip(columns, kinds, strict=True)
+    )
     shown = len(lines) if whole else _fold(len(lines))
     parts = [heading(title) if title else "", _framed(head, lines[:shown])]
     if rest := lines[shown:]:
@@ -127,7 +137,9 @@ def svg(width: int, height: int, path: str, label: str) -> str:
     """
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     line = f'<path d="{path}" fill="none" stroke="currentColor" stroke-width="1.3"/>'
-    return f'<svg role="img" aria-label="{escape(label)}" {size} style="max-width:100%">{line}</svg>'
+    return (
+        f'<svg role="img" aria-label="{escape(label)}" {size} style="max-width:100%">{line}</svg>'
+    )
 
 
 def folding(title: str, content: str, *, shown: bool = False) -> str:

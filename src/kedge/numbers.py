@@ -81,7 +81,11 @@ def sized(number: int) -> str:
     """Write a number of bytes: ``950 B``, ``12.3 kB``, ``1.09 GB``."""
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if abs(number) >= 0.9995 * size:
-            return f"{number / size:.3g} {unit}" if abs(number) < 999.5 * size else f"{number / size:,.0f} {unit}"
+            return (
+                f"{number / size:.3g} {unit}"
+                if abs(number) < 999.5 * size
+                else f"{number / size:,.0f} {unit}"
+            )
     return f"{number} B"
 
 

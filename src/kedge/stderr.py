@@ -209,8 +209,14 @@ def release_frames(error: Exception) -> None:
 
 def _place_of(error: Exception) -> str:
     """Return Kedge's innermost line in an error's traceback, such as ``watch/records/losses.py:73``; empty if none."""
-    files = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    own = [(file, line) for file, line in files if file.is_relative_to(_PACKAGE) and file != Path(__file__)]
+    files = [
+        (Path(frame.filename), frame.lineno) for frame in traceback.extract_tb(error.__traceback__)
+    ]
+    own = [
+        (file, line)
+        for file, line in files
+        if file.is_relative_to(_PACKAGE) and file != Path(__file__)
+    ]
     return f"{own[-1][0].relative_to(_PACKAGE)}:{own[-1][1]}" if own else ""
 
 
@@ -224,7 +230,10 @@ class SpacedLines:
     """
 
     def __init__(
-        self, first: float = 10.0, longest: float = 600.0, clock: Callable[[], float] = time.monotonic
+        self,
+        first: float = 10.0,
+        longest: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._next, self._longest, self._clock = first, longest, clock
         self._begun = clock()
@@ -248,5 +257,7 @@ class SpacedLines:
 
 def shows_progress(stream: Any) -> bool:
     """Whether a stream, or a console of rich, is a terminal that someone watches: a line may be drawn anew there."""
-    is_terminal = stream.is_terminal if hasattr(stream, "is_terminal") else getattr(stream, "isatty", bool)()
+    is_terminal = (
+        stream.is_terminal if hasattr(stream, "is_terminal") else getattr(stream, "isatty", bool)()
+    )
     return bool(is_terminal) and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"

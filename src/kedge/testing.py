@@ -31,7 +31,11 @@ def hook_tables(model: nn.Module) -> dict[str, Any]:
 
 def assert_unhooked(model: nn.Module) -> None:
     """Assert that no hook is on a model, its parameters, or on all modules."""
-    left = {place: hooks for place, hooks in hook_tables(model).items() if hooks and not place.endswith("__dict__")}
+    left = {
+        place: hooks
+        for place, hooks in hook_tables(model).items()
+        if hooks and not place.endswith("__dict__")
+    }
     assert not left, f"hooks are left: {left}"
     concealed = [
         f"{path}.{name}"
@@ -48,7 +52,9 @@ def assert_hooks_restored(model: nn.Module) -> Iterator[None]:
     before = hook_tables(model)
     yield
     after = hook_tables(model)
-    assert after == before, f"hook tables differ at {[k for k in before | after if before.get(k) != after.get(k)]}"
+    assert after == before, (
+        f"hook tables differ at {[k for k in before | after if before.get(k) != after.get(k)]}"
+    )
 
 
 def assert_same_bits(a: Any, b: Any, where: str = "value") -> None:
@@ -57,11 +63,15 @@ def assert_same_bits(a: Any, b: Any, where: str = "value") -> None:
     NaN is equal to NaN.
     """
     ours, theirs = dict(leaves.find(a)), dict(leaves.find(b))
-    assert list(ours) == list(theirs), f"{where}: one has the tensors {list(ours)}, the other {list(theirs)}"
+    assert list(ours) == list(theirs), (
+        f"{where}: one has the tensors {list(ours)}, the other {list(theirs)}"
+    )
     for name, x in ours.items():
         y = theirs[name]
         place = f"{where}[{name}]" if name else where
-        assert (x.dtype, x.shape) == (y.dtype, y.shape), f"{place}: {leaves.describe(x)} against {leaves.describe(y)}"
+        assert (x.dtype, x.shape) == (y.dtype, y.shape), (
+            f"{place}: {leaves.describe(x)} against {leaves.describe(y)}"
+        )
         differ = int((_bits(x) != _bits(y)).sum())
         assert not differ, f"{place}: {differ} bytes of {x.nbytes} differ"
 
@@ -70,7 +80,9 @@ def _bits(x: Tensor) -> Tensor:
     return torch.empty(x.numel(), dtype=x.dtype).copy_(x.detach().reshape(-1)).view(torch.uint8)
 
 
-def training_step(model: nn.Module, loss: Callable[[nn.Module], Any], seed: int = 0) -> Mapping[str, Any]:
+def training_step(
+    model: nn.Module, loss: Callable[[nn.Module], Any], seed: int = 0
+) -> Mapping[str, Any]:
     """Return the results of one seeded forward and backward on a copy of a model.
 
     Args:

@@ -18,7 +18,15 @@ import torch
 NAME = "kedge_sim"
 SOURCE = Path(__file__).parent / "cpp"
 BUILD = Path(__file__).parents[2] / "build" / "sim"
-OPTIONS = ["-std=c++20", "-O1", "-w", "-fPIC", "-fvisibility=hidden", "-pthread", f"-DTORCH_EXTENSION_NAME={NAME}"]
+OPTIONS = [
+    "-std=c++20",
+    "-O1",
+    "-w",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-pthread",
+    f"-DTORCH_EXTENSION_NAME={NAME}",
+]
 
 
 def compiler() -> str | None:
@@ -57,9 +65,14 @@ def compile_into(folder: Path, made: Path) -> None:
 
     found = compiler()
     assert found is not None, "there is no C++ compiler"
-    include = [f"-I{path}" for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]]
+    include = [
+        f"-I{path}" for path in [*cpp_extension.include_paths(), sysconfig.get_path("include")]
+    ]
     objects = {source: folder / f"{source.stem}.o" for source in sorted(SOURCE.glob("*.cpp"))}
-    waiting = [[found, *OPTIONS, *include, "-c", str(source), "-o", str(file)] for source, file in objects.items()]
+    waiting = [
+        [found, *OPTIONS, *include, "-c", str(source), "-o", str(file)]
+        for source, file in objects.items()
+    ]
     running: list[subprocess.Popen[str]] = []
     failed = []
     while waiting or running:
@@ -76,7 +89,17 @@ def compile_into(folder: Path, made: Path) -> None:
     part = made.with_suffix(f".{os.getpid()}")
     names = ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
     subprocess.run(
-        [found, "-shared", *map(str, objects.values()), *libraries, *names, "-pthread", "-o", str(part)], check=True
+        [
+            found,
+            "-shared",
+            *map(str, objects.values()),
+            *libraries,
+            *names,
+            "-pthread",
+            "-o",
+            str(part),
+        ],
+        check=True,
     )
     part.replace(made)
     for file in objects.values():

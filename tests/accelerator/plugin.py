@@ -52,7 +52,10 @@ class Server:
         self.asking.write(item.nodeid.encode() + b"\n")
         self.asking.flush()
         answer = json.loads(self.answered.readline())
-        return [item.config.hook.pytest_report_from_serializable(config=item.config, data=data) for data in answer]
+        return [
+            item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
+            for data in answer
+        ]
 
     def end(self) -> None:
         """Let the fork end."""
@@ -80,9 +83,14 @@ def serve(session: pytest.Session, asked: BinaryIO, answering: BinaryIO) -> None
             torch.set_num_threads(
                 torch.get_num_threads()
             )  # mends PyTorch's pool: autograd's threads, two at once, would race
-            with catch_warnings_for_item(config=item.config, ihook=item.ihook, when="runtest", item=item):
+            with catch_warnings_for_item(
+                config=item.config, ihook=item.ihook, when="runtest", item=item
+            ):
                 reports = runtestprotocol(item, log=False)
-            data = [item.config.hook.pytest_report_to_serializable(config=item.config, report=r) for r in reports]
+            data = [
+                item.config.hook.pytest_report_to_serializable(config=item.config, report=r)
+                for r in reports
+            ]
             with os.fdopen(write, "w") as pipe:
                 json.dump(data, pipe)
             sim._C.shut_down()
@@ -91,7 +99,9 @@ def serve(session: pytest.Session, asked: BinaryIO, answering: BinaryIO) -> None
         with os.fdopen(read) as pipe:
             text = pipe.read()
         _, status = os.waitpid(child, 0)
-        answering.write((text or json.dumps([crash(item, os.waitstatus_to_exitcode(status))])).encode() + b"\n")
+        answering.write(
+            (text or json.dumps([crash(item, os.waitstatus_to_exitcode(status))])).encode() + b"\n"
+        )
         answering.flush()
 
 
@@ -125,7 +135,9 @@ class Plugin:
             self.server = Server(session)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> bool | None:
         """Run a test with the fixture in a fork, and leave what the test before it shared with it, but not with the next one."""
         if FIXTURE not in getattr(item, "fixturenames", ()):
             return None

@@ -43,7 +43,9 @@ class Staged(dist.ProcessGroup):
         """See PyTorch."""
         return self._call("broadcast", tensors, *_some(opts))
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work:
+    def allgather(
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> dist.Work:
         """See PyTorch."""
         return self._call("allgather", outputs, inputs, *_some(opts))
 
@@ -53,7 +55,10 @@ class Staged(dist.ProcessGroup):
     def _reduce_scatter_base(self, output: Tensor, given: Tensor, opts: Any = None) -> dist.Work:
         return self._call("_reduce_scatter_base", output, given, *_some(opts))
 
-    all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # the names since PyTorch 2.13
+    all_gather_single, reduce_scatter_single = (
+        _allgather_base,
+        _reduce_scatter_base,
+    )  # the names since PyTorch 2.13
 
     def allgather_into_tensor_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None
@@ -61,19 +66,30 @@ class Staged(dist.ProcessGroup):
         """See PyTorch."""
         return [self._allgather_base(*each) for each in zip(outputs, inputs, strict=True)][-1]
 
-    def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any) -> dist.Work:
+    def reduce_scatter_tensor_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: Any
+    ) -> dist.Work:
         """See PyTorch."""
         one = dist.ReduceScatterOptions()
         one.reduceOp = opts.reduceOp
-        return [self._reduce_scatter_base(*each, one) for each in zip(outputs, inputs, strict=True)][-1]
+        return [
+            self._reduce_scatter_base(*each, one) for each in zip(outputs, inputs, strict=True)
+        ][-1]
 
     def alltoall_base(
-        self, output: Tensor, given: Tensor, out_sizes: list[int], in_sizes: list[int], opts: Any = None
+        self,
+        output: Tensor,
+        given: Tensor,
+        out_sizes: list[int],
+        in_sizes: list[int],
+        opts: Any = None,
     ) -> dist.Work:
         """See PyTorch."""
         return self._call("alltoall_base", output, given, out_sizes, in_sizes, *_some(opts))
 
-    def scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work:
+    def scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+    ) -> dist.Work:
         """See PyTorch."""
         return self._call("scatter", outputs, inputs, *_some(opts))
 

@@ -32,11 +32,15 @@ def load(device: str) -> str:
 def _begin(rank: int, world: int, device: str, work: Callable[[int], object]) -> int:
     status = 1
     try:
-        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="localhost", MASTER_PORT="29555")
+        os.environ.update(
+            RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="localhost", MASTER_PORT="29555"
+        )
         group = load(device)
         if device != "cpu":
             torch.accelerator.set_device_index(rank % sim.DEVICES)
-        dist.init_process_group(group, init_method=f"file://{Path.cwd()}/store", rank=rank, world_size=world)
+        dist.init_process_group(
+            group, init_method=f"file://{Path.cwd()}/store", rank=rank, world_size=world
+        )
         work(rank)
         status = 0
     finally:

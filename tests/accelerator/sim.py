@@ -24,7 +24,9 @@ def load() -> ModuleType:
         torch.utils.rename_privateuse1_backend("sim")
         _C = build.extension()
         torch._register_device_module("sim", sys.modules[__name__])
-        torch.utils.generate_methods_for_privateuse1_backend(for_storage=True, unsupported_dtype=None)
+        torch.utils.generate_methods_for_privateuse1_backend(
+            for_storage=True, unsupported_dtype=None
+        )
         torch.set_autocast_dtype("sim", torch.bfloat16)
         data_parallel.provide()
         atexit.register(_C.shut_down)

@@ -23,7 +23,9 @@ SEEDS = [range(2), full(range(2, 20))]
 six = pytest.mark.parametrize("architecture", sampled(SIX, SAMPLE), ids=lambda a: a.name)
 seeded = pytest.mark.parametrize("seeds", SEEDS, ids=["few", "many"])
 LEAST = 256
-pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NeverFiredWarning", "ignore::kedge.errors.NothingGained")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::kedge.errors.NeverFiredWarning", "ignore::kedge.errors.NothingGained"
+)
 
 
 def made(architecture: Architecture, device: str) -> Any:
@@ -33,7 +35,9 @@ def made(architecture: Architecture, device: str) -> Any:
     return model
 
 
-def found(architecture: Architecture, around: Callable[[nn.Module], Any] = nullcontext) -> dict[str, Tensor]:
+def found(
+    architecture: Architecture, around: Callable[[nn.Module], Any] = nullcontext
+) -> dict[str, Tensor]:
     """What comes of a training on the device, on the host, in a block that is made for the model."""
     model = made(architecture, "sim")
     with around(model):
@@ -64,7 +68,9 @@ def everything(model: nn.Module) -> Any:
 
 @seeded
 @pytest.mark.parametrize("architecture", sampled(ZOO, SAMPLE), ids=lambda a: a.name)
-def test_observing_everything_changes_no_bit(sim: Any, architecture: Architecture, seeds: range) -> None:
+def test_observing_everything_changes_no_bit(
+    sim: Any, architecture: Architecture, seeds: range
+) -> None:
     """Outputs, loss, gradients, generators and weights of two steps, with every value recorded and measured."""
     assert differing(sim, architecture, seeds, everything) == {}
 
@@ -81,7 +87,9 @@ STORES: dict[str, Callable[[], Any]] = {
 @seeded
 @pytest.mark.parametrize("store", STORES)
 @six
-def test_offloading_changes_no_bit(sim: Any, architecture: Architecture, store: str, seeds: range) -> None:
+def test_offloading_changes_no_bit(
+    sim: Any, architecture: Architecture, store: str, seeds: range
+) -> None:
     """Saved tensors leave the device, or are computed again on it, and come back with their bits."""
     accounts = []
 
@@ -96,23 +104,34 @@ def test_offloading_changes_no_bit(sim: Any, architecture: Architecture, store: 
 
 @seeded
 @six
-def test_watching_changes_no_bit(sim: Any, architecture: Architecture, seeds: range, tmp_path: Any) -> None:
+def test_watching_changes_no_bit(
+    sim: Any, architecture: Architecture, seeds: range, tmp_path: Any
+) -> None:
     """Every step measured; the recording has every step's loss as the program would have printed it."""
     files = iter([tmp_path / f"{seed}.kedge" for seed in seeds])
 
     assert differing(sim, architecture, seeds, lambda _: kedge.watch(next(files), every=1)) == {}
-    losses = {tuple(Recording.open(file).rows("loss").sum.tolist()) for file in tmp_path.glob("*.kedge")}
+    losses = {
+        tuple(Recording.open(file).rows("loss").sum.tolist()) for file in tmp_path.glob("*.kedge")
+    }
     assert len(losses) == 1
     assert len(losses.pop()) == 2
 
 
-def recorded(architecture: Architecture, device: str) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
+def recorded(
+    architecture: Architecture, device: str
+) -> tuple[Mapping[str, Tensor], dict[str, Tensor]]:
     """What is recorded of two steps without dropout, the last value of each site, and what the training gives."""
     model = made(architecture, device).eval()
-    with sdpa_kernel(SDPBackend.MATH), kedge.hook(model, EVERYTHING, kedge.record(copy=True)) as acts:
+    with (
+        sdpa_kernel(SDPBackend.MATH),
+        kedge.hook(model, EVERYTHING, kedge.record(copy=True)) as acts,
+    ):
         trained = train(architecture, model)
         values = {site: acts[site].cpu() for site in acts}
-    return values, {name: value.cpu() for name, value in trained.items() if not name.startswith("rng.")}
+    return values, {
+        name: value.cpu() for name, value in trained.items() if not name.startswith("rng.")
+    }
 
 
 @six

@@ -47,7 +47,12 @@ class Training:
         steps: What was counted in each step but the first, in which hooks are attached.
     """
 
-    def __init__(self, sim: Any, device: str = "sim", make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD):
+    def __init__(
+        self,
+        sim: Any,
+        device: str = "sim",
+        make: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    ):
         torch.manual_seed(0)
         self.sim, self.make = sim, make
         self.model, self.x = Net().to(device), torch.randn(5, 1, 6, 6).to(device)
@@ -86,7 +91,9 @@ def test_the_training_asks_for_nothing_itself(sim: Any) -> None:
 
 @at_levels(MEASURED, GUARDED, SKIPPED)
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
-def test_no_step_waits(sim: Any, paced: Callable[..., None], levels: tuple[StepKind, ...], make: Any) -> None:
+def test_no_step_waits(
+    sim: Any, paced: Callable[..., None], levels: tuple[StepKind, ...], make: Any
+) -> None:
     """A measured step leaves the device in one copy, a guarded and a skipped one in none."""
     paced(*levels)
     training = Training(sim, make=make)
@@ -105,7 +112,9 @@ def test_a_skipped_step_adds_no_kernel(sim: Any, paced: Callable[..., None]) -> 
     assert [s["kernels"] for s in skipped.steps] == [s["kernels"] for s in plain.steps]
 
 
-@pytest.mark.parametrize(("every", "budget"), [(10, 0.03), (1, None)], ids=["as it comes", "--every 1 --budget none"])
+@pytest.mark.parametrize(
+    ("every", "budget"), [(10, 0.03), (1, None)], ids=["as it comes", "--every 1 --budget none"]
+)
 def test_as_kedge_run_does_it(sim: Any, every: int, budget: float | None) -> None:
     """The first steps are all measured; each of them leaves in one copy, and none waits."""
     log, training = Memory(), Training(sim)
@@ -117,7 +126,9 @@ def test_as_kedge_run_does_it(sim: Any, every: int, budget: float | None) -> Non
     assert max(training.copies) == 1
 
 
-def test_what_is_recorded_is_what_a_cpu_would_have_recorded(sim: Any, paced: Callable[..., None]) -> None:
+def test_what_is_recorded_is_what_a_cpu_would_have_recorded(
+    sim: Any, paced: Callable[..., None]
+) -> None:
     """Losses, norms, gradients, updates and outputs, though they come later and together."""
     paced(*MEASURED)
     found: dict[str, dict[tuple[str, int], tuple[float, ...]]] = {}
@@ -125,7 +136,11 @@ def test_what_is_recorded_is_what_a_cpu_would_have_recorded(sim: Any, paced: Cal
         log = watch(Training(sim, device), every=1)
         names = {e["id"]: e["site"] for e in log.entries}
         found[device] = {
-            (names[row["site"]], int(row["step"])): (row["count"], row["sum"], math.sqrt(max(row["sumsq"], 0.0)))
+            (names[row["site"]], int(row["step"])): (
+                row["count"],
+                row["sum"],
+                math.sqrt(max(row["sumsq"], 0.0)),
+            )
             for row in log.rows
         }
     assert found["sim"].keys() == found["cpu"].keys()
@@ -206,7 +221,9 @@ def test_actions_wait_for_nothing(sim: Any, name: str) -> None:
 def test_statistics_leave_in_one_copy_a_step(sim: Any) -> None:
     """Until they are read."""
     training = Training(sim)
-    with kedge.hook(training.model, "**:out, **:in, **:out.grad, **:param.grad", kedge.measure()) as stats:
+    with kedge.hook(
+        training.model, "**:out, **:in, **:out.grad, **:param.grad", kedge.measure()
+    ) as stats:
         training()
         assert (training.waits, training.copies) == (NONE, ONE)
         assert stats["fc"].count == 15

@@ -33,7 +33,10 @@ class Residual(nn.Module):
         self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(8)
         self.deep = nn.Sequential(
-            nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1)
+            nn.Conv2d(8, 8, 3, padding=1),
+            nn.GroupNorm(2, 8),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3, padding=1),
         )
         self.head = nn.Linear(8, 5)
 
@@ -56,9 +59,13 @@ class Block(nn.Module):
 
     def forward(self, tokens):
         x = self.embed(tokens)
-        q, k, v = (t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(self.first(x)).chunk(3, -1))
+        q, k, v = (
+            t.unflatten(-1, (2, 4)).transpose(1, 2) for t in self.qkv(self.first(x)).chunk(3, -1)
+        )
         with sdpa_kernel(SDPBackend.MATH):
-            x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+            x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(
+                2
+            )
         x = x + self.wide(self.second(x))
         return self.head(x).mean(1)
 
@@ -140,12 +147,18 @@ OPERATORS = {
     "channels last": lambda x: F.conv2d(
         x.expand(2, 3, 4, 6).contiguous(memory_format=torch.channels_last), x.new_ones(2, 3, 2, 2)
     ),
-    "transposed convolution": lambda x: F.conv_transpose2d(x.expand(1, 2, 4, 6), x.new_ones(2, 3, 2, 2)),
-    "ranges": lambda x: torch.arange(0, 1, 0.1, device=x.device) + torch.linspace(0, 1, 10, device=x.device),
+    "transposed convolution": lambda x: F.conv_transpose2d(
+        x.expand(1, 2, 4, 6), x.new_ones(2, 3, 2, 2)
+    ),
+    "ranges": lambda x: (
+        torch.arange(0, 1, 0.1, device=x.device) + torch.linspace(0, 1, 10, device=x.device)
+    ),
     "one hot": lambda x: F.one_hot(x.argmax(1)),
     "foreach": lambda x: torch.stack(torch._foreach_norm([x, x * 2])),
     "norm": lambda x: F.layer_norm(x, (6,)) + F.instance_norm(x[None])[0],
-    "gradient of a gradient": lambda x: torch.func.grad(lambda x: torch.func.grad(lambda x: (x**3).sum())(x).sum())(x),
+    "gradient of a gradient": lambda x: torch.func.grad(
+        lambda x: torch.func.grad(lambda x: (x**3).sum())(x).sum()
+    )(x),
     "vmap": lambda x: torch.func.vmap(torch.dot)(x, x),
 }
 
@@ -160,7 +173,9 @@ def test_operators_have_the_bits_of_the_cpu(sim, name):
     assert torch.equal(found.cpu(), right)
 
 
-@pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}, {"foreach": False, "amsgrad": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"foreach": True}, {"fused": True}, {"foreach": False, "amsgrad": True}], ids=str
+)
 def test_optimizers_have_the_bits_of_the_cpu(sim, options):
     """Adam in each of its forms."""
     models = [nn.Linear(3, 3)]
@@ -170,7 +185,9 @@ def test_optimizers_have_the_bits_of_the_cpu(sim, options):
         for _ in range(2):
             model(torch.ones(2, 3, device=model.weight.device)).pow(2).sum().backward()
             optimizer.step()
-    assert all(torch.equal(p, q.cpu()) for p, q in zip(*(m.parameters() for m in models), strict=True))
+    assert all(
+        torch.equal(p, q.cpu()) for p, q in zip(*(m.parameters() for m in models), strict=True)
+    )
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
@@ -194,7 +211,11 @@ def test_autocast(sim):
         out = model(torch.ones(2, 3, device="sim"))
         loss = F.cross_entropy(out, torch.tensor([0, 1], device="sim"))
     loss.backward()
-    assert (out.dtype, loss.dtype, model.weight.grad.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+    assert (out.dtype, loss.dtype, model.weight.grad.dtype) == (
+        torch.bfloat16,
+        torch.float32,
+        torch.float32,
+    )
 
 
 def test_data_parallel(sim):
@@ -313,7 +334,8 @@ def test_failure_in_a_stream_is_told_at_the_next_wait(sim):
     """What fails later raises at the first wait after it, once."""
     F.embedding(torch.tensor([9], device="sim"), torch.ones(3, 2, device="sim"))
     with pytest.raises(
-        RuntimeError, match="sim:0, stream 0: aten::index_select failed after it was enqueued: index out of range"
+        RuntimeError,
+        match="sim:0, stream 0: aten::index_select failed after it was enqueued: index out of range",
     ):
         sim.synchronize()
     sim.synchronize()
@@ -347,18 +369,27 @@ def test_new_memory_is_poisoned(sim):
 def test_memory_is_counted_and_limited(sim):
     """Current and peak bytes are those of the tensors; beyond the limit is an error, also after the cache was given back."""
     x = torch.empty(1 << 18, device="sim")
-    assert (sim.memory_allocated(), torch.accelerator.memory_allocated(), sim.memory_allocated(1)) == (
+    assert (
+        sim.memory_allocated(),
+        torch.accelerator.memory_allocated(),
+        sim.memory_allocated(1),
+    ) == (
         1 << 20,
         1 << 20,
         0,
     )
     del x
-    assert (sim.memory_allocated(), sim.max_memory_allocated(), sim.memory_reserved()) == (0, 1 << 20, 1 << 20)
+    assert (sim.memory_allocated(), sim.max_memory_allocated(), sim.memory_reserved()) == (
+        0,
+        1 << 20,
+        1 << 20,
+    )
     sim.set_limit(1 << 21)
     x = torch.empty(3 << 19, device="sim", dtype=torch.uint8)
     assert sim.mem_get_info() == (1 << 19, 1 << 21)
     with pytest.raises(
-        torch.OutOfMemoryError, match="sim:0 is out of memory: 1048576 bytes were asked for, 524288 of 2097152 are free"
+        torch.OutOfMemoryError,
+        match="sim:0 is out of memory: 1048576 bytes were asked for, 524288 of 2097152 are free",
     ):
         torch.empty(1 << 20, device="sim", dtype=torch.uint8)
     torch.accelerator.reset_peak_memory_stats()
@@ -376,7 +407,9 @@ def test_storages_grow_and_shrink(sim):
     assert sim.memory_allocated() == 0
     storage.resize_(24)
     x.copy_(torch.arange(6.0))
-    assert torch.equal(torch.empty(0, device="sim").set_(storage, 1, (2,), (2,)).cpu(), torch.tensor([1.0, 3.0]))
+    assert torch.equal(
+        torch.empty(0, device="sim").set_(storage, 1, (2,), (2,)).cpu(), torch.tensor([1.0, 3.0])
+    )
     assert torch.equal(x.new_empty(0).resize_(2, 2).fill_(1).cpu(), torch.ones(2, 2))
 
 
@@ -389,11 +422,17 @@ def test_streams_are_current_as_on_cuda(sim):
     with side:
         assert torch.accelerator.current_stream() == side
         assert torch.ones(1, device="sim").device == torch.device("sim:1")
-    assert (torch.accelerator.current_stream(), torch.accelerator.current_device_index()) == (before, 0)
+    assert (torch.accelerator.current_stream(), torch.accelerator.current_device_index()) == (
+        before,
+        0,
+    )
     assert before == sim.default_stream()
     torch.accelerator.set_stream(torch.Stream("sim"))
     assert torch.accelerator.current_stream() != before
-    assert (torch.accelerator.current_accelerator(), torch.accelerator.device_count()) == (torch.device("sim"), 2)
+    assert (torch.accelerator.current_accelerator(), torch.accelerator.device_count()) == (
+        torch.device("sim"),
+        2,
+    )
 
 
 def test_events(sim):
@@ -452,7 +491,15 @@ def test_waits_and_copies_are_counted(sim):
     sim.synchronize()
     torch.accelerator.current_stream().synchronize()
     counts = sim.counts()
-    assert counts["syncs"] == {"stream": 1, "device": 1, "event": 0, "read": 1, "copy": 2, "op": 1, "allocator": 0}
+    assert counts["syncs"] == {
+        "stream": 1,
+        "device": 1,
+        "event": 0,
+        "read": 1,
+        "copy": 2,
+        "op": 1,
+        "allocator": 0,
+    }
     assert counts["synchronizing_ops"] == {"aten::nonzero": 1}
     assert counts["copies"] == {"h2d": (1, 16), "d2h": (2, 20), "d2d": (1, 16), "p2p": (1, 16)}
     sim.reset_counts()
@@ -499,7 +546,9 @@ def test_random_numbers_depend_on_the_seed_alone(sim):
         sim.set_seed(seed)
         sim.manual_seed_all(3)
         x = F.dropout(torch.randn(100, device="sim"), 0.3)
-        drawn.append(torch.cat([x, torch.randperm(9, device="sim"), torch.bernoulli(x.sigmoid())]).cpu())
+        drawn.append(
+            torch.cat([x, torch.randperm(9, device="sim"), torch.bernoulli(x.sigmoid())]).cpu()
+        )
     assert all(torch.equal(d, drawn[0]) for d in drawn)
     assert torch.equal(torch.get_rng_state(), before)
 

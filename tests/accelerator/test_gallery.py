@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tests.gallery import test_guided, test_modules, test_tensors, test_torch_examples, test_torch_hooks_page
+from tests.gallery import (
+    test_guided,
+    test_modules,
+    test_tensors,
+    test_torch_examples,
+    test_torch_hooks_page,
+)
 
 ABOUT_PAGES = {
     "test_the_lines_on_the_page_are_counted",
@@ -23,7 +29,9 @@ ABOUT_PAGES = {
 class DrawnOnTheHost(TorchFunctionMode):
     """Random inputs have the numbers of the CPU's generator, from which the gallery's results were worked out."""
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if function not in (torch.randn, torch.rand):
             return function(*args, **kwargs)
@@ -45,6 +53,8 @@ for module in (test_guided, test_modules, test_tensors, test_torch_examples, tes
         {
             name: test
             for name, test in vars(module).items()
-            if name.startswith("test_") and isinstance(test, FunctionType) and name not in ABOUT_PAGES
+            if name.startswith("test_")
+            and isinstance(test, FunctionType)
+            and name not in ABOUT_PAGES
         }
     )

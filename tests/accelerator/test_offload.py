@@ -33,8 +33,12 @@ class Net(nn.Module):
         self.stem = nn.Sequential(
             nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)
         )
-        self.block = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.Dropout(0.2))
-        self.head = nn.Sequential(nn.Flatten(), nn.Linear(8 * 36, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 5))
+        self.block = nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU(), nn.Dropout(0.2)
+        )
+        self.head = nn.Sequential(
+            nn.Flatten(), nn.Linear(8 * 36, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 5)
+        )
         self.way: Callable[..., Tensor] = lambda block, x: block(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,7 +78,9 @@ def small(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
     monkeypatch.setitem(CpuStore.__init__.__kwdefaults__, "window", window)
 
 
-def differing(seeds: range, sim: Any, to: Any, model: nn.Module, x: Tensor, how: Train = train) -> list[int]:
+def differing(
+    seeds: range, sim: Any, to: Any, model: nn.Module, x: Tensor, how: Train = train
+) -> list[int]:
     """The seeds of delays for which the gradients are not those of a model that keeps all."""
     plain = [grad.cpu() for grad in how(copy.deepcopy(model), x)]
     wrong = []
@@ -123,12 +129,16 @@ FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_missing_wait_is_seen(sim: Any, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_wait_is_seen(
+    sim: Any, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a fault on purpose the comparison fails: it would see one that was made by mistake."""
     model, x = deep(32, 4), torch.randn(32, 32).to("sim")  # no indices, which would be out of range
     monkeypatch.setattr(CopyDevice, *FAULTS[fault])
 
-    assert differing(range(100, 140), sim, store("cpu alone", tmp_path, monkeypatch), model, x) != []
+    assert (
+        differing(range(100, 140), sim, store("cpu alone", tmp_path, monkeypatch), model, x) != []
+    )
 
 
 def on_another_stream(block: nn.Module, x: Tensor) -> Tensor:
@@ -206,7 +216,9 @@ def test_streams_that_alternate_keep_their_bits(
     assert differing(range(20), sim, store(name, tmp_path, monkeypatch), model, x) == []
 
 
-def test_a_missing_record_stream_is_seen(sim: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_record_stream_is_seen(
+    sim: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without it, memory that was read ahead on one stream is reused before another has read it."""
     model, x = Twins().to("sim"), torch.randn(64, 16).to("sim")
     monkeypatch.setattr(CopyDevice, "lend", lambda self, tensor, stream: True)
@@ -217,11 +229,15 @@ def test_a_missing_record_stream_is_seen(sim: Any, tmp_path: Path, monkeypatch: 
 def deep(width: int = 64, layers: int = 12) -> nn.Module:
     """A net that saves a lot: some 100 kB in each layer."""
     torch.manual_seed(0)
-    return nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(layers)]).to("sim")
+    return nn.Sequential(
+        *[nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(layers)]
+    ).to("sim")
 
 
 @pytest.mark.parametrize("name", STORES)
-def test_what_does_not_fit_is_trained(sim: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_trained(
+    sim: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step that runs out of the device's memory plain is trained with offloading, to the same bits."""
     model, x = deep(), torch.randn(512, 64).to("sim")
     plain = [grad.cpu() for grad in train(model, x)]
@@ -246,7 +262,9 @@ def test_what_does_not_fit_is_trained(sim: Any, name: str, tmp_path: Path, monke
 def test_a_small_model_that_runs_ahead_saves_memory_in_every_step(sim: Any) -> None:
     """Of 80 MB at the peak a third goes, in the first step and later, with the same bits: not all is on its way at once."""
     torch.manual_seed(0)
-    model = nn.Sequential(*(layer for _ in range(16) for layer in (nn.Linear(256, 256), nn.Tanh()))).to("sim")
+    model = nn.Sequential(
+        *(layer for _ in range(16) for layer in (nn.Linear(256, 256), nn.Tanh()))
+    ).to("sim")
     x = torch.randn(4096, 256).to("sim")
 
     def steps() -> tuple[list[float], list[Tensor]]:

@@ -17,10 +17,15 @@ from tests import forked
 from tests.accelerator import build
 from tests.marks import full
 
-pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler, or no headers of Python")
+pytestmark = pytest.mark.skipif(
+    build.compiler() is None, reason="no C++ compiler, or no headers of Python"
+)
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+    "OMP_NUM_THREADS": "1",
+}
 
 TRAIN = """
 import torch
@@ -72,7 +77,9 @@ OPTIONS = {
 def run(folder: Path, *commands: Sequence[str]) -> list[subprocess.CompletedProcess[str]]:
     """Run commands of Python in a folder at the same time."""
     return forked.run_together(
-        [[sys.executable, *command] for command in commands], cwd=folder, envs=[ENVIRONMENT] * len(commands)
+        [[sys.executable, *command] for command in commands],
+        cwd=folder,
+        envs=[ENVIRONMENT] * len(commands),
     )
 
 
@@ -85,7 +92,10 @@ def program(name: str, device: str, folder: Path) -> str:
 def found(folder: Path, recording: str) -> list[tuple[str, str, int | None]]:
     """What the rules find in a recording."""
     (checked,) = run(folder, ["-m", "kedge", "check", recording, "--json"])
-    return [(each["code"], each["site"], each["step"]) for each in json.loads(checked.stdout)["findings"]]
+    return [
+        (each["code"], each["site"], each["step"])
+        for each in json.loads(checked.stdout)["findings"]
+    ]
 
 
 CASES = [(name, options) for name in PROGRAMS for options in OPTIONS]
@@ -93,22 +103,31 @@ SAMPLE = [("sound", "default"), ("sound", "saved"), ("NaN", "dump")]
 
 
 @pytest.mark.parametrize(("name", "options"), [full(*c) if c not in SAMPLE else c for c in CASES])
-def test_a_program_prints_what_it_prints_without_kedge(name: str, options: str, tmp_path: Path) -> None:
+def test_a_program_prints_what_it_prints_without_kedge(
+    name: str, options: str, tmp_path: Path
+) -> None:
     """Its recording names the device."""
     script = program(name, "sim", tmp_path)
-    plain, ours = run(tmp_path, [script], ["-m", "kedge", "run", "-o", "it.kedge", *OPTIONS[options], script])
+    plain, ours = run(
+        tmp_path, [script], ["-m", "kedge", "run", "-o", "it.kedge", *OPTIONS[options], script]
+    )
 
     assert (plain.returncode, ours.returncode) == (0, 0), ours.stderr
     assert plain.stdout in ours.stdout + "\n"
     assert plain.stdout.count("\n") == 8
-    assert Recording.open(tmp_path / "it.kedge").manifest["device"] == "sim (simulated accelerator 0)"
+    assert (
+        Recording.open(tmp_path / "it.kedge").manifest["device"] == "sim (simulated accelerator 0)"
+    )
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_findings_are_those_of_the_cpu(name: str, tmp_path: Path) -> None:
     """Of the same program, with every step measured."""
     scripts = [program(name, device, tmp_path) for device in ("cpu", "sim")]
-    done = run(tmp_path, *[["-m", "kedge", "run", "-o", f"{s}.kedge", *OPTIONS["every step"], s] for s in scripts])
+    done = run(
+        tmp_path,
+        *[["-m", "kedge", "run", "-o", f"{s}.kedge", *OPTIONS["every step"], s] for s in scripts],
+    )
     assert [each.returncode for each in done] == [0, 0]
     here, there = (found(tmp_path, f"{script}.kedge") for script in scripts)
     assert there == here
@@ -123,7 +142,9 @@ def test_what_is_kept_of_a_nan_is_replayed_on_the_device(tmp_path: Path) -> None
     assert ours.returncode == 0, ours.stderr
     replay = "from tests.accelerator import sim; sim.load(); import runpy; runpy.run_path('it.kedge/dump-20/replay.py', {}, '__main__')"
     (again,) = run(tmp_path, ["-c", replay])
-    assert again.stdout.startswith("the model at step 20, forward, on sim:0\n"), again.stdout + again.stderr
+    assert again.stdout.startswith("the model at step 20, forward, on sim:0\n"), (
+        again.stdout + again.stderr
+    )
     assert "log" in again.stdout
 
 

@@ -35,7 +35,9 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 4)
-        self.middle = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.3), nn.Linear(32, 32))
+        self.middle = nn.Sequential(
+            nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.3), nn.Linear(32, 32)
+        )
         self.way: Callable[[nn.Module, Tensor], Tensor] = lambda block, x: block(x)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,7 +60,9 @@ def batch(step: int) -> Tensor:
     return torch.randn(8, 16, generator=torch.Generator().manual_seed(step)).to("sim")
 
 
-def plainly(net: nn.Module, call: Callable[[Tensor], Tensor] | None = None) -> Callable[[int], None]:
+def plainly(
+    net: nn.Module, call: Callable[[Tensor], Tensor] | None = None
+) -> Callable[[int], None]:
     """A step of training with one optimizer."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
 
@@ -96,7 +100,10 @@ def parallel() -> tuple[nn.Module, Callable[[int], None]]:
 def scaled() -> tuple[nn.Module, Callable[[int], None]]:
     """Autocast in half precision, whose loss is scaled; some scales are too large at first."""
     net = made()
-    optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("sim", init_scale=2.0**24)
+    optimizer, scaler = (
+        torch.optim.SGD(net.parameters(), lr=0.1),
+        torch.amp.GradScaler("sim", init_scale=2.0**24),
+    )
 
     def step(number: int) -> None:
         optimizer.zero_grad()
@@ -153,7 +160,9 @@ def trained(make: Make, around: Callable[[nn.Module], Any] | None = None) -> dic
         for number in range(4):
             step(number)
     found = {name: p.detach().cpu() for name, p in net.named_parameters()}
-    return found | {f"{name}.grad": p.grad.cpu() for name, p in net.named_parameters() if p.grad is not None}
+    return found | {
+        f"{name}.grad": p.grad.cpu() for name, p in net.named_parameters() if p.grad is not None
+    }
 
 
 def bits(value: Tensor) -> bytes:
@@ -179,12 +188,20 @@ AROUND: dict[str, Callable[..., Any]] = {
 
 
 CASES = [(way, around) for way in WAYS for around in AROUND]
-SAMPLE = [(way, around) for way, around in CASES if (way != "compiled" and around != "offload") or around == "watch"]
+SAMPLE = [
+    (way, around)
+    for way, around in CASES
+    if (way != "compiled" and around != "offload") or around == "watch"
+]
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=["few", "many"])
-@pytest.mark.parametrize(("way", "around"), [full(*case) if case not in SAMPLE else case for case in CASES])
-def test_a_training_keeps_its_bits(sim: Any, way: str, around: str, seeds: range, tmp_path: Path, capfd: Any) -> None:
+@pytest.mark.parametrize(
+    ("way", "around"), [full(*case) if case not in SAMPLE else case for case in CASES]
+)
+def test_a_training_keeps_its_bits(
+    sim: Any, way: str, around: str, seeds: range, tmp_path: Path, capfd: Any
+) -> None:
     """In whatever order the device runs its streams."""
     plain = trained(WAYS[way])
     for seed in seeds:
@@ -201,7 +218,10 @@ def test_replicas_are_recorded_apart(sim: Any) -> None:
     net = made()
     with kedge.hook(net, "middle.0", kedge.record()) as acts:
         nn.DataParallel(net, [0, 1])(batch(0))
-    assert {str(each.value.device): len(each.value) for each in acts.records("middle.0")} == {"sim:0": 4, "sim:1": 4}
+    assert {str(each.value.device): len(each.value) for each in acts.records("middle.0")} == {
+        "sim:0": 4,
+        "sim:1": 4,
+    }
 
 
 def test_a_split_model_leaves_each_device_in_one_copy(sim: Any, tmp_path: Path) -> None:
@@ -237,7 +257,9 @@ def test_features_of_a_data_set_are_those_of_the_cpu(sim: Any, tmp_path: Path) -
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)).eval()
     data = torch.randn(50, 1, 6, 6)
     sites = {"0": "conv", "3": "out"}
-    with_cpu = kedge.extract(model, sites).dataset(DataLoader(TensorDataset(data), 8), out=tmp_path / "cpu")
+    with_cpu = kedge.extract(model, sites).dataset(
+        DataLoader(TensorDataset(data), 8), out=tmp_path / "cpu"
+    )
     model.to("sim")
     loaders = {
         "host": DataLoader(TensorDataset(data), 8),
@@ -248,7 +270,10 @@ def test_features_of_a_data_set_are_those_of_the_cpu(sim: Any, tmp_path: Path) -
         for seed in range(3):
             sim.set_seed(seed)
             taken = kedge.extract(model, sites).dataset(loader, out=tmp_path / f"{name} {seed}")
-            assert all(torch.equal(taken[site].tensor(), with_cpu[site].tensor()) for site in ("conv", "out")), name
+            assert all(
+                torch.equal(taken[site].tensor(), with_cpu[site].tensor())
+                for site in ("conv", "out")
+            ), name
 
 
 @pytest.mark.parametrize(("rate", "finite"), [(1e20, True), (float("inf"), False)])

@@ -33,7 +33,9 @@ VECTOR = torch.tensor([1.0, 10.0])
         (kedge.zero(), torch.zeros(2, 2), "zero()"),
     ],
 )
-def test_an_edit_returns_a_new_tensor_and_prints_as_written(edit: Any, expected: Tensor, name: str) -> None:
+def test_an_edit_returns_a_new_tensor_and_prints_as_written(
+    edit: Any, expected: Tensor, name: str
+) -> None:
     """The given tensor is not changed; shape, dtype and device are kept; messages show the edit as one writes it."""
     before = X.clone()
     result = edit(X)
@@ -44,7 +46,9 @@ def test_an_edit_returns_a_new_tensor_and_prints_as_written(edit: Any, expected:
     assert repr(edit) == name
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.complex64]
+)
 @pytest.mark.parametrize("edit", [kedge.replace(1), kedge.scale(2), kedge.add(1), kedge.zero()])
 def test_an_edit_keeps_the_dtype(edit: Any, dtype: torch.dtype) -> None:
     """Whole numbers do not promote the value they edit."""
@@ -77,7 +81,9 @@ def test_a_replacement_stays_as_it_is_if_the_model_works_in_place() -> None:
 
 def test_a_clamp_without_limits_is_refused() -> None:
     """The message says what to give."""
-    with pytest.raises(ValueError, match=r"^clamp\(\) without limits changes nothing; pass min, max or both$"):
+    with pytest.raises(
+        ValueError, match=r"^clamp\(\) without limits changes nothing; pass min, max or both$"
+    ):
         kedge.clamp()
 
 
@@ -127,17 +133,22 @@ class Doubling:
         (Doubling().method, True),
     ],
 )
-def test_an_action_takes_the_value_and_the_event_if_it_asks_for_it(action: Any, gets_event: bool) -> None:
+def test_an_action_takes_the_value_and_the_event_if_it_asks_for_it(
+    action: Any, gets_event: bool
+) -> None:
     """A second place that has no default, or is called `event`, gets the event; everything else the value alone."""
     result = as_act(action)(X, "event")
 
     assert (isinstance(result, str) and result == "event") is gets_event
 
 
-@pytest.mark.parametrize("action", [lambda: None, lambda a, b, c: None, lambda v, *, k: None, lambda *, v: None])
+@pytest.mark.parametrize(
+    "action", [lambda: None, lambda a, b, c: None, lambda v, *, k: None, lambda *, v: None]
+)
 def test_an_action_that_cannot_be_called_is_refused(action: Any) -> None:
     """Nothing but (value) or (value, event) is called."""
     with pytest.raises(
-        ActionArity, match="an action takes \\(value\\) or \\(value, event\\), everything else needs a default"
+        ActionArity,
+        match="an action takes \\(value\\) or \\(value, event\\), everything else needs a default",
     ):
         as_act(action)

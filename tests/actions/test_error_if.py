@@ -47,8 +47,14 @@ def test_a_quantized_value_is_what_it_stands_for(scale: float, bad: bool) -> Non
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.tensor([NAN, INF, 1.0]), "nonfinite is true: 3 elements, 1 of them NaN and 1 infinite"),
-        (torch.tensor([complex(NAN, 0), 1]), "nonfinite is true: 2 elements, 1 of them NaN and 0 infinite"),
+        (
+            torch.tensor([NAN, INF, 1.0]),
+            "nonfinite is true: 3 elements, 1 of them NaN and 1 infinite",
+        ),
+        (
+            torch.tensor([complex(NAN, 0), 1]),
+            "nonfinite is true: 2 elements, 1 of them NaN and 0 infinite",
+        ),
     ],
 )
 def test_a_met_condition_says_what_it_found(value: Tensor, message: str) -> None:

@@ -65,7 +65,13 @@ def flat(value: Any) -> list[Tensor]:
         return [value]
     if isinstance(value, Result):
         return [value.logits]
-    children = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    children = (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, (tuple, list))
+        else ()
+    )
     return [t for child in children for t in flat(child)]
 
 
@@ -92,13 +98,19 @@ def test_a_hook_gets_and_replaces_what_pytorch_gives_it(make: Callable[[Tensor],
 def test_a_hook_with_keyword_arguments_gets_them() -> None:
     """As under ``with_kwargs=True``; the signature shows which of the two it is."""
     model, mask, seen = Net(MAKES["tuple"]), torch.zeros(4), []
-    with kedge.hook(model, ":out", kedge.from_hook(lambda m, args, kwargs, out: seen.append((len(args), kwargs)))):
+    with kedge.hook(
+        model,
+        ":out",
+        kedge.from_hook(lambda m, args, kwargs, out: seen.append((len(args), kwargs))),
+    ):
         model(torch.randn(2, 4), mask=mask)
     assert seen == [(1, {"mask": mask})]
 
 
 @pytest.mark.parametrize(
-    "returns", [lambda a: (a[0] * 0,), lambda a: a[0] * 0, lambda a: None], ids=["tuple", "value", "none"]
+    "returns",
+    [lambda a: (a[0] * 0,), lambda a: a[0] * 0, lambda a: None],
+    ids=["tuple", "value", "none"],
 )
 def test_a_pre_hook_replaces_the_arguments(returns: Callable[[Any], Any]) -> None:
     """All that are given by position; one value stands for a tuple of it."""
@@ -153,9 +165,16 @@ def test_a_new_shape_is_allowed_and_another_structure_is_not() -> None:
     model, x = Net(MAKES["tuple"]), torch.randn(2, 4)
     with kedge.hook(model, ":out", kedge.from_hook(lambda m, a, o: (o[0][:1], *o[1:]))):
         assert model(x)[0].shape == (1, 4)
-    for change in (lambda o: o[0], list, lambda o: (o[0], (o[1][0], "other"), None), lambda o: o[:1]):
+    for change in (
+        lambda o: o[0],
+        list,
+        lambda o: (o[0], (o[1][0], "other"), None),
+        lambda o: o[:1],
+    ):
         with pytest.raises(EditError, match="keeps the structure"):
-            with kedge.hook(model, ":out", kedge.from_hook(lambda m, a, o, change=change: change(o))):
+            with kedge.hook(
+                model, ":out", kedge.from_hook(lambda m, a, o, change=change: change(o))
+            ):
                 model(x)
 
 
@@ -229,7 +248,9 @@ def test_a_hooked_module_leaves_compiled_code(compiled: Callable[..., Any]) -> N
 def test_one_hook_serves_every_model() -> None:
     """With `everywhere`, as PyTorch's hook on all modules."""
     seen = []
-    with kedge.hook(kedge.everywhere, "**", kedge.from_hook(lambda m, a, o: seen.append(type(m).__name__))):
+    with kedge.hook(
+        kedge.everywhere, "**", kedge.from_hook(lambda m, a, o: seen.append(type(m).__name__))
+    ):
         nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 4))(torch.randn(2, 4))
     assert seen == ["Linear", "LSTM", "Sequential"]
 
@@ -254,7 +275,9 @@ def test_a_hook_that_removes_itself_answers_for_its_call_alone() -> None:
         x = torch.randn(2, 4)
         plain = model(x)
         handle = kedge.hook(model, "0", action)
-        same = [torch.equal(ours, 10 * theirs) for ours, theirs in zip(model(x), plain, strict=True)]
+        same = [
+            torch.equal(ours, 10 * theirs) for ours, theirs in zip(model(x), plain, strict=True)
+        ]
         same += map(torch.equal, model(x), plain)
         assert same == [True] * 4
         gc.collect()
@@ -299,7 +322,10 @@ def test_a_hook_runs_in_a_call_without_tensors() -> None:
     with pytest.raises(EditError, match=r"at \[0\], 2 in place of 1"):
         with kedge.hook(model, ":out", kedge.from_hook(lambda m, a, o: (2, "text"))):
             model((1, "text"))
-    with pytest.warns(ActionDisabled, match="ZeroDivisionError"), kedge.session(on_error="warn") as s:
+    with (
+        pytest.warns(ActionDisabled, match="ZeroDivisionError"),
+        kedge.session(on_error="warn") as s,
+    ):
         s.hook(model, ":out", kedge.from_hook(lambda m, a, o: 1 / 0))
         model()
         model()
@@ -309,7 +335,12 @@ def test_a_hook_runs_in_a_call_without_tensors() -> None:
 def test_what_is_no_tensor_is_compared_by_value() -> None:
     """An array by its elements, and NaN is as NaN."""
     array = np.array([1.0, math.nan])
-    for value, other in ((array, array * 2), (math.nan, 1.0), ("text", "other"), (array, array[:1])):
+    for value, other in (
+        (array, array * 2),
+        (math.nan, 1.0),
+        ("text", "other"),
+        (array, array[:1]),
+    ):
         model, again = Net(lambda x, v=value: [x, v]), copy.deepcopy(value)
         x = torch.randn(2, 4)
         with kedge.hook(model, ":out", kedge.from_hook(lambda m, a, o, v=again: [o[0] * 2, v])):

@@ -15,7 +15,9 @@ import kedge
 from kedge.errors import ActionError, ConditionMet, EditError
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:Sparse", "ignore:The PyTorch API of nested tensors", "ignore:The PyTorch API of MaskedTensors"
+    "ignore:Sparse",
+    "ignore:The PyTorch API of nested tensors",
+    "ignore:The PyTorch API of MaskedTensors",
 )
 
 A, B = torch.tensor([[1.0, -2.0], [0.0, 4.0]]), torch.tensor([[0.5, 3.0], [0.0, -1.0], [2.0, 2.0]])
@@ -33,7 +35,9 @@ def jagged_with_gaps(*parts: Tensor) -> Tensor:
 
 NESTED: dict[str, Callable[..., Tensor]] = {
     "strided": lambda *parts: torch.nested.nested_tensor(list(parts)),
-    "transposed": lambda *parts: torch.nested.nested_tensor([p.T.contiguous() for p in parts]).transpose(1, 2),
+    "transposed": lambda *parts: torch.nested.nested_tensor(
+        [p.T.contiguous() for p in parts]
+    ).transpose(1, 2),
     "jagged": lambda *parts: torch.nested.nested_tensor(list(parts), layout=torch.jagged),
     "gaps": jagged_with_gaps,
 }
@@ -67,7 +71,9 @@ def test_statistics_of_a_nested_tensor_are_those_of_its_parts(make: Callable[...
 
 
 @pytest.mark.parametrize("make", SPARSE.values(), ids=SPARSE)
-def test_statistics_of_a_sparse_tensor_are_those_of_the_whole(make: Callable[[Tensor], Tensor]) -> None:
+def test_statistics_of_a_sparse_tensor_are_those_of_the_whole(
+    make: Callable[[Tensor], Tensor],
+) -> None:
     """Statistics of a tensor in another layout are those of the dense one: what is left out is zero."""
     _, stats = through(make(A), kedge.measure())
     _, dense = through(A, kedge.measure())
@@ -78,7 +84,9 @@ def test_statistics_of_a_sparse_tensor_are_those_of_the_whole(make: Callable[[Te
 
 def test_an_index_that_a_sparse_tensor_has_twice_counts_once() -> None:
     """The numbers of an uncoalesced tensor are the sums at each index."""
-    twice = torch.sparse_coo_tensor(torch.tensor([[0, 0]]), torch.tensor([1.0, 2.0]), (3,), check_invariants=True)
+    twice = torch.sparse_coo_tensor(
+        torch.tensor([[0, 0]]), torch.tensor([1.0, 2.0]), (3,), check_invariants=True
+    )
     found = through(twice, kedge.measure())[1]["0"]
     assert (found.count, found.max, found.nonzero, found.sumsq) == (3, 3.0, 1, 9.0)
 
@@ -86,7 +94,9 @@ def test_an_index_that_a_sparse_tensor_has_twice_counts_once() -> None:
 def test_numbers_of_other_types_are_counted_as_those_of_dense_tensors() -> None:
     """A complex number counts as two, and whole numbers are counted without statistics, in any layout."""
     complex_ = torch.eye(3, dtype=torch.complex64) * 1j
-    of_sparse, of_dense = (through(value, kedge.measure())[1]["0"] for value in (complex_.to_sparse(), complex_))
+    of_sparse, of_dense = (
+        through(value, kedge.measure())[1]["0"] for value in (complex_.to_sparse(), complex_)
+    )
     assert (of_sparse.count, of_sparse.sum) == (of_dense.count, of_dense.sum) == (18, 3.0)
     whole = through(torch.nested.nested_tensor([A.int(), B.int()]), kedge.measure())[1]["0"]
     assert (whole.count, whole.nonfinite) == (10, 0)
@@ -179,7 +189,9 @@ def test_what_pytorch_cannot_do_is_told_in_a_line(make: Callable[..., Tensor], a
 
 def test_the_fast_path_of_the_encoder_is_measured() -> None:
     """The nested tensors between the layers of an encoder have the statistics of what is not padding."""
-    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2
+    ).eval()
     padding = torch.zeros(4, 6, dtype=torch.bool)
     padding[0, 3:] = True
     with torch.no_grad(), kedge.session() as s:

@@ -28,7 +28,20 @@ from kedge.sites.site import Site
 from kedge.store.rows import FULL
 from kedge.testing import assert_same_bits
 
-NAMES = ("count", "sum", "sumsq", "min", "max", "nonzero", "nonfinite", "mean", "rms", "std", "absmax", "zero")
+NAMES = (
+    "count",
+    "sum",
+    "sumsq",
+    "min",
+    "max",
+    "nonzero",
+    "nonfinite",
+    "mean",
+    "rms",
+    "std",
+    "absmax",
+    "zero",
+)
 
 
 def measured(value: Tensor, what: Any = "full") -> Any:
@@ -43,9 +56,24 @@ def expected(value: Tensor) -> dict[str, float]:
     real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     x = real.detach().double().numpy().ravel()
     with np.errstate(invalid="ignore"):
-        found = {"sum": x.sum(), "sumsq": (x * x).sum(), "min": x.min(), "max": x.max(), "absmax": np.abs(x).max()}
-        found |= {"mean": x.mean(), "rms": np.sqrt((x * x).mean()), "std": x.std(), "count": float(x.size)}
-    return found | {"nonzero": (x != 0).sum(), "zero": (x == 0).mean(), "nonfinite": (~np.isfinite(x)).sum()}
+        found = {
+            "sum": x.sum(),
+            "sumsq": (x * x).sum(),
+            "min": x.min(),
+            "max": x.max(),
+            "absmax": np.abs(x).max(),
+        }
+        found |= {
+            "mean": x.mean(),
+            "rms": np.sqrt((x * x).mean()),
+            "std": x.std(),
+            "count": float(x.size),
+        }
+    return found | {
+        "nonzero": (x != 0).sum(),
+        "zero": (x == 0).mean(),
+        "nonfinite": (~np.isfinite(x)).sum(),
+    }
 
 
 def assert_equal(stats: Any, truth: Mapping[str, float]) -> None:
@@ -54,9 +82,14 @@ def assert_equal(stats: Any, truth: Mapping[str, float]) -> None:
     for name in ("count", "nonzero", "nonfinite"):
         assert found[name] == truth[name], name
     # A sum of terms of both signs is as exact as the sum of their magnitudes.
-    slack = {"sum": 1e-6 * math.sqrt(abs(truth["count"] * truth["sumsq"])), "mean": 1e-6 * truth["rms"]}
+    slack = {
+        "sum": 1e-6 * math.sqrt(abs(truth["count"] * truth["sumsq"])),
+        "mean": 1e-6 * truth["rms"],
+    }
     for name in NAMES:
-        assert found[name] == pytest.approx(truth[name], rel=2e-5, abs=slack.get(name, 0), nan_ok=True), name
+        assert found[name] == pytest.approx(
+            truth[name], rel=2e-5, abs=slack.get(name, 0), nan_ok=True
+        ), name
 
 
 def normal(*shape: int) -> Tensor:
@@ -68,7 +101,9 @@ def normal(*shape: int) -> Tensor:
 LAYOUTS = {
     "contiguous": lambda: normal(6, 5, 4, 3),
     "channels last": lambda: normal(6, 5, 4, 3).to(memory_format=torch.channels_last),
-    "channels last in three dimensions": lambda: normal(2, 3, 4, 3, 2).to(memory_format=torch.channels_last_3d),
+    "channels last in three dimensions": lambda: normal(2, 3, 4, 3, 2).to(
+        memory_format=torch.channels_last_3d
+    ),
     "transposed": lambda: normal(6, 5).T,
     "permuted": lambda: normal(6, 5, 4).permute(2, 0, 1),
     "expanded": lambda: normal(6, 1, 4).expand(6, 5, 4),
@@ -108,15 +143,22 @@ def test_a_complex_tensor_counts_as_the_real_numbers_in_it() -> None:
         assert stats.count == 40
 
 
-@pytest.mark.parametrize("value", [torch.arange(6), torch.tensor([True, False]), torch.ones(3, dtype=torch.uint8)])
+@pytest.mark.parametrize(
+    "value", [torch.arange(6), torch.tensor([True, False]), torch.ones(3, dtype=torch.uint8)]
+)
 def test_of_whole_numbers_only_count_and_finiteness_are_told(value: Tensor) -> None:
     """Indices and masks have no mean; they are there, and finite."""
     stats = measured(value)
     assert (stats.count, stats.nonfinite, stats.nonzero) == (value.numel(), 0, -1)
-    assert all(math.isnan(getattr(stats, name)) for name in ("sum", "sumsq", "min", "max", "mean", "rms", "zero"))
+    assert all(
+        math.isnan(getattr(stats, name))
+        for name in ("sum", "sumsq", "min", "max", "mean", "rms", "zero")
+    )
 
 
-@pytest.mark.parametrize("value", [torch.ones(0), torch.ones(3, 0, 2), torch.ones(0, dtype=torch.int64)])
+@pytest.mark.parametrize(
+    "value", [torch.ones(0), torch.ones(3, 0, 2), torch.ones(0, dtype=torch.int64)]
+)
 def test_an_empty_tensor_is_a_row_without_elements(value: Tensor) -> None:
     """The site fired; there was nothing in it."""
     stats = measured(value)
@@ -133,7 +175,8 @@ def test_what_has_no_data_leaves_a_row_without_elements() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
-    "bad", [(math.nan,), (math.inf,), (-math.inf,), (math.inf, -math.inf), (math.nan, math.inf, 0.0)]
+    "bad",
+    [(math.nan,), (math.inf,), (-math.inf,), (math.inf, -math.inf), (math.nan, math.inf, 0.0)],
 )
 def test_what_is_not_finite_is_counted(bad: tuple[float, ...], dtype: torch.dtype) -> None:
     """NaN and infinities are counted exactly, and the extremes show which they are, as PyTorch computes them."""
@@ -169,7 +212,9 @@ def test_norm_and_finite_measure_nothing_else() -> None:
     assert (norm.sumsq, norm.count, norm.nonzero, norm.nonfinite) == (25.0, 2, -1, 0)
     assert norm.rms == pytest.approx(math.sqrt(12.5))
     assert (finite.sum, finite.count, finite.nonzero, finite.nonfinite) == (-1.0, 2, -1, 0)
-    assert all(math.isnan(x) for x in (norm.sum, norm.max, norm.zero, finite.sumsq, finite.min, finite.rms))
+    assert all(
+        math.isnan(x) for x in (norm.sum, norm.max, norm.zero, finite.sumsq, finite.min, finite.rms)
+    )
     assert measured(torch.tensor([math.nan]), "norm").nonfinite == 1
 
 
@@ -248,7 +293,9 @@ def test_a_name_reads_the_call_and_leaf_it_says() -> None:
     assert stats["fc#1"].absmax == pytest.approx(second.abs().max().item())
     assert stats[":out[0]"].absmax == pytest.approx(first.abs().max().item())
     assert stats[":out[1]"].absmax == stats["fc#1"].absmax
-    with pytest.raises(SeveralRecorded, match='^"fc" matches 2 measured sites; read one of "fc#0:out", "fc#1:out"$'):
+    with pytest.raises(
+        SeveralRecorded, match='^"fc" matches 2 measured sites; read one of "fc#0:out", "fc#1:out"$'
+    ):
         stats["fc"]
 
 
@@ -269,9 +316,14 @@ def test_nothing_measured_is_told_with_its_cause() -> None:
     with kedge.hook(model, "0, 0:out.grad", kedge.measure()) as stats:
         with torch.no_grad():
             model(torch.ones(1, 2))
-        with pytest.raises(NotRecorded, match=r'^nothing was measured under "1": the sites hooked here are 0:out'):
+        with pytest.raises(
+            NotRecorded, match=r'^nothing was measured under "1": the sites hooked here are 0:out'
+        ):
             stats["1"]
-        with pytest.raises(NotRecorded, match=r'^nothing was measured under "0:out.grad": 0:out.grad  never fired: '):
+        with pytest.raises(
+            NotRecorded,
+            match=r'^nothing was measured under "0:out.grad": 0:out.grad  never fired: ',
+        ):
             stats["0:out.grad"]
         with pytest.raises(SelectorError, match='^"\\*" may match several sites'):
             stats.records("*")
@@ -282,7 +334,9 @@ def test_nothing_measured_is_told_with_its_cause() -> None:
 
 def test_a_schedule_says_which_steps_are_measured() -> None:
     """Off schedule nothing is."""
-    with kedge.hook(model := nn.Identity(), ":out", kedge.measure(), when=kedge.every(3, after=1)) as stats:
+    with kedge.hook(
+        model := nn.Identity(), ":out", kedge.measure(), when=kedge.every(3, after=1)
+    ) as stats:
         for i in range(8):
             model(torch.full((2,), float(i)))
     assert [(r.step, r.mean) for r in stats.records(":out")] == [(1, 1.0), (4, 4.0), (7, 7.0)]
@@ -300,7 +354,9 @@ class Kernels(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.skipif(not native.available(), reason=f"the compiled part is missing: {native.why_not()}")
+@pytest.mark.skipif(
+    not native.available(), reason=f"the compiled part is missing: {native.why_not()}"
+)
 def test_a_full_measurement_on_the_host_runs_nothing_of_pytorch() -> None:
     """One pass of Kedge's own reads the memory; nothing is dispatched."""
     model, x = nn.Identity(), torch.randn(200, 100)
@@ -327,11 +383,15 @@ def test_a_full_measurement_on_a_device_is_a_handful_of_kernels_and_no_synchroni
     assert "aten._local_scalar_dense.default" not in kernels.names
     row = table.take().numpy()[0][0]
     nan = math.nan
-    assert row.tolist() == pytest.approx([nan, math.inf, -math.inf, math.inf, 19_999, 2, 0], nan_ok=True)
+    assert row.tolist() == pytest.approx(
+        [nan, math.inf, -math.inf, math.inf, 19_999, 2, 0], nan_ok=True
+    )
     x[7] = nan
     slot = table.slot(table.reserve(1))
     reduce.full(x, slot)
-    assert table.take().numpy()[0][0].tolist() == pytest.approx([*[nan] * 4, 19_999, 3, 1], nan_ok=True)
+    assert table.take().numpy()[0][0].tolist() == pytest.approx(
+        [*[nan] * 4, 19_999, 3, 1], nan_ok=True
+    )
 
 
 @pytest.mark.parametrize("kind", ["cpu", "meta"])
@@ -410,7 +470,9 @@ def test_threads_measure_into_one_table() -> None:
     with kedge.session() as s:
         stats = s.hook(model, "*", kedge.measure(keep=None))
         work = [
-            threading.Thread(target=lambda n=n: [model(torch.full((n, 1000), float(n))) for _ in range(50)])
+            threading.Thread(
+                target=lambda n=n: [model(torch.full((n, 1000), float(n))) for _ in range(50)]
+            )
             for n in sizes
         ]
         for thread in work:
@@ -430,7 +492,9 @@ def test_measuring_changes_no_bit() -> None:
 
     def run(*, measuring: bool) -> Any:
         torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(8, 2))
+        model = nn.Sequential(
+            nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(8, 2)
+        )
         x = torch.randn(5, 4, requires_grad=True)
         with kedge.session() as s:
             if measuring:
@@ -445,14 +509,22 @@ def test_measuring_changes_no_bit() -> None:
 def test_squares_of_millions_are_added_up_without_loss() -> None:
     """One float32 sum over so many terms would be wrong by a percent."""
     for dtype in (torch.bfloat16, torch.float32):
-        assert measured(torch.full((1 << 24,), 1.5, dtype=dtype), "norm").rms == pytest.approx(1.5, rel=1e-6)
+        assert measured(torch.full((1 << 24,), 1.5, dtype=dtype), "norm").rms == pytest.approx(
+            1.5, rel=1e-6
+        )
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: kedge.measure("all"), r"^measure\('all'\) is unknown; use 'full', 'norm' or 'finite'$"),
-        (lambda: kedge.measure(keep=0), r"^measure\(keep=0\) would keep nothing; use 1 or more, or None for all$"),
+        (
+            lambda: kedge.measure("all"),
+            r"^measure\('all'\) is unknown; use 'full', 'norm' or 'finite'$",
+        ),
+        (
+            lambda: kedge.measure(keep=0),
+            r"^measure\(keep=0\) would keep nothing; use 1 or more, or None for all$",
+        ),
     ],
 )
 def test_a_measure_that_makes_no_sense_is_refused(make: Any, message: str) -> None:
@@ -471,7 +543,9 @@ def test_reading_every_site_goes_through_the_columns_once() -> None:
             return super().tolist()
 
     kept = KeptSteps(None)
-    seats = [MeasuredSite(Site(name), i, (), "float32", None, (), None) for i, name in enumerate("abc")]
+    seats = [
+        MeasuredSite(Site(name), i, (), "float32", None, (), None) for i, name in enumerate("abc")
+    ]
     kept.stats(0, {"site": np.arange(3).view(Counted)})
     kept.stats(1, {"site": np.arange(2).view(Counted)})
     for _ in range(3):

@@ -39,7 +39,9 @@ def test_a_mode_may_call_what_is_measured_from_within(name: str, before: int) ->
     probes: list[Tensor] = []
 
     class Probing(TorchFunctionMode):
-        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if getattr(function, "__name__", "") == name and len(probes) < 300:
                 probes.append(torch.full((5,), 2.0))
                 inner(probes[-1], 0)
@@ -134,7 +136,9 @@ def test_a_quantized_value_is_measured_as_what_it_stands_for(what: str, scale: f
     numbers = torch.linspace(-3, 3, 64)
     values = [
         torch.quantize_per_tensor(numbers, scale, 0, torch.qint8),
-        torch.quantize_per_channel(numbers.view(8, 8), torch.full((8,), scale), torch.zeros(8).long(), 0, torch.quint8),
+        torch.quantize_per_channel(
+            numbers.view(8, 8), torch.full((8,), scale), torch.zeros(8).long(), 0, torch.quint8
+        ),
     ]
     for value in values:
         found = []

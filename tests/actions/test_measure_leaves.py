@@ -62,7 +62,9 @@ def test_gradients_have_the_names_of_the_values() -> None:
     with kedge.hook(model, ":out, :out.grad", kedge.measure()) as stats:
         values = model(torch.ones(2, requires_grad=True))
         (values[19] * 3 + values[2] * 5 + values[0]).sum().backward()
-    gradients = {name: stats[name].mean for name in (":out.grad", ":out.grad[2]", ":out.grad[rest]")}
+    gradients = {
+        name: stats[name].mean for name in (":out.grad", ":out.grad[2]", ":out.grad[rest]")
+    }
     assert gradients == {":out.grad": 1, ":out.grad[2]": 5, ":out.grad[rest]": 3}
 
 

@@ -14,7 +14,9 @@ from kedge.actions.measure.meter import Meter
 from kedge.testing import assert_same_bits
 from tests.marks import DEVICE, needs_device
 
-_set_sync_debug_mode = DEVICE and getattr(torch.get_device_module(DEVICE), "set_sync_debug_mode", None)
+_set_sync_debug_mode = DEVICE and getattr(
+    torch.get_device_module(DEVICE), "set_sync_debug_mode", None
+)
 
 
 class Work(nn.Module):
@@ -66,7 +68,10 @@ def test_gradients_are_measured() -> None:
     assert stats["0:in.grad"].rms == pytest.approx(x.grad.square().mean().sqrt().item(), rel=1e-6)
     for kind in ("param.grad", "param.acc"):
         assert stats[f"0.weight:{kind}"].absmax == pytest.approx(weight.abs().max().item())
-        assert (stats[f"0.bias:{kind}"].min, stats[f"0.bias:{kind}"].max) == (bias.min(), bias.max())
+        assert (stats[f"0.bias:{kind}"].min, stats[f"0.bias:{kind}"].max) == (
+            bias.min(),
+            bias.max(),
+        )
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -145,7 +150,9 @@ def test_gradients_of_samples_can_be_taken_while_measuring() -> None:
         found = [each(params, x) for _ in range(3)]
     for grads in found:
         assert_same_bits(grads, each(params, x))
-    assert stats.records(":out")[-1].rms == pytest.approx(model(x).square().mean().sqrt().item(), rel=1e-6)
+    assert stats.records(":out")[-1].rms == pytest.approx(
+        model(x).square().mean().sqrt().item(), rel=1e-6
+    )
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -173,7 +180,9 @@ def test_autocast_is_measured_in_its_own_precision() -> None:
 
 
 @needs_device
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64]
+)
 def test_a_gpu_measures_what_a_cpu_does(dtype: torch.dtype) -> None:
     """The same statistics, to the precision of float32; counts are equal."""
     value = torch.randn(1000, 300).relu().to(dtype)
@@ -191,7 +200,9 @@ def test_a_gpu_measures_what_a_cpu_does(dtype: torch.dtype) -> None:
             assert getattr(there, name) == pytest.approx(getattr(here, name), rel=1e-4, nan_ok=True)
 
 
-@pytest.mark.skipif(not callable(_set_sync_debug_mode), reason="needs a device that can refuse to synchronise")
+@pytest.mark.skipif(
+    not callable(_set_sync_debug_mode), reason="needs a device that can refuse to synchronise"
+)
 def test_a_measured_step_never_waits_for_the_gpu() -> None:
     """PyTorch itself raises if anything between the first forward and the end of a step synchronises."""
     model = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 1)).to(DEVICE)

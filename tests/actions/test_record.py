@@ -21,7 +21,9 @@ from kedge.sites.site import Site
 from kedge.testing import assert_same_bits
 
 
-def event(site: Site, *, call: int = 0, pass_: int = 0, backward: int = -1, replica: str = "") -> Event:
+def event(
+    site: Site, *, call: int = 0, pass_: int = 0, backward: int = -1, replica: str = ""
+) -> Event:
     """Make an event as the firing loop does."""
     return Event(site, call, pass_, backward, 0, 0, 0, replica, recompute=False)
 
@@ -57,7 +59,13 @@ def test_a_copy_is_kept_where_it_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [lambda x: x.zero_(), lambda x: x[0].fill_(3), lambda x: x.view(-1).add_(1), lambda x: x.detach().mul_(2)]
+    "change",
+    [
+        lambda x: x.zero_(),
+        lambda x: x[0].fill_(3),
+        lambda x: x.view(-1).add_(1),
+        lambda x: x.detach().mul_(2),
+    ],
 )
 def test_an_overwritten_value_is_never_handed_out(change: Any) -> None:
     """A change through the tensor, a view of it or its detached twin is found out on reading."""
@@ -119,10 +127,19 @@ def test_the_last_passes_are_kept(keep: int | None, passes: list[int]) -> None:
     for i in range(5):
         for call in range(2):
             feed(recorder, Site("a"), torch.full((1,), float(i)), call=call, pass_=i)
-            feed(recorder, Site("a", "out.grad"), torch.full((1,), float(i)), call=call, pass_=0, backward=i)
+            feed(
+                recorder,
+                Site("a", "out.grad"),
+                torch.full((1,), float(i)),
+                call=call,
+                pass_=0,
+                backward=i,
+            )
 
     assert [r.event.pass_ for r in recorder.records("a")] == [p for p in passes for _ in range(2)]
-    assert [r.event.backward for r in recorder.records("a:out.grad")] == [p for p in passes for _ in range(2)]
+    assert [r.event.backward for r in recorder.records("a:out.grad")] == [
+        p for p in passes for _ in range(2)
+    ]
 
 
 def test_reading_takes_the_newest_pass() -> None:
@@ -146,7 +163,8 @@ def test_names_select_kind_call_and_leaf() -> None:
     assert recorder.read("a:out[y.0]", why).item() == 1.0
     assert recorder.read("b", why).item() == recorder.read("b#0:in.grad", why).item() == 0.0
     with pytest.raises(
-        SeveralRecorded, match=re.escape('"a" matches 2 recorded values; read one of "a#0:out[x]", "a#0:out[y.0]"')
+        SeveralRecorded,
+        match=re.escape('"a" matches 2 recorded values; read one of "a#0:out[x]", "a#0:out[y.0]"'),
     ):
         recorder.read("a", why)
     with pytest.raises(NotRecorded, match='^nothing was recorded under "b:out": no b:out$'):
@@ -169,14 +187,17 @@ def test_values_of_several_threads_are_told_apart() -> None:
 
 def test_keeping_nothing_is_refused() -> None:
     """The message says what would do."""
-    with pytest.raises(ValueError, match=r"^record\(keep=0\) would keep nothing; use 1 or more, or None for all$"):
+    with pytest.raises(
+        ValueError, match=r"^record\(keep=0\) would keep nothing; use 1 or more, or None for all$"
+    ):
         kedge.record(keep=0)
 
 
 def test_a_pattern_is_no_name() -> None:
     """Records are read one by one."""
     with pytest.raises(
-        SelectorError, match='^"a\\*" may match several sites; records are read by the name of one, such as'
+        SelectorError,
+        match='^"a\\*" may match several sites; records are read by the name of one, such as',
     ):
         kedge.record().read("a*", why)
 
@@ -186,7 +207,10 @@ def test_a_recorder_prints_as_it_is_written() -> None:
     assert repr(kedge.record()) == "record()"
     assert repr(kedge.record(copy=True)) == "record(copy=True)"
     assert repr(kedge.record(keep=None)) == "record(keep=None)"
-    assert repr(kedge.record(copy=True, keep=3, recomputes=True)) == "record(copy=True, keep=3, recomputes=True)"
+    assert (
+        repr(kedge.record(copy=True, keep=3, recomputes=True))
+        == "record(copy=True, keep=3, recomputes=True)"
+    )
 
 
 def test_one_recorder_serves_several_hooks() -> None:
@@ -254,7 +278,10 @@ def test_what_is_recorded_in_a_transform_is_there_when_it_is_over(selector: str)
 
 def test_a_batch_of_gradients_is_measured_and_recorded_as_one() -> None:
     """With ``is_grads_batched`` a hook receives a wrapper of all gradients at once; they are there when it is over."""
-    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3, requires_grad=True)
+    model, x = (
+        nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+        torch.randn(5, 3, requires_grad=True),
+    )
     unit = torch.eye(10).view(10, 5, 2)
 
     def jacobian() -> Tensor:
@@ -294,7 +321,9 @@ def test_a_module_that_did_not_run_in_the_newest_pass_has_no_value() -> None:
         model(torch.ones(2, 3), both=False).sum().backward()
     assert list(acts) == ["a", "a:out.grad"]
     assert "b" not in acts
-    with pytest.raises(NotRecorded, match=r"newest forward pass.*forward pass 0: \.records\(\"b\"\)"):
+    with pytest.raises(
+        NotRecorded, match=r"newest forward pass.*forward pass 0: \.records\(\"b\"\)"
+    ):
         acts["b"]
     with pytest.raises(NotRecorded, match=r"newest backward pass.*backward pass 0"):
         acts["b:out.grad"]
@@ -304,7 +333,9 @@ def test_a_module_that_did_not_run_in_the_newest_pass_has_no_value() -> None:
 
 @pytest.mark.parametrize("selector", ["b", "a, b"])
 @pytest.mark.parametrize("how", [{"both": False}, {"fails": True}])
-def test_a_pass_that_does_not_reach_a_site_ends_its_value(selector: str, how: dict[str, bool]) -> None:
+def test_a_pass_that_does_not_reach_a_site_ends_its_value(
+    selector: str, how: dict[str, bool]
+) -> None:
     """It does so also where no other site is recorded, and where the pass failed before it."""
     model = Branching()
     with kedge.hook(model, selector, kedge.record()) as acts:

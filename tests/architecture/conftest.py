@@ -60,6 +60,8 @@ def sources() -> tuple[Source, ...]:
     found = []
     for path in sorted(package.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        found.append(Source(path.relative_to(package).as_posix(), text.splitlines(), ast.parse(text)))
+        found.append(
+            Source(path.relative_to(package).as_posix(), text.splitlines(), ast.parse(text))
+        )
     assert found, f"no source below {package}"
     return tuple(found)

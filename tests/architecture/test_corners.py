@@ -29,7 +29,11 @@ def _names(tree):
                 if _private(f"{node.module}.{alias.name}"):
                     yield node.lineno, alias.name
         elif isinstance(node, ast.Import):
-            yield from ((node.lineno, a.name) for a in node.names if a.name.startswith("torch.") and _private(a.name))
+            yield from (
+                (node.lineno, a.name)
+                for a in node.names
+                if a.name.startswith("torch.") and _private(a.name)
+            )
         elif isinstance(node, ast.Attribute):
             text = ast.unparse(node)
             if re.fullmatch(r"[\w.]+", text) and text.startswith("torch.") and _private(text):
@@ -54,7 +58,8 @@ def test_every_name_that_is_looked_up_is_in_a_corner(sources):
     asked = {
         argument.value
         for source in sources
-        if source.name.startswith("torch_internals/") and source.name != "torch_internals/corners.py"
+        if source.name.startswith("torch_internals/")
+        and source.name != "torch_internals/corners.py"
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"late", "find"}
         for argument in node.args[:1]
@@ -72,7 +77,9 @@ def test_this_pytorch_has_every_corner():
 def test_the_version_lists_every_corner(capsys, monkeypatch):
     """``kedge --version -v`` says of each corner whether it is there, and what a missing one costs."""
     resolve = corners._resolve
-    monkeypatch.setattr(corners, "_resolve", lambda path: None if "foreach_norm" in path else resolve(path))
+    monkeypatch.setattr(
+        corners, "_resolve", lambda path: None if "foreach_norm" in path else resolve(path)
+    )
     assert main(["--version", "-v"]) == 0
     said = capsys.readouterr().out
 

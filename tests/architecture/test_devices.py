@@ -5,7 +5,15 @@ from __future__ import annotations
 import ast
 
 ACCELERATORS, CUDA = "torch_internals/accelerators.py", "torch_internals/cuda.py"
-ONE_KIND = ("torch.cuda", "torch.xpu", "torch.mps", "torch.mtia", "torch.hpu", "torch.npu", "torch.backends.mps")
+ONE_KIND = (
+    "torch.cuda",
+    "torch.xpu",
+    "torch.mps",
+    "torch.mtia",
+    "torch.hpu",
+    "torch.npu",
+    "torch.backends.mps",
+)
 SCRIPT = "repro/script.py"  # runs without Kedge
 
 
@@ -38,13 +46,19 @@ def test_one_file_names_cuda(sources):
 
 def test_streams_events_and_generators_come_from_one_file(sources):
     """No other file makes an event, asks for a stream or reads a generator by itself."""
-    names = ("torch.get_device_module", "torch.random.fork_rng", "torch.get_rng_state", "torch.set_rng_state")
+    names = (
+        "torch.get_device_module",
+        "torch.random.fork_rng",
+        "torch.get_rng_state",
+        "torch.set_rng_state",
+    )
     made = [
         f"{source.at(node)} {ast.unparse(node.func)}"
         for source in sources
         if source.name != ACCELERATORS
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in {"torch.Event", "torch.accelerator.current_stream"}
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in {"torch.Event", "torch.accelerator.current_stream"}
     ]
     assert _at(sources, names, but={ACCELERATORS, SCRIPT}) + made == []
 

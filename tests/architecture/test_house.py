@@ -47,7 +47,9 @@ def test_the_import_order_in_the_docs_is_that_of_the_contract(house):
 
 def test_the_stays_in_the_docs_are_those_that_are_measured(house, root):
     """``make generated`` measures them, with the PyTorch of ``constraints.txt``: with another one the way through Kedge may be another."""
-    if f"torch=={torch.__version__.split('+')[0]}\n" not in (root / "constraints.txt").read_text(encoding="utf-8"):
+    if f"torch=={torch.__version__.split('+')[0]}\n" not in (root / "constraints.txt").read_text(
+        encoding="utf-8"
+    ):
         pytest.skip("measured with another PyTorch")
     program = "import sys, ways; sys.stdout.write(ways.filled(sys.stdin.read()))"
     text = house.PAGE.read_text(encoding="utf-8")
@@ -80,8 +82,16 @@ def test_a_word_of_our_own_on_a_page_is_in_the_glossary(root):
     """Whoever reads of a birth or a root finds both in docs/reference/glossary.md."""
     page = (root / "docs/reference/glossary.md").read_text(encoding="utf-8")
     glossary = set(re.findall(r"^\| \**([a-z, ]+?)\** \|", page, re.MULTILINE))
-    pages = "".join(page.read_text(encoding="utf-8") for page in (root / "README.md", *root.glob("docs/**/*.md")))
-    text = re.sub(r"^```.*?^```$|`[^`\n]+`|\]\([^)]*\)|root mean square", "", pages, flags=re.MULTILINE | re.DOTALL)
+    pages = "".join(
+        page.read_text(encoding="utf-8")
+        for page in (root / "README.md", *root.glob("docs/**/*.md"))
+    )
+    text = re.sub(
+        r"^```.*?^```$|`[^`\n]+`|\]\([^)]*\)|root mean square",
+        "",
+        pages,
+        flags=re.MULTILINE | re.DOTALL,
+    )
     used = {word for word in OWN if re.search(rf"\b{word}s?\b", text, re.IGNORECASE)}
 
     assert used <= glossary

@@ -7,7 +7,13 @@ import ast
 FOR_A_MOMENT = "torch_internals/hook_tables.py"  # it hooks what it looks at where PyTorch names the table otherwise
 LAZY = {"cli", "integrations"}
 IN_TOUCH = {"hooks", "inspect", "repro", "running", "verify", "watch"}
-MODES = {"TorchFunctionMode", "TorchDispatchMode", "saved_tensors_hooks", "save_on_cpu", "disable_saved_tensors_hooks"}
+MODES = {
+    "TorchFunctionMode",
+    "TorchDispatchMode",
+    "saved_tensors_hooks",
+    "save_on_cpu",
+    "disable_saved_tensors_hooks",
+}
 
 
 def _imported(tree):

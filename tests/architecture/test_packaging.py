@@ -28,7 +28,9 @@ def test_one_address_stands_everywhere(root, project):
     """Whoever moves the project finds every address by searching for one."""
     assert all(url.startswith(ADDRESS) for url in project["project"]["urls"].values())
     for name in ("CITATION.cff", "SECURITY.md", "CHANGELOG.md"):
-        found = re.findall(r"https://github\.com/[\w-]+/[\w-]+", (root / name).read_text(encoding="utf-8"))
+        found = re.findall(
+            r"https://github\.com/[\w-]+/[\w-]+", (root / name).read_text(encoding="utf-8")
+        )
         assert set(found) == {ADDRESS}
 
 
@@ -47,9 +49,13 @@ def test_no_address_of_the_readme_is_relative_on_the_package_index(root, project
 
 def test_only_what_is_tested_is_classified(project):
     """The newest classifier of Python is the one that the tests run on; an older one is not promised."""
-    named = [name for name in project["project"]["classifiers"] if re.search(r"Python :: 3\.\d+$", name)]
+    named = [
+        name for name in project["project"]["classifiers"] if re.search(r"Python :: 3\.\d+$", name)
+    ]
 
-    assert [name.rpartition(" ")[2] for name in named] == [project["project"]["requires-python"].removeprefix(">=")]
+    assert [name.rpartition(" ")[2] for name in named] == [
+        project["project"]["requires-python"].removeprefix(">=")
+    ]
 
 
 def test_a_release_is_started_by_hand(root):

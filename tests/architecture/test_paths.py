@@ -15,7 +15,12 @@ FROM_ANYWHERE = re.compile(r"`((?:[a-z_]+/)+(?:\w+\.(?:py|c|h))?)`")
 @pytest.fixture(scope="module")
 def files(root):
     """All files of the repository's folders, as text."""
-    found = (path for folder in FOLDERS for path in (root / folder).rglob("*") if "__pycache__" not in path.parts)
+    found = (
+        path
+        for folder in FOLDERS
+        for path in (root / folder).rglob("*")
+        if "__pycache__" not in path.parts
+    )
     return {path.relative_to(root).as_posix() + ("/" if path.is_dir() else "") for path in found}
 
 
@@ -28,9 +33,13 @@ def pages(root):
 
 def test_every_path_on_a_page_exists(root, pages):
     """Whoever follows ``tests/rules/goldens.py`` finds it; a moved file does not stay on a page under its old name."""
-    named = {(page, path.rstrip(".")) for page, text in pages.items() for path in FROM_ROOT.findall(text)}
+    named = {
+        (page, path.rstrip(".")) for page, text in pages.items() for path in FROM_ROOT.findall(text)
+    }
 
-    assert [(page, path) for page, path in sorted(named) if not any(root.glob(path.rstrip("/")))] == []
+    assert [
+        (page, path) for page, path in sorted(named) if not any(root.glob(path.rstrip("/")))
+    ] == []
     assert len(named) > 50
 
 
@@ -38,7 +47,9 @@ def test_every_file_that_a_page_names_without_its_folder_exists(pages, files):
     """A page may leave out the folders that its reader knows: there is a file or folder whose path ends so."""
     named = {(page, path) for page, text in pages.items() for path in FROM_ANYWHERE.findall(text)}
     missing = [
-        (page, path) for page, path in sorted(named) if not any(f"/{file}".endswith(f"/{path}") for file in files)
+        (page, path)
+        for page, path in sorted(named)
+        if not any(f"/{file}".endswith(f"/{path}") for file in files)
     ]
 
     assert missing == []

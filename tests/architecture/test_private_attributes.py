@@ -14,7 +14,11 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils import data, hooks
 
-SHARED = {"_fields", "_replace", "_asdict"}  # of named tuples, which return types of PyTorch are too
+SHARED = {
+    "_fields",
+    "_replace",
+    "_asdict",
+}  # of named tuples, which return types of PyTorch are too
 NAMED = {"getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller"}
 
 
@@ -46,9 +50,22 @@ def private():
         *(Node, own, type(own), *nodes),
         *(hooks.RemovableHandle, data.DataLoader),
     ]
-    everywhere = {name for each in (modules, optimizers) for name in vars(each) if name.startswith("_global")}
-    names = set().union(*map(_under, things)) | everywhere | {"_orig_mod", "_is_replica", "_is_flat_param"}
-    assert {"_version", "_base", "_backward_hooks", "_sequence_nr", "_saved_self", "_parameters"} <= names
+    everywhere = {
+        name for each in (modules, optimizers) for name in vars(each) if name.startswith("_global")
+    }
+    names = (
+        set().union(*map(_under, things))
+        | everywhere
+        | {"_orig_mod", "_is_replica", "_is_flat_param"}
+    )
+    assert {
+        "_version",
+        "_base",
+        "_backward_hooks",
+        "_sequence_nr",
+        "_saved_self",
+        "_parameters",
+    } <= names
     return names - SHARED
 
 
@@ -86,14 +103,21 @@ def test_no_module_of_torch_is_named_as_text_elsewhere(sources):
         for source in sources
         if not source.name.startswith("torch_internals/")
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("torch._")
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and node.value.startswith("torch._")
     }
     assert found == set()
 
 
 @pytest.mark.parametrize(
     "text",
-    ["x._version", "value._base is None", "getattr(p, '_post_accumulate_grad_hooks', None)", "'_buffers' in vars(m)"],
+    [
+        "x._version",
+        "value._base is None",
+        "getattr(p, '_post_accumulate_grad_hooks', None)",
+        "'_buffers' in vars(m)",
+    ],
 )
 def test_such_a_use_would_be_seen(text, private):
     """Whether by a dot, by its name as text, or in a module's own table."""

@@ -114,7 +114,9 @@ def test_autograd_numbers_its_operations():
 
 def test_norms_of_many_tensors_come_from_one_call():
     """The multi-tensor norm gives one number a tensor, in the dtype that is asked for."""
-    norms = torch._foreach_norm([torch.ones(4), torch.ones(9, dtype=torch.bfloat16)], dtype=torch.float32)
+    norms = torch._foreach_norm(
+        [torch.ones(4), torch.ones(9, dtype=torch.bfloat16)], dtype=torch.float32
+    )
 
     assert [n.item() for n in norms] == [2, 3]
     assert {n.dtype for n in norms} == {torch.float32}
@@ -178,7 +180,10 @@ def test_operators_can_have_an_effect():
 
     import kedge.hooks.gates.compiled  # noqa: F401 - defines them
 
-    assert all(_get_effect(getattr(torch.ops.kedge, n).default) is not None for n in ("value", "gradient", "begin"))
+    assert all(
+        _get_effect(getattr(torch.ops.kedge, n).default) is not None
+        for n in ("value", "gradient", "begin")
+    )
 
 
 def test_the_engine_takes_a_callback_for_the_end_of_a_backward():
@@ -186,7 +191,9 @@ def test_the_engine_takes_a_callback_for_the_end_of_a_backward():
     ended = []
     x = torch.ones(2, requires_grad=True)
     y = x * 2
-    y.register_hook(lambda g: torch.autograd.Variable._execution_engine.queue_callback(lambda: ended.append(1)))
+    y.register_hook(
+        lambda g: torch.autograd.Variable._execution_engine.queue_callback(lambda: ended.append(1))
+    )
     y.sum().backward()
     gc.collect()
 
@@ -231,7 +238,9 @@ def test_one_frame_calls_a_modules_hooks_and_its_forward():
     frames = {}
     module = torch.nn.Identity()
     module.forward = lambda x: frames.setdefault("forward", sys._getframe(1)) and x
-    module.register_forward_pre_hook(lambda *_: frames.setdefault("hook", sys._getframe(1)) and None)
+    module.register_forward_pre_hook(
+        lambda *_: frames.setdefault("hook", sys._getframe(1)) and None
+    )
     module(torch.ones(1))
 
     assert frames["hook"] is frames["forward"]
@@ -254,7 +263,9 @@ def test_a_checkpoint_keeps_the_function_that_it_will_run_again():
             ran.append("block")
             return x.sin().cos()
 
-        checkpoint.checkpoint(block, torch.ones(2, requires_grad=True), use_reentrant=reentrant).sum().backward()
+        checkpoint.checkpoint(
+            block, torch.ones(2, requires_grad=True), use_reentrant=reentrant
+        ).sum().backward()
         assert ran == ["block", "again", "block"]
     assert issubclass(checkpoint._StopRecomputationError, Exception)
 
@@ -284,4 +295,6 @@ def test_attention_asks_for_modes_by_a_name_of_its_module():
     """Attention's function and forward ask for function modes under the names that Kedge gives another answer to."""
     names = functional.multi_head_attention_forward.__code__.co_names
     assert {"has_torch_function", "handle_torch_function"} <= {*names}
-    assert {"torch", "F", "_native_multi_head_attention"} <= {*torch.nn.MultiheadAttention.forward.__code__.co_names}
+    assert {"torch", "F", "_native_multi_head_attention"} <= {
+        *torch.nn.MultiheadAttention.forward.__code__.co_names
+    }

@@ -28,7 +28,9 @@ print("torch" in sys.modules)
 
 def _errors():
     """Return every error and warning of Kedge."""
-    found = [c for c in vars(errors).values() if inspect.isclass(c) and c.__module__ == errors.__name__]
+    found = [
+        c for c in vars(errors).values() if inspect.isclass(c) and c.__module__ == errors.__name__
+    ]
     return [c for c in found if issubclass(c, (Exception, Warning))]
 
 
@@ -55,7 +57,11 @@ def test_help_describes_every_argument(name):
     function = getattr(kedge, name)
     args = (inspect.getdoc(function) or "").partition("\nArgs:\n")[2]
 
-    assert [p for p in inspect.signature(function).parameters if not re.search(rf"^ +{p}: ", args, re.MULTILINE)] == []
+    assert [
+        p
+        for p in inspect.signature(function).parameters
+        if not re.search(rf"^ +{p}: ", args, re.MULTILINE)
+    ] == []
 
 
 def test_help_says_what_hook_returns_and_raises():
@@ -72,13 +78,19 @@ def test_the_root_declares_exactly_what_it_loads(root):
 
     assert _declared_by_root(root) == loaded
     assert sorted(kedge.__all__) == sorted(loaded)
-    assert [name for name in kedge.__all__ if not callable(getattr(kedge, name, None))] == ["everywhere"]  # a target
+    assert [name for name in kedge.__all__ if not callable(getattr(kedge, name, None))] == [
+        "everywhere"
+    ]  # a target
 
 
 def test_the_root_holds_no_logic_but_loading_names_late(root):
     """The root package only collects; nothing is loaded, and least of all torch, before it is used."""
     tree = ast.parse((root / "src/kedge/__init__.py").read_text(encoding="utf-8"))
-    logic = [node for node in tree.body if not isinstance(node, (ast.Expr, ast.ImportFrom, ast.Import, ast.Assign))]
+    logic = [
+        node
+        for node in tree.body
+        if not isinstance(node, (ast.Expr, ast.ImportFrom, ast.Import, ast.Assign))
+    ]
 
     functions = ["def __dir__() -> list[str]:", "def __getattr__(name: str) -> Any:"]
     assert [ast.unparse(node).splitlines()[0] for node in logic] == functions
@@ -104,11 +116,16 @@ def test_every_error_is_in_the_tree_of_the_module():
     """The tree at the top of errors.py is complete, and shows each error below its parent."""
     drawn = {}
     above = []
-    for indent, name in re.findall(r"^    ([ │├└─]*)([A-Z]\w+)(?:  |$)", inspect.getdoc(errors), re.MULTILINE):
+    for indent, name in re.findall(
+        r"^    ([ │├└─]*)([A-Z]\w+)(?:  |$)", inspect.getdoc(errors), re.MULTILINE
+    ):
         del above[len(indent) // 4 :]
         drawn[name] = above[-1] if above else None
         above.append(name)
-    real = {c.__name__: next(b for b in c.__bases__ if b is not errors._Named).__name__ for c in _errors()}
+    real = {
+        c.__name__: next(b for b in c.__bases__ if b is not errors._Named).__name__
+        for c in _errors()
+    }
 
     assert {name: parent or real[name] for name, parent in drawn.items()} == real
 
@@ -116,7 +133,9 @@ def test_every_error_is_in_the_tree_of_the_module():
 def test_every_error_has_a_paragraph(root):
     """docs/reference/messages.md explains every error and warning under its slug, and no other."""
     headings = re.findall(
-        r"^## (\S+)$", (root / "docs/reference/messages.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^## (\S+)$",
+        (root / "docs/reference/messages.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
 
     assert sorted(headings) == sorted(c.slug for c in _errors())
@@ -126,7 +145,11 @@ def test_every_error_has_a_paragraph(root):
 def test_a_recording_is_read_without_torch(folder, root):
     """What reads recordings, judges and draws them needs no torch in the process."""
     source = root / "src"
-    files = [path for path in sorted((source / "kedge" / folder).rglob("*.py")) if path.stem != "__init__"]
+    files = [
+        path
+        for path in sorted((source / "kedge" / folder).rglob("*.py"))
+        if path.stem != "__init__"
+    ]
     modules = [".".join(path.relative_to(source).with_suffix("").parts) for path in files]
     assert modules
     command = [sys.executable, "-c", IMPORT, str(root / "src/kedge"), *modules]

@@ -61,7 +61,9 @@ def test_a_type_checker_knows_what_is_read(root, tmp_path):
         check=False,
     )
     said = dict.fromkeys(range(1, PROGRAM.count("\n") + 1), "")
-    for line, what in re.findall(r"program\.py:(\d+): (?:note: Revealed type is )?\"?(.*)", ran.stdout):
+    for line, what in re.findall(
+        r"program\.py:(\d+): (?:note: Revealed type is )?\"?(.*)", ran.stdout
+    ):
         said[int(line)] += what.removesuffix('"') + "\n"
     wanted = dict(enumerate((line.partition("  # ")[2] for line in PROGRAM.splitlines()), 1))
 

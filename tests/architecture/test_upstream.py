@@ -69,7 +69,10 @@ DECLINED = {
 def every_way():
     """Return every way to register a hook that this version of PyTorch offers."""
     return {
-        f"{name}.{way}" for name, owner in OWNERS.items() for way in dir(owner) if re.search("register_.*hook", way)
+        f"{name}.{way}"
+        for name, owner in OWNERS.items()
+        for way in dir(owner)
+        if re.search("register_.*hook", way)
     }
 
 

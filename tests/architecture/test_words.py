@@ -41,7 +41,11 @@ def _made(tree):
             yield node, node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node, node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_own(node.value):
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.ctx, ast.Store)
+            and _is_own(node.value)
+        ):
             yield node, node.attr
         elif isinstance(node, ast.alias) and node.asname:
             yield node, node.asname

@@ -24,7 +24,10 @@ MODES = {
 }
 LEAST = 256
 PLANS: dict[str, dict[str, Any]] = {
-    "memory": {"to": kedge.Disk(), "max_memory": "10 kB"},  # each of them saves more in tensors of LEAST bytes and more
+    "memory": {
+        "to": kedge.Disk(),
+        "max_memory": "10 kB",
+    },  # each of them saves more in tensors of LEAST bytes and more
     "time": {"to": kedge.Disk(), "max_slowdown": 1.05},
     "time, in memory": {"to": kedge.Rebuild(), "max_slowdown": 1.05},
 }
@@ -88,12 +91,16 @@ def test_a_plan_changes_no_bit_of_a_training(architecture: Architecture, limit: 
     model = architecture.build()
     plans: list[Any] = []
     with kedge.offload(model, min_bytes=LEAST, **PLANS[limit]) as account:
-        model.register_forward_hook(lambda *_: plans.append(account.plan))  # when the step has begun for sure
+        model.register_forward_hook(
+            lambda *_: plans.append(account.plan)
+        )  # when the step has begun for sure
         offloaded = train(architecture, model, steps=4)
 
     assert unlike(bare, offloaded) == []
     assert not any(plans[:2])
     assert plans[2]
     assert plans[2].feasible
-    assert limit != "memory" or any(choice is not Choice.KEEP for choice, _ in plans[2].choices.values())
+    assert limit != "memory" or any(
+        choice is not Choice.KEEP for choice, _ in plans[2].choices.values()
+    )
     settled(account)

@@ -27,7 +27,9 @@ OBSERVERS: dict[str, Callable[[], Any]] = {
 pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NeverFiredWarning")
 
 
-def observed(architecture: Architecture, model: nn.Module, action: Any, sites: str = EVERYTHING) -> dict[str, Tensor]:
+def observed(
+    architecture: Architecture, model: nn.Module, action: Any, sites: str = EVERYTHING
+) -> dict[str, Tensor]:
     """Train with an action at the sites."""
     with kedge.session() as s:
         s.hook(model, sites, action)
@@ -41,11 +43,17 @@ def tables(model: nn.Module) -> dict[str, Any]:
         found[f"{name} attributes"] = list(vars(module))
         for attribute, value in vars(module).items():
             if "hook" in attribute and isinstance(value, dict):
-                found[f"{name}.{attribute}"] = id(value), list(value), [id(hook) for hook in value.values()]
+                found[f"{name}.{attribute}"] = (
+                    id(value),
+                    list(value),
+                    [id(hook) for hook in value.values()],
+                )
     for name, param in [*model.named_parameters(), *model.named_buffers()]:
         found[f"{name} attributes"] = list(vars(param))
         for attribute in ("_backward_hooks", "_post_accumulate_grad_hooks"):
-            found[f"{name}.{attribute}"] = list((getattr(param, attribute) or {}).values())  # an empty table is none
+            found[f"{name}.{attribute}"] = list(
+                (getattr(param, attribute) or {}).values()
+            )  # an empty table is none
     for place in (global_hooks, optimizer_hooks):
         for attribute, value in vars(place).items():
             if attribute.startswith("_global") and isinstance(value, dict):
@@ -67,7 +75,9 @@ def test_the_comparison_sees_one_changed_bit() -> None:
     architecture = BY_NAME["bert"]
     bare = plain(architecture)
     site = "bert.encoder.layer.1.output.dense.bias:param.grad"
-    nudged = observed(architecture, architecture.build(), lambda g: torch.nextafter(g, torch.ones_like(g)), site)
+    nudged = observed(
+        architecture, architecture.build(), lambda g: torch.nextafter(g, torch.ones_like(g)), site
+    )
     different = unlike(bare, nudged)
     assert "0.grad.bert.encoder.layer.1.output.dense.bias" in different
     assert "0.grad.bert.encoder.layer.0.output.dense.bias" not in different
@@ -77,27 +87,38 @@ def test_the_comparison_sees_one_drawn_number() -> None:
     """An action that draws from the generator is found, so that equality of generators means something."""
     architecture = BY_NAME["bert"]
     bare = plain(architecture)
-    drawn = observed(architecture, architecture.build(), lambda value: torch.rand(1) and None, "cls:out")
+    drawn = observed(
+        architecture, architecture.build(), lambda value: torch.rand(1) and None, "cls:out"
+    )
     assert "rng.torch" in unlike(bare, drawn)
 
 
-@pytest.mark.parametrize("name", sampled(["bert", "llama", "t5", "swin", "mixtral", "resnet"], SAMPLE))
+@pytest.mark.parametrize(
+    "name", sampled(["bert", "llama", "t5", "swin", "mixtral", "resnet"], SAMPLE)
+)
 def test_observing_the_share_of_each_call_changes_no_bit(name: str) -> None:
     """Following what every call sends back to each input leaves the training as it is."""
     architecture = BY_NAME[name]
     bare = plain(architecture)
     watched = observed(
-        architecture, architecture.build(), kedge.record(), f"{EVERYTHING}, **:in, **:param, **:in.share"
+        architecture,
+        architecture.build(),
+        kedge.record(),
+        f"{EVERYTHING}, **:in, **:param, **:in.share",
     )
     assert unlike(bare, watched) == []
 
 
 @pytest.mark.parametrize("observer", OBSERVERS)
 @architectures
-def test_a_session_leaves_the_hook_tables_as_they_were(architecture: Architecture, observer: str) -> None:
+def test_a_session_leaves_the_hook_tables_as_they_were(
+    architecture: Architecture, observer: str
+) -> None:
     """After a training step under observation every table and attribute is what it was, the user's hook among them."""
     model = architecture.build()
-    train(architecture, model, steps=1)  # some models set attributes and hooks of their own in their first forward
+    train(
+        architecture, model, steps=1
+    )  # some models set attributes and hooks of their own in their first forward
     fired = []
     handle = model.register_forward_hook(lambda *_: fired.append(1))
     before = tables(model)
@@ -113,7 +134,9 @@ def test_a_session_leaves_the_hook_tables_as_they_were(architecture: Architectur
 
 @pytest.mark.parametrize("ran", [False, True], ids=["new", "trained"])
 @architectures
-def test_copies_of_a_hooked_model_are_those_of_an_unhooked_one(architecture: Architecture, ran: bool) -> None:
+def test_copies_of_a_hooked_model_are_those_of_an_unhooked_one(
+    architecture: Architecture, ran: bool
+) -> None:
     """Pickle writes the same bytes and deepcopy makes the same model whether or not hooks are on it."""
     model = architecture.build()
     with kedge.session() as s:

@@ -27,7 +27,11 @@ def loss(output) -> Tensor:
 def entrance(model: nn.Module, batch: dict[str, Tensor]) -> str:
     """The path of the first module that makes a floating-point tensor, and is called once."""
     found: dict[str, int] = {}
-    modules = {name: m for name, m in model.named_modules() if isinstance(m, (nn.Embedding, nn.Conv1d, nn.Conv2d))}
+    modules = {
+        name: m
+        for name, m in model.named_modules()
+        if isinstance(m, (nn.Embedding, nn.Conv1d, nn.Conv2d))
+    }
 
     def note(name: str) -> Callable[..., None]:
         return lambda module, args, output: found.update({name: found.get(name, 0) + 1})
@@ -80,7 +84,8 @@ class ByHand(torch.autograd.Function):
 
 
 @pytest.mark.parametrize(
-    "name", sampled(["resnet", "mobilenet_v2", "opt", "t5", "switch", "segformer"], ["resnet", "opt"])
+    "name",
+    sampled(["resnet", "mobilenet_v2", "opt", "t5", "switch", "segformer"], ["resnet", "opt"]),
 )
 def test_guided_backpropagation_cuts_at_the_relus_of_the_architecture(name: str) -> None:
     """Where there are ReLUs, modules or functions, the bits are those of a model whose ReLUs were written by hand."""

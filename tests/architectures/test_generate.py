@@ -15,14 +15,23 @@ from tests.marks import sampled
 
 TOKENS = 6
 pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NeverFiredWarning")
-decoders = pytest.mark.parametrize("name", sampled(["gpt2", "llama", "mixtral", "mamba"], ["gpt2", "mamba"]))
+decoders = pytest.mark.parametrize(
+    "name", sampled(["gpt2", "llama", "mixtral", "mamba"], ["gpt2", "mamba"])
+)
 
 
 def generate(model: nn.Module, ids: torch.Tensor) -> Any:
     """Sample some tokens and keep the scores of each."""
     torch.manual_seed(3)
-    options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": True, "output_logits": True}
-    result = model.generate(ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True, **options)  # type: ignore[operator]
+    options = {
+        "max_new_tokens": TOKENS,
+        "min_new_tokens": TOKENS,
+        "do_sample": True,
+        "output_logits": True,
+    }
+    result = model.generate(
+        ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True, **options
+    )  # type: ignore[operator]
     return result, torch.get_rng_state()
 
 
@@ -63,7 +72,10 @@ def test_every_pass_of_a_generation_can_be_kept(name: str) -> None:
         records = acts.records("lm_head")
     assert [r.event.pass_ for r in records] == list(range(TOKENS))
     assert [r.event.call for r in records] == [0] * TOKENS
-    assert all(torch.equal(r.value[:, -1], scores) for r, scores in zip(records, result.logits, strict=True))
+    assert all(
+        torch.equal(r.value[:, -1], scores)
+        for r, scores in zip(records, result.logits, strict=True)
+    )
 
 
 @decoders
@@ -85,4 +97,6 @@ def test_an_encoder_called_apart_is_a_pass_of_its_own() -> None:
         encoded, scored = acts.records("encoder"), acts.records("lm_head")
     assert len(encoded) == 1
     assert len({r.event.pass_ for r in [*encoded, *scored]}) == 1 + TOKENS
-    assert all(torch.equal(r.value[:, -1], scores) for r, scores in zip(scored, result.logits, strict=True))
+    assert all(
+        torch.equal(r.value[:, -1], scores) for r, scores in zip(scored, result.logits, strict=True)
+    )

@@ -40,7 +40,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NeverFiredWarning"
 
 @pytest.mark.parametrize("observer", OBSERVERS)
 @architectures
-def test_observing_every_operation_changes_no_bit(architecture: Architecture, observer: str) -> None:
+def test_observing_every_operation_changes_no_bit(
+    architecture: Architecture, observer: str
+) -> None:
     """Outputs, loss, gradients, generators and weights of two steps are those of a model nobody watches."""
     bare = plain(architecture)
     model = architecture.build()
@@ -60,7 +62,11 @@ def compared(name: str, *, training: bool) -> Counter[str]:
 
 def compare(model: nn.Module, step: Callable[[], Any]) -> Counter[str]:
     """Compare values and gradients of a step, at every module of `TWINS` and at the operation inside it."""
-    twins = {path: TWINS[type(m).__name__] for path, m in model.named_modules() if type(m).__name__ in TWINS}
+    twins = {
+        path: TWINS[type(m).__name__]
+        for path, m in model.named_modules()
+        if type(m).__name__ in TWINS
+    }
     count: Counter[str] = Counter()
     with kedge.session() as s:
         ops = s.hook(model, "**/*:out, **/*:out.grad", kedge.record(copy=True))
@@ -68,9 +74,14 @@ def compare(model: nn.Module, step: Callable[[], Any]) -> Counter[str]:
         step()
         for path, twin in twins.items():
             for kind in ("out", "out.grad"):
-                mine, theirs = ops.records(f"{path}/{twin}:{kind}"), modules.records(f"{path}:{kind}")
+                mine, theirs = (
+                    ops.records(f"{path}/{twin}:{kind}"),
+                    modules.records(f"{path}:{kind}"),
+                )
                 assert [times(a) for a in mine] == [times(b) for b in theirs], (path, twin, kind)
-                assert all(torch.equal(a.value, b.value) for a, b in zip(mine, theirs, strict=True)), (path, kind)
+                assert all(
+                    torch.equal(a.value, b.value) for a, b in zip(mine, theirs, strict=True)
+                ), (path, kind)
                 count[f"{type(model.get_submodule(path)).__name__}:{kind}"] += len(mine)
     return count
 
@@ -90,8 +101,13 @@ def test_operations_are_what_their_modules_show(architecture: Architecture, trai
 @pytest.mark.full
 def test_every_kind_of_module_was_compared_somewhere() -> None:
     """Over all architectures so many values of each kind were compared that a name that no longer fits would be noticed."""
-    found = sum((compared(name, training=training) for name in BY_NAME for training in (True, False)), Counter())
-    kinds = {f"{name}:{kind}": least for name, least in LEAST.items() for kind in ("out", "out.grad")}
+    found = sum(
+        (compared(name, training=training) for name in BY_NAME for training in (True, False)),
+        Counter(),
+    )
+    kinds = {
+        f"{name}:{kind}": least for name, least in LEAST.items() for kind in ("out", "out.grad")
+    }
     assert {kind: found[kind] for kind, least in kinds.items() if found[kind] < least} == {}
 
 
@@ -112,9 +128,15 @@ class Chained(nn.Module):
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
-def test_operations_of_modules_that_the_architectures_lack_are_what_they_show(training: bool) -> None:
+def test_operations_of_modules_that_the_architectures_lack_are_what_they_show(
+    training: bool,
+) -> None:
     """Softmax, pooling and their like, each compared with its gradient."""
     torch.manual_seed(0)
     model = Chained().train(training)
-    count = compare(model, lambda: model(torch.randn(2, 3, 16, requires_grad=True)).square().sum().backward())
-    assert count == {f"{type(m).__name__}:{kind}": 1 for m in model.children() for kind in ("out", "out.grad")}
+    count = compare(
+        model, lambda: model(torch.randn(2, 3, 16, requires_grad=True)).square().sum().backward()
+    )
+    assert count == {
+        f"{type(m).__name__}:{kind}": 1 for m in model.children() for kind in ("out", "out.grad")
+    }

@@ -17,7 +17,9 @@ from tests.marks import sampled
 pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NeverFiredWarning")
 
 
-@pytest.mark.parametrize("name", sampled(["bert", "gpt2", "t5", "vit", "segformer", "whisper"], SAMPLE))
+@pytest.mark.parametrize(
+    "name", sampled(["bert", "gpt2", "t5", "vit", "segformer", "whisper"], SAMPLE)
+)
 def test_the_share_of_a_call_is_what_pytorch_calls_grad_input(name: str) -> None:
     """For every module with positional tensors in and one tensor out, ``in.share`` is what a full backward hook gets."""
     architecture = BY_NAME[name]

@@ -27,7 +27,10 @@ def owners(model: nn.Module, path: str, kind: str) -> set[str]:
         return {path}
     param = model.get_parameter(path)
     return {
-        name for name, module in model.named_modules() for held in module.parameters(recurse=False) if held is param
+        name
+        for name, module in model.named_modules()
+        for held in module.parameters(recurse=False)
+        if held is param
     }
 
 
@@ -40,7 +43,9 @@ def _no_tensor(w: Witness, model: nn.Module, path: str, kind: str) -> bool:
 
 
 def _no_grad(w: Witness, model: nn.Module, path: str, kind: str) -> bool:
-    return path in w.called and not any(t.requires_grad for t in w.values[path, kind.partition(".")[0]])
+    return path in w.called and not any(
+        t.requires_grad for t in w.values[path, kind.partition(".")[0]]
+    )
 
 
 def _not_reached(w: Witness, model: nn.Module, path: str, kind: str) -> bool:
@@ -109,7 +114,9 @@ def test_no_site_is_silent_that_plain_hooks_see(architecture: Architecture) -> N
     """Every tensor and every gradient that plain PyTorch can show at a module has fired there."""
     model, ledger, _ = ledger_of(architecture)
     witness = witnessed(architecture)
-    missed = [str(e) for e in ledger if not e.fired and visible(witness, model, e.site.path, e.site.kind)]
+    missed = [
+        str(e) for e in ledger if not e.fired and visible(witness, model, e.site.path, e.site.kind)
+    ]
     assert missed == []
 
 
@@ -117,7 +124,11 @@ def visible(w: Witness, model: nn.Module, path: str, kind: str) -> bool:
     """Whether plain PyTorch has something to show at a site."""
     side, _, gradient = kind.partition(".")
     if side == "param":
-        return model.get_parameter(path).grad is not None if gradient else not _uncalled(w, model, path, kind)
+        return (
+            model.get_parameter(path).grad is not None
+            if gradient
+            else not _uncalled(w, model, path, kind)
+        )
     return any(t is not None for t in (w.gradients if gradient else w.values).get((path, side), []))
 
 

@@ -29,7 +29,9 @@ def generators() -> dict[str, Any]:
     device = torch.accelerator.current_accelerator(check_available=True)
     return {
         "rng.torch": torch.get_rng_state(),
-        "rng.device": torch.empty(0) if device is None else torch.get_device_module(device).get_rng_state(),
+        "rng.device": torch.empty(0)
+        if device is None
+        else torch.get_device_module(device).get_rng_state(),
         "rng.numpy": torch.from_numpy(np.random.get_state()[1].astype(np.int64)),  # type: ignore[index] # noqa: NPY002
         "rng.python": torch.tensor(random.getstate()[1]),
     }
@@ -56,7 +58,10 @@ def tensors(value: Any, name: str) -> dict[str, Tensor]:
 def batch_of(architecture: Architecture, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """The inputs; those that can have a gradient ask for one, but for Wav2Vec2, which sets that itself and only on a leaf."""
     inputs = {k: v.to(device) for k, v in architecture.inputs().items()}
-    return {k: v.requires_grad_() if v.is_floating_point() and k != "input_values" else v for k, v in inputs.items()}
+    return {
+        k: v.requires_grad_() if v.is_floating_point() and k != "input_values" else v
+        for k, v in inputs.items()
+    }
 
 
 def train(architecture: Architecture, model: nn.Module, steps: int = 2) -> dict[str, Tensor]:

@@ -23,8 +23,12 @@ class Witness:
         self.gradients: dict[tuple[str, str], list[Tensor | None]] = {}
         self.handles = ExitStack()
         for name, module in model.named_modules():
-            self.handles.callback(module.register_forward_pre_hook(self._before(name), with_kwargs=True).remove)
-            self.handles.callback(module.register_forward_hook(lambda m, a, o, n=name: self._keep(n, "out", o)).remove)
+            self.handles.callback(
+                module.register_forward_pre_hook(self._before(name), with_kwargs=True).remove
+            )
+            self.handles.callback(
+                module.register_forward_hook(lambda m, a, o, n=name: self._keep(n, "out", o)).remove
+            )
 
     def _before(self, name: str) -> Callable[..., None]:
         def before(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -55,7 +59,13 @@ def plain_leaves(value: Any) -> list[Tensor]:
     """The tensors in tuples, lists, dicts and model outputs."""
     if isinstance(value, Tensor):
         return [value]
-    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    inside = (
+        value.values()
+        if isinstance(value, Mapping)
+        else value
+        if isinstance(value, (list, tuple))
+        else ()
+    )
     return [t for child in inside for t in plain_leaves(child)]
 
 

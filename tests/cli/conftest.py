@@ -32,11 +32,35 @@ MANIFEST = {
     "world": 1,
 }
 SITES = [
-    {"id": 0, "site": "log:in", "path": "log", "kind": "in", "type": "Log", "from": [None], "owner": "log"},
-    {"id": 1, "site": "log:out", "path": "log", "kind": "out", "type": "Log", "from": [0], "owner": "log"},
+    {
+        "id": 0,
+        "site": "log:in",
+        "path": "log",
+        "kind": "in",
+        "type": "Log",
+        "from": [None],
+        "owner": "log",
+    },
+    {
+        "id": 1,
+        "site": "log:out",
+        "path": "log",
+        "kind": "out",
+        "type": "Log",
+        "from": [0],
+        "owner": "log",
+    },
     {"id": 2, "site": ":out", "path": "", "kind": "out", "type": "Net", "from": [1], "owner": ""},
 ]
-END = {"kind": "end", "exit": 0, "steps": 30, "sampled": 3, "seconds": 2.0, "watching": 0.1, "error": None}
+END = {
+    "kind": "end",
+    "exit": 0,
+    "steps": 30,
+    "sampled": 3,
+    "seconds": 2.0,
+    "watching": 0.1,
+    "error": None,
+}
 
 
 @pytest.fixture
@@ -45,7 +69,9 @@ def recorded(tmp_path: Path) -> Callable[..., Path]:
 
     def write(broken_at: int | None = None, events: Iterable[Mapping[str, Any]] = (END,)) -> Path:
         folder = tmp_path / "train.kedge"
-        sites = [{"root": 0, "shape": [2, 5], "dtype": "float32", "channels": None} | s for s in SITES]
+        sites = [
+            {"root": 0, "shape": [2, 5], "dtype": "float32", "channels": None} | s for s in SITES
+        ]
         with create(folder, MANIFEST, force=False) as writer:
             writer.sites(sites, [{"name": "Net", "prefix": "", "parameters": 12}])
             for step in (0, 10, 20):
@@ -81,7 +107,9 @@ def kedge(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         command = [sys.executable, "-m", "kedge", *words]
         options = {"env": dict(os.environ, OMP_NUM_THREADS="1"), "timeout": 120, **options}
         if fresh:
-            return subprocess.run(command, cwd=tmp_path, text=True, capture_output=True, check=False, **options)
+            return subprocess.run(
+                command, cwd=tmp_path, text=True, capture_output=True, check=False, **options
+            )
         return forked.run(command, cwd=tmp_path, **options)
 
     return run

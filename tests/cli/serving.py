@@ -89,7 +89,10 @@ class Running:
         """Wait for its end, and for that of its children that may still write."""
         ending = self.server.ask(wait=self.pid)
         wait_for_writers([str(self.folder / name) for name in ("stdout", "stderr")])
-        said = [(self.folder / name).read_text().replace(str(self.folder), "") for name in ("stdout", "stderr")]
+        said = [
+            (self.folder / name).read_text().replace(str(self.folder), "")
+            for name in ("stdout", "stderr")
+        ]
         return Outcome(*(re.sub(r"0x[0-9a-f]+", "0x", text) for text in said), ending)
 
 
@@ -110,7 +113,13 @@ class Server:
         return int(self.process.stdout.readline())
 
     def start(
-        self, source: str, folder: Path, words: list[str] | None, *, limit: int | None = None, user: int | None = None
+        self,
+        source: str,
+        folder: Path,
+        words: list[str] | None,
+        *,
+        limit: int | None = None,
+        user: int | None = None,
     ) -> Running:
         """Start a program in a folder, or a command.
 
@@ -125,7 +134,9 @@ class Server:
         (folder / "prog.py").write_text(source)
         for name in ("stdout", "stderr"):
             (folder / name).unlink(missing_ok=True)
-        return Running(self, self.ask(folder=str(folder), words=words, limit=limit, user=user), folder)
+        return Running(
+            self, self.ask(folder=str(folder), words=words, limit=limit, user=user), folder
+        )
 
     def run(self, source: str, folder: Path, words: list[str] | None, **limits: int) -> Outcome:
         """Start it and wait for its end."""

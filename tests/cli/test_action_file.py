@@ -46,18 +46,24 @@ def action() -> dict[str, Any]:
 
 def step(name: str) -> dict[str, Any]:
     """Return a step by its name."""
-    found: dict[str, Any] = next(one for one in action()["runs"]["steps"] if one.get("name") == name)
+    found: dict[str, Any] = next(
+        one for one in action()["runs"]["steps"] if one.get("name") == name
+    )
     return found
 
 
-def carried_out(name: str, folder: Path, env: Mapping[str, str] | None = None, **inputs: str) -> Any:
+def carried_out(
+    name: str, folder: Path, env: Mapping[str, str] | None = None, **inputs: str
+) -> Any:
     """Do a step as a runner does: expressions are replaced in the environment, and the text is run as a file."""
     known = {f"inputs.{key}": one.get("default", "") for key, one in action()["inputs"].items()}
     known |= {f"inputs.{key.replace('_', '-')}": value for key, value in inputs.items()}
     known |= {"github.action_path": str(ROOT)}
     found = step(name)
     assert found["shell"] == "python"
-    given = {key: EXPRESSION.sub(lambda one: known[one[1]], value) for key, value in found["env"].items()}
+    given = {
+        key: EXPRESSION.sub(lambda one: known[one[1]], value) for key, value in found["env"].items()
+    }
     file = folder / "step.py"
     file.write_text(found["run"], encoding="utf-8")
     return subprocess.run(
@@ -87,7 +93,9 @@ def test_no_input_becomes_code() -> None:
         used |= set(re.findall(r"inputs\.([\w-]+)", str(one)))
 
     assert used == set(inputs)
-    assert all(one["description"] and ("default" in one) != ("required" in one) for one in inputs.values())
+    assert all(
+        one["description"] and ("default" in one) != ("required" in one) for one in inputs.values()
+    )
 
 
 def test_what_is_installed_is_split_into_words(tmp_path: Path) -> None:
@@ -97,10 +105,16 @@ def test_what_is_installed_is_split_into_words(tmp_path: Path) -> None:
     (tmp_path / "pip" / "__main__.py").write_text("import sys; print(sys.argv[1:])")
 
     done = carried_out(
-        "install", tmp_path, {"PYTHONPATH": str(tmp_path)}, install="torch 'a b' $(id); x>=1\n-r requirements.txt"
+        "install",
+        tmp_path,
+        {"PYTHONPATH": str(tmp_path)},
+        install="torch 'a b' $(id); x>=1\n-r requirements.txt",
     )
 
-    assert done.stdout == f"{['install', str(ROOT), 'torch', 'a b', '$(id);', 'x>=1', '-r', 'requirements.txt']}\n"
+    assert (
+        done.stdout
+        == f"{['install', str(ROOT), 'torch', 'a b', '$(id);', 'x>=1', '-r', 'requirements.txt']}\n"
+    )
 
 
 @pytest.mark.parametrize("broken", [False, True], ids=["healthy", "broken"])
@@ -108,7 +122,12 @@ def test_a_broken_training_fails_with_annotations(*, broken: bool, tmp_path: Pat
     """The training runs with its arguments; a finding is an annotation at its line, and an error fails the step."""
     (tmp_path / "train.py").write_text(f"BROKEN = {broken}\n{dedent(TRAINING)}", encoding="utf-8")
 
-    ran = carried_out("kedge run", tmp_path, program="train.py --name 'a b'", run_options="--budget none --every 1")
+    ran = carried_out(
+        "kedge run",
+        tmp_path,
+        program="train.py --name 'a b'",
+        run_options="--budget none --every 1",
+    )
     checked = carried_out("kedge check", tmp_path, check_options="--ignore INPUT-SCALE")
 
     assert (ran.returncode, "other arguments" in ran.stderr) == (0, False), ran.stderr
@@ -129,26 +148,35 @@ def test_a_failed_training_is_checked_too() -> None:
 
 def workflows() -> list[str]:
     """Return the workflows of the page."""
-    return re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
 
 
 def test_the_workflow_of_the_docs_has_ten_lines() -> None:
     """It is YAML, names inputs that the action has, and the version of this Kedge."""
     [text] = [text for text in workflows() if "uses: kedge/" in text and "on:" in text]
     last = yaml.safe_load(text)["jobs"]["train"]["steps"][-1]
-    version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    version = re.search(
+        r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+    )
 
     assert len(text.splitlines()) == 10
     assert version is not None
     assert last["uses"] == f"kedge/kedge@v{version[1]}"
     assert set(last["with"]) <= set(action()["inputs"])
-    assert {name for name, one in action()["inputs"].items() if one.get("required")} <= set(last["with"])
+    assert {name for name, one in action()["inputs"].items() if one.get("required")} <= set(
+        last["with"]
+    )
 
 
 def test_the_docs_list_every_input() -> None:
     """With its default."""
-    rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    rows = dict(
+        re.findall(r"^\| `([\w-]+)` \| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    )
 
     assert {name: cell.strip("`") for name, cell in rows.items()} == {
-        name: "required" if one.get("required") else one["default"] or "-" for name, one in action()["inputs"].items()
+        name: "required" if one.get("required") else one["default"] or "-"
+        for name, one in action()["inputs"].items()
     }

@@ -34,12 +34,12 @@ def completed(shell: str, text: str, line: str, folder: Path) -> set[str]:
         program = f"{text}\ncomplete -C '{line}'"
     elif shell == "bash":
         quoted = " ".join(f"'{word}'" for word in words)
-        program = (
-            f'{text}\nCOMP_WORDS=({quoted}) COMP_CWORD={len(words) - 1}\n_kedge\nprintf "%s\\n" "${{COMPREPLY[@]}}"'
-        )
+        program = f'{text}\nCOMP_WORDS=({quoted}) COMP_CWORD={len(words) - 1}\n_kedge\nprintf "%s\\n" "${{COMPREPLY[@]}}"'
     else:
         quoted = " ".join(f"'{word}'" for word in words)
-        program = f"{STUBS}\n{text}\nwords=({quoted}) CURRENT={len(words)} PREFIX='{words[-1]}'\n_kedge"
+        program = (
+            f"{STUBS}\n{text}\nwords=({quoted}) CURRENT={len(words)} PREFIX='{words[-1]}'\n_kedge"
+        )
     flags = {"zsh": ["-f"], "fish": ["--no-config"], "bash": ["--norc"]}[shell]
     done = subprocess.run(
         [shell, *flags, "-c", program],
@@ -66,7 +66,12 @@ def completed(shell: str, text: str, line: str, folder: Path) -> set[str]:
     ],
 )
 def test_words_are_completed(
-    shell: str, line: str, offered: set[str], not_offered: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shell: str,
+    line: str,
+    offered: set[str],
+    not_offered: set[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Commands, options of the command, names of recordings and codes of rules are offered where they belong."""
     (tmp_path / "demo.kedge").mkdir()
@@ -79,11 +84,17 @@ def test_words_are_completed(
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
-def test_every_command_and_every_option_is_in_the_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_and_every_option_is_in_the_script(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The script is made from the parsers, so that none is forgotten."""
     text = script(shell, capsys)
 
     for name, own in build_parser().own.items():
         assert name in text
         long = [option for option in own.options if option.startswith("--")]
-        assert [option for option in long if (f"-l {option[2:]}" if shell == "fish" else option) not in text] == []
+        assert [
+            option
+            for option in long
+            if (f"-l {option[2:]}" if shell == "fish" else option) not in text
+        ] == []

@@ -113,13 +113,24 @@ def test_a_typed_selection_keeps_the_thresholds(project: Callable[..., Path]) ->
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ("[tool.kedge\n", "it is not TOML (Expected ']' at the end of a table declaration (at line 1, column 12))"),
+        (
+            "[tool.kedge\n",
+            "it is not TOML (Expected ']' at the end of a table declaration (at line 1, column 12))",
+        ),
         ("tool.kedge = 3\n", "tool.kedge is 3; it must be a table: [tool.kedge]"),
-        ("[tool.kedge]\nselect = ['SPIK']\n", "select in [tool.kedge]: there is no rule 'SPIK'; the nearest are SPIKE"),
-        ("[tool.kedge.rules.SPIKE]\nabove = '3'\n", "above in [tool.kedge.rules.SPIKE] is '3'; it must be a number"),
+        (
+            "[tool.kedge]\nselect = ['SPIK']\n",
+            "select in [tool.kedge]: there is no rule 'SPIK'; the nearest are SPIKE",
+        ),
+        (
+            "[tool.kedge.rules.SPIKE]\nabove = '3'\n",
+            "above in [tool.kedge.rules.SPIKE] is '3'; it must be a number",
+        ),
     ],
 )
-def test_what_cannot_be_read_names_the_file(project: Callable[..., Path], settings: str, message: str) -> None:
+def test_what_cannot_be_read_names_the_file(
+    project: Callable[..., Path], settings: str, message: str
+) -> None:
     """And the key in it."""
     path = project(settings)
 
@@ -134,9 +145,13 @@ def test_a_named_file_has_to_be_one(project: Callable[..., Path], tmp_path: Path
     """It is an error if it is not there, or has no settings."""
     empty = project("[tool.ruff]\n")
 
-    with pytest.raises(ConfigError, match=r"cannot read no\.toml: No such file or directory; name another file"):
+    with pytest.raises(
+        ConfigError, match=r"cannot read no\.toml: No such file or directory; name another file"
+    ):
         configured_rules(config="no.toml")
-    with pytest.raises(ConfigError, match=r"has no table \[tool\.kedge\]; add one, or name another file"):
+    with pytest.raises(
+        ConfigError, match=r"has no table \[tool\.kedge\]; add one, or name another file"
+    ):
         configured_rules(config=str(empty))
 
 
@@ -154,7 +169,9 @@ def test_check_goes_by_the_settings(
     config = project("[tool.kedge]\nignore = ['NAN-BORN']\n")
 
     assert main(["check", run]) == 0
-    assert capsys.readouterr().out == f"✓ no findings: {len(CODES) - 1} rules over 3 measured steps\n"
+    assert (
+        capsys.readouterr().out == f"✓ no findings: {len(CODES) - 1} rules over 3 measured steps\n"
+    )
 
     config.unlink()
     assert main(["check", run]) == 1
@@ -174,7 +191,9 @@ def test_a_bad_setting_ends_a_command_with_2(
     )
 
 
-def test_explain_shows_what_applies(project: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_shows_what_applies(
+    project: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """A page ends with the thresholds as they are set, also of a rule that the project leaves out."""
     project("[tool.kedge]\nselect = ['SPIKE']\n[tool.kedge.rules.GRAD-ZERO]\nsamples = 7\n")
 
@@ -187,7 +206,9 @@ def test_explain_shows_what_applies(project: Callable[..., Path], capsys: pytest
     assert len(capsys.readouterr().out.splitlines()) == len(CODES)
 
 
-def test_explain_prints_all_thresholds(project: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_all_thresholds(
+    project: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """In the form in which they are set; of one rule if it is named."""
     config = project("[tool.kedge.rules.GRAD-ZERO]\nsamples = 7\n")
 
@@ -198,4 +219,7 @@ def test_explain_prints_all_thresholds(project: Callable[..., Path], capsys: pyt
     ]
 
     assert main(["explain", "grad-zero", "--thresholds", "--config", str(config)]) == 0
-    assert capsys.readouterr().out == "[tool.kedge.rules.GRAD-ZERO]\nsamples = 7  # default: 20\nfew = 5\n"
+    assert (
+        capsys.readouterr().out
+        == "[tool.kedge.rules.GRAD-ZERO]\nsamples = 7  # default: 20\nfew = 5\n"
+    )

@@ -36,18 +36,26 @@ def recording(file: Path) -> Recording:
         ("info", "gone:out", "::notice title=BAD::"),
     ],
 )
-def test_a_finding_stands_at_the_line_of_its_module(tmp_path: Path, severity: str, site: str, start: str) -> None:
+def test_a_finding_stands_at_the_line_of_its_module(
+    tmp_path: Path, severity: str, site: str, start: str
+) -> None:
     """A parameter is at the line that calls its module; what has no line is an annotation of the job."""
     finding = Finding("BAD", severity, site, 3, "It is so.", remedy="Do so.")
 
-    assert annotation(recording(tmp_path / "src" / "net.py"), finding, str(tmp_path)) == f"{start}It is so. Do so."
+    assert (
+        annotation(recording(tmp_path / "src" / "net.py"), finding, str(tmp_path))
+        == f"{start}It is so. Do so."
+    )
 
 
 def test_a_file_outside_of_the_repository_is_not_named(tmp_path: Path) -> None:
     """GitHub would find no such file."""
     finding = Finding("BAD", "error", "fc:out", 3, "It is so.")
 
-    assert annotation(recording(tmp_path / "net.py"), finding, str(tmp_path / "here")) == "::error title=BAD::It is so."
+    assert (
+        annotation(recording(tmp_path / "net.py"), finding, str(tmp_path / "here"))
+        == "::error title=BAD::It is so."
+    )
 
 
 def test_what_has_a_meaning_in_the_line_is_escaped(tmp_path: Path) -> None:
@@ -70,7 +78,9 @@ def test_check_prints_annotations_and_the_verdict(
     assert last.startswith("1 error: ")
 
 
-def test_json_is_a_format(recorded: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_a_format(
+    recorded: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """``--json`` is short for it."""
     name = str(recorded())
     main(["check", name, "--json"])
@@ -83,7 +93,9 @@ def test_json_is_a_format(recorded: Callable[..., Path], capsys: pytest.CaptureF
 def test_the_workflow_of_the_docs_is_one() -> None:
     """It is YAML with a job of steps, and has ten lines."""
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    texts = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    texts = re.findall(
+        r"^```yaml\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     [text] = [text for text in texts if "kedge check" in text]
     workflow = yaml.safe_load(text)
     steps = workflow["jobs"]["train"]["steps"]

@@ -64,7 +64,11 @@ def test_what_is_no_file_is_not_waited_for(
     """A pipe, a link to an endless device, a link to itself and a folder are named, whichever file they stand for."""
     monkeypatch.chdir(tmp_path)
     folder = recorded()
-    for kind, words in (("pipe", "it is a pipe"), ("device", "it is a device"), ("loop", "symbolic links")):
+    for kind, words in (
+        ("pipe", "it is a pipe"),
+        ("device", "it is a device"),
+        ("loop", "symbolic links"),
+    ):
         _place_a(kind, folder / name)
         message = _refused(command, folder, capsys)
         assert words in message
@@ -108,7 +112,11 @@ DAMAGED: list[tuple[str, str | bytes, str]] = [
 
 @pytest.mark.parametrize(("name", "content", "words"), DAMAGED)
 def test_wrong_values_are_named_with_their_place(
-    recorded: Recorded, capsys: pytest.CaptureFixture[str], name: str, content: str | bytes, words: str
+    recorded: Recorded,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: str | bytes,
+    words: str,
 ) -> None:
     """The line says which file, which key and which value; no reader meets a value of another type."""
     folder = recorded()
@@ -120,10 +128,14 @@ def test_wrong_values_are_named_with_their_place(
         Follower(folder).poll()
 
 
-def test_a_hostile_version_is_shown_escaped_and_cut(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hostile_version_is_shown_escaped_and_cut(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The name of a newer version cannot move the cursor, colour the terminal, begin a line or fill the screen."""
     folder = recorded()
-    (folder / "manifest.json").write_text(json.dumps({"format": 2, "kedge": "\x1b[31m9\r\n✓ fine" + "9" * 5000}))
+    (folder / "manifest.json").write_text(
+        json.dumps({"format": 2, "kedge": "\x1b[31m9\r\n✓ fine" + "9" * 5000})
+    )
 
     message = _refused(["report", "RUN"], folder, capsys)
     assert "by Kedge \\x1b[31m9\\r\\n✓ fine999" in message
@@ -138,10 +150,14 @@ def test_names_that_a_terminal_would_obey_are_shown_escaped(
     folder = recorded(broken_at=10)
     entries = json.loads((folder / "sites.json").read_bytes())
     for site in entries["sites"]:
-        site.update({key: site[key].replace("log", name) for key in ("site", "path", "owner")}, type=name)
+        site.update(
+            {key: site[key].replace("log", name) for key in ("site", "path", "owner")}, type=name
+        )
     (folder / "sites.json").write_text(json.dumps(entries))
     manifest = json.loads((folder / "manifest.json").read_bytes())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "device": name, "command": ["train.py", name]}))
+    (folder / "manifest.json").write_text(
+        json.dumps({**manifest, "device": name, "command": ["train.py", name]})
+    )
     sound = tmp_path / "sound"
     with create(sound, {}, force=False) as writer:
         writer.sites(entries["sites"], [])
@@ -161,7 +177,9 @@ def test_names_that_a_terminal_would_obey_are_shown_escaped(
             assert max(map(len, printed.split())) < 500
 
 
-def test_a_name_that_is_too_long_for_a_file_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_that_is_too_long_for_a_file_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A path of thousands of letters is an error of the operating system, told in one line that is not longer than a screen."""
     for command in COMMANDS:
         assert len(_refused(command, tmp_path / ("x" * 5000), capsys)) < 500
@@ -201,7 +219,10 @@ def test_rows_outside_of_their_batch_are_damage(tmp_path: Path) -> None:
     """Offsets of a binary column that run backwards or beyond its bytes are an error, and never bytes of another column."""
     path = tmp_path / "r.kedge"
     with create(path, {}, force=False) as writer:
-        writer.sites([{"id": 0, "site": "a:out", "channels": 8}, {"id": 1, "site": "b:out", "channels": 8}], [])
+        writer.sites(
+            [{"id": 0, "site": "a:out", "channels": 8}, {"id": 1, "site": "b:out", "channels": 8}],
+            [],
+        )
         for step in range(2):
             writer.stats(step, {"site": [0, 1], "count": [8, 8], "active": [b"\x0f", b"\xf0"]})
     file = path / "stats-0.arrows"
@@ -228,8 +249,9 @@ def test_a_recording_that_nobody_may_read_is_told(
         return opened(path, *rest, **named)
 
     monkeypatch.setattr(os, "open", refuse)
-    assert "sites.json: Permission denied; check the permissions, or name another place" in _refused(
-        ["report", "RUN"], folder, capsys
+    assert (
+        "sites.json: Permission denied; check the permissions, or name another place"
+        in _refused(["report", "RUN"], folder, capsys)
     )
 
 

@@ -58,7 +58,9 @@ def test_reading_a_recording_needs_no_torch(recorded: Callable[..., Path]) -> No
         "print([main(words) for words in (['report', sys.argv[1]], ['check', sys.argv[1]], ['explain', 'NAN-BORN'])])"
     )
 
-    done = subprocess.run([sys.executable, "-c", look, recorded()], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", look, recorded()], capture_output=True, text=True, check=True
+    )
 
     assert done.stdout.splitlines()[-1] == "[0, 0, 0]"
 
@@ -67,16 +69,22 @@ def test_reading_a_recording_needs_no_torch(recorded: Callable[..., Path]) -> No
 def test_every_command_has_help(command: object, capsys: pytest.CaptureFixture[str]) -> None:
     """Each command's docstring is its help text."""
     with pytest.raises(SystemExit) as left:
-        build_parser().parse_args([type(command).__name__.removesuffix("Command").lower(), "--help"])
+        build_parser().parse_args(
+            [type(command).__name__.removesuffix("Command").lower(), "--help"]
+        )
 
     assert left.value.code == 0
     assert command.__doc__ is not None
     assert command.__doc__.splitlines()[0] in capsys.readouterr().out
 
 
-def test_an_error_is_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What a command cannot do is told on stderr without a traceback, with exit status 2."""
-    monkeypatch.setattr(cli, "COMMANDS", (Raises(KedgeError("asked for this, found that, do this")),))
+    monkeypatch.setattr(
+        cli, "COMMANDS", (Raises(KedgeError("asked for this, found that, do this")),)
+    )
 
     assert main(["raises"]) == 2
     assert capsys.readouterr() == ("", "kedge: asked for this, found that, do this\n")
@@ -94,9 +102,7 @@ def test_an_interrupt_ends_a_command_quietly(
 
 def test_a_reader_that_leaves_is_no_error(tmp_path: Path) -> None:
     """``kedge explain | head`` ends without a word when its reader has gone."""
-    program = (
-        "import sys, time\ntime.sleep(0.5)\nfrom kedge.cli.main import main\nsys.exit(main(['explain', 'NAN-BORN']))"
-    )
+    program = "import sys, time\ntime.sleep(0.5)\nfrom kedge.cli.main import main\nsys.exit(main(['explain', 'NAN-BORN']))"
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -124,14 +130,19 @@ def test_a_command_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_command_is_in_one_group() -> None:
     """The help lists each command once, in the group of its purpose, with the first line of its own help."""
-    text, grouped = build_parser().format_help(), [name for names in GROUPS.values() for name in names]
+    text, grouped = (
+        build_parser().format_help(),
+        [name for names in GROUPS.values() for name in names],
+    )
 
     assert sorted(grouped) == sorted(build_parser().own)
     for name, own in build_parser().own.items():
         assert f"\n  {name:<11}{own.short}\n" in text
 
 
-@pytest.mark.parametrize("words", [["help", "diff"], ["--help", "diff"], ["-h", "diff"], ["diff", "-h"]])
+@pytest.mark.parametrize(
+    "words", [["help", "diff"], ["--help", "diff"], ["-h", "diff"], ["diff", "-h"]]
+)
 def test_the_help_of_a_command_can_be_asked_for_in_any_order(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,7 +128,10 @@ def test_elsewhere_long_work_is_told_in_lines_that_stay(
     else:
         monkeypatch.setattr(screen, "isatty", lambda: False)
 
-    with redirect_stderr(screen), progress("reading it", lines=SpacedLines(first=0.0, longest=600.0)):
+    with (
+        redirect_stderr(screen),
+        progress("reading it", lines=SpacedLines(first=0.0, longest=600.0)),
+    ):
         assert screen.written.wait(30)
 
     assert re.fullmatch(r"(\[kedge\] reading it: [\d.e-]+ s\n)+", screen.getvalue())
@@ -148,11 +151,15 @@ def test_lines_are_further_and_further_apart() -> None:
 
 
 @pytest.mark.parametrize("word", ["-q", "--quiet"])
-def test_progress_can_be_turned_off(word: str, recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_can_be_turned_off(
+    word: str, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """For one command: the next one shows it again."""
     threads: list[str] = []
     started = threading.Thread.start
-    monkeypatch.setattr(threading.Thread, "start", lambda self: (threads.append(self.name), started(self)))
+    monkeypatch.setattr(
+        threading.Thread, "start", lambda self: (threads.append(self.name), started(self))
+    )
     run = str(recorded())
 
     assert main(["check", run, word]) == 0
@@ -200,7 +207,9 @@ def test_a_report_as_json_has_the_run_its_findings_and_its_modules(
     }
 
 
-def test_the_modules_of_a_json_report_can_be_chosen(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_modules_of_a_json_report_can_be_chosen(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``--sites`` chooses as in the table."""
     assert main(["report", str(recorded()), "--json", "--sites", "log"]) == 0
     assert [each["module"] for each in json.loads(capsys.readouterr().out)["modules"]] == ["log"]
@@ -213,7 +222,11 @@ def test_rules_are_explained_as_json(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["explain", "spike"]) == 0
 
     assert spike["page"] == capsys.readouterr().out
-    assert (spike["code"], spike["severity"], bool(spike["thresholds"])) == ("SPIKE", "warning", True)
+    assert (spike["code"], spike["severity"], bool(spike["thresholds"])) == (
+        "SPIKE",
+        "warning",
+        True,
+    )
 
     assert main(["explain", "--json"]) == 0
     assert {"SPIKE", "NAN-BORN"} <= {rule["code"] for rule in json.loads(capsys.readouterr().out)}
@@ -233,7 +246,9 @@ class Unwritable(io.StringIO):
         return self.own
 
 
-@pytest.mark.parametrize("line", ["report RUN", "check RUN", "check RUN --json", "diff RUN RUN", "completion bash"])
+@pytest.mark.parametrize(
+    "line", ["report RUN", "check RUN", "check RUN --json", "diff RUN RUN", "completion bash"]
+)
 @pytest.mark.parametrize(
     ("number", "told"),
     [
@@ -262,7 +277,9 @@ def test_an_output_that_cannot_be_written_is_no_finding(
     assert (status, capsys.readouterr().err) == told
 
 
-def test_an_error_that_cannot_be_told_keeps_its_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_cannot_be_told_keeps_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where stderr is full, as on a full disk."""
     monkeypatch.setattr(sys, "stderr", Unwritable(errno.ENOSPC, tmp_path / "errors"))
 
@@ -271,7 +288,10 @@ def test_an_error_that_cannot_be_told_keeps_its_status(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("words", [["check"], ["run", "train.py"], ["sites", "train.py"]])
 def test_a_working_directory_that_is_gone_is_named(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """As after the folder was removed in another terminal."""
     (tmp_path / "gone").mkdir()
@@ -280,4 +300,7 @@ def test_a_working_directory_that_is_gone_is_named(
 
     assert main(words) == 2
 
-    assert capsys.readouterr().err == "kedge: the working directory does not exist any more; change to another one\n"
+    assert (
+        capsys.readouterr().err
+        == "kedge: the working directory does not exist any more; change to another one\n"
+    )

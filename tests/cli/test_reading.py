@@ -29,7 +29,16 @@ class Fixed:
     name: str = "always the same"
 
     def check(self, recording: Recording) -> Iterable[Finding]:
-        yield Finding(self.code, self.severity, "log:out", 10, "It is so.", {"it": self.evidence}, 0.5, "Do so.")
+        yield Finding(
+            self.code,
+            self.severity,
+            "log:out",
+            10,
+            "It is so.",
+            {"it": self.evidence},
+            0.5,
+            "Do so.",
+        )
 
     def lacking(self, recording: Recording) -> None:
         return None
@@ -39,14 +48,19 @@ class Fixed:
 def rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let there be two rules, one that finds an error and one that warns."""
     monkeypatch.setattr(
-        registry, "ALL", (Fixed("BAD", "error", [float("nan"), (1, float("-inf"))]), Fixed("ODD", "warning"))
+        registry,
+        "ALL",
+        (Fixed("BAD", "error", [float("nan"), (1, float("-inf"))]), Fixed("ODD", "warning")),
     )
 
 
 def test_a_clean_run_checks_with_0(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing found: exit status 0, and the line that says so."""
     assert main(["check", str(recorded())]) == 0
-    assert capsys.readouterr() == (f"✓ no findings: {len(registry.ALL)} rules over 3 measured steps\n", "")
+    assert capsys.readouterr() == (
+        f"✓ no findings: {len(registry.ALL)} rules over 3 measured steps\n",
+        "",
+    )
 
 
 def test_an_error_checks_with_1(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +80,9 @@ def test_the_severity_that_fails_can_be_set(
     severity: str, failing: list[str], recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A finding counts if it is as bad as the word after ``--fail-on``, or worse; never means that none does."""
-    found = Judgement((Finding("BAD", severity, "log:out", 3, "It is so."),), (), rules=1, measured=3)
+    found = Judgement(
+        (Finding("BAD", severity, "log:out", 3, "It is so."),), (), rules=1, measured=3
+    )
     monkeypatch.setattr("kedge.rules.judgement.judge", lambda *_: found)
     run = str(recorded())
 
@@ -87,7 +103,11 @@ def test_the_severity_that_fails_can_be_set(
     ],
 )
 def test_rules_can_be_chosen(
-    recorded: Recorded, capsys: pytest.CaptureFixture[str], options: list[str], status: int, codes: list[str]
+    recorded: Recorded,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    status: int,
+    codes: list[str],
 ) -> None:
     """Only the rules that are left decide what is printed and the exit status."""
     assert main(["check", str(recorded()), "--json", *options]) == status
@@ -95,7 +115,9 @@ def test_rules_can_be_chosen(
 
 
 @pytest.mark.usefixtures("rules")
-def test_json_is_strict_and_complete(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_strict_and_complete(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each finding has all its fields, and numbers that JSON lacks are strings."""
     folder = str(recorded())
     main(["check", folder, "--json", "--select", "BAD"])
@@ -138,15 +160,23 @@ def test_what_could_not_be_judged_is_a_field_and_strict_exits_with_3(
     assert main(["check", folder, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     lack = {"lacks": "end of the program", "have": 0, "need": 1}
-    assert printed["unjudged"] == [{"code": "UNUSED-PARAM", **lack}, {"code": "NEVER-CALLED", **lack}]
+    assert printed["unjudged"] == [
+        {"code": "UNUSED-PARAM", **lack},
+        {"code": "NEVER-CALLED", **lack},
+    ]
     assert printed["command"] is None
     assert main(["check", folder, "--strict", "--ignore", "UNUSED-PARAM,NEVER-CALLED"]) == 0
 
 
-def test_the_command_is_in_the_json(tmp_path: Path, recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_is_in_the_json(
+    tmp_path: Path, recorded: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whole, as it is to be typed; a rule that lacks more than the run has is not helped by it."""
     config = tmp_path / "pyproject.toml"
-    folder, options = str(recorded()), ["--json", "--select", "NEAR-OVERFLOW", "--config", str(config)]
+    folder, options = (
+        str(recorded()),
+        ["--json", "--select", "NEAR-OVERFLOW", "--config", str(config)],
+    )
 
     for need, command in ((30, "kedge run --budget none --every 1 train.py --lr 1"), (31, None)):
         config.write_text(f"[tool.kedge.rules.NEAR-OVERFLOW]\nmin_samples = {need}\n")
@@ -155,7 +185,9 @@ def test_the_command_is_in_the_json(tmp_path: Path, recorded: Recorded, capsys: 
 
 
 @pytest.mark.parametrize("option", ["--select", "--ignore"])
-def test_an_unknown_code_is_refused(recorded: Recorded, capsys: pytest.CaptureFixture[str], option: str) -> None:
+def test_an_unknown_code_is_refused(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
     """A code that no rule has is an error, not an empty choice."""
     assert main(["check", str(recorded()), option, "NAN-BURN"]) == 2
     assert (
@@ -165,7 +197,9 @@ def test_an_unknown_code_is_refused(recorded: Recorded, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("command", ["report", "check"])
-def test_what_is_no_recording_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_what_is_no_recording_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
     """A path without a recording is named, with exit status 2 and nothing on stdout."""
     place = tmp_path / "nothing.kedge"
 
@@ -193,7 +227,9 @@ def test_the_report_is_drawn(recorded: Recorded, capsys: pytest.CaptureFixture[s
     assert "✗ log            Log  2x5       nan ▄▄✗     0%     1" in out
 
 
-def test_a_glob_that_matches_nothing_is_refused(recorded: Recorded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_glob_that_matches_nothing_is_refused(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``--sites`` names what is near."""
     assert main(["report", str(recorded()), "--sites", "lag"]) == 2
     assert capsys.readouterr() == (
@@ -213,7 +249,9 @@ def test_explain_lists_the_rules(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [[rule.code, rule.severity] for rule in registry.ALL]
+    assert [line.split()[:2] for line in lines] == [
+        [rule.code, rule.severity] for rule in registry.ALL
+    ]
     assert all(line.endswith(rule.name) for line, rule in zip(lines, registry.ALL, strict=True))
 
 

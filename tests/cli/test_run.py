@@ -45,7 +45,9 @@ def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run the same with ``python``."""
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     command = [sys.executable, *words]
-    return subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False, env=environment)
+    return subprocess.run(
+        command, cwd=folder, text=True, capture_output=True, check=False, env=environment
+    )
 
 
 def recordings(folder: Path) -> list[str]:
@@ -53,7 +55,9 @@ def recordings(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.suffix == ".kedge")
 
 
-def test_a_run_is_recorded_and_told_in_three_lines(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+def test_a_run_is_recorded_and_told_in_three_lines(
+    kedge: Kedge, script: Script, tmp_path: Path
+) -> None:
     """The program's output is its own; stderr has what was seen, what was found, and the next command."""
     words = [script(TRAIN), "25", "-o", "--force", "--", "-m"]
 
@@ -88,10 +92,18 @@ def test_quiet_says_nothing(kedge: Kedge, script: Script, tmp_path: Path) -> Non
     done = kedge("run", "-q", "--every", "2", *words)
 
     plain = python(tmp_path, *words)
-    assert (done.stdout, done.stderr, done.returncode) == (plain.stdout, plain.stderr, plain.returncode)
+    assert (done.stdout, done.stderr, done.returncode) == (
+        plain.stdout,
+        plain.stderr,
+        plain.returncode,
+    )
     (name,) = recordings(tmp_path)
     assert re.fullmatch(r"train\.\d+\.kedge", name)
-    assert Recording.open(tmp_path / name).steps.tolist() == [0, 1, 2]  # the one after an optimizer's first too
+    assert Recording.open(tmp_path / name).steps.tolist() == [
+        0,
+        1,
+        2,
+    ]  # the one after an optimizer's first too
 
 
 @pytest.mark.parametrize(
@@ -112,7 +124,11 @@ def test_the_end_of_the_program_is_recorded(
     done = kedge("run", "-q", "-o", "it.kedge", *words)
 
     plain = python(tmp_path, *words)
-    assert (done.stdout, done.stderr, done.returncode) == (plain.stdout, plain.stderr, plain.returncode)
+    assert (done.stdout, done.stderr, done.returncode) == (
+        plain.stdout,
+        plain.stderr,
+        plain.returncode,
+    )
     end = Recording.open(tmp_path / "it.kedge").end
     assert end is not None
     assert (end["exit"], end["error"], end["steps"]) == (status, error, 1)
@@ -130,19 +146,26 @@ def test_the_traceback_comes_before_the_last_words(kedge: Kedge, script: Script)
 
 def test_what_is_found_is_told(kedge: Kedge, script: Script) -> None:
     """A run that makes NaNs is told so at its end, and ``kedge check`` agrees."""
-    broken = TRAIN.replace("loss = model(x)", "loss = model(x * (float('nan') if step == 2 else 1))")
+    broken = TRAIN.replace(
+        "loss = model(x)", "loss = model(x * (float('nan') if step == 2 else 1))"
+    )
 
     done = kedge("run", "-o", "it.kedge", script(broken), "5")
 
     assert done.returncode == 0
-    assert re.match(r"\[kedge\] 1 error: NAN-BORN at \S+; \d+ rules could not judge$", done.stderr.splitlines()[1])
+    assert re.match(
+        r"\[kedge\] 1 error: NAN-BORN at \S+; \d+ rules could not judge$",
+        done.stderr.splitlines()[1],
+    )
     assert kedge("check", "it.kedge").returncode == 1
 
 
 def test_a_kill_leaves_a_recording(kedge: Kedge, script: Script, tmp_path: Path) -> None:
     """What was seen before ``kill -9`` can be read, also while the program runs."""
     endless = TRAIN.replace("for step in range(int(sys.argv[1])):", "step = 0\n    while True:")
-    script(endless.replace("optimizer.step()", "optimizer.step(); step += 1; print(step, flush=True)"))
+    script(
+        endless.replace("optimizer.step()", "optimizer.step(); step += 1; print(step, flush=True)")
+    )
     command = [
         sys.executable,
         "-m",
@@ -174,7 +197,9 @@ def test_a_kill_leaves_a_recording(kedge: Kedge, script: Script, tmp_path: Path)
     assert recording.end is None
 
 
-def test_only_the_process_that_was_started_writes(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+def test_only_the_process_that_was_started_writes(
+    kedge: Kedge, script: Script, tmp_path: Path
+) -> None:
     """A fork of the program trains and ends unseen; the recording is the first process's."""
     forks = TRAIN.replace("    for step", "    import os\n    pid = os.fork()\n    for step")
     done = kedge("run", "-o", "it.kedge", script(forks + "    if pid: os.waitpid(pid, 0)\n"), "4")
@@ -182,7 +207,10 @@ def test_only_the_process_that_was_started_writes(kedge: Kedge, script: Script, 
     assert done.returncode == 0
     assert done.stdout.count("loss") == 2
     assert len(done.stderr.splitlines()) == 3
-    events = [json.loads(line) for line in (tmp_path / "it.kedge" / "events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line)
+        for line in (tmp_path / "it.kedge" / "events.jsonl").read_text().splitlines()
+    ]
     assert [event["kind"] for event in events].count("end") == 1
     assert Recording.open(tmp_path / "it.kedge").rows("0:out").calls.tolist() == [1, 1, 1, 1]
 
@@ -218,16 +246,23 @@ def test_a_program_without_a_model_leaves_nothing(
         ),
     ],
 )
-def test_a_program_that_fails_early_leaves_nothing(kedge: Kedge, script: Script, source: str, said: str) -> None:
+def test_a_program_that_fails_early_leaves_nothing(
+    kedge: Kedge, script: Script, source: str, said: str
+) -> None:
     """The last line gives the error as the cause, and does not guess about the program."""
     done = kedge("run", script(source), fresh=True)
 
-    assert (done.stderr.splitlines()[-1], done.returncode) == (f"[kedge] nothing was recorded: {said}", 1)
+    assert (done.stderr.splitlines()[-1], done.returncode) == (
+        f"[kedge] nothing was recorded: {said}",
+        1,
+    )
 
 
 def test_a_watch_that_cannot_begin_is_told_as_such(kedge: Kedge, script: Script) -> None:
     """The failure has its line, and the last one does not say that the program did without torch."""
-    source = "import sys; sys.modules['kedge.watch.run.summary'] = None; import torch; print('hello')"
+    source = (
+        "import sys; sys.modules['kedge.watch.run.summary'] = None; import torch; print('hello')"
+    )
 
     done = kedge("run", script(source), fresh=True)
     failure, *rest = done.stderr.splitlines()
@@ -256,7 +291,9 @@ def test_the_program_imports_torch_itself(kedge: Kedge, script: Script, tmp_path
     assert "1 step, 1 measured" in done.stderr
 
 
-def test_a_disk_that_refuses_does_not_end_the_program(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+def test_a_disk_that_refuses_does_not_end_the_program(
+    kedge: Kedge, script: Script, tmp_path: Path
+) -> None:
     """When the recording cannot be written, that is told once, and the program runs to its end."""
     (tmp_path / "gone").mkdir()
     source = TRAIN.replace("    for step", "    import os; os.rmdir('gone')\n    for step")
@@ -300,7 +337,10 @@ def test_an_existing_recording_is_refused_before_the_program_starts(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nope.py"], "kedge: cannot run nope.py: there is no such file in {cwd}; check the path\n"),
+        (
+            ["nope.py"],
+            "kedge: cannot run nope.py: there is no such file in {cwd}; check the path\n",
+        ),
         (
             ["-m", "nope"],
             "kedge: cannot run -m nope: there is no module nope; check the name, and that {cwd} is the folder to import it "
@@ -310,7 +350,10 @@ def test_an_existing_recording_is_refused_before_the_program_starts(
             ["-o", "no/it.kedge", "train.py"],
             "kedge: cannot create the recording no/it.kedge: there is no folder no; create it, or name another place\n",
         ),
-        (["--", "nope.py", "-x"], "kedge: cannot run nope.py: there is no such file in {cwd}; check the path\n"),
+        (
+            ["--", "nope.py", "-x"],
+            "kedge: cannot run nope.py: there is no such file in {cwd}; check the path\n",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_before_anything_starts(
@@ -330,7 +373,10 @@ def test_what_cannot_be_done_is_refused_before_anything_starts(
 
 
 def test_a_selector_that_cannot_be_read_is_refused(
-    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    script: Script,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A bad selector is shown with a caret, before the program starts."""
     monkeypatch.chdir(tmp_path)
@@ -354,7 +400,9 @@ def test_a_selector_that_cannot_be_read_is_refused(
         (["--lr", "1", "train.py"], "there is no option --lr; see kedge run --help"),
     ],
 )
-def test_bad_usage_is_explained(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_usage_is_explained(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What cannot be understood is answered with one line."""
     with pytest.raises(SystemExit) as left:
         main(["run", *words])
@@ -377,7 +425,9 @@ def test_an_interrupted_run_is_finished(kedge: Kedge, script: Script, tmp_path: 
     """Interrupting a run finishes the recording and ends the process by the signal, as ``python`` does."""
     script(TRAIN + "    import time; print('asleep', flush=True); time.sleep(60)\n")
     command = [sys.executable, "-m", "kedge", "run", "-o", "it.kedge", "train.py", "12"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline().startswith("loss")
     assert process.stdout.readline() == "asleep\n"
@@ -393,7 +443,9 @@ def test_an_interrupted_run_is_finished(kedge: Kedge, script: Script, tmp_path: 
     assert end["exit"] == 130
 
 
-def test_sites_that_no_module_has_are_not_taken_for_a_program_without_modules(kedge: Kedge, script: Script) -> None:
+def test_sites_that_no_module_has_are_not_taken_for_a_program_without_modules(
+    kedge: Kedge, script: Script
+) -> None:
     """Where ``--sites`` names nothing that was called, that is said at once, and the last words do not say that nothing was."""
     done = kedge("run", "--sites", "nosuch", "-o", "it.kedge", script(TRAIN), "2")
     assert done.stderr == (

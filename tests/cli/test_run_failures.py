@@ -97,18 +97,23 @@ def test_a_killed_run_blocks_nobody(server: Server, tmp_path: Path) -> None:
 def test_two_runs_do_not_share_a_recording(server: Server, tmp_path: Path) -> None:
     """The second is refused before its program starts, --force or not, and the first one's is whole."""
     waits = TRAINED.replace(
-        "    print(", "    while step == 20 and not os.path.exists('go'): time.sleep(0.01)\n    print("
+        "    print(",
+        "    while step == 20 and not os.path.exists('go'): time.sleep(0.01)\n    print(",
     )
     first = server.start(waits, tmp_path / "one", [*RUN, "-q", "-o", "../it.kedge", "prog.py"])
     until(lambda: (tmp_path / "one" / "stdout").exists() and first.said() == numbers(20))
 
     refused = server.run(TRAINED, tmp_path / "two", [*RUN, "-o", "../it.kedge", "prog.py"])
-    forced = server.run(TRAINED, tmp_path / "three", [*RUN, "--force", "-o", "../it.kedge", "prog.py"])
+    forced = server.run(
+        TRAINED, tmp_path / "three", [*RUN, "--force", "-o", "../it.kedge", "prog.py"]
+    )
     (tmp_path / "one" / "go").touch()
     done = first.wait()
 
     assert (refused.status, refused.stdout) == (2, "")
-    assert refused.stderr.startswith("kedge: cannot create the recording ../it.kedge: there is one already; ")
+    assert refused.stderr.startswith(
+        "kedge: cannot create the recording ../it.kedge: there is one already; "
+    )
     assert (forced.status, forced.stdout) == (2, "")
     assert f"it is being written by process {first.pid} on " in forced.stderr
     assert len(forced.told) == 1
@@ -123,11 +128,15 @@ def test_two_runs_that_start_at_once_do_not_either(server: Server, tmp_path: Pat
     words = [*RUN, "--force", "-q", "-o", "../it.kedge", "prog.py"]
     waiting = "    while not os.path.exists('go'): time.sleep(0.01)\n"
     late = server.start(
-        "import os, time; print('up', flush=True)\n" + waiting.strip() + TRAINED, tmp_path / "late", words
+        "import os, time; print('up', flush=True)\n" + waiting.strip() + TRAINED,
+        tmp_path / "late",
+        words,
     )
     until(lambda: (tmp_path / "late" / "stdout").exists() and late.said() == "up\n")
     soon = server.start(
-        TRAINED.replace("    print(", f"    if step == 20:\n    {waiting}    print("), tmp_path / "soon", words
+        TRAINED.replace("    print(", f"    if step == 20:\n    {waiting}    print("),
+        tmp_path / "soon",
+        words,
     )
     until(lambda: (tmp_path / "soon" / "stdout").exists() and soon.said() == numbers(20))
     (tmp_path / "late" / "go").touch()
@@ -145,7 +154,9 @@ def test_two_runs_that_start_at_once_do_not_either(server: Server, tmp_path: Pat
 
 def test_a_recording_that_is_removed_is_missed_once(server: Server, tmp_path: Path) -> None:
     """The program goes on to its own end, and one message says what happened."""
-    source = TRAINED.replace("    print(", "    if step == 5: shutil.rmtree('it.kedge')\n    print(")
+    source = TRAINED.replace(
+        "    print(", "    if step == 5: shutil.rmtree('it.kedge')\n    print("
+    )
 
     done = server.run(source + "sys.exit(3)", tmp_path, [*RUN, "prog.py"])
 
@@ -169,9 +180,7 @@ def test_a_full_disk_keeps_what_was_written(server: Server, tmp_path: Path) -> N
     assert 2 < len(recording.steps) < 40
     assert not recording.truncated
     last = recording.steps[-1]
-    on_disk = (
-        f"40 measured, {len(recording.steps)} of them on the disk (up to step {last}), the rest could not be written"
-    )
+    on_disk = f"40 measured, {len(recording.steps)} of them on the disk (up to step {last}), the rest could not be written"
     assert any(on_disk in line for line in done.told), done.told
     assert recording.stopped is not None
     assert recording.stopped["step"] > last
@@ -187,7 +196,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(place)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(place)],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip("no disk can be mounted here")
@@ -200,7 +211,9 @@ def test_a_disk_without_room_does_so_too(server: Server, tmp_path: Path, small_d
     done = server.run(TRAINED, tmp_path, [*RUN, "-o", "disk/it.kedge", "prog.py"])
 
     assert (done.status, done.stdout) == (0, numbers(40))
-    assert "No space left on device; free some space there, or record to another disk" in done.told[0]
+    assert (
+        "No space left on device; free some space there, or record to another disk" in done.told[0]
+    )
     assert 2 < len(Recording.open(small_disk / "it.kedge").steps) < 40
 
 
@@ -223,9 +236,7 @@ def test_a_folder_that_is_read_only_is_refused_at_once(server: Server, tmp_path:
 
 def test_strict_ends_the_program_with_the_recording(server: Server, tmp_path: Path) -> None:
     """With --strict a failure of Kedge's ends the program as sys.exit does, with status 2."""
-    source = (
-        f"import atexit; atexit.register(print, 'bye')\ntry:\n{_indented(TRAINED)}\nfinally:\n    print('unwound')\n"
-    )
+    source = f"import atexit; atexit.register(print, 'bye')\ntry:\n{_indented(TRAINED)}\nfinally:\n    print('unwound')\n"
 
     done = server.run(source, tmp_path, [*RUN, "--strict", "prog.py"], limit=60_000)
 
@@ -244,7 +255,9 @@ def test_strict_without_a_failure_changes_nothing(server: Server, tmp_path: Path
     assert (done.status, done.stdout, done.stderr) == (3, numbers(40), "")
 
 
-def test_a_newer_recording_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_newer_recording_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its version is told, and nothing is guessed."""
     (tmp_path / "it.kedge").mkdir()
     (tmp_path / "it.kedge" / "manifest.json").write_text(json.dumps({"format": 2, "kedge": "9.0"}))

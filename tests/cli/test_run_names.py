@@ -47,7 +47,17 @@ def test_each_side_has_its_own_modules(tmp_path: Path) -> None:
             f"print('imported {name}')\nWHO = 'mine'\n{LIKE_JSON if name == 'json' else ''}"
         )
     (folder / "prog.py").write_text(PROGRAM)
-    words = ["run", "-q", "--every", "1", "--budget", "none", "-o", str(tmp_path / "it.kedge"), str(folder / "prog.py")]
+    words = [
+        "run",
+        "-q",
+        "--every",
+        "1",
+        "--budget",
+        "none",
+        "-o",
+        str(tmp_path / "it.kedge"),
+        str(folder / "prog.py"),
+    ]
     plain, ours = (
         subprocess.run([sys.executable, *command], cwd=tmp_path, env=dict(os.environ, OMP_NUM_THREADS="1"), capture_output=True, text=True, check=False)
         for command in ([str(folder / "prog.py")], ["-c", START, *words])
@@ -63,7 +73,9 @@ def test_the_working_directory_is_not_searched(tmp_path: Path) -> None:
     """``python -m kedge`` imports nothing of its own from there, where the program begins."""
     (tmp_path / "json.py").write_text("raise SystemExit('mine')")
     (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "prog.py").write_text("import json, sys; print(hasattr(json, 'dumps'), sys.path[0])")
+    (tmp_path / "sub" / "prog.py").write_text(
+        "import json, sys; print(hasattr(json, 'dumps'), sys.path[0])"
+    )
     done = subprocess.run(
         [sys.executable, "-m", "kedge", "run", "-q", "sub/prog.py"], cwd=tmp_path, capture_output=True, text=True, check=False
     )  # fmt: skip

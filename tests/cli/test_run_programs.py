@@ -18,7 +18,9 @@ INSIDE_TORCH = re.compile(r'  File "[^"]*/torch/.*\n(    .*\n)+')
 
 
 @pytest.mark.parametrize("source", PROGRAMS.values(), ids=PROGRAMS.keys())
-def test_a_training_program_does_what_it_does_without_kedge(server: Server, tmp_path: Path, source: str) -> None:
+def test_a_training_program_does_what_it_does_without_kedge(
+    server: Server, tmp_path: Path, source: str
+) -> None:
     """Stdout, stderr and the way it ends are the same, and what was written can be read."""
     plain = server.run(TRAIN + source, tmp_path / "plain", None)
     ours = server.run(TRAIN + source, tmp_path / "ours", ALWAYS)

@@ -75,14 +75,29 @@ class Launcher:
         (self.folder / name).write_text(dedent(source))
         return name
 
-    def __call__(self, ranks: int, *words: str, launcher: tuple[str, ...] = (), **options: Any) -> Any:
+    def __call__(
+        self, ranks: int, *words: str, launcher: tuple[str, ...] = (), **options: Any
+    ) -> Any:
         """Run a module with several processes."""
-        command = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *launcher, "-m", *words]
+        command = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(ranks),
+            *launcher,
+            "-m",
+            *words,
+        ]
         return self.python(*command, **options)
 
     def python(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run python."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **variables}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore",
+            **variables,
+        }
         return forked.run([sys.executable, *words], cwd=self.folder, env=environment, timeout=240)
 
     @property
@@ -130,7 +145,9 @@ def ranked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     plain = torchrun(request.param, "train", "23")
     done = torchrun(request.param, "kedge", "run", *ALWAYS, name, "23")
     (recorded,) = torchrun.recordings
-    return Ranked(request.param, done, plain, torchrun.recordings, Recording.open(torchrun.folder / recorded))
+    return Ranked(
+        request.param, done, plain, torchrun.recordings, Recording.open(torchrun.folder / recorded)
+    )
 
 
 def test_the_ranks_compute_what_they_compute_without_kedge(ranked: Ranked) -> None:
@@ -146,7 +163,9 @@ def test_one_recording_has_all_ranks_and_one_speaks(ranked: Ranked) -> None:
     assert ranked.recording.ranks == tuple(range(ranked.ranks))
     assert ranked.recording.manifest["world"] == ranked.ranks
     seen, found, following = told(ranked.done)
-    assert re.match(rf"\[kedge\] {ranked.ranks} ranks recorded; rank 0: \d+ sites, 23 steps, 4 measured", seen)
+    assert re.match(
+        rf"\[kedge\] {ranked.ranks} ranks recorded; rank 0: \d+ sites, 23 steps, 4 measured", seen
+    )
     assert found.startswith("[kedge] no findings; "), found
     assert following == f"[kedge] see more with: kedge report {ranked.names[0]}"
     assert ranked.recording.end is not None
@@ -157,7 +176,9 @@ def test_merged_statistics_are_those_of_the_whole_batch(ranked: Ranked, whole: R
     """Of what each rank has a share of: counts are equal, figures up to the rounding of float32."""
     assert ranked.recording.steps.tolist() == whole.steps.tolist() == [0, 1, 10, 20]
     for kind in ("out", "in", "out.grad"):
-        assert [s.site for s in ranked.recording.of_kind(kind)] == [s.site for s in whole.of_kind(kind)]
+        assert [s.site for s in ranked.recording.of_kind(kind)] == [
+            s.site for s in whole.of_kind(kind)
+        ]
         for site in whole.of_kind(kind):
             ours, theirs = ranked.recording.rows(site.site), whole.rows(site)
             np.testing.assert_array_equal(ours.count, theirs.count)
@@ -165,7 +186,11 @@ def test_merged_statistics_are_those_of_the_whole_batch(ranked: Ranked, whole: R
             np.testing.assert_array_equal(ours.active, theirs.active)
             for statistic in ("mean", "rms", "min", "max"):
                 np.testing.assert_allclose(
-                    ours.statistic(statistic), theirs.statistic(statistic), rtol=2e-5, atol=1e-6, err_msg=site.site
+                    ours.statistic(statistic),
+                    theirs.statistic(statistic),
+                    rtol=2e-5,
+                    atol=1e-6,
+                    err_msg=site.site,
                 )
 
 
@@ -175,14 +200,21 @@ def test_what_all_ranks_hold_counts_once_for_each(ranked: Ranked, whole: Recordi
         for site in whole.of_kind(kind):
             ours, theirs = ranked.recording.rows(site.site), whole.rows(site)
             np.testing.assert_array_equal(ours.count, theirs.count * ranked.ranks)
-            np.testing.assert_allclose(ours.statistic("rms"), theirs.statistic("rms"), rtol=1e-4, err_msg=site.site)
+            np.testing.assert_allclose(
+                ours.statistic("rms"), theirs.statistic("rms"), rtol=1e-4, err_msg=site.site
+            )
 
 
-def test_gradients_at_the_optimizer_are_those_of_all_ranks(ranked: Ranked, whole: Recording) -> None:
+def test_gradients_at_the_optimizer_are_those_of_all_ranks(
+    ranked: Ranked, whole: Recording
+) -> None:
     """After the exchange every rank has the same norm: that of the whole batch, averaged by DDP."""
     (site,) = whole.of_kind("grad.norm")
     expected = np.sqrt(whole.rows(site).sumsq) / ranked.ranks
-    norms = [np.sqrt(ranked.recording.of_rank(rank).rows(site.site).sumsq) for rank in range(ranked.ranks)]
+    norms = [
+        np.sqrt(ranked.recording.of_rank(rank).rows(site.site).sumsq)
+        for rank in range(ranked.ranks)
+    ]
 
     assert len(expected) == 23
     for norm in norms:
@@ -194,7 +226,10 @@ def test_a_rank_can_be_read_by_itself(ranked: Ranked) -> None:
     """It has the sites of the whole and its own share of the rows."""
     shares = [ranked.recording.of_rank(rank) for rank in range(ranked.ranks)]
 
-    assert all([s.site for s in share.sites] == [s.site for s in ranked.recording.sites] for share in shares)
+    assert all(
+        [s.site for s in share.sites] == [s.site for s in ranked.recording.sites]
+        for share in shares
+    )
     assert {share.rows("0:out").count[0] for share in shares} == {16 * 8 // ranked.ranks}
     assert len({share.rows("0:out").sum[0] for share in shares}) == ranked.ranks
     assert [share.ranks for share in shares] == [(rank,) for rank in range(ranked.ranks)]
@@ -224,9 +259,16 @@ ALONE = """
 """
 
 
-def ranks(torchrun: Launcher, count: int, *words: str, port: str = "29500") -> list[subprocess.CompletedProcess[str]]:
+def ranks(
+    torchrun: Launcher, count: int, *words: str, port: str = "29500"
+) -> list[subprocess.CompletedProcess[str]]:
     """Run the command as several ranks at once, as a simple launcher does."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count), "MASTER_PORT": port}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "WORLD_SIZE": str(count),
+        "MASTER_PORT": port,
+    }
     command = [sys.executable, "-m", "kedge", "run", *ALWAYS, *words]
     each = [environment | {"RANK": str(rank)} for rank in range(count)]
     return forked.run_together([command] * count, envs=each, cwd=torchrun.folder, timeout=120)
@@ -265,11 +307,24 @@ def test_rank_0_refuses_for_all(torchrun: Launcher) -> None:
     ranks(torchrun, 2, "-q", "-o", "it.kedge", name, "0", "0")
     before = {path.name: path.read_bytes() for path in (torchrun.folder / "it.kedge").iterdir()}
 
-    done = torchrun(2, "kedge", "run", *ALWAYS, "-o", "it.kedge", name, "9", "1", launcher=("--rdzv-id", "again"))
+    done = torchrun(
+        2,
+        "kedge",
+        "run",
+        *ALWAYS,
+        "-o",
+        "it.kedge",
+        name,
+        "9",
+        "1",
+        launcher=("--rdzv-id", "again"),
+    )
 
     assert done.returncode != 0
     assert "kedge: cannot create the recording it.kedge: there is one already" in done.stderr
-    assert {path.name: path.read_bytes() for path in (torchrun.folder / "it.kedge").iterdir()} == before
+    assert {
+        path.name: path.read_bytes() for path in (torchrun.folder / "it.kedge").iterdir()
+    } == before
 
 
 def test_ranks_without_a_rank_0_run_unrecorded(torchrun: Launcher) -> None:
@@ -277,7 +332,9 @@ def test_ranks_without_a_rank_0_run_unrecorded(torchrun: Launcher) -> None:
     name = torchrun.write(ALONE)
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
 
-    done = torchrun.python("-m", "kedge", "run", *ALWAYS, "-o", "it.kedge", name, "0", "0", **variables)
+    done = torchrun.python(
+        "-m", "kedge", "run", *ALWAYS, "-o", "it.kedge", name, "0", "0", **variables
+    )
 
     assert (done.returncode, done.stdout) == (0, "done\n")
     assert done.stderr == (
@@ -290,7 +347,9 @@ def test_ranks_without_a_rank_0_run_unrecorded(torchrun: Launcher) -> None:
 
 def test_an_attempt_after_a_failure_leaves_the_first_ones_recording(torchrun: Launcher) -> None:
     """When torchrun starts all ranks again, even with --force, each attempt has a recording of its own."""
-    name = torchrun.write(ALONE + "    sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n")
+    name = torchrun.write(
+        ALONE + "    sys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else 0)\n"
+    )
 
     words = ("kedge", "run", *ALWAYS, "--force", "-o", "it.kedge", name, "0", "0")
     done = torchrun(2, *words, launcher=("--max-restarts", "1"))
@@ -311,7 +370,8 @@ def test_a_rank_that_departs_is_told(torchrun: Launcher) -> None:
     """Parameters that one rank changes by itself are found in the end, and `kedge check` exits with 1."""
     source = (
         ALONE.replace(
-            "    loss =", "    if step == 5 and os.environ['RANK'] == '1': model.weight.data.mul_(1.01)\n        loss ="
+            "    loss =",
+            "    if step == 5 and os.environ['RANK'] == '1': model.weight.data.mul_(1.01)\n        loss =",
         )
         + """
     open(f"done-{os.environ['RANK']}", "w").close()
@@ -334,7 +394,8 @@ def test_a_rank_that_departs_is_told(torchrun: Launcher) -> None:
     )
 
     assert re.fullmatch(
-        r"\[kedge\] 1 error: RANK-DEPARTS at weight:param; \d+ rules could not judge", told(done[0])[1]
+        r"\[kedge\] 1 error: RANK-DEPARTS at weight:param; \d+ rules could not judge",
+        told(done[0])[1],
     ), told(done[0])
     assert not told(done[1])
     assert torchrun.python("-m", "kedge", "check", "it.kedge").returncode == 1
@@ -392,4 +453,6 @@ def test_sharded_models_train_as_without_kedge(torchrun: Launcher, sharded: str)
     assert recording.rows(":out").count.tolist() == [16 * 2] * 3
     if sharded == "FSDP2":  # each rank has its share, and all together are the whole
         weight = {kind: recording.rows(f"0.weight:{kind}") for kind in ("param", "param.grad")}
-        assert {kind: rows.count.tolist() for kind, rows in weight.items()} == dict.fromkeys(weight, [8 * 6] * 3)
+        assert {kind: rows.count.tolist() for kind, rows in weight.items()} == dict.fromkeys(
+            weight, [8 * 6] * 3
+        )

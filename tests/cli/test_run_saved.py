@@ -151,7 +151,9 @@ def test_the_program_computes_the_same_bits(what: str, server: Server, tmp_path:
 
     assert (done.status, plain.status) == (0, 0), done.stderr + plain.stderr
     assert done.stdout == plain.stdout
-    assert "not" not in done.stderr.replace("no findings", "").replace("could not judge", "").replace("NOT-", "")
+    assert "not" not in done.stderr.replace("no findings", "").replace(
+        "could not judge", ""
+    ).replace("NOT-", "")
     event = bill(tmp_path / "ours" / "it.kedge")
     assert event["bytes"] == event["total"]["bytes"] > 0
     assert event["seconds"] > 0
@@ -159,7 +161,9 @@ def test_the_program_computes_the_same_bits(what: str, server: Server, tmp_path:
 
 def test_an_in_place_change_is_refused_as_without_kedge(server: Server, tmp_path: Path) -> None:
     """What autograd refuses, and PyTorch lets pass where saved-tensor hooks are in force, is refused with ``--saved`` too."""
-    source = HEAD + "\nout = model(x)\nz = out.exp()\nloss = (z * 2).sum()\nz.add_(1)\nloss.backward()\n"
+    source = (
+        HEAD + "\nout = model(x)\nz = out.exp()\nloss = (z * 2).sum()\nz.add_(1)\nloss.backward()\n"
+    )
     plain = server.run(source, tmp_path / "plain", None)
     done = server.run(source, tmp_path / "ours", SAVED)
     said = [line for line in plain.told if line.startswith("RuntimeError")]
@@ -241,7 +245,9 @@ def test_without_the_option_what_every_run_counts_is_shown(
     assert "checkpoint" not in out
 
 
-def test_the_page_leaves_the_source_out_if_asked(recorded_bill: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_leaves_the_source_out_if_asked(
+    recorded_bill: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``--no-source`` keeps the lines of the program, and where they are, out of the page."""
     page = recorded_bill.with_name("it.html")
     main(["report", "--html", str(recorded_bill)])
@@ -252,7 +258,9 @@ def test_the_page_leaves_the_source_out_if_asked(recorded_bill: Path, capsys: py
     assert "prog.py:" not in page.read_text(encoding="utf-8")
 
 
-def test_a_verified_run_takes_the_bill_as_well(kedge: Kedge, script: Script, tmp_path: Path) -> None:
+def test_a_verified_run_takes_the_bill_as_well(
+    kedge: Kedge, script: Script, tmp_path: Path
+) -> None:
     """``--verify --saved`` compares the program with the one of which the bill is taken."""
     (tmp_path / script("")).write_text(HEAD + PROGRAMS["a plain loop"])
     done = kedge("run", "--verify", "--saved", "train.py")

@@ -50,7 +50,12 @@ def test_the_list_is_printed_as_json(kedge: Kedge, script: Script) -> None:
 
     assert (done.stderr, done.returncode) == ("training\n", 0)
     net, tanh = json.loads(done.stdout)
-    assert (net["model"], net["parameters"], net["prefix"], tanh["prefix"]) == ("Net", 3, None, "Tanh")
+    assert (net["model"], net["parameters"], net["prefix"], tanh["prefix"]) == (
+        "Net",
+        3,
+        None,
+        "Tanh",
+    )
     assert [site["path"] for site in net["sites"]] == ["", "fc", "fc.weight", "fc.bias"]
     assert net["sites"][2] == {
         "path": "fc.weight",
@@ -76,7 +81,10 @@ def test_chosen_sites_are_listed_alone(kedge: Kedge, script: Script) -> None:
         assert [[site["path"] for site in one["sites"]] for one in json.loads(done.stdout)] == found
 
     wrong = kedge("sites", "--sites", "fk", name)
-    assert wrong.stderr == 'training\nkedge: "fk" selects nothing in the models of this program; the nearest are "fc"\n'
+    assert (
+        wrong.stderr
+        == 'training\nkedge: "fk" selects nothing in the models of this program; the nearest are "fc"\n'
+    )
     assert (wrong.stdout, wrong.returncode) == ("", 2)
 
 
@@ -85,12 +93,18 @@ def test_without_a_model_the_list_is_empty(kedge: Kedge, script: Script) -> None
     done = kedge("sites", "--json", script("print('hello')"))
 
     assert (done.stdout, done.returncode) == ("[]\n", 1)
-    assert done.stderr.splitlines() == ["hello", "[kedge] there is nothing to list: the program called no module"]
+    assert done.stderr.splitlines() == [
+        "hello",
+        "[kedge] there is nothing to list: the program called no module",
+    ]
 
 
 def test_a_program_that_fails_ends_as_it_does(kedge: Kedge, script: Script) -> None:
     """An error of the program is shown, with what was seen before it, and decides the exit status."""
-    done = kedge("sites", script("import torch\ntorch.nn.Tanh()(torch.ones(1))\nraise ValueError('no data')\n"))
+    done = kedge(
+        "sites",
+        script("import torch\ntorch.nn.Tanh()(torch.ones(1))\nraise ValueError('no data')\n"),
+    )
 
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "ValueError: no data"
@@ -133,7 +147,14 @@ def test_operations_are_listed_if_asked_for(kedge: Kedge, script: Script) -> Non
 
     assert (done.stderr, done.returncode) == ("", 0)
     table = done.stdout.partition("operation ")[2].splitlines()[1:]
-    assert [line.split()[0] for line in table] == ["/mul", "fc/linear", "/relu#0", "/neg", "/relu#1", "/add"]
+    assert [line.split()[0] for line in table] == [
+        "/mul",
+        "fc/linear",
+        "/relu#0",
+        "/neg",
+        "/relu#1",
+        "/add",
+    ]
     assert table[0].endswith("y = torch.relu(self.fc(x * 2))")
     assert "[1, 2] [1, 2] [1]  [1, 1]" in table[1]
 
@@ -150,7 +171,9 @@ TENSORS = """
 """
 
 
-def test_operations_of_a_program_of_tensors_are_listed_with_their_statistics(kedge: Kedge, script: Script) -> None:
+def test_operations_of_a_program_of_tensors_are_listed_with_their_statistics(
+    kedge: Kedge, script: Script
+) -> None:
     """The program is stopped after its first backward."""
     done = kedge("sites", "--ops", script(TENSORS.format(optimizer="", step="w.grad = None")))
 
@@ -168,9 +191,13 @@ def test_operations_of_a_program_of_tensors_are_listed_with_their_statistics(ked
     assert " 24.0 " in table[-1]
 
 
-def test_an_optimizer_ends_the_step_and_has_the_tensors_listed(kedge: Kedge, script: Script) -> None:
+def test_an_optimizer_ends_the_step_and_has_the_tensors_listed(
+    kedge: Kedge, script: Script
+) -> None:
     """Its tensors have the names of the program's variables."""
-    made = TENSORS.format(optimizer="optimizer = torch.optim.SGD([w], lr=0.1)", step="optimizer.step()")
+    made = TENSORS.format(
+        optimizer="optimizer = torch.optim.SGD([w], lr=0.1)", step="optimizer.step()"
+    )
     done = kedge("sites", "--ops", script(made))
 
     assert (done.stderr, done.returncode) == ("", 0)
@@ -181,8 +208,13 @@ def test_an_optimizer_ends_the_step_and_has_the_tensors_listed(kedge: Kedge, scr
 
 def test_torch_is_imported_by_the_program_itself(kedge: Kedge, script: Script) -> None:
     """With ``--ops`` as without it."""
-    source = "import sys\nassert 'torch' not in sys.modules\nimport torch\nprint(torch.ones(2).exp())\n"
+    source = (
+        "import sys\nassert 'torch' not in sys.modules\nimport torch\nprint(torch.ones(2).exp())\n"
+    )
     done = kedge("sites", "--ops", script(source), fresh=True)
 
     assert done.stderr == "tensor([2.7183, 2.7183])\n"
-    assert [line.split()[:2] for line in done.stdout.splitlines()[3:]] == [["ones", "1"], ["exp", "1"]]
+    assert [line.split()[:2] for line in done.stdout.splitlines()[3:]] == [
+        ["ones", "1"],
+        ["exp", "1"],
+    ]

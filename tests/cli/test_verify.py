@@ -44,7 +44,10 @@ def test_a_deterministic_program_is_bit_equal(kedge: Kedge, script: Script, tmp_
     ]
     assert done.returncode == 0
     said = done.stderr.splitlines()
-    assert (said[0], said[2]) == ("[kedge] running train.py without watching", "[kedge] running train.py with watching")
+    assert (said[0], said[2]) == (
+        "[kedge] running train.py without watching",
+        "[kedge] running train.py with watching",
+    )
     assert len(said) == 4
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
@@ -73,7 +76,8 @@ def test_a_program_that_differs_from_itself_is_told_so(kedge: Kedge, script: Scr
     ]
     assert done.returncode == 2
     assert (
-        "[kedge] running train.py once more without watching, because the two runs differ" in done.stderr.splitlines()
+        "[kedge] running train.py once more without watching, because the two runs differ"
+        in done.stderr.splitlines()
     )
 
 
@@ -84,7 +88,9 @@ def test_a_program_that_watching_changes_is_found_out(kedge: Kedge, script: Scri
 
     done = kedge("run", "-q", "--verify", name)
 
-    assert done.stdout.splitlines() == ["train.py: watching changes the program from step 1 on: output of Sequential"]
+    assert done.stdout.splitlines() == [
+        "train.py: watching changes the program from step 1 on: output of Sequential"
+    ]
     assert done.returncode == 1
 
 
@@ -144,7 +150,19 @@ def test_modules_and_options_are_those_of_run(kedge: Kedge, script: Script, tmp_
     """``-m``, arguments with dashes, and ``-o``, which keeps the recording of the watched run."""
     script(TRAIN, "jobs/train.py")
 
-    done = kedge("run", "--verify", "-q", "-o", "it.kedge", "--sites", "2", "-m", "jobs.train", "--verify", "-q")
+    done = kedge(
+        "run",
+        "--verify",
+        "-q",
+        "-o",
+        "it.kedge",
+        "--sites",
+        "2",
+        "-m",
+        "jobs.train",
+        "--verify",
+        "-q",
+    )
 
     assert done.stdout.splitlines()[0].startswith("jobs.train: 3 steps, 4 parameters")
     manifest = json.loads((tmp_path / "it.kedge" / "manifest.json").read_text())
@@ -193,7 +211,11 @@ def test_a_torn_line_ends_what_is_read(written: Callable[..., Path], tmp_path: P
     ("one", "other", "found"),
     [
         ([line(4, "gradient", 0, "aabb")], [line(4, "gradient", 0, "aabb")], None),
-        ([line(4, "gradient", 0, "aabb")], [line(4, "gradient", 0, "aacc")], Difference(4, "gradient fc.bias")),
+        (
+            [line(4, "gradient", 0, "aabb")],
+            [line(4, "gradient", 0, "aacc")],
+            Difference(4, "gradient fc.bias"),
+        ),
         (
             [line(4, "parameter", 0, "aabb")],
             [line(4, "parameter", 0, "ccdd")],
@@ -210,7 +232,11 @@ def test_a_torn_line_ends_what_is_read(written: Callable[..., Path], tmp_path: P
             [line(4, "output of Net", 1, "aa")],
             Difference(4, "one run continues with gradient, the other with output of Net"),
         ),
-        ([line(4, "x", 0, "aabb")], [line(4, "x", 1, "aa")], Difference(4, "x fc.weight and 2 more")),
+        (
+            [line(4, "x", 0, "aabb")],
+            [line(4, "x", 1, "aa")],
+            Difference(4, "x fc.weight and 2 more"),
+        ),
     ],
 )
 def test_the_first_difference_is_named(
@@ -229,4 +255,8 @@ def test_the_first_difference_is_named(
 def test_a_log_that_failed_is_an_error(written: Callable[..., Path]) -> None:
     """A comparison that is not complete is never called equal."""
     with pytest.raises(ScriptError, match="in step 7 the digest log failed: RuntimeError: no"):
-        list(entries(written(NAMES, {"step": 7, "failed": "the digest log failed: RuntimeError: no"})))
+        list(
+            entries(
+                written(NAMES, {"step": 7, "failed": "the digest log failed: RuntimeError: no"})
+            )
+        )

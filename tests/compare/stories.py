@@ -72,12 +72,16 @@ class Story:
         for step in self.steps:
             rows = self._rows(sites, seeds, step)
             names = {name for row in rows for name in row} - {"step", "level"}
-            writer.stats(step, {name: [row.get(name, COLUMNS[name][1]) for row in rows] for name in names})
+            writer.stats(
+                step, {name: [row.get(name, COLUMNS[name][1]) for row in rows] for name in names}
+            )
 
     def _roots(self) -> list[dict[str, Any]]:
         return [{"name": self.holders[0][1], "prefix": "", "parameters": 100}]
 
-    def _rows(self, sites: Sequence[dict[str, Any]], seeds: Mapping[str, str], step: int) -> list[dict[str, Any]]:
+    def _rows(
+        self, sites: Sequence[dict[str, Any]], seeds: Mapping[str, str], step: int
+    ) -> list[dict[str, Any]]:
         light = step in self.light
         shown = [site for site in sites if not light or site["kind"] in ("grad.norm", "param.grad")]
         return [self._row(site, seeds[site["site"]], step) for site in shown]
@@ -89,7 +93,14 @@ class Story:
         def add(path: str, kind: str, seed: str, **entry: Any) -> int:
             text = f"{path}:{kind}"
             seeds[text] = f"{seed}:{kind}"
-            entry = {"id": len(sites), "site": text, "path": path, "kind": kind, "dtype": self.dtypes(text), **entry}
+            entry = {
+                "id": len(sites),
+                "site": text,
+                "path": path,
+                "kind": kind,
+                "dtype": self.dtypes(text),
+                **entry,
+            }
             sites.append(entry)
             return len(sites) - 1
 
@@ -100,10 +111,23 @@ class Story:
         for layer in self.layers:
             path = ".".join(filter(None, (inner, layer.path)))
             source = "input" if before is None else f"{sites[before]['site']}"
-            add(path, "in", seeds.get(source, source), type=layer.type, shape=[4, 8], **{"from": [before]})
+            add(
+                path,
+                "in",
+                seeds.get(source, source),
+                type=layer.type,
+                shape=[4, 8],
+                **{"from": [before]},
+            )
             before = add(path, "out", layer.seed, type=layer.type, shape=list(layer.shape))
         for path, kind in reversed(self.holders):
-            add(path, "out", seeds[sites[before]["site"]], type=kind, shape=list(self.layers[-1].shape))
+            add(
+                path,
+                "out",
+                seeds[sites[before]["site"]],
+                type=kind,
+                shape=list(self.layers[-1].shape),
+            )
         for layer in reversed(self.layers):
             path = ".".join(filter(None, (inner, layer.path)))
             add(path, "out.grad", layer.seed, type=layer.type, shape=list(layer.shape))
@@ -119,17 +143,36 @@ class Story:
     @staticmethod
     def _weight(add: Callable[..., int], path: str, layer: Layer, kinds: Sequence[str]) -> None:
         for kind in kinds:
-            add(f"{path}.weight", kind, f"{layer.seed}.weight", type=layer.type, shape=list(layer.weight), owner=path)
+            add(
+                f"{path}.weight",
+                kind,
+                f"{layer.seed}.weight",
+                type=layer.type,
+                shape=list(layer.weight),
+                owner=path,
+            )
 
     def _row(self, site: Mapping[str, Any], seed: str, step: int) -> dict[str, Any]:
-        random = np.random.default_rng(crc32(f"{seed} {step if site['kind'] != 'param' else 0}".encode()))
+        random = np.random.default_rng(
+            crc32(f"{seed} {step if site['kind'] != 'param' else 0}".encode())
+        )
         scale, share = random.uniform(0.5, 2.0), random.uniform(-0.2, 0.2)
         scale *= self.factor(site["site"], step)
         count = int(np.prod(site["shape"])) or 1
-        row: dict[str, Any] = {"step": step, "site": site["id"], "count": count, "sumsq": scale**2 * count}
+        row: dict[str, Any] = {
+            "step": step,
+            "site": site["id"],
+            "count": count,
+            "sumsq": scale**2 * count,
+        }
         row["level"] = LIGHT if step in self.light else FULL
         if site["kind"] in ("in", "out", "out.grad"):
-            row |= {"sum": share * scale * count, "min": -2 * scale, "max": 1.5 * scale, "nonzero": count // 2}
+            row |= {
+                "sum": share * scale * count,
+                "min": -2 * scale,
+                "max": 1.5 * scale,
+                "nonzero": count // 2,
+            }
             row["nonfinite"] = 0
         if self.broken(site["site"], step):
             row |= {"sum": np.nan, "sumsq": np.nan, "min": np.nan, "max": np.nan, "nonfinite": 1}

@@ -36,7 +36,10 @@ def left(alignment: Alignment) -> tuple[list[str], list[str]]:
 
 def chain(kinds: list[str], prefix: str = "body.") -> tuple[Layer, ...]:
     """Layers of some types, named by their numbers."""
-    return tuple(Layer(f"{prefix}{i}", kind, (8, 8) if kind == "Linear" else ()) for i, kind in enumerate(kinds))
+    return tuple(
+        Layer(f"{prefix}{i}", kind, (8, 8) if kind == "Linear" else ())
+        for i, kind in enumerate(kinds)
+    )
 
 
 def test_the_same_names_are_the_same_modules() -> None:
@@ -66,7 +69,10 @@ def test_what_wrappers_put_into_paths_is_left_out(wrapper: str) -> None:
     """A model inside DistributedDataParallel or torch.compile has the sites that it has alone."""
     alignment = align(story(), story(holders=[("", "Wrapper"), (wrapper, "Net")]))
 
-    assert paths(alignment) == {"": wrapper, **{layer.path: f"{wrapper}.{layer.path}" for layer in NET}}
+    assert paths(alignment) == {
+        "": wrapper,
+        **{layer.path: f"{wrapper}.{layer.path}" for layer in NET},
+    }
     assert hows(alignment) == {"wrapper"}
     assert left(alignment) == ([], [""])
     assert alignment.renames == (("", wrapper, 6),)
@@ -74,7 +80,9 @@ def test_what_wrappers_put_into_paths_is_left_out(wrapper: str) -> None:
 
 def test_a_wrapper_in_the_middle_of_a_path_is_left_out() -> None:
     """Blocks that are compiled or checkpointed one by one keep their sites."""
-    wrapped = tuple(replace(n, path=f"{n.path}._checkpoint_wrapped_module", key=n.path) for n in NET)
+    wrapped = tuple(
+        replace(n, path=f"{n.path}._checkpoint_wrapped_module", key=n.path) for n in NET
+    )
 
     assert paths(align(story(), story(layers=wrapped)))["mid"] == "mid._checkpoint_wrapped_module"
 
@@ -95,7 +103,9 @@ def test_the_norm_of_a_wrapped_model_is_that_of_the_model() -> None:
     """The norm of all gradients stands at the outermost module, and is compared all the same."""
     alignment = align(story(), story(holders=[("", "Trainer"), ("net", "Net")]))
 
-    assert [(s.a.site, s.b.site) for s in alignment.sites if s.kind == "grad.norm"] == [(":grad.norm", ":grad.norm")]
+    assert [(s.a.site, s.b.site) for s in alignment.sites if s.kind == "grad.norm"] == [
+        (":grad.norm", ":grad.norm")
+    ]
 
 
 def test_a_renamed_layer_is_found_by_its_place_and_type() -> None:
@@ -106,7 +116,9 @@ def test_a_renamed_layer_is_found_by_its_place_and_type() -> None:
     assert paths(alignment)["mid"] == "dense"
     assert left(alignment) == ([], [])
     assert alignment.renames == (("mid", "dense", 1),)
-    assert ("mid.weight:param", "dense.weight:param") in [(s.a.site, s.b.site) for s in alignment.sites]
+    assert ("mid.weight:param", "dense.weight:param") in [
+        (s.a.site, s.b.site) for s in alignment.sites
+    ]
 
 
 def test_names_that_all_changed_are_found_by_structure() -> None:
@@ -139,7 +151,9 @@ def test_a_longer_list_of_the_same_blocks_goes_on_at_its_end() -> None:
 
 def test_a_layer_of_another_type_takes_the_place_of_the_first() -> None:
     """ReLU in one run and GELU in the other, at the same place, are one changed module."""
-    changed = tuple(replace(n, type="GELU", path="gelu", key="relu") if n.path == "relu" else n for n in NET)
+    changed = tuple(
+        replace(n, type="GELU", path="gelu", key="relu") if n.path == "relu" else n for n in NET
+    )
     alignment = align(story(), story(layers=changed))
     same = next(same for same in alignment.modules if same.a.path == "relu")
 
@@ -177,7 +191,9 @@ def test_layers_in_another_order_keep_their_names() -> None:
 
 def test_what_has_no_counterpart_is_left() -> None:
     """A layer of its own kind is not forced into a pair."""
-    alignment = align(story(), story(layers=(*NET[:3], *NET[4:], Layer("norm", "LayerNorm", (8,), shape=(4, 5)))))
+    alignment = align(
+        story(), story(layers=(*NET[:3], *NET[4:], Layer("norm", "LayerNorm", (8,), shape=(4, 5))))
+    )
 
     assert left(alignment) == (["act"], ["norm"])
 
@@ -192,10 +208,17 @@ def test_models_with_nothing_in_common_have_no_pairs() -> None:
 
 def test_inputs_given_by_name_or_by_place_are_the_same() -> None:
     """Sites of one module whose texts differ are paired by kind and shape."""
-    a = Recording.build([{"site": "dec:in[mask]", "kind": "in", "shape": [2, 3]}, {"site": "dec:out", "shape": [2]}])
-    b = Recording.build([{"site": "dec:in[1]", "kind": "in", "shape": [2, 3]}, {"site": "dec:out", "shape": [2]}])
+    a = Recording.build(
+        [{"site": "dec:in[mask]", "kind": "in", "shape": [2, 3]}, {"site": "dec:out", "shape": [2]}]
+    )
+    b = Recording.build(
+        [{"site": "dec:in[1]", "kind": "in", "shape": [2, 3]}, {"site": "dec:out", "shape": [2]}]
+    )
 
-    assert [(s.a.site, s.b.site) for s in align(a, b).sites] == [("dec:in[mask]", "dec:in[1]"), ("dec:out", "dec:out")]
+    assert [(s.a.site, s.b.site) for s in align(a, b).sites] == [
+        ("dec:in[mask]", "dec:in[1]"),
+        ("dec:out", "dec:out"),
+    ]
 
 
 def test_paths_with_special_characters_are_read() -> None:
@@ -210,12 +233,16 @@ def test_paths_with_special_characters_are_read() -> None:
 def test_very_many_changed_names_are_left_alone() -> None:
     """What would take long to align by structure is said to be not aligned."""
     kinds = [f"T{i % 7}" for i in range(MOST + 1)]
-    ones, others = ([{"site": f"{p}{i}:out", "type": kind} for i, kind in enumerate(kinds)] for p in "ab")
+    ones, others = (
+        [{"site": f"{p}{i}:out", "type": kind} for i, kind in enumerate(kinds)] for p in "ab"
+    )
 
     assert align(Recording.build(ones), Recording.build(others)).sites == ()
 
 
-kinds = st.lists(st.sampled_from(["Linear", "ReLU", "Dropout", "LayerNorm"]), min_size=1, max_size=8)
+kinds = st.lists(
+    st.sampled_from(["Linear", "ReLU", "Dropout", "LayerNorm"]), min_size=1, max_size=8
+)
 
 
 @few
@@ -248,7 +275,12 @@ def test_one_layer_more_leaves_one_module(a: list[str], place: int, kind: str) -
 def test_other_names_change_nothing(a: list[str], names: list[int]) -> None:
     """For all models: whatever the layers are called, each is aligned with itself."""
     ones = chain(a)
-    others = tuple(replace(layer, path=f"n{names[i]}", key=layer.path) for i, layer in enumerate(ones))
+    others = tuple(
+        replace(layer, path=f"n{names[i]}", key=layer.path) for i, layer in enumerate(ones)
+    )
     alignment = align(story(layers=ones, steps=[]), story(layers=others, steps=[]))
 
-    assert paths(alignment) == {"": "", **{one.path: other.path for one, other in zip(ones, others, strict=True)}}
+    assert paths(alignment) == {
+        "": "",
+        **{one.path: other.path for one, other in zip(ones, others, strict=True)},
+    }

@@ -58,7 +58,9 @@ def test_a_difference_within_the_tolerance() -> None:
 
 def other_data(first: int) -> Factor:
     """Multiply the inputs from a step on, in each step by another factor."""
-    return lambda text, step: 1.3 + step / 10 if text in {":in", "stem:in"} and step >= first else 1.0
+    return lambda text, step: (
+        1.3 + step / 10 if text in {":in", "stem:in"} and step >= first else 1.0
+    )
 
 
 EVERYTHING = spread(0, 0.2, *FORWARD, *BACKWARD, "*:update", ":grad.norm")
@@ -104,7 +106,11 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "another rate for one parameter": (
         "rate",
-        {"factor": both(from_step(0, 0.1, "mid.weight:update"), spread(1, 0.1, *PARAMETERS, *FORWARD))},
+        {
+            "factor": both(
+                from_step(0, 0.1, "mid.weight:update"), spread(1, 0.1, *PARAMETERS, *FORWARD)
+            )
+        },
         "another learning rate of some parameters: the updates of mid are 0.1 times as large in B",
     ),
     "other inputs": (
@@ -124,7 +130,11 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "inputs of some steps": (
         "data",
-        {"factor": lambda text, step: 1.3 + step / 10 if text in {":in", "stem:in"} and step in {0, 2} else 1.0},
+        {
+            "factor": lambda text, step: (
+                1.3 + step / 10 if text in {":in", "stem:in"} and step in {0, 2} else 1.0
+            )
+        },
         "other data in 2 batches, not in all",
     ),
     "another activation": (
@@ -143,7 +153,9 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "another width": (
         "layer",
         {
-            "layers": [replace(n, weight=(16, 8), shape=(4, 16)) if n.path == "mid" else n for n in NET],
+            "layers": [
+                replace(n, weight=(16, 8), shape=(4, 16)) if n.path == "mid" else n for n in NET
+            ],
             "factor": from_step(0, 1.1, "head.weight:param"),
         },
         "a changed layer: mid (Linear) has weight 8x8 in A, weight 16x8 in B",
@@ -171,8 +183,12 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
     "an output of another dtype": (
         "dtype",
         {
-            "dtypes": lambda text: "bfloat16" if text in {"mid:out", "act:in", "act:out"} else "float32",
-            "factor": spread(0, 2.0**-9, "mid:out", "act:in", "act:out", "head:in", "head:out", ":out"),
+            "dtypes": lambda text: (
+                "bfloat16" if text in {"mid:out", "act:in", "act:out"} else "float32"
+            ),
+            "factor": spread(
+                0, 2.0**-9, "mid:out", "act:in", "act:out", "head:in", "head:out", ":out"
+            ),
         },
         "another dtype: mid:out is float32 in A and bfloat16 in B",
     ),
@@ -264,7 +280,8 @@ def test_evidence_tells_what_is_equal() -> None:
 def test_evidence_of_one_parameter_is_a_sentence() -> None:
     """It tells that the other parameters are equal."""
     told = verdict(
-        a=story(), b=story(factor=both(from_step(0, 1.5, "mid.weight:param"), from_step(0, 1.1, "head:out")))
+        a=story(),
+        b=story(factor=both(from_step(0, 1.5, "mid.weight:param"), from_step(0, 1.1, "head:out"))),
     )
 
     assert told.cause.evidence == "at step 0 the others are equal to the last bit"
@@ -274,11 +291,15 @@ def test_an_update_that_is_rounding_does_not_hide_a_rate() -> None:
     """A bias before a batch norm is updated by rounding alone, which has no common factor with the others."""
     a = story(factor=from_step(0, 1e-8, "mid.weight:update"))
     halved = both(
-        from_step(0, 0.5, "stem.weight:update", "head.weight:update"), from_step(0, 1.3e-8, "mid.weight:update")
+        from_step(0, 0.5, "stem.weight:update", "head.weight:update"),
+        from_step(0, 1.3e-8, "mid.weight:update"),
     )
     told = verdict(a=a, b=story(factor=halved))
 
-    assert told.cause.headline == "another learning rate: the updates of all 2 parameters are 0.5 times as large in B"
+    assert (
+        told.cause.headline
+        == "another learning rate: the updates of all 2 parameters are 0.5 times as large in B"
+    )
     assert told.cause.evidence.endswith("; 1 update left out, mere rounding")
 
 
@@ -291,14 +312,20 @@ def test_an_update_that_is_rounding_does_not_hide_a_rate() -> None:
 )
 def test_rounding_between_versions_and_devices(key: str, headline: str) -> None:
     """Differences of rounding size are put down to what the manifests differ in."""
-    a, b = story(manifest={key: "2.12.0"}), story(manifest={key: "2.13.0"}, factor=spread(0, 20 * ULP, "mid:out"))
+    a, b = (
+        story(manifest={key: "2.12.0"}),
+        story(manifest={key: "2.13.0"}, factor=spread(0, 20 * ULP, "mid:out")),
+    )
 
     assert verdict(a=a, b=b).cause.headline == headline
 
 
 def test_another_version_does_not_explain_what_is_not_rounding() -> None:
     """A difference beyond rounding is put down to the module, whatever the manifests say."""
-    a, b = story(manifest={"torch": "2.12.0"}), story(manifest={"torch": "2.13.0"}, factor=from_step(0, 1.1, "mid:out"))
+    a, b = (
+        story(manifest={"torch": "2.12.0"}),
+        story(manifest={"torch": "2.13.0"}, factor=from_step(0, 1.1, "mid:out")),
+    )
 
     assert verdict(a=a, b=b).cause.code == "code"
 
@@ -306,7 +333,10 @@ def test_another_version_does_not_explain_what_is_not_rounding() -> None:
 def test_products_on_a_gpu_may_be_coarser() -> None:
     """On a GPU a difference of the size of TensorFloat-32 in a product of matrices is named as such."""
     manifest = {"device": "cuda"}
-    told = verdict(a=story(manifest=manifest), b=story(manifest=manifest, factor=from_step(0, 1 + 4e-4, "mid:out")))
+    told = verdict(
+        a=story(manifest=manifest),
+        b=story(manifest=manifest, factor=from_step(0, 1 + 4e-4, "mid:out")),
+    )
 
     assert told.cause.code == "products"
 
@@ -317,7 +347,9 @@ def test_the_same_batches_in_another_order() -> None:
     a = story(steps=steps)
     sums = [row for row in _rows(a) if row["site"] in (0, 1)]
     moved = [{**row, "step": order[row["step"]]} for row in sums]
-    b = Recording.build(a.sites, [*moved, *(row for row in _rows(a) if row["site"] > 1)], roots=a.roots)
+    b = Recording.build(
+        a.sites, [*moved, *(row for row in _rows(a) if row["site"] > 1)], roots=a.roots
+    )
 
     assert verdict(a=a, b=b).cause.code == "order"
 
@@ -326,25 +358,35 @@ def test_batches_that_one_run_left_out() -> None:
     """The same batches some steps earlier are told as such, from the step on in which one was left out."""
     a = story(steps=range(12))
     varied = [
-        {**row, "sum": row["step"] * 3.0, "sumsq": 9e4, "max": row["step"] + 9.0} if row["site"] < 2 else row
+        {**row, "sum": row["step"] * 3.0, "sumsq": 9e4, "max": row["step"] + 9.0}
+        if row["site"] < 2
+        else row
         for row in _rows(a)
     ]
     ahead = [
-        {**row, "sum": row["sum"] + 3.0, "max": row["max"] + 1.0} if row["site"] < 2 and row["step"] >= 4 else row
+        {**row, "sum": row["sum"] + 3.0, "max": row["max"] + 1.0}
+        if row["site"] < 2 and row["step"] >= 4
+        else row
         for row in varied
     ]
     one, other = (Recording.build(a.sites, rows, roots=a.roots) for rows in (varied, ahead))
     told, back = verdict(a=one, b=other).cause, verdict(a=other, b=one).cause
 
-    assert told.headline == "the same batches, but B is 1 step ahead from step 4 on: it left some out"
-    assert back.headline == "the same batches, but A is 1 step ahead from step 4 on: it left some out"
+    assert (
+        told.headline == "the same batches, but B is 1 step ahead from step 4 on: it left some out"
+    )
+    assert (
+        back.headline == "the same batches, but A is 1 step ahead from step 4 on: it left some out"
+    )
     assert "(:in) from step 4 on" in told.evidence
 
 
 def test_one_batch_that_differs_is_no_order_of_the_data() -> None:
     """Nor are a few rows of one: the steps after it have equal inputs, and that is said."""
     a = story(steps=range(12))
-    rows = [{**row, "max": 99.0} if row["site"] < 2 and row["step"] == 4 else row for row in _rows(a)]
+    rows = [
+        {**row, "max": 99.0} if row["site"] < 2 and row["step"] == 4 else row for row in _rows(a)
+    ]
     told = verdict(a=a, b=Recording.build(a.sites, rows, roots=a.roots)).cause
 
     assert (told.code, told.headline) == ("data", "other data in one batch, that of step 4")
@@ -358,7 +400,10 @@ def _rows(recording: Recording) -> list[dict[str, Any]]:
     found = []
     for site in recording.sites:
         rows = recording.rows(site)
-        found += [{"site": site.id, **{n: getattr(rows, n)[i].item() for n in names}} for i in range(len(rows))]
+        found += [
+            {"site": site.id, **{n: getattr(rows, n)[i].item() for n in names}}
+            for i in range(len(rows))
+        ]
     return found
 
 
@@ -399,7 +444,10 @@ def test_a_frozen_parameter() -> None:
 def test_other_random_numbers() -> None:
     """A Dropout that is the first to differ drew other numbers."""
     layers = [*NET[:2], Layer("drop", "Dropout"), *NET[2:]]
-    told = verdict(a=story(layers=layers), b=story(layers=layers, factor=from_step(1, 1.2, "drop:out", "mid:in")))
+    told = verdict(
+        a=story(layers=layers),
+        b=story(layers=layers, factor=from_step(1, 1.2, "drop:out", "mid:in")),
+    )
 
     assert told.cause.headline == "other random numbers: drop (Dropout) is the first to differ"
 
@@ -407,13 +455,20 @@ def test_other_random_numbers() -> None:
 def test_other_words_are_other_data() -> None:
     """An embedding that is the first to differ, with equal parameters, was given other numbers to look up."""
     layers = [Layer("words", "Embedding", (10, 8)), *NET]
-    a, b = (_without_input(story(layers=layers, factor=f)) for f in (from_step(0, 1.0), from_step(0, 1.2, "words:out")))
+    a, b = (
+        _without_input(story(layers=layers, factor=f))
+        for f in (from_step(0, 1.0), from_step(0, 1.2, "words:out"))
+    )
 
     assert verdict(a=a, b=b).cause.code == "data"
 
 
 def _without_input(recording: Recording) -> Recording:
-    rows = [row for row in _rows(recording) if recording.sites[row["site"]].site not in (":in", "words:in")]
+    rows = [
+        row
+        for row in _rows(recording)
+        if recording.sites[row["site"]].site not in (":in", "words:in")
+    ]
     return Recording.build(recording.sites, rows, roots=recording.roots)
 
 
@@ -422,14 +477,23 @@ def test_another_loss_or_other_targets() -> None:
 
     def run(value: float) -> Recording:
         model = story()
-        site = {"id": len(model.sites), "site": "Loss:out", "type": "CrossEntropyLoss", "root": 1, "shape": []}
+        site = {
+            "id": len(model.sites),
+            "site": "Loss:out",
+            "type": "CrossEntropyLoss",
+            "root": 1,
+            "shape": [],
+        }
         row = {"step": 0, "site": len(model.sites), "count": 1, "sum": value, "sumsq": value**2}
         roots = [*model.roots, {"name": "Loss", "prefix": "Loss"}]
         return Recording.build([*model.sites, site], [*_rows(model), row], roots=roots)
 
     told = verdict(a=run(2.0), b=run(2.5))
 
-    assert told.cause.headline == "Loss (CrossEntropyLoss) computes something else, or gets other targets"
+    assert (
+        told.cause.headline
+        == "Loss (CrossEntropyLoss) computes something else, or gets other targets"
+    )
 
 
 def test_another_loss_behind_the_same_outputs() -> None:
@@ -455,15 +519,22 @@ def test_another_loss_behind_the_same_outputs() -> None:
 
 def test_runs_that_part_where_nothing_was_measured() -> None:
     """Parameters that are equal in one common step and differ in the next parted in between."""
-    told = verdict(a=story(steps=[0, 10]), b=story(steps=[0, 10], factor=from_step(10, 1.1, *PARAMETERS, *FORWARD)))
+    told = verdict(
+        a=story(steps=[0, 10]),
+        b=story(steps=[0, 10], factor=from_step(10, 1.1, *PARAMETERS, *FORWARD)),
+    )
 
-    assert told.cause.headline == "they diverge after step 0, in steps that were not measured in both"
+    assert (
+        told.cause.headline == "they diverge after step 0, in steps that were not measured in both"
+    )
 
 
 def test_a_loss_that_parts_off_schedule() -> None:
     """Where only norms were measured, nothing is said of what comes before them."""
     light = frozenset({1, 2, 3})
-    told = verdict(a=story(light=light), b=story(light=light, factor=from_step(2, 1.1, ":grad.norm")))
+    told = verdict(
+        a=story(light=light), b=story(light=light, factor=from_step(2, 1.1, ":grad.norm"))
+    )
 
     assert told.cause.code == "unseen"
     assert "at step 2 the parameters were not measured in both" in told.cause.evidence
@@ -473,7 +544,9 @@ def test_a_loss_that_parts_off_schedule() -> None:
 
 def test_runs_that_part_before_the_first_common_step() -> None:
     """Parameters that differ in a first common step in the middle of the runs tell of no seed."""
-    told = verdict(a=story(steps=[0, 5]), b=story(steps=[1, 5], factor=from_step(0, 1.01, *PARAMETERS)))
+    told = verdict(
+        a=story(steps=[0, 5]), b=story(steps=[1, 5], factor=from_step(0, 1.01, *PARAMETERS))
+    )
 
     assert told.cause.code == "late"
 
@@ -484,13 +557,21 @@ def test_something_not_finite_on_one_side() -> None:
 
     assert told.cause.headline == "mid (Linear) computes something else"
     assert told.first is not None
-    assert (told.first.step, told.first.statistic, told.first.apart) == (3, "nonfinite", float("inf"))
+    assert (told.first.step, told.first.statistic, told.first.apart) == (
+        3,
+        "nonfinite",
+        float("inf"),
+    )
 
 
 RANKS: dict[str, tuple[Callable[[], Factor], bool, str]] = {
     "each its own data": (lambda: spread(0, 0.3, *FORWARD, *BACKWARD), False, "ranks"),
     "the same data": (lambda: from_step(0, 1.0), False, "same-data"),
-    "another parameter": (lambda: both(spread(0, 0.3, *FORWARD), from_step(2, 1.1, "mid.weight:param")), True, "drift"),
+    "another parameter": (
+        lambda: both(spread(0, 0.3, *FORWARD), from_step(2, 1.1, "mid.weight:param")),
+        True,
+        "drift",
+    ),
     "another update": (lambda: from_step(1, 1.1, "mid.weight:update"), True, "drift"),
     "another norm": (lambda: from_step(1, 1.1, ":grad.norm"), True, "drift"),
 }
@@ -507,7 +588,13 @@ def test_ranks_differ_in_their_data_alone(name: str) -> None:
 
 def test_ranks_of_which_nothing_shared_was_measured() -> None:
     """Without parameters, updates and norms there is nothing that ranks have to agree in, and that is said."""
-    runs = [Recording.build(["fc:out"], [{"step": 0, "site": 0, "count": 1, "sumsq": v}]) for v in (1.0, 2.0)]
+    runs = [
+        Recording.build(["fc:out"], [{"step": 0, "site": 0, "count": 1, "sumsq": v}])
+        for v in (1.0, 2.0)
+    ]
     told = judge_ranks(compare(*runs))
 
-    assert (told.parted, told.cause.headline) == (False, "nothing that ranks share was measured in both")
+    assert (told.parted, told.cause.headline) == (
+        False,
+        "nothing that ranks share was measured in both",
+    )

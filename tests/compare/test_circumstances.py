@@ -26,7 +26,9 @@ def told(a: list[str], b: list[str]) -> list[tuple[str, str]]:
         (["a.py", "--lr", "1", "x"], ["b.py", "--lr", "1", "y"], [("a.py", "b.py"), ("x", "y")]),
     ],
 )
-def test_the_words_that_differ_are_told(a: list[str], b: list[str], differences: list[tuple[str, str]]) -> None:
+def test_the_words_that_differ_are_told(
+    a: list[str], b: list[str], differences: list[tuple[str, str]]
+) -> None:
     """An option is told with its value, and what both have is not told."""
     assert told(a, b) == differences
 

@@ -21,9 +21,14 @@ few = settings(max_examples=40, deadline=None, derandomize=True, database=None)
 NAN, INF = math.nan, math.inf
 
 
-def one(*values: float, statistic: str = "sumsq", level: int = FULL, kind: str = "out", **entry: object) -> Recording:
+def one(
+    *values: float, statistic: str = "sumsq", level: int = FULL, kind: str = "out", **entry: object
+) -> Recording:
     """A recording of one site, of which one column was measured, in steps 0, 1, ..."""
-    rows = [{"step": i, "site": 0, "count": 1, statistic: value, "level": level} for i, value in enumerate(values)]
+    rows = [
+        {"step": i, "site": 0, "count": 1, statistic: value, "level": level}
+        for i, value in enumerate(values)
+    ]
     return Recording.build([{"site": f"fc:{kind}", "kind": kind, "type": "Linear", **entry}], rows)
 
 
@@ -40,7 +45,10 @@ def test_a_recording_does_not_differ_from_itself() -> None:
 def test_the_first_parting_is_the_first_site_of_the_first_step() -> None:
     """Steps come first, then the order of the data; the statistic that is furthest apart is named."""
     found = compare(
-        story(), story(factor=from_step(2, 1.25, "act:out", "mid:out", "head:out.grad", "head.weight:update"))
+        story(),
+        story(
+            factor=from_step(2, 1.25, "act:out", "mid:out", "head:out.grad", "head.weight:update")
+        ),
     )
 
     assert found.first is not None
@@ -79,14 +87,25 @@ def test_how_far_two_sizes_are_apart(a: float, b: float, apart: float) -> None:
 
 
 def _sized(sumsq: float) -> Recording:
-    row = {"step": 0, "site": 0, "count": 1, "sumsq": sumsq, "nonfinite": 0 if math.isfinite(sumsq) else 1}
+    row = {
+        "step": 0,
+        "site": 0,
+        "count": 1,
+        "sumsq": sumsq,
+        "nonfinite": 0 if math.isfinite(sumsq) else 1,
+    }
     return Recording.build([{"site": "fc:out"}], [row])
 
 
 def test_a_mean_is_compared_in_units_of_the_scale() -> None:
     """A mean around zero is hardly more than rounding: another one is not a large difference."""
-    rows = [{"step": 0, "site": 0, "count": 4, "sumsq": 4.0, "min": -1.0, "max": 1.0} for _ in range(2)]
-    a, b = (Recording.build(["fc:out"], [{**row, "sum": s}]) for row, s in zip(rows, (4e-7, -4e-7), strict=True))
+    rows = [
+        {"step": 0, "site": 0, "count": 4, "sumsq": 4.0, "min": -1.0, "max": 1.0} for _ in range(2)
+    ]
+    a, b = (
+        Recording.build(["fc:out"], [{**row, "sum": s}])
+        for row, s in zip(rows, (4e-7, -4e-7), strict=True)
+    )
     found = compare(a, b)
 
     assert found.apart.item() == pytest.approx(2e-7)
@@ -96,7 +115,10 @@ def test_a_mean_is_compared_in_units_of_the_scale() -> None:
 
 def test_an_extreme_is_compared_in_units_of_the_larger_extreme() -> None:
     """The smaller one of minimum and maximum is not blown up."""
-    rows = [{"step": 0, "site": 0, "count": 4, "sumsq": 4.0, "sum": 0.0, "max": 2.0, "min": low} for low in (0, -0.01)]
+    rows = [
+        {"step": 0, "site": 0, "count": 4, "sumsq": 4.0, "sum": 0.0, "max": 2.0, "min": low}
+        for low in (0, -0.01)
+    ]
     a, b = (Recording.build(["fc:out"], [row]) for row in rows)
 
     assert compare(a, b).apart.item() == pytest.approx(0.005)
@@ -112,7 +134,10 @@ def test_what_one_side_did_not_measure_is_not_compared() -> None:
 
 def test_one_element_more_is_a_difference() -> None:
     """Batches of other sizes part even where their statistics do not."""
-    a, b = (Recording.build(["fc:out"], [{"step": 0, "site": 0, "count": n, "sumsq": 0.0}]) for n in (8, 6))
+    a, b = (
+        Recording.build(["fc:out"], [{"step": 0, "site": 0, "count": n, "sumsq": 0.0}])
+        for n in (8, 6)
+    )
     first = compare(a, b).first
 
     assert first is not None
@@ -135,7 +160,12 @@ def test_a_distance_is_told_in_units_of_the_coarser_format() -> None:
 
     assert found.first is not None
     assert found.first.ulps == pytest.approx(1 / (1 + step))
-    assert (eps("float32"), eps("bfloat16"), eps("float8_e4m3fn"), eps("int64")) == (2**-23, 2**-7, 2**-3, None)
+    assert (eps("float32"), eps("bfloat16"), eps("float8_e4m3fn"), eps("int64")) == (
+        2**-23,
+        2**-7,
+        2**-3,
+        None,
+    )
     assert coarser("float32", "float16") == coarser("float16", "float32") == "float16"
 
 
@@ -148,7 +178,10 @@ def test_only_steps_that_both_measured_are_compared() -> None:
 
 def test_light_rows_are_common_where_steps_in_full_are_not() -> None:
     """Norms are written in every step, so they are compared in more steps than the rest."""
-    a, b = story(steps=range(6), light=frozenset({1, 2, 3, 4})), story(steps=range(6), light=frozenset({1, 2, 4, 5}))
+    a, b = (
+        story(steps=range(6), light=frozenset({1, 2, 3, 4})),
+        story(steps=range(6), light=frozenset({1, 2, 4, 5})),
+    )
     found = compare(a, b)
     norm = next(i for i, same in enumerate(found.alignment.sites) if same.kind == "grad.norm")
     out = next(i for i, same in enumerate(found.alignment.sites) if same.kind == "out")
@@ -160,8 +193,12 @@ def test_light_rows_are_common_where_steps_in_full_are_not() -> None:
 
 def test_a_gradient_on_schedule_is_not_compared_with_one_off_schedule() -> None:
     """Off schedule a parameter's gradient is seen only where one is not finite."""
-    full, light = (one(4.0, 4.0, kind="param.grad", level=level, path="w") for level in (FULL, LIGHT))
-    other = Recording.build(full.sites, [{"step": 0, "site": 0, "count": 1, "sumsq": 1.0, "level": LIGHT}])
+    full, light = (
+        one(4.0, 4.0, kind="param.grad", level=level, path="w") for level in (FULL, LIGHT)
+    )
+    other = Recording.build(
+        full.sites, [{"step": 0, "site": 0, "count": 1, "sumsq": 1.0, "level": LIGHT}]
+    )
 
     assert compare(full, full).steps.tolist() == compare(light, light).steps.tolist() == [0, 1]
     with pytest.raises(CannotCompare):
@@ -176,7 +213,10 @@ def test_a_full_step_and_a_light_one_are_compared_up_to_rounding() -> None:
 
     found = compare(full, light)
     assert (found.first, found.unlike, found.full) == (None, 2, 0)
-    assert "those of 2 steps that one alone measured in full up to rounding" in judge(found).cause.evidence
+    assert (
+        "those of 2 steps that one alone measured in full up to rounding"
+        in judge(found).cause.evidence
+    )
     assert compare(full, one(4.0 * (1 + 2**-20), 4.0)).first is not None
     assert compare(one(4.0, 4.0, level=LIGHT), light).first is not None
     apart = compare(full, one(4.0, 4.01, level=LIGHT)).first
@@ -214,13 +254,17 @@ def test_ranks_and_batches_are_merged_before_they_are_compared() -> None:
     """A step written in pieces is compared as a whole."""
     row = {"site": "fc:out", "sum": 0.0, "min": 0.0, "max": 0.0}
     whole = Recording.build(["fc:out"], [{**row, "step": 0, "count": 4, "sumsq": 4.0}])
-    pieces = Recording.build(["fc:out"], [{**row, "step": 0, "count": 2, "sumsq": s} for s in (1.0, 3.0)])
+    pieces = Recording.build(
+        ["fc:out"], [{**row, "step": 0, "count": 2, "sumsq": s} for s in (1.0, 3.0)]
+    )
 
     assert compare(whole, pieces).first is None
 
 
 factors = st.dictionaries(
-    st.sampled_from([f"{layer.path}:out" for layer in NET]), st.floats(0.01, 100.0), max_size=len(NET)
+    st.sampled_from([f"{layer.path}:out" for layer in NET]),
+    st.floats(0.01, 100.0),
+    max_size=len(NET),
 )
 
 

@@ -69,7 +69,10 @@ def test_runs_that_part_end_with_1(written: Write, capsys: pytest.CaptureFixture
     assert main(["diff", written("a"), written("b", factor=from_step(2, 2.0, "*:update"))]) == 1
 
     out = capsys.readouterr().out
-    assert "✗ another learning rate: the updates of all 3 parameters are 2 times as large in B\n" in out
+    assert (
+        "✗ another learning rate: the updates of all 3 parameters are 2 times as large in B\n"
+        in out
+    )
     assert "  first difference: step 2, stem.weight:update" in out
 
 
@@ -82,7 +85,9 @@ def test_the_tolerance_decides(written: Write) -> None:
     assert main(["diff", a, b, "--tolerance", "1e-4"]) == 0
 
 
-def test_runs_that_cannot_be_compared_end_with_2(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_that_cannot_be_compared_end_with_2(
+    written: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Nothing in common: exit status 2, and what to do."""
     assert main(["diff", written("a", steps=[0, 2]), written("b", steps=[1, 3])]) == 2
 
@@ -92,7 +97,9 @@ def test_runs_that_cannot_be_compared_end_with_2(written: Write, capsys: pytest.
     )
 
 
-def test_what_is_no_recording_ends_with_2(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_recording_ends_with_2(
+    written: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The message names what is missing."""
     assert main(["diff", written("a"), "no-such.kedge"]) == 2
     assert "no-such.kedge is not a recording" in capsys.readouterr().err
@@ -102,12 +109,15 @@ def test_unlike_models_end_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[
     """No site in common: exit status 2, and how many each has."""
     for name, site in (("a", "conv:out"), ("b", "cell:out")):
         with create(tmp_path / f"{name}.kedge", MANIFEST, force=False) as writer:
-            writer.sites([{"id": 0, "site": site, "type": site[:4], "shape": [len(name) + ord(name)]}], [])
+            writer.sites(
+                [{"id": 0, "site": site, "type": site[:4], "shape": [len(name) + ord(name)]}], []
+            )
             writer.stats(0, {"site": [0], "count": [1], "sumsq": [1.0]})
 
     assert main(["diff", str(tmp_path / "a.kedge"), str(tmp_path / "b.kedge")]) == 2
     assert (
-        "no site of one could be found in the other (a.kedge has 1 site, b.kedge has 1 site)" in capsys.readouterr().err
+        "no site of one could be found in the other (a.kedge has 1 site, b.kedge has 1 site)"
+        in capsys.readouterr().err
     )
 
 
@@ -144,10 +154,16 @@ def test_json_holds_what_is_drawn(written: Write, capsys: pytest.CaptureFixture[
         **{name: told["first"][name] for name in ("statistic", "a", "b", "apart", "ulps")},
     }
     assert told["steps"] == {"both": [0, 1, 2, 3], "full": 4}
-    assert told["alignment"]["renamed"] == [{"a": "mid", "b": "dense", "how": "structure", "changed": False}]
+    assert told["alignment"]["renamed"] == [
+        {"a": "mid", "b": "dense", "how": "structure", "changed": False}
+    ]
     assert told["alignment"]["only_b"] == [{"path": "drop", "type": "Dropout"}]
     dense = next(line for line in told["modules"] if line["module"] == {"a": "mid", "b": "dense"})
-    assert (dense["first"]["step"], dense["first"]["apart"], dense["first"]["ulps"]) == (1, "inf", None)
+    assert (dense["first"]["step"], dense["first"]["apart"], dense["first"]["ulps"]) == (
+        1,
+        "inf",
+        None,
+    )
 
 
 def test_json_of_equal_runs(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
@@ -158,7 +174,9 @@ def test_json_of_equal_runs(written: Write, capsys: pytest.CaptureFixture[str]) 
     assert (told["parted"], told["first"], told["modules"]) == (False, None, [])
 
 
-def test_ranks_that_agree_end_with_0(ranks: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_agree_end_with_0(
+    ranks: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Ranks whose data differ and whose parameters do not are in order."""
     run = ranks(factor=from_step(0, 1.3, "*:in", "*:out", "*:out.grad"))
 
@@ -168,7 +186,9 @@ def test_ranks_that_agree_end_with_0(ranks: Callable[..., str], capsys: pytest.C
     assert f"A  {run} rank 0\n" in out.replace("  train.py", "")
 
 
-def test_ranks_that_drift_end_with_1(ranks: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_that_drift_end_with_1(
+    ranks: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Ranks whose parameters differ have drifted apart, which is said with the first parameter."""
     run = ranks(factor=from_step(2, 1.01, "mid.weight:param", "*:out"))
 
@@ -178,7 +198,9 @@ def test_ranks_that_drift_end_with_1(ranks: Callable[..., str], capsys: pytest.C
     assert "first difference: step 2, mid.weight:param" in out
 
 
-def test_a_rank_that_is_not_there_ends_with_2(ranks: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_that_is_not_there_ends_with_2(
+    ranks: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """The message names the ranks that there are."""
     assert main(["diff", ranks(), "--ranks", "0", "7"]) == 2
     assert "rank 7" in capsys.readouterr().err
@@ -195,7 +217,9 @@ def test_a_rank_that_is_not_there_ends_with_2(ranks: Callable[..., str], capsys:
         ["a.kedge", "b.kedge", "--json", "--html"],
     ],
 )
-def test_what_makes_no_sense_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_makes_no_sense_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Options that do not go together are told before anything is read."""
     with pytest.raises(SystemExit) as raised:
         main(["diff", *words])
@@ -204,7 +228,9 @@ def test_what_makes_no_sense_is_refused(words: list[str], capsys: pytest.Capture
     assert capsys.readouterr().err.startswith("kedge diff: ")
 
 
-def test_the_page_is_written_beside_the_first_run(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_is_written_beside_the_first_run(
+    written: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With --html one file is written, whose name has those of both runs; the status is that of the difference."""
     a, b = written("a"), written("b", factor=from_step(1, 1.5, "mid:out"))
 
@@ -216,7 +242,9 @@ def test_the_page_is_written_beside_the_first_run(written: Write, capsys: pytest
     assert page.with_name("same.html").exists()
 
 
-def test_a_page_that_cannot_be_written_ends_with_2(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_that_cannot_be_written_ends_with_2(
+    written: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The message names the file."""
     a = written("a")
 
@@ -231,12 +259,16 @@ def test_a_difference_is_read_without_torch(written: Write) -> None:
         "import sys; from kedge.cli.main import main; "
         "print([main(['diff', *sys.argv[1:], *more]) for more in ([], ['--json'], ['--html'])], 'torch' in sys.modules)"
     )
-    ended = subprocess.run([sys.executable, "-c", code, a, b], capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", code, a, b], capture_output=True, text=True, check=True
+    )
 
     assert ended.stdout.splitlines()[-1] == "[1, 1, 1] False"
 
 
-def test_the_chosen_modules_are_shown_alone(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_chosen_modules_are_shown_alone(
+    written: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The table and the map are of the chosen sites; the verdict and the exit status are of all."""
     a, b = written("a"), written("b", factor=from_step(2, 2.0, "mid:out", "head:out"))
     main(["diff", a, b])
@@ -250,7 +282,9 @@ def test_the_chosen_modules_are_shown_alone(written: Write, capsys: pytest.Captu
     assert "sites of 1 module aligned by name" in out
 
 
-def test_chosen_modules_that_are_equal_are_said_to_be(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chosen_modules_that_are_equal_are_said_to_be(
+    written: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The runs part elsewhere: there is no table, and one line says that these modules do not."""
     a, b = written("a"), written("b", factor=from_step(2, 2.0, "mid:out"))
 
@@ -259,7 +293,9 @@ def test_chosen_modules_that_are_equal_are_said_to_be(written: Write, capsys: py
     assert "\n2 modules are equal to the last bit in all steps\n" in capsys.readouterr().out
 
 
-def test_the_object_has_the_chosen_modules(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_object_has_the_chosen_modules(
+    written: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Their lines alone, the common sites counted among them, and the first difference of all."""
     a, b = written("a"), written("b", factor=from_step(2, 2.0, "mid:out", "head:out"))
 
@@ -271,21 +307,33 @@ def test_the_object_has_the_chosen_modules(written: Write, capsys: pytest.Captur
     assert found["first"]["site"]["a"] == "mid:out"
 
 
-def test_a_module_may_be_chosen_by_its_name_in_either_run(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_may_be_chosen_by_its_name_in_either_run(
+    written: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A renamed module is found under both names, on the page too."""
-    layers = [replace(layer, path="other", key="mid") if layer.path == "mid" else layer for layer in NET]
+    layers = [
+        replace(layer, path="other", key="mid") if layer.path == "mid" else layer for layer in NET
+    ]
     a, b = written("a"), written("b", layers=layers, factor=from_step(2, 2.0, "other:out"))
 
     for name in ("mid", "other"):
         assert main(["diff", a, b, "--json", "--sites", name]) == 1
-        assert json.loads(capsys.readouterr().out)["modules"][0]["module"] == {"a": "mid", "b": "other"}
+        assert json.loads(capsys.readouterr().out)["modules"][0]["module"] == {
+            "a": "mid",
+            "b": "other",
+        }
     assert main(["diff", a, b, "--html", "-o", f"{a}.html", "--sites", "other"]) == 1
     page = Path(f"{a}.html").read_text(encoding="utf-8")
     assert 'data-filter="other"' in page
-    assert '"other":{"site":"other:out","path":"other","kind":"out","type":"Linear","owner":"other"}' in page
+    assert (
+        '"other":{"site":"other:out","path":"other","kind":"out","type":"Linear","owner":"other"}'
+        in page
+    )
 
 
-def test_a_module_of_one_run_alone_cannot_be_chosen(written: Write, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_of_one_run_alone_cannot_be_chosen(
+    written: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It has nothing to be compared with, and the answer says so."""
     a, b = written("a", layers=(*NET, Layer("extra", "Tanh", shape=(4, 3)))), written("b")
 

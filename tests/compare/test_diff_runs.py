@@ -25,7 +25,9 @@ DIGITS = Path(__file__).parents[2] / "examples" / "digits.py"
 class Net(nn.Module):
     """A small model."""
 
-    def __init__(self, act: type[nn.Module] = nn.ReLU, name: str = "head", *, drop: bool = False) -> None:
+    def __init__(
+        self, act: type[nn.Module] = nn.ReLU, name: str = "head", *, drop: bool = False
+    ) -> None:
         super().__init__()
         layers = [nn.Linear(16, 16), act(), nn.Linear(16, 16), act()]
         self.body = nn.Sequential(*layers[:2], *[nn.Dropout(0.2)] * drop, *layers[2:])
@@ -63,7 +65,9 @@ def train(change: str) -> None:
     """Train the model for some steps with one thing changed."""
     model = build(change)
     loss = nn.CrossEntropyLoss(label_smoothing=0.1 if change == "smooth" else 0.0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 if change == "momentum" else 0.0)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=0.1, momentum=0.9 if change == "momentum" else 0.0
+    )
     torch.manual_seed(1)
     images, labels = torch.randn(6, 8, 16), torch.randint(4, (6, 8))
     if change == "order":
@@ -84,7 +88,20 @@ Ran = Callable[..., Recording]
 def recorded(folder: Path, name: str, *words: str) -> Recording:
     """Run a program under ``kedge run`` and read what it recorded."""
     place = folder / f"{name}.kedge"
-    command = [sys.executable, "-m", "kedge", "run", "-q", "--every", "1", "--budget", "none", "-o", str(place), *words]
+    command = [
+        sys.executable,
+        "-m",
+        "kedge",
+        "run",
+        "-q",
+        "--every",
+        "1",
+        "--budget",
+        "none",
+        "-o",
+        str(place),
+        *words,
+    ]
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     forked.run(command, cwd=folder, env=environment, check=True, timeout=120)
     return Recording.open(place)
@@ -152,7 +169,10 @@ def test_another_learning_rate_is_found(first: Recording, digits: Ran) -> None:
     """Everything is equal up to the first update, which is larger by the factor."""
     found, told = judged(first, digits("rate", "--lr", "0.002"))
 
-    assert told.cause.headline == "another learning rate: the updates of all 11 parameters are 2 times as large in B"
+    assert (
+        told.cause.headline
+        == "another learning rate: the updates of all 11 parameters are 2 times as large in B"
+    )
     assert told.first is not None
     assert (told.first.step, told.first.same.kind) == (0, "update")
     assert told.first.b / told.first.a == pytest.approx(2, rel=1e-4)
@@ -172,7 +192,9 @@ def test_another_learning_rate_is_found(first: Recording, digits: Ran) -> None:
         ("clipped", "clipping", "body.0.weight:update"),
     ],
 )
-def test_what_was_changed_is_found(plain: Recording, changed: Ran, change: str, code: str, site: str) -> None:
+def test_what_was_changed_is_found(
+    plain: Recording, changed: Ran, change: str, code: str, site: str
+) -> None:
     """One thing is changed in a program, and it is what the headline says, at the site where it begins."""
     _, told = judged(plain, changed(change))
 
@@ -185,7 +207,9 @@ def test_what_was_changed_is_found(plain: Recording, changed: Ran, change: str, 
     ("change", "how", "only"),
     [("renamed", "structure", []), ("wrapped", "prefix", ["Trainer"]), ("compiled", "name", [])],
 )
-def test_other_names_hide_no_equality(plain: Recording, changed: Ran, change: str, how: str, only: list[str]) -> None:
+def test_other_names_hide_no_equality(
+    plain: Recording, changed: Ran, change: str, how: str, only: list[str]
+) -> None:
     """A renamed layer, a model in another module and a compiled one are found again and equal to the last bit."""
     found, told = judged(plain, changed(change))
 

@@ -44,9 +44,15 @@ def shown(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         file = tmp_path / "page.html"
         file.write_text(page_of(a, b, chosen), encoding="utf-8")
         page = context.new_page()
-        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: wrong.append(message.text) if message.type == "error" else None,
+        )
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("request", lambda request: wrong.append(request.url) if request.url.startswith("http") else None)
+        page.on(
+            "request",
+            lambda request: wrong.append(request.url) if request.url.startswith("http") else None,
+        )
         page.goto(file.as_uri())
         page.wait_for_selector("html[data-ready=yes]")
         return page
@@ -86,7 +92,10 @@ def shades(page: Any, row: int, column: int) -> list[tuple[int, ...]]:
         return [...canvas.getContext("2d").getImageData(x * dense, y * dense, 20 * dense, 8 * dense).data];
     }"""
     values = page.eval_on_selector("#cells", script, [row, column])
-    return [shade for shade, _ in Counter(zip(*(values[at::4] for at in range(3)), strict=True)).most_common()]
+    return [
+        shade
+        for shade, _ in Counter(zip(*(values[at::4] for at in range(3)), strict=True)).most_common()
+    ]
 
 
 def test_the_page_says_why_and_where(shown: Callable[..., Any]) -> None:
@@ -124,7 +133,14 @@ def sparse(scale: float) -> Recording:
         {"site": "a:out", "path": "a", "kind": "out", "type": "Linear"},
         {"site": ":grad.norm", "path": "", "kind": "grad.norm", "type": ""},
     ]
-    figures = {"count": 8, "nonzero": 8, "sum": scale, "sumsq": scale**2, "min": -scale, "max": scale}
+    figures = {
+        "count": 8,
+        "nonzero": 8,
+        "sum": scale,
+        "sumsq": scale**2,
+        "min": -scale,
+        "max": scale,
+    }
     rows = [
         {"site": site["site"], "step": step, "level": LIGHT if step % 10 else FULL, **figures}
         for step in range(30)
@@ -154,7 +170,9 @@ def test_equal_and_no_value_are_told_apart(theme: str, shown: Callable[..., Any]
 
     assert len(equal) == 1
     assert len(absent) > 1
-    assert all(sum(abs(a - b) for a, b in zip(equal[0], other, strict=True)) > 12 for other in absent[:2])
+    assert all(
+        sum(abs(a - b) for a, b in zip(equal[0], other, strict=True)) > 12 for other in absent[:2]
+    )
     assert "no value" in page.inner_text(".legend")
 
 
@@ -168,7 +186,11 @@ def test_small_differences_are_shown_by_their_size(shown: Callable[..., Any]) ->
 
 def test_sites_have_the_names_of_both_where_they_differ(shown: Callable[..., Any]) -> None:
     """What was aligned under another name is named in both, and what was not is listed."""
-    layers = [replace(n, path="dense", key="mid") if n.path == "mid" else n for n in NET if n.path != "act"]
+    layers = [
+        replace(n, path="dense", key="mid") if n.path == "mid" else n
+        for n in NET
+        if n.path != "act"
+    ]
     page = shown(story(), story(layers=layers, factor=from_step(0, 1.5, "dense:out")))
 
     assert "mid is dense in B" in page.inner_text("#alignment-body")
@@ -204,7 +226,9 @@ def test_the_filter_chooses_the_modules_too(shown: Callable[..., Any]) -> None:
 
 def test_the_page_opens_with_the_filter_it_was_written_with(shown: Callable[..., Any]) -> None:
     """A module passes under its name in B too; another filter in the address counts more, and an empty field shows all."""
-    layers = [replace(layer, path="other", key="mid") if layer.path == "mid" else layer for layer in NET]
+    layers = [
+        replace(layer, path="other", key="mid") if layer.path == "mid" else layer for layer in NET
+    ]
     page = shown(story(), story(layers=layers, factor=from_step(1, 1.5, "*:out")), "other")
     assert page.input_value("#filter") == "other"
     assert page.locator("#parted tbody th").all_inner_texts() == ["mid = other"]
@@ -239,7 +263,8 @@ def test_names_are_no_markup() -> None:
     """A path that looks like markup stays text."""
     evil = "<script>alert(1)</script>"
     run = Recording.build(
-        [{"site": f"{evil}:out", "path": evil, "kind": "out"}], [{"step": 0, "site": 0, "sumsq": 1.0}]
+        [{"site": f"{evil}:out", "path": evil, "kind": "out"}],
+        [{"step": 0, "site": 0, "sumsq": 1.0}],
     )
 
     assert evil not in page_of(run, run)

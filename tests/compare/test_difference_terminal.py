@@ -23,7 +23,9 @@ A = {"command": ["train.py", "--lr", "0.1"], "torch": "2.13.0", "device": "cpu"}
 B = {"command": ["train.py", "--lr", "0.2", "--fast"], "torch": "2.13.0", "device": "cuda"}
 
 
-def drawn(a: Recording, b: Recording, width: int = 100, tolerance: float = 0.0, **options: Any) -> str:
+def drawn(
+    a: Recording, b: Recording, width: int = 100, tolerance: float = 0.0, **options: Any
+) -> str:
     """Draw the difference of two runs."""
     found, stream = compare(a, b, tolerance), io.StringIO()
     console = Console(file=stream, width=width, highlight=False)
@@ -36,15 +38,21 @@ def lines(a: Recording, b: Recording, **options: Any) -> list[str]:
     return drawn(a, b, **options).splitlines()
 
 
-def later(first: Callable[[str, int], float], second: Callable[[str, int], float]) -> Callable[[str, int], float]:
+def later(
+    first: Callable[[str, int], float], second: Callable[[str, int], float]
+) -> Callable[[str, int], float]:
     """Multiply by both."""
     return lambda text, step: first(text, step) * second(text, step)
 
 
 def test_another_learning_rate() -> None:
     """Why, where and by how much stand above; below how the difference grows, and where each module parts."""
-    factor = later(from_step(1, 2.0, "*:update"), from_step(2, 1.01, "*.weight:param", "*:out", "*:in"))
-    text = drawn(story(manifest=A, steps=range(12)), story(manifest=B, steps=range(12), factor=factor))
+    factor = later(
+        from_step(1, 2.0, "*:update"), from_step(2, 1.01, "*.weight:param", "*:out", "*:in")
+    )
+    text = drawn(
+        story(manifest=A, steps=range(12)), story(manifest=B, steps=range(12), factor=factor)
+    )
 
     assert text == dedent("""\
         A  a.kedge      train.py --lr 0.1
@@ -127,16 +135,25 @@ def test_only_the_first_modules_are_shown() -> None:
     """The table is short; how many more part, and how many never do, is said."""
     layers = [Layer(f"fc{i}", "Linear") for i in range(20)]
     factor = from_step(1, 1.5, *(f"fc{i}:out" for i in range(3, 20)))
-    short, whole = (lines(story(layers=layers), story(layers=layers, factor=factor), **o) for o in ({}, {"most": None}))
+    short, whole = (
+        lines(story(layers=layers), story(layers=layers, factor=factor), **o)
+        for o in ({}, {"most": None})
+    )
 
-    assert "5 modules more differ: --all shows every one; 4 modules are equal to the last bit in all steps" in short
+    assert (
+        "5 modules more differ: --all shows every one; 4 modules are equal to the last bit in all steps"
+        in short
+    )
     assert len(whole) == len(short) + 5
     assert "4 modules are equal to the last bit in all steps" in whole
 
 
 def test_few_steps_in_full_are_said() -> None:
     """Where runs measured other steps, it is said how many are common in full and how to have more."""
-    a, b = story(steps=range(6), light=frozenset({1, 2, 3, 4})), story(steps=range(6), light=frozenset({1, 2, 4, 5}))
+    a, b = (
+        story(steps=range(6), light=frozenset({1, 2, 3, 4})),
+        story(steps=range(6), light=frozenset({1, 2, 4, 5})),
+    )
 
     assert drawn(a, b).endswith(
         "6 steps measured in both (0 to 5), 1 of them in full; to\ncompare every step, record both with --every 1 --budget none\n"
@@ -147,8 +164,13 @@ def test_few_steps_in_full_are_said() -> None:
 @pytest.mark.parametrize("depth", [1, 60])
 def test_every_line_fits(steps: int, depth: int) -> None:
     """No line is wider than the terminal, however deep the model and long the run; none ends in spaces."""
-    layers = [Layer(f"encoder.layers.{i}.attention.projection", "Linear", (8, 8)) for i in range(depth)]
-    a, b = (story(layers=layers, steps=range(steps), factor=f) for f in (from_step(0, 1.0), from_step(0, 1.1, "*:out")))
+    layers = [
+        Layer(f"encoder.layers.{i}.attention.projection", "Linear", (8, 8)) for i in range(depth)
+    ]
+    a, b = (
+        story(layers=layers, steps=range(steps), factor=f)
+        for f in (from_step(0, 1.0), from_step(0, 1.1, "*:out"))
+    )
 
     for width in (80, 100, 140, 200):
         text = lines(a, b, width=width)
@@ -177,10 +199,23 @@ def test_a_tolerance_hides_what_it_allows() -> None:
 @pytest.mark.parametrize("kind", ["loss", "param"])
 def test_runs_that_share_no_module_have_neither_map_nor_table(kind: str) -> None:
     """Where only losses or parameters can be compared, the verdict stands alone."""
-    sites = [{"id": 0, "site": f"a:{kind}", "path": "a", "kind": kind, "type": "", "shape": [2], "dtype": "float32"}]
+    sites = [
+        {
+            "id": 0,
+            "site": f"a:{kind}",
+            "path": "a",
+            "kind": kind,
+            "type": "",
+            "shape": [2],
+            "dtype": "float32",
+        }
+    ]
 
     def recording(scale: float) -> Recording:
-        rows = [{"step": n, "site": 0, "count": 2, "sum": scale, "sumsq": scale**2 * 2, "level": 2} for n in range(3)]
+        rows = [
+            {"step": n, "site": 0, "count": 2, "sum": scale, "sumsq": scale**2 * 2, "level": 2}
+            for n in range(3)
+        ]
         return Recording.build(sites, rows, roots=[], manifest={})
 
     assert "first difference: step 0" in drawn(recording(1.0), recording(3.0))
@@ -188,8 +223,12 @@ def test_runs_that_share_no_module_have_neither_map_nor_table(kind: str) -> None
 
 def test_blocks_that_part_alike_share_a_line() -> None:
     """The first to part stands alone; the others fold where they diverge in the same step at the same site."""
-    layers = [Layer(f"h.{i}.{part}", "Linear", (8, 8)) for i in range(12) for part in ("attn", "mlp")]
-    factor = later(from_step(1, 1.001, "*.attn:out", "*.mlp:out"), from_step(1, 90.0, "h.7.mlp:out"))
+    layers = [
+        Layer(f"h.{i}.{part}", "Linear", (8, 8)) for i in range(12) for part in ("attn", "mlp")
+    ]
+    factor = later(
+        from_step(1, 1.001, "*.attn:out", "*.mlp:out"), from_step(1, 90.0, "h.7.mlp:out")
+    )
 
     drawn = lines(story(layers=layers), story(layers=layers, factor=factor), width=120)
 
@@ -206,7 +245,11 @@ def test_blocks_that_part_alike_share_a_line() -> None:
 
 def test_a_table_of_wide_spreads_fits_a_narrow_terminal() -> None:
     """It goes without the last distances, and without the values of A and B; no line is wrapped, and each name can be read."""
-    layers = [Layer(f"model.h.{i}.{part}", "Linear", (8, 8)) for i in range(12) for part in ("attn", "mlp")]
+    layers = [
+        Layer(f"model.h.{i}.{part}", "Linear", (8, 8))
+        for i in range(12)
+        for part in ("attn", "mlp")
+    ]
 
     def scale(text: str, step: int) -> float:
         return 1.234 * 10.0 ** -(5 + crc32(text.encode()) % 3)
@@ -219,13 +262,17 @@ def test_a_table_of_wide_spreads_fits_a_narrow_terminal() -> None:
     for width, titles in ((80, ["apart"]), (140, ["A", "B", "apart", "at", "end"])):
         text = lines(*runs, width=width)
         at = next(i for i, line in enumerate(text) if line.startswith("module "))
-        assert [title for title in text[at].split()[4:] if title != "steps"][: len(titles)] == titles
+        assert [title for title in text[at].split()[4:] if title != "steps"][
+            : len(titles)
+        ] == titles
         assert max(map(len, text)) <= width
         assert text[at + 2].startswith("model.h.0-11.mlp ")
 
 
 def test_blocks_of_one_side_alone_share_a_name() -> None:
     """A deeper model has them all at the end."""
-    short, long = ([Layer(f"h.{i}.mlp", "Linear", (8, 8)) for i in range(count)] for count in (2, 9))
+    short, long = (
+        [Layer(f"h.{i}.mlp", "Linear", (8, 8)) for i in range(count)] for count in (2, 9)
+    )
 
     assert "only in B: h.2-8.mlp (Linear)" in drawn(story(layers=short), story(layers=long))

@@ -61,7 +61,9 @@ class Program:
     def run(self) -> None:
         model, slow = self.model, set(self.block.parameters())
         groups = [[p for p in model.parameters() if p not in slow], list(self.block.parameters())]
-        given = [{"params": params, "lr": lr} for params, lr in zip(groups, self.rates, strict=True)]
+        given = [
+            {"params": params, "lr": lr} for params, lr in zip(groups, self.rates, strict=True)
+        ]
         optimizer = self.kind(given, **self.settings)
         draw = torch.Generator().manual_seed(5)
         data = self.scale * torch.randn(SAMPLES, 8, generator=draw)
@@ -246,7 +248,9 @@ def found(a: Recording, b: Recording) -> Verdict:
     return judge(compare(a, b))
 
 
-def test_the_same_program_again(plain: Recording, watched: Callable[[str, Program], Recording]) -> None:
+def test_the_same_program_again(
+    plain: Recording, watched: Callable[[str, Program], Recording]
+) -> None:
     """Nothing is changed, and nothing is named."""
     assert found(plain, watched("again", Program())).cause.code == "same"
 

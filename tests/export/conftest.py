@@ -18,8 +18,23 @@ from kedge.store.exponents import BUCKETS, encode
 from kedge.store.writing.folder import create
 
 SITES = [
-    {"id": 0, "site": "conv:out", "path": "conv", "kind": "out", "type": "Conv2d", "shape": [2, 5], "from": [None]},
-    {"id": 1, "site": "conv:out.grad", "path": "conv", "kind": "out.grad", "type": "Conv2d", "shape": [2, 5]},
+    {
+        "id": 0,
+        "site": "conv:out",
+        "path": "conv",
+        "kind": "out",
+        "type": "Conv2d",
+        "shape": [2, 5],
+        "from": [None],
+    },
+    {
+        "id": 1,
+        "site": "conv:out.grad",
+        "path": "conv",
+        "kind": "out.grad",
+        "type": "Conv2d",
+        "shape": [2, 5],
+    },
     {
         "id": 2,
         "site": "log:out",
@@ -73,7 +88,9 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def kedge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+def kedge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Command:
     """Run ``kedge`` in the test's folder: in this process, or in one of its own where a package is missing."""
 
     def run(*words: str, missing: str = "", input: str = "") -> subprocess.CompletedProcess[str]:  # noqa: A002
@@ -89,8 +106,12 @@ def kedge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     return run
 
 
-def _without(package: str, words: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
+def _without(
+    package: str, words: tuple[str, ...], folder: Path
+) -> subprocess.CompletedProcess[str]:
     code = f"import sys\nsys.modules[{package!r}] = None\nfrom kedge.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, *words]
     environment = {**os.environ, "COLUMNS": "160"}
-    return subprocess.run(command, cwd=folder, text=True, capture_output=True, check=False, env=environment)
+    return subprocess.run(
+        command, cwd=folder, text=True, capture_output=True, check=False, env=environment
+    )

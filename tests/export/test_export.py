@@ -28,11 +28,19 @@ def table(path: Path, tmp_path: Path):
 def test_every_row_is_there_by_site_and_step(table, path: Path) -> None:
     """A row for each site and step that fired, sites in data-flow order and steps rising, with what the sites are."""
     assert list(zip(table["site"].to_pylist(), table["step"].to_pylist(), strict=True)) == [
-        (site, step) for site in ("conv:out", "conv:out.grad", "log:out") for step in (0, 10, 20, 30)
+        (site, step)
+        for site in ("conv:out", "conv:out.grad", "log:out")
+        for step in (0, 10, 20, 30)
     ]
     assert table.column_names == list(WIDE)
     last = table.slice(11).to_pylist()[0]
-    assert [last[name] for name in ("path", "kind", "type", "dtype", "level")] == ["log", "out", "Log", "float16", 2]
+    assert [last[name] for name in ("path", "kind", "type", "dtype", "level")] == [
+        "log",
+        "out",
+        "Log",
+        "float16",
+        2,
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in STATISTICS if name in WIDE])
@@ -50,12 +58,15 @@ def test_what_was_not_measured_is_null_and_what_is_not_a_number_is_nan(table) ->
     rows = {(row["site"], row["step"]): row for row in table.to_pylist()}
     gradient, broken, whole = rows["conv:out.grad", 0], rows["log:out", 20], rows["conv:out", 0]
 
-    assert [gradient[name] for name in ("rms", "min", "absmax", "nonzero", "zero", "sampled", "saturated", "q50")] == [
-        None
-    ] * 8
+    assert [
+        gradient[name]
+        for name in ("rms", "min", "absmax", "nonzero", "zero", "sampled", "saturated", "q50")
+    ] == [None] * 8
     assert gradient["mean"] == 0.2
     assert gradient["nonfinite"] == 0
-    assert np.isnan([broken[name] for name in ("mean", "rms", "std", "min", "max", "absmax", "sum")]).all()
+    assert np.isnan(
+        [broken[name] for name in ("mean", "rms", "std", "min", "max", "absmax", "sum")]
+    ).all()
     assert broken["nonfinite"] == 3
     assert (whole["saturated"], whole["zero"], whole["sampled"]) == (0.25, 0.5, 8)
 
@@ -81,7 +92,9 @@ def test_it_is_compressed_for_its_columns(path: Path, tmp_path: Path) -> None:
     assert "RLE_DICTIONARY" in found["site"].encodings
 
 
-def test_many_rows_are_written_in_groups(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_written_in_groups(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The file is written group by group, so that a large recording need not fit into memory, and holds every row."""
     monkeypatch.setattr(parquet, "GROUP", 5)
     write_parquet(Recording.open(path), tmp_path / "out.parquet")
@@ -91,11 +104,17 @@ def test_many_rows_are_written_in_groups(path: Path, tmp_path: Path, monkeypatch
     assert file.metadata.num_rows == 12
 
 
-def test_a_file_appears_whole_or_not_at_all(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_appears_whole_or_not_at_all(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When writing fails, an old file stays and nothing else is left behind."""
     (tmp_path / "out.parquet").write_text("old")
-    monkeypatch.setattr(parquet, "_groups", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(RecordingError, match="cannot write .*out.parquet: No space left on device; free some space"):
+    monkeypatch.setattr(
+        parquet, "_groups", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+    )
+    with pytest.raises(
+        RecordingError, match="cannot write .*out.parquet: No space left on device; free some space"
+    ):
         write_parquet(Recording.open(path), tmp_path / "out.parquet")
 
     assert (tmp_path / "out.parquet").read_text() == "old"
@@ -124,7 +143,10 @@ def test_the_command_names_the_file_after_the_recording(kedge, path: Path, tmp_p
     )
     assert kedge("export", "train.kedge", "--parquet", "--force").returncode == 0
     assert kedge("export", "train.kedge", "--parquet", "-o", "x.parquet").returncode == 0
-    assert "name another file with -o" in kedge("export", "train.kedge", "--parquet", "--force", "-o", ".").stderr
+    assert (
+        "name another file with -o"
+        in kedge("export", "train.kedge", "--parquet", "--force", "-o", ".").stderr
+    )
 
 
 def test_the_command_says_what_to_install(kedge, path: Path) -> None:

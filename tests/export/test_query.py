@@ -33,7 +33,9 @@ def test_the_answer_is_what_the_recording_says(asked, path: Path) -> None:
     names, rows = asked("SELECT step, mean FROM stats WHERE site = 'conv:out' ORDER BY step")
 
     assert names == ["step", "mean"]
-    assert rows == list(zip((0, 10, 20, 30), Recording.open(path).series("conv:out", "mean").tolist(), strict=True))
+    assert rows == list(
+        zip((0, 10, 20, 30), Recording.open(path).series("conv:out", "mean").tolist(), strict=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,9 @@ def test_a_growing_recording_is_asked(tmp_path: Path, kedge) -> None:
 
 def test_the_ranks_are_asked_as_one(tmp_path: Path) -> None:
     """Rows of one site and step from several ranks are one row."""
-    rows = [{"step": 0, "site": "a:out", "rank": rank, "count": 2, "sum": 1.0 + rank} for rank in (0, 1)]
+    rows = [
+        {"step": 0, "site": "a:out", "rank": rank, "count": 2, "sum": 1.0 + rank} for rank in (0, 1)
+    ]
     recording = Recording.build(["a:out"], rows)
 
     assert ask(recording, "SELECT step, count, mean FROM stats", list)[1] == [(0, 4, 0.75)]
@@ -158,9 +162,7 @@ def test_a_long_answer_is_cut_unless_asked_for(kedge, path: Path) -> None:
 
 def test_json_and_csv_hold_every_value(kedge, path: Path) -> None:
     """Programs get all rows; JSON has words where it has no numbers, and null for null."""
-    query = (
-        "SELECT site, step, rms, min, [1, 2] AS pair FROM stats WHERE kind != 'out' OR site = 'log:out' ORDER BY ALL"
-    )
+    query = "SELECT site, step, rms, min, [1, 2] AS pair FROM stats WHERE kind != 'out' OR site = 'log:out' ORDER BY ALL"
     rows = json.loads(kedge("query", "train.kedge", query, "--json").stdout)
     assert [row["rms"] for row in rows] == [None] * 4 + [2.0, 2.0, "nan", "nan"]
     assert rows[0] == {"site": "conv:out.grad", "step": 0, "rms": None, "min": None, "pair": [1, 2]}
@@ -172,7 +174,10 @@ def test_json_and_csv_hold_every_value(kedge, path: Path) -> None:
 
 def test_the_query_may_come_from_the_standard_input(kedge, path: Path) -> None:
     """A dash in place of the query reads it."""
-    assert kedge("query", "train.kedge", "-", "--csv", input="SELECT count(*) AS n FROM stats").stdout == "n\n12\n"
+    assert (
+        kedge("query", "train.kedge", "-", "--csv", input="SELECT count(*) AS n FROM stats").stdout
+        == "n\n12\n"
+    )
 
 
 @pytest.mark.parametrize("package", ["duckdb", "pyarrow"])
@@ -192,7 +197,9 @@ def test_bad_sql_is_one_message(kedge, path: Path) -> None:
     done = kedge("query", "train.kedge", "SELECT nope FROM stats")
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith('kedge: the query cannot be run: Binder Error: Referenced column "nope" not found')
+    assert done.stderr.startswith(
+        'kedge: the query cannot be run: Binder Error: Referenced column "nope" not found'
+    )
     assert done.stderr.endswith("The tables are stats, sites, findings, events.\n")
 
 
@@ -208,6 +215,8 @@ def test_the_page_lists_every_column() -> None:
 
 def test_infinities_are_kept(path: Path) -> None:
     """An infinite statistic is infinite in SQL."""
-    recording = Recording.build(["a:out"], [{"step": 0, "site": 0, "count": 1, "sum": np.inf, "sumsq": np.inf}])
+    recording = Recording.build(
+        ["a:out"], [{"step": 0, "site": 0, "count": 1, "sum": np.inf, "sumsq": np.inf}]
+    )
 
     assert ask(recording, "SELECT isinf(rms) FROM stats", list)[1] == [(True,)]

@@ -82,11 +82,15 @@ class Split(nn.Module):
         return Pair(x + 1, x - 1)
 
 
-def by_hand(model: nn.Module, paths: list[str], *args: Any, **kwargs: Any) -> dict[str, list[Tensor]]:
+def by_hand(
+    model: nn.Module, paths: list[str], *args: Any, **kwargs: Any
+) -> dict[str, list[Tensor]]:
     """Copy what modules return with PyTorch's hooks."""
     seen: dict[str, list[Tensor]] = {path: [] for path in paths}
     handles = [
-        model.get_submodule(path).register_forward_hook(lambda m, i, o, p=path: seen[p].append(o.detach().clone()))
+        model.get_submodule(path).register_forward_hook(
+            lambda m, i, o, p=path: seen[p].append(o.detach().clone())
+        )
         for path in paths
     ]
     with torch.no_grad():
@@ -112,7 +116,9 @@ def test_values_come_back_by_name_in_the_order_asked_for() -> None:
         out = features(x)
         assert list(out) == ["c", "first", "b:in"]
         seen = by_hand(model, ["a", "c"], x)
-        assert_same_bits(out, {"c": seen["c"][0], "first": seen["a"][0], "b:in": seen["a"][0].relu()})
+        assert_same_bits(
+            out, {"c": seen["c"][0], "first": seen["a"][0], "b:in": seen["a"][0].relu()}
+        )
         assert not any(value.requires_grad for value in out.values())
         assert hook_tables(model) == before
 
@@ -153,10 +159,18 @@ def test_without_early_stop_every_forward_runs_to_its_end() -> None:
 def test_several_calls_have_names_of_their_own() -> None:
     """Calls of a module and leaves of a structure go by their sites, and either name can be changed."""
     model, x = Loop(), randn()
-    features = kedge.extract(model, ["step", "split", "head"], rename={"step#2": "last", "split:out[left]": "plus"})
+    features = kedge.extract(
+        model, ["step", "split", "head"], rename={"step#2": "last", "split:out[left]": "plus"}
+    )
     seen = by_hand(model, ["step", "head"], x)["step"]
     inner = seen[2].tanh()
-    expected = {"step#0": seen[0], "step#1": seen[1], "last": seen[2], "plus": inner + 1, "split:out[right]": inner - 1}
+    expected = {
+        "step#0": seen[0],
+        "step#1": seen[1],
+        "last": seen[2],
+        "plus": inner + 1,
+        "split:out[right]": inner - 1,
+    }
     for _ in range(2):
         out = features(x)
         assert list(out) == [*expected, "head"]
@@ -201,7 +215,12 @@ def test_the_root_and_its_arguments_can_be_taken() -> None:
 def test_a_transform_is_applied_before_a_value_is_kept(no_grad: bool) -> None:
     """Pooled, sliced, top-k: a tensor or a structure, and nothing of the whole value is kept alive by a pooled one."""
     model, x = Net(), randn()
-    sites: dict[str, Any] = {"a": lambda v: v.mean(1), "b": lambda v: v[:, :2], "c": lambda v: v.topk(1), "c:in": None}
+    sites: dict[str, Any] = {
+        "a": lambda v: v.mean(1),
+        "b": lambda v: v[:, :2],
+        "c": lambda v: v.topk(1),
+        "c:in": None,
+    }
     features = kedge.extract(model, sites, no_grad=no_grad)
     seen = by_hand(model, ["a", "b", "c"], x)
     for _ in range(2):
@@ -239,7 +258,9 @@ def test_device_and_dtype_say_where_and_as_what_values_are_kept() -> None:
             return x * 2, x.argmax(1)
 
     x = randn().requires_grad_()
-    features = kedge.extract(nn.Sequential(Both()), "0", dtype=torch.float64, device="cpu", no_grad=False)
+    features = kedge.extract(
+        nn.Sequential(Both()), "0", dtype=torch.float64, device="cpu", no_grad=False
+    )
     for _ in range(2):
         out = features(x)
         assert [value.dtype for value in out.values()] == [torch.float64, torch.int64]
@@ -287,7 +308,9 @@ def test_values_are_right_although_the_forward_goes_on_in_place(no_grad: bool) -
         seen = by_hand(model, ["a", "b", "c", "relu"], x)
         assert_same_bits(features(x), {name: values[0] for name, values in seen.items()})
     (plan,) = features.work.plans.values()
-    assert sorted(key.site.path for key in plan.copied) == ["a", "b", "c"], "what nobody overwrites is not copied"
+    assert sorted(key.site.path for key in plan.copied) == ["a", "b", "c"], (
+        "what nobody overwrites is not copied"
+    )
 
 
 def test_what_is_overwritten_for_the_first_time_is_an_error_and_no_wrong_value() -> None:
@@ -426,7 +449,9 @@ def test_a_dict_names_values_as_torchvision_does() -> None:
 def test_return_nodes_is_another_name_of_sites(wishes: Any) -> None:
     """A call of torchvision's `create_feature_extractor` works with another function's name."""
     assert (
-        list(kedge.extract(Net(), return_nodes=wishes)(randn())) == list(kedge.extract(Net(), wishes)(randn())) == ["a"]
+        list(kedge.extract(Net(), return_nodes=wishes)(randn()))
+        == list(kedge.extract(Net(), wishes)(randn()))
+        == ["a"]
     )
     with pytest.raises(TypeError, match="return_nodes is another name of sites"):
         kedge.extract(Net(), "a", return_nodes=wishes)  # type: ignore[call-overload]
@@ -444,7 +469,9 @@ def test_return_nodes_is_another_name_of_sites(wishes: Any) -> None:
         ({}, {}, "no site given"),
     ],
 )
-def test_names_in_a_dict_that_cannot_come_out_right_are_refused_at_once(wishes: Any, rename: Any, message: str) -> None:
+def test_names_in_a_dict_that_cannot_come_out_right_are_refused_at_once(
+    wishes: Any, rename: Any, message: str
+) -> None:
     """What is wrong is said before any forward."""
     with pytest.raises(ExtractError, match=f"^{message}"):
         kedge.extract(Net(), wishes, rename=rename)
@@ -454,7 +481,10 @@ def test_one_name_for_several_values_is_refused_with_the_first_forward() -> None
     """The message has the names that they have without it."""
     for model, text, there in ((Net(), "[ab]", '"a", "b"'), (Loop(), "step", '"step#0", "step#1"')):
         with pytest.raises(
-            ExtractError, match=re.escape(f'no value has the name "{text}", to be called "x"; the names are {there}')
+            ExtractError,
+            match=re.escape(
+                f'no value has the name "{text}", to be called "x"; the names are {there}'
+            ),
         ):
             kedge.extract(model, {text: "x"})(randn())
 
@@ -465,8 +495,12 @@ def test_a_new_name_for_what_does_not_come_is_refused_with_the_first_forward() -
         kedge.extract(Loop(), "step", rename={"step#3": "fourth"})(randn())
 
 
-@pytest.mark.parametrize(("site", "error"), [("z", NoSiteMatched), ("a:out.grad", NoSuchKind), ("a:saved", NoSuchKind)])
-def test_sites_that_a_forward_does_not_have_are_refused_at_once(site: str, error: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("site", "error"), [("z", NoSiteMatched), ("a:out.grad", NoSuchKind), ("a:saved", NoSuchKind)]
+)
+def test_sites_that_a_forward_does_not_have_are_refused_at_once(
+    site: str, error: type[Exception]
+) -> None:
     """Nothing is attached for a site that is not there, or that comes with a backward."""
     model = Net()
     with pytest.raises(error):

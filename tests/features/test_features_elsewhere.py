@@ -39,7 +39,11 @@ def test_a_layer_as_torchvision_names_it(net: torch.nn.Module, nodes: Any) -> No
 
 def test_nodes_of_the_graph_have_sites(net: torch.nn.Module) -> None:
     """A second call and an operation have names of their own; what a ReLU in place overwrites there is not overwritten here."""
-    named = {"layer1.0.relu_1": "layer1.0.relu#1", "flatten": "/flatten", "layer1.0.add": "layer1.0/add_"}
+    named = {
+        "layer1.0.relu_1": "layer1.0.relu#1",
+        "flatten": "/flatten",
+        "layer1.0.add": "layer1.0/add_",
+    }
     assert named.keys() <= set(get_graph_node_names(net)[1])
     theirs = create_feature_extractor(net, list(named))(X)
     ours = kedge.extract(net, list(named.values()))(X)
@@ -63,13 +67,17 @@ def test_stages_as_timm_counts_them() -> None:
     torch.manual_seed(0)
     model = timm.create_model("resnet18").eval()
     stages = timm.create_model("resnet18", features_only=True, out_indices=(2, 3)).eval()
-    stages.load_state_dict({name: value for name, value in model.state_dict().items() if name in stages.state_dict()})
+    stages.load_state_dict(
+        {name: value for name, value in model.state_dict().items() if name in stages.state_dict()}
+    )
     ours = list(kedge.extract(model, ["layer2", "layer3"], no_grad=False)(X).values())
     others = [cls(copy.deepcopy(model), out_indices=(2, 3)).eval() for cls in hook_and_graph()]
     for theirs in (stages, *others):
         assert_same_bits(ours, list(theirs(X)))
     early = copy.deepcopy(model)
-    early.feature_info = [{"num_chs": 64, "reduction": 4, "module": "layer2", "hook_type": "forward_pre"}]
+    early.feature_info = [
+        {"num_chs": 64, "reduction": 4, "module": "layer2", "hook_type": "forward_pre"}
+    ]
     inputs: list[Tensor] = hook_and_graph()[0](early, out_indices=(0,)).eval()(X)
     assert torch.equal(inputs[0], kedge.extract(model, "layer2:in")(X)["layer2:in"])
 
@@ -82,11 +90,18 @@ def hook_and_graph() -> list[Any]:
 
 def test_attention_as_timm_extracts_it() -> None:
     """Its graph's nodes of softmax are the operations of that name."""
-    layers, utils = (pytest.importorskip(f"timm.{name}", reason="compares with timm") for name in ("layers", "utils"))
+    layers, utils = (
+        pytest.importorskip(f"timm.{name}", reason="compares with timm")
+        for name in ("layers", "utils")
+    )
     fused = layers.use_fused_attn()
     layers.set_fused_attn(False)
     try:
-        model = pytest.importorskip("timm").create_model("vit_tiny_patch16_224", depth=2, img_size=32).eval()
+        model = (
+            pytest.importorskip("timm")
+            .create_model("vit_tiny_patch16_224", depth=2, img_size=32)
+            .eval()
+        )
         x = X[:, :, :32, :32]
         theirs = utils.AttentionExtract(model, names=["*attn.softmax"])(x)
         ours = kedge.extract(model, "**.attn/softmax")(x)

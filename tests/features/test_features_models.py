@@ -25,7 +25,9 @@ def calls_of(model: nn.Module, batch: dict[str, Any]) -> list[tuple[str, Tensor]
     seen: list[tuple[str, Tensor]] = []
 
     def keep(path: str) -> Any:
-        return lambda m, i, o: seen.append((path, o.detach().clone())) if isinstance(o, Tensor) else None
+        return lambda m, i, o: (
+            seen.append((path, o.detach().clone())) if isinstance(o, Tensor) else None
+        )
 
     handles = [m.register_forward_hook(keep(path)) for path, m in model.named_modules()]
     seed(2)
@@ -83,7 +85,9 @@ def edited_by_hand(model: nn.Module, paths: list[str]) -> dict[str, Tensor]:
 
 
 @architectures
-def test_three_sites_of_an_architecture_are_those_of_a_forward_edited_by_hand(architecture: Architecture) -> None:
+def test_three_sites_of_an_architecture_are_those_of_a_forward_edited_by_hand(
+    architecture: Architecture,
+) -> None:
     """With the submodules' own forwards rewritten to keep what they return, on a model that nobody hooks, every bit is the same."""
     batch = architecture.inputs()
     paths = three(calls_of(architecture.build().eval(), batch))
@@ -134,7 +138,9 @@ def test_shapes_of_the_children_of_a_resnet() -> None:
     with torch.device("meta"):
         features = kedge.extract(resnet50().eval(), list(shapes))
         out = features(torch.ones(10, 3, 224, 224))
-    assert {name: list(value.shape) for name, value in out.items()} == {name: [10, *s] for name, s in shapes.items()}
+    assert {name: list(value.shape) for name, value in out.items()} == {
+        name: [10, *s] for name, s in shapes.items()
+    }
     assert list(kedge.extract(resnet18().eval(), "*")(torch.ones(1, 3, 32, 32)))[:4] == [
         "conv1",
         "bn1",
@@ -206,7 +212,9 @@ class Followed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        )
         self.left, self.right = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, padding=1)
         self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(8, 5)
 
@@ -221,7 +229,11 @@ class Unfollowed(Followed):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
-        x = self.left(x) if operator.gt(float(x.mean()), 1e9) else F.relu(self.left(x)) + self.right(x).sigmoid()
+        x = (
+            self.left(x)
+            if operator.gt(float(x.mean()), 1e9)
+            else F.relu(self.left(x)) + self.right(x).sigmoid()
+        )
         return self.fc(self.pool(x).flatten(1))
 
 
@@ -232,7 +244,10 @@ def test_features_are_those_of_an_extractor_made_from_the_graph(training: bool) 
     nodes = {"left": "one", "pool": "two"}
     model = Followed().train(training)
     twin = copy.deepcopy(model)
-    graph, features = Graph(twin, nodes).train(training), kedge.extract(model, list(nodes), rename=nodes, no_grad=False)
+    graph, features = (
+        Graph(twin, nodes).train(training),
+        kedge.extract(model, list(nodes), rename=nodes, no_grad=False),
+    )
     for _ in range(3):
         x = torch.randn(2, 3, 8, 8)
         for extractor in (graph, features):
@@ -241,7 +256,9 @@ def test_features_are_those_of_an_extractor_made_from_the_graph(training: bool) 
             (out["one"].square().mean() + out["two"].sum()).backward()
         assert_same_bits(graph(x), features(x))
         for name in ("stem.0.weight", "left.weight", "right.bias"):
-            assert_same_bits(model.get_parameter(name).grad, graph.inner.get_parameter(name).grad, name)
+            assert_same_bits(
+                model.get_parameter(name).grad, graph.inner.get_parameter(name).grad, name
+            )
         assert_same_bits(model.stem.state_dict(), graph.inner.stem.state_dict())
 
 
@@ -252,7 +269,9 @@ def test_features_come_of_models_whose_graph_cannot_be_followed() -> None:
         Graph(copy.deepcopy(model), {"left": "left"})
     features = kedge.extract(model, ["left", "pool"])
     for _ in range(2):
-        assert_same_bits(features(x), {name: dict(calls_of(model, {"x": x}))[name] for name in ("left", "pool")})
+        assert_same_bits(
+            features(x), {name: dict(calls_of(model, {"x": x}))[name] for name in ("left", "pool")}
+        )
 
 
 def test_features_of_a_net_with_functions_between_its_modules() -> None:
@@ -285,12 +304,19 @@ def test_a_generation_is_collected_pass_by_pass(name: str) -> None:
     }
     first, head = paths[name]
     ids = torch.tensor([[1, 8, 9, 10], [1, 11, 12, 13]])
-    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    options = {
+        "max_new_tokens": 5,
+        "min_new_tokens": 5,
+        "do_sample": False,
+        "attention_mask": torch.ones_like(ids),
+    }
     seen: dict[str, list[Tensor]] = {first: [], head: []}
 
     def keep(path: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            seen[path].append((output if isinstance(output, Tensor) else output[0]).detach().clone())
+            seen[path].append(
+                (output if isinstance(output, Tensor) else output[0]).detach().clone()
+            )
 
         return hook
 
@@ -303,7 +329,9 @@ def test_a_generation_is_collected_pass_by_pass(name: str) -> None:
         collected = model.generate(ids, **options)
     assert torch.equal(plain, collected)
     assert_same_bits(taken["scores"], seen[head])
-    assert_same_bits(next(values for name, values in taken.items() if name != "scores"), seen[first])
+    assert_same_bits(
+        next(values for name, values in taken.items() if name != "scores"), seen[first]
+    )
     assert_unhooked(model)
 
 
@@ -311,7 +339,9 @@ def test_features_of_one_pass_of_a_language_model() -> None:
     """Keyword arguments and model outputs: hidden states by layer are those that the model gives itself."""
     architecture = BY_NAME["gpt2"]
     model, batch = architecture.build().eval(), architecture.inputs()
-    features = kedge.extract(model, [f"transformer.h.{i}:in[hidden_states]" for i in range(2)] + ["transformer.ln_f"])
+    features = kedge.extract(
+        model, [f"transformer.h.{i}:in[hidden_states]" for i in range(2)] + ["transformer.ln_f"]
+    )
     expected = model(**batch, output_hidden_states=True).hidden_states
     for _ in range(2):
         assert_same_bits(list(features(**batch).values()), [state.detach() for state in expected])

@@ -23,7 +23,9 @@ def test_a_functional_relu_and_a_module_are_taken_together() -> None:
         x = torch.randn(1, 3, 8, 8)
         out = features(x)
         active = F.relu(model.conv(x)).detach()
-        assert_same_bits(out, {"pool": model.pool(active), "active": active, "/view:in": model.pool(active)})
+        assert_same_bits(
+            out, {"pool": model.pool(active), "active": active, "/view:in": model.pool(active)}
+        )
         assert list(out["pool"].shape) == [1, 8, 4, 4]
         assert torch._C._len_torch_function_stack() == 0
     assert ran == [1]

@@ -70,7 +70,9 @@ def fail(value: Any) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 @pytest.mark.parametrize("used", [False, True], ids=["first", "later"])
-def test_nothing_stays_on_a_model_whose_forward_ends_in_an_error(error: type[BaseException], used: bool) -> None:
+def test_nothing_stays_on_a_model_whose_forward_ends_in_an_error(
+    error: type[BaseException], used: bool
+) -> None:
     """The error arrives as it is, the hook tables are what they were, and the next call gives right values."""
     model, data = Net().eval(), x()
     before, optimizer_hooks = hook_tables(model), dict(optimizers._global_optimizer_post_hooks)
@@ -167,14 +169,22 @@ def test_features_train_within_a_sequence_as_the_plain_model_does() -> None:
     plain_optimizer = torch.optim.SGD([*plain.parameters(), *plain_head.parameters()], 0.1)
     for _ in range(4):
         data = x()
-        for outputs, opt in ((whole(data), optimizer), (plain_head({"body": plain.body(data)}), plain_optimizer)):
+        for outputs, opt in (
+            (whole(data), optimizer),
+            (plain_head({"body": plain.body(data)}), plain_optimizer),
+        ):
             opt.zero_grad()
             outputs.square().sum().backward()
             opt.step()
-        gradients = [[p.grad for p in m.parameters() if p.grad is not None] for m in (model, head, plain, plain_head)]
+        gradients = [
+            [p.grad for p in m.parameters() if p.grad is not None]
+            for m in (model, head, plain, plain_head)
+        ]
         assert_same_bits(gradients[:2], gradients[2:])
         assert_same_bits(model.state_dict(), plain.state_dict())
-    assert [module.training for module in whole.eval().modules()] == [False] * len(list(whole.modules()))
+    assert [module.training for module in whole.eval().modules()] == [False] * len(
+        list(whole.modules())
+    )
 
 
 def test_moving_the_extractor_moves_the_model() -> None:
@@ -200,8 +210,12 @@ def test_other_sessions_hooks_see_what_runs() -> None:
     assert_unhooked(model)
 
 
-@pytest.mark.parametrize(("site", "reentrant"), [("body.0", False), ("body", False), ("head", False), ("head", True)])
-def test_gradients_of_features_in_a_checkpoint_are_those_without(site: str, reentrant: bool) -> None:
+@pytest.mark.parametrize(
+    ("site", "reentrant"), [("body.0", False), ("body", False), ("head", False), ("head", True)]
+)
+def test_gradients_of_features_in_a_checkpoint_are_those_without(
+    site: str, reentrant: bool
+) -> None:
     """Values taken inside a checkpointed block, of it and behind it differentiate as in the plain model.
 
     Inside a reentrant one there is no graph: its forward runs without grad.
@@ -253,7 +267,9 @@ class Replicated(nn.Module):
             later = self.order.index(i) + 1
             turn[self.order[later] if later < self.count else self.count].set()
 
-        threads = [threading.Thread(target=work, args=pair) for pair in enumerate(x.chunk(self.count))]
+        threads = [
+            threading.Thread(target=work, args=pair) for pair in enumerate(x.chunk(self.count))
+        ]
         for thread in threads:
             thread.start()
         turn[self.order[0]].set()
@@ -264,7 +280,9 @@ class Replicated(nn.Module):
 
 @pytest.mark.parametrize("no_grad", [True, False])
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]], ids=str)
-def test_replicas_in_threads_are_joined_in_the_order_of_their_start(order: list[int], no_grad: bool) -> None:
+def test_replicas_in_threads_are_joined_in_the_order_of_their_start(
+    order: list[int], no_grad: bool
+) -> None:
     """Whichever replica comes first, the parts stand as in the batch; so do several calls."""
     model, data = Net().eval(), x()
     split = Replicated(model, 3)
@@ -298,7 +316,9 @@ def test_the_extractor_itself_may_be_replicated() -> None:
     for thread in threads:
         thread.join()
     for i, data in enumerate(inputs):
-        assert_same_bits(results[i], {"body": model.body(data).detach(), "head": model(data).detach()})
+        assert_same_bits(
+            results[i], {"body": model.body(data).detach(), "head": model(data).detach()}
+        )
     assert_unhooked(model)
 
 
@@ -342,7 +362,9 @@ def test_a_block_collects_every_pass() -> None:
     model(inputs[0])
     assert list(taken) == ["body.1", "logits"]
     assert_same_bits(taken["logits"], [model(data).detach() for data in inputs])
-    assert_same_bits(taken["body.1"], [model.body[1](model.body[0](data)).detach() for data in inputs])
+    assert_same_bits(
+        taken["body.1"], [model.body[1](model.body[0](data)).detach() for data in inputs]
+    )
     assert_unhooked(model)
 
 
@@ -369,7 +391,9 @@ def test_features_are_taken_within_a_block_that_collects() -> None:
         model(data)
         inner = features(data)["body"]
         model(data * 2)
-    assert_same_bits([*taken["body"], inner], [model.body(d).detach() for d in (data, data * 2, data)])
+    assert_same_bits(
+        [*taken["body"], inner], [model.body(d).detach() for d in (data, data * 2, data)]
+    )
 
 
 def test_replicas_are_not_collected() -> None:
@@ -390,10 +414,14 @@ def test_a_data_set_is_written_to_a_folder(tmp_path: Path) -> None:
     """``dataset`` is `extract_dataset` with these features: one row a sample, equal to those of the whole batch."""
     model, data = Net().eval(), torch.randn(10, 3)
     features = kedge.extract(model, ["body", "head"], rename={"head": "logits"})
-    written = features.dataset(DataLoader(TensorDataset(data), batch_size=5), tmp_path / "features", progress=False)
+    written = features.dataset(
+        DataLoader(TensorDataset(data), batch_size=5), tmp_path / "features", progress=False
+    )
     expected = [features(part) for part in data.split(5)]
     for name in ("body", "logits"):
-        assert_same_bits(torch.as_tensor(written[name][:]), torch.cat([values[name] for values in expected]))
+        assert_same_bits(
+            torch.as_tensor(written[name][:]), torch.cat([values[name] for values in expected])
+        )
     with pytest.raises(TypeError, match="colour"):
         features.dataset([], tmp_path / "more", colour="blue")
     assert_unhooked(model)
@@ -433,7 +461,9 @@ def test_a_model_that_calls_itself_gives_every_call() -> None:
         downs += [model.down(downs[1])]
         ups = [model.up(downs[2])]
         ups += [model.up(ups[0])]
-    wanted = {f"down#{i}": v for i, v in enumerate(downs)} | {f"up#{i}": v for i, v in enumerate(ups)}
+    wanted = {f"down#{i}": v for i, v in enumerate(downs)} | {
+        f"up#{i}": v for i, v in enumerate(ups)
+    }
     for _ in range(3):
         assert_same_bits(every(x), wanted)
         assert_same_bits(last(x), {"up#1": ups[1]})
@@ -469,6 +499,7 @@ def test_what_lies_in_an_argument_stays_when_the_argument_is_filled_anew() -> No
     batches = [torch.randn(2, 3) for _ in range(3)]
     taken = [features(buffer.copy_(batch)) for batch in batches]
     assert_same_bits(
-        [values[name] for values in taken for name in (":in", "0")], [b for b in batches for _ in range(2)]
+        [values[name] for values in taken for name in (":in", "0")],
+        [b for b in batches for _ in range(2)],
     )
     assert_same_bits([values["1"] for values in taken], [batch.flatten() for batch in batches])

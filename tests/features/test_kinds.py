@@ -37,12 +37,16 @@ SPARSE: dict[str, Make] = {
     "bsr": lambda x: x.relu().to_sparse_bsr((2, 2)),
 }
 NESTED: dict[str, Make] = {"nested": nested, "jagged": jagged}
-KINDS = pytest.mark.parametrize("make", [*SPARSE.values(), *NESTED.values()], ids=[*SPARSE, *NESTED])
+KINDS = pytest.mark.parametrize(
+    "make", [*SPARSE.values(), *NESTED.values()], ids=[*SPARSE, *NESTED]
+)
 
 
 def dense(value: Tensor) -> list[Tensor]:
     """Return the numbers of a tensor as dense ones."""
-    return [part.detach().cpu() for part in (value.unbind() if value.is_nested else [value.to_dense()])]
+    return [
+        part.detach().cpu() for part in (value.unbind() if value.is_nested else [value.to_dense()])
+    ]
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -104,9 +108,13 @@ def test_they_are_arguments_like_others(make: Make) -> None:
 def test_a_change_in_place_does_not_reach_what_was_captured(make: Make, part: str | None) -> None:
     """Also of a part of it, which does not count the changes that the whole undergoes."""
     x = torch.randn(4, 4)
-    values: Make = lambda v: v.unbind()[1] if v.is_nested else (v.coalesce() if v.is_sparse else v).values()
+    values: Make = lambda v: (
+        v.unbind()[1] if v.is_nested else (v.coalesce() if v.is_sparse else v).values()
+    )
     taken = {None: lambda v: v, "values": values, "list": lambda v: [values(v)]}[part]
-    features = kedge.extract(Changed(make), {"inner": None if part is None else taken}, early_stop=False)
+    features = kedge.extract(
+        Changed(make), {"inner": None if part is None else taken}, early_stop=False
+    )
     wanted = make(x)
     for _ in range(3):
         found = features(x)["inner"]
@@ -120,10 +128,14 @@ def test_a_change_in_place_does_not_reach_what_was_captured(make: Make, part: st
 def test_a_data_set_of_them_names_the_transform(make: Make, tmp_path: Any) -> None:
     """Rows of a folder are dense; the message says what makes them so, and with it they are stored."""
     net, loader = nn.Sequential(Layer(make)), [torch.randn(4, 4)]
-    with pytest.raises(ExtractionFailed, match="'0' is a .* tensor, and samples are stored as rows") as error:
+    with pytest.raises(
+        ExtractionFailed, match="'0' is a .* tensor, and samples are stored as rows"
+    ) as error:
         kedge.extract(net, "0").dataset(loader, tmp_path / "features")
     (remedy,) = re.findall(r"lambda v: (v\.\S+)$", str(error.value))
-    stored = kedge.extract(net, {"0": lambda v: eval(remedy)}).dataset(loader, tmp_path / "features")
+    stored = kedge.extract(net, {"0": lambda v: eval(remedy)}).dataset(
+        loader, tmp_path / "features"
+    )
     assert len(stored["0"]) == 4
 
 

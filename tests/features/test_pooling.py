@@ -31,12 +31,21 @@ def made(name: str, **settings: object) -> nn.Module:
 
 def bert() -> nn.Module:
     """Make an encoder."""
-    return made("Bert", hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=50)
+    return made(
+        "Bert",
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        vocab_size=50,
+    )
 
 
 def gpt() -> nn.Module:
     """Make a decoder."""
-    return made("GPT2", n_embd=32, n_layer=2, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0)
+    return made(
+        "GPT2", n_embd=32, n_layer=2, n_head=2, vocab_size=50, bos_token_id=0, eos_token_id=0
+    )
 
 
 ALONE = {
@@ -52,11 +61,18 @@ ALONE = {
 def test_padding_is_left_out(how: str) -> None:
     """Each sentence has the value that it has alone, without padding."""
     model, tokens = bert(), ids()
-    found = kedge.extract(model, {"encoder.layer.1": Pool(how)})(input_ids=tokens, attention_mask=MASK)
+    found = kedge.extract(model, {"encoder.layer.1": Pool(how)})(
+        input_ids=tokens, attention_mask=MASK
+    )
     with torch.no_grad():
-        alone = [model(tokens[i : i + 1, :length]).last_hidden_state[0] for i, length in enumerate(LENGTHS)]
+        alone = [
+            model(tokens[i : i + 1, :length]).last_hidden_state[0]
+            for i, length in enumerate(LENGTHS)
+        ]
 
-    torch.testing.assert_close(found["encoder.layer.1"], torch.stack([ALONE[how](one) for one in alone]))
+    torch.testing.assert_close(
+        found["encoder.layer.1"], torch.stack([ALONE[how](one) for one in alone])
+    )
 
 
 @pytest.mark.parametrize("how", ["first", "last"])
@@ -77,7 +93,9 @@ def test_later_batches_of_other_lengths_are_pooled_alike() -> None:
     together = features(input_ids=tokens, attention_mask=MASK)["encoder.layer.1"]
     for i, length in enumerate(LENGTHS):
         one = slice(i, i + 1)
-        alone = features(input_ids=tokens[one, :length], attention_mask=MASK[one, :length])["encoder.layer.1"]
+        alone = features(input_ids=tokens[one, :length], attention_mask=MASK[one, :length])[
+            "encoder.layer.1"
+        ]
         torch.testing.assert_close(alone[0], together[i])
 
 
@@ -98,11 +116,15 @@ def test_padding_that_cannot_be_found_again_is_an_error() -> None:
     """Frames made by a convolution are not the mask's positions; without padding, or on demand, they are pooled."""
     model = Frames()
     given = {"input_values": torch.randn(3, 14), "attention_mask": MASK.repeat_interleave(2, 1)}
-    with pytest.raises(ExtractError, match=r"attention_mask, 14 positions.* the 6 positions.*padding=keep"):
+    with pytest.raises(
+        ExtractError, match=r"attention_mask, 14 positions.* the 6 positions.*padding=keep"
+    ):
         kedge.extract(model, {"fc": Pool("mean")})(**given)
     whole = kedge.extract(model, ["fc"])(**given)["fc"].mean(1)
     kept = kedge.extract(model, {"fc": Pool("mean", padding="keep")})(**given)["fc"]
-    full = kedge.extract(model, {"fc": Pool("mean")})(given["input_values"], torch.ones(3, 14))["fc"]
+    full = kedge.extract(model, {"fc": Pool("mean")})(given["input_values"], torch.ones(3, 14))[
+        "fc"
+    ]
 
     torch.testing.assert_close(kept, whole)
     torch.testing.assert_close(full, whole)
@@ -128,7 +150,9 @@ def test_a_class_token_is_said() -> None:
     features = kedge.extract(model, {"layernorm": Pool("mean")})
     found = features(pixel_values=IMAGES)["layernorm"]
 
-    torch.testing.assert_close(found, kedge.extract(model, ["layernorm"])(pixel_values=IMAGES)["layernorm"].mean(1))
+    torch.testing.assert_close(
+        found, kedge.extract(model, ["layernorm"])(pixel_values=IMAGES)["layernorm"].mean(1)
+    )
     said = "mean over 17 positions of 32 channels (1 of them joined to 16, as class tokens are)"
     assert features.work.described == {"layernorm": said}
 
@@ -137,7 +161,9 @@ def test_sites_of_several_layouts_are_pooled_each_in_its_own() -> None:
     """Channels may be in dimension 1 and in the last one, in one model, and of equal sizes."""
     model = made("ConvNext", hidden_sizes=[8, 16], depths=[1, 1], num_stages=2)
     inner = "encoder.stages.0.layers.0.pwconv2"
-    found = kedge.extract(model, dict.fromkeys(["encoder.stages.0", inner], Pool("mean")))(pixel_values=IMAGES)
+    found = kedge.extract(model, dict.fromkeys(["encoder.stages.0", inner], Pool("mean")))(
+        pixel_values=IMAGES
+    )
     whole = kedge.extract(model, ["encoder.stages.0", inner])(pixel_values=IMAGES)
 
     assert whole["encoder.stages.0"].shape == whole[inner].shape == (3, 8, 8, 8)
@@ -147,7 +173,9 @@ def test_sites_of_several_layouts_are_pooled_each_in_its_own() -> None:
 
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_recurrent_layers_say_which_dimension_is_the_sequence(kind: type, *, batch_first: bool) -> None:
+def test_recurrent_layers_say_which_dimension_is_the_sequence(
+    kind: type, *, batch_first: bool
+) -> None:
     """The rows are those of samples, also where the sequence comes first."""
     layer, values = kind(16, 8, batch_first=batch_first), torch.randn(3, 7, 16)
     given = values
@@ -159,30 +187,40 @@ def test_recurrent_layers_say_which_dimension_is_the_sequence(kind: type, *, bat
     torch.testing.assert_close(found, whole[:, -1] if batch_first else whole[-1])
 
 
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.filterwarnings(
+    "ignore:enable_nested_tensor", "ignore:The PyTorch API of nested tensors"
+)
 @pytest.mark.parametrize("batch_first", [True, False])
 def test_the_mask_of_an_encoder_is_used(*, batch_first: bool) -> None:
     """PyTorch's encoders, of either order, have key_padding_mask; the fast path with nested tensors runs too."""
     torch.manual_seed(0)
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=batch_first), 1).eval()
+    model = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(16, 2, 32, batch_first=batch_first), 1
+    ).eval()
     values = torch.randn(3, 7, 16)
     given = values
     if not batch_first:
         given = values.transpose(0, 1)
-    found = kedge.extract(model, {":out": Pool("mean")})(given, src_key_padding_mask=MASK == 0)[":out"]
+    found = kedge.extract(model, {":out": Pool("mean")})(given, src_key_padding_mask=MASK == 0)[
+        ":out"
+    ]
     with torch.no_grad():
         whole = model(given, src_key_padding_mask=MASK == 0)
     if not batch_first:
         whole = whole.transpose(0, 1)
 
-    torch.testing.assert_close(found, torch.stack([whole[i, :n].mean(0) for i, n in enumerate(LENGTHS)]))
+    torch.testing.assert_close(
+        found, torch.stack([whole[i, :n].mean(0) for i, n in enumerate(LENGTHS)])
+    )
 
 
 def test_what_is_not_known_is_an_error_that_names_the_way_out() -> None:
     """Two dimensions of channels show no position, and lost dimensions show nothing; naming the channels helps."""
     model, values = nn.Linear(7, 7), torch.randn(3, 5, 7)
     mixed = Mixing()
-    with pytest.raises(ExtractError, match=r"do not show which dimensions are positions.*mean\(channels=-1\)"):
+    with pytest.raises(
+        ExtractError, match=r"do not show which dimensions are positions.*mean\(channels=-1\)"
+    ):
         kedge.extract(mixed, {":out": Pool("mean")})(values)
     found = kedge.extract(mixed, {":out": Pool("mean", channels=-1)})(values)[":out"]
 
@@ -217,7 +255,9 @@ def test_impossible_poolings_are_refused(given: dict[str, object]) -> None:
 def test_following_a_forward_changes_no_bit() -> None:
     """The first forward, whose operations are seen, returns the same bits as later ones."""
     features = kedge.extract(bert(), {"encoder.layer.1": Pool("flatten")})
-    first, second = (features(input_ids=ids(), attention_mask=MASK)["encoder.layer.1"] for _ in range(2))
+    first, second = (
+        features(input_ids=ids(), attention_mask=MASK)["encoder.layer.1"] for _ in range(2)
+    )
 
     assert torch.equal(first, second)
 
@@ -226,7 +266,9 @@ def test_training_mode_is_said_once() -> None:
     """Features of a model in training mode are not those of the model in use; a graph for training needs no warning."""
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     features = kedge.extract(model, ["2"])
-    with pytest.warns(InTrainingMode, match=r"BatchNorm1d 1, Dropout 2.*running statistics.*model\.eval\(\)"):
+    with pytest.warns(
+        InTrainingMode, match=r"BatchNorm1d 1, Dropout 2.*running statistics.*model\.eval\(\)"
+    ):
         features(torch.randn(3, 4))
     features(torch.randn(5, 4))
     kedge.extract(model, ["2"], no_grad=False)(torch.randn(3, 4))

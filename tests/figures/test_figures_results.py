@@ -77,7 +77,9 @@ def test_classes_differ_in_colour_and_in_mark():
     """Of a hundred classes no two look alike, and the legend names each."""
     figure = figures.scatter(torch.randn(200, 3), torch.arange(200) % 100, names=["zero", "one"])
     (axes,) = figure.axes
-    looks = {(tuple(c.get_facecolor()[0]), c.get_paths()[0].vertices.tobytes()) for c in axes.collections}
+    looks = {
+        (tuple(c.get_facecolor()[0]), c.get_paths()[0].vertices.tobytes()) for c in axes.collections
+    }
     legend = [text.get_text() for text in axes.get_legend().get_texts()]
 
     assert len(looks) == 100
@@ -88,7 +90,9 @@ def test_classes_differ_in_colour_and_in_mark():
 
 def test_effects_are_drawn_about_no_effect():
     """Where effects have both signs, what is no effect is white; what is missing is grey; each number stands in its cell."""
-    figure = figures.effects(torch.tensor([[1.0, -2.0], [float("nan"), 0.0]]), ["a", "b"], ["x", "y"], unit="logits")
+    figure = figures.effects(
+        torch.tensor([[1.0, -2.0], [float("nan"), 0.0]]), ["a", "b"], ["x", "y"], unit="logits"
+    )
     axes, bar = figure.axes
     written = [text.get_text() for text in axes.texts]
 
@@ -110,13 +114,17 @@ def test_what_patching_gives_is_drawn():
 
 def test_memory_is_that_of_the_bill():
     """The curve has the bytes of the bill's course, its peak, and the modules that hold it."""
-    bill = kedge.saved(nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Sigmoid()), backward=True)(torch.ones(200, 300))
+    bill = kedge.saved(nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Sigmoid()), backward=True)(
+        torch.ones(200, 300)
+    )
     over, who = figures.memory(bill).axes
     (line,) = [line for line in over.lines if line.get_drawstyle() == "steps-post"]
 
     assert line.get_ydata().max() * 1e3 == pytest.approx(bill.timeline.peak)
     assert over.get_ylabel() == "held for backward, kB"
-    assert [label.get_text() for label in who.get_yticklabels()] == [path for path, _ in bill.timeline.holders]
+    assert [label.get_text() for label in who.get_yticklabels()] == [
+        path for path, _ in bill.timeline.holders
+    ]
     assert any(text.get_text().startswith("peak ") for text in over.texts)
     assert isinstance(over, mpl.axes.Axes)
 
@@ -139,14 +147,25 @@ def test_alike_blocks_share_a_bar_of_memory():
     ("draw", "said"),
     [
         (lambda: figures.attributions(torch.ones(3, 4, 4), torch.ones(2, 1, 4, 4)), "for 2 images"),
-        (lambda: figures.attributions(torch.ones(1, 4, 4), torch.ones(1, 2, 4, 4)), "of 1 or 3 channels"),
-        (lambda: figures.attributions({}, torch.rand(1, 3, 2, 2), how="over"), "needs at least one map"),
         (
-            lambda: figures.attributions(torch.rand(1, 2, 2), torch.rand(1, 3, 2, 2), how="beneath"),
+            lambda: figures.attributions(torch.ones(1, 4, 4), torch.ones(1, 2, 4, 4)),
+            "of 1 or 3 channels",
+        ),
+        (
+            lambda: figures.attributions({}, torch.rand(1, 3, 2, 2), how="over"),
+            "needs at least one map",
+        ),
+        (
+            lambda: figures.attributions(
+                torch.rand(1, 2, 2), torch.rand(1, 3, 2, 2), how="beneath"
+            ),
             "got how='beneath'",
         ),
         (lambda: figures.scatter(torch.ones(1, 3)), "at least 2 samples"),
-        (lambda: figures.scatter(torch.rand(2, 3), ["cat", "dog"]), "a whole number for each sample as labels"),
+        (
+            lambda: figures.scatter(torch.rand(2, 3), ["cat", "dog"]),
+            "a whole number for each sample as labels",
+        ),
         (
             lambda: figures.scatter(torch.tensor([[1.0], [float("nan")]])),
             "and 1 samples hold a NaN or an infinity; the first is 1",
@@ -186,7 +205,10 @@ def test_what_is_not_finite_is_no_colour() -> None:
     """NaN in maps and images is grey, as 0 is white, and leaves the range to the others."""
     maps, pixels = torch.tensor([[[math.nan, -4.0, 2.0]]]), torch.tensor([[[[math.nan, 1.0, 3.0]]]])
     figure = figures.attributions(maps, pixels)
-    image, found = (np.ma.filled(axes.images[0].get_array().astype(float), np.nan)[0] for axes in figure.axes[:2])
+    image, found = (
+        np.ma.filled(axes.images[0].get_array().astype(float), np.nan)[0]
+        for axes in figure.axes[:2]
+    )
 
     np.testing.assert_array_equal(image, [np.nan, 0, 1])
     np.testing.assert_array_equal(found, [np.nan, -1, 0.5])
@@ -196,9 +218,16 @@ def test_what_is_not_finite_is_no_colour() -> None:
 
 def test_classes_whose_names_begin_with_an_underscore_are_in_the_legend() -> None:
     """Each class has its line there, though matplotlib leaves out what begins so."""
-    legend = figures.scatter(torch.rand(4, 3), [0, 1, 0, 1], names=["_background", "cat"]).axes[0].get_legend()
+    legend = (
+        figures.scatter(torch.rand(4, 3), [0, 1, 0, 1], names=["_background", "cat"])
+        .axes[0]
+        .get_legend()
+    )
 
-    assert [text.get_text().strip("\u200b") for text in legend.get_texts()] == ["_background", "cat"]
+    assert [text.get_text().strip("\u200b") for text in legend.get_texts()] == [
+        "_background",
+        "cat",
+    ]
 
 
 def test_two_hundred_classes_and_sites_have_place() -> None:
@@ -209,11 +238,20 @@ def test_two_hundred_classes_and_sites_have_place() -> None:
     assert drawn(sites)
     legend = scatter.axes[0].get_legend()
 
-    assert (len(legend.get_texts()), legend.get_title().get_text()) == (44, "the first 44 of 200 classes")
+    assert (len(legend.get_texts()), legend.get_title().get_text()) == (
+        44,
+        "the first 44 of 200 classes",
+    )
     names = [tick.get_text() for tick in sites.axes[1].get_xticklabels()]
     assert names[:2] == ["layer0", "layer4"]
     assert (len(names), sites.axes[1].get_xlabel()) == (50, "one site in 4 is named")
-    alone = figures.distributions({"a": torch.rand(9)}).axes[0].collections[0].get_paths()[0].get_extents()
+    alone = (
+        figures.distributions({"a": torch.rand(9)})
+        .axes[0]
+        .collections[0]
+        .get_paths()[0]
+        .get_extents()
+    )
     assert alone.width > 0
 
 

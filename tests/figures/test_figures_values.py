@@ -21,10 +21,16 @@ from tests import forked
 
 EVERY = {
     "feature_maps": lambda: figures.feature_maps(torch.randn(2, 5, 4, 4)),
-    "distributions": lambda: figures.distributions({"a": torch.randn(9), "b": torch.zeros(3)}, {"a": torch.randn(9)}),
-    "ridges": lambda: figures.distributions({"a": torch.randn(9), "b": torch.zeros(3)}, kind="ridges"),
+    "distributions": lambda: figures.distributions(
+        {"a": torch.randn(9), "b": torch.zeros(3)}, {"a": torch.randn(9)}
+    ),
+    "ridges": lambda: figures.distributions(
+        {"a": torch.randn(9), "b": torch.zeros(3)}, kind="ridges"
+    ),
     "attributions": lambda: figures.attributions(torch.randn(2, 1, 4, 4), torch.rand(2, 1, 4, 4)),
-    "over": lambda: figures.attributions({"a": torch.rand(2, 2, 2)}, torch.rand(2, 3, 8, 8), how="over"),
+    "over": lambda: figures.attributions(
+        {"a": torch.rand(2, 2, 2)}, torch.rand(2, 3, 8, 8), how="over"
+    ),
     "scatter": lambda: figures.scatter(torch.randn(20, 3), torch.arange(20) % 4),
     "effects": lambda: figures.effects(torch.randn(3, 2), ["a", "b", "c"], ["x", "y"]),
     "memory": lambda: figures.memory(
@@ -139,7 +145,11 @@ def test_the_strongest_channels_come_first():
     values = torch.zeros(2, 4, 3, 3)
     values[1] = torch.tensor([1.0, 4.0, 0.0, 3.0]).view(4, 1, 1)
     figure = figures.feature_maps(values, sample=1, most=3)
-    titles = [axes.get_title(loc="left") for axes in figure.axes if axes.images and axes.get_title(loc="left")]
+    titles = [
+        axes.get_title(loc="left")
+        for axes in figure.axes
+        if axes.images and axes.get_title(loc="left")
+    ]
 
     assert titles == ["1", "3", "0"]
     assert any("3 of 4 channels, strongest first" in said for said in words(figure))
@@ -148,7 +158,12 @@ def test_the_strongest_channels_come_first():
 
 def test_ranges_of_colour_are_shared_or_said():
     """A shared range is one for all; own ranges are said above each map; both signs have white at 0."""
-    values = torch.tensor([[1.0, 2.0], [8.0, 4.0]]).view(2, 2, 1, 1).transpose(0, 1)[:, 0].reshape(1, 2, 1, 1)
+    values = (
+        torch.tensor([[1.0, 2.0], [8.0, 4.0]])
+        .view(2, 2, 1, 1)
+        .transpose(0, 1)[:, 0]
+        .reshape(1, 2, 1, 1)
+    )
     shared, own = (figures.feature_maps(values, scale=scale) for scale in ("shared", "own"))
     signed = figures.feature_maps(torch.tensor([-1.0, 3.0]).view(2, 1, 1))
 
@@ -174,7 +189,9 @@ def test_bands_are_quantiles_of_magnitudes():
 
 def test_sites_stand_in_the_order_they_came():
     """Ridges stand one below the other in the order of the data, whatever their names."""
-    figure = figures.distributions({"z": torch.randn(99), "a": torch.randn(99)}, kind="ridges", units=("V", "dV"))
+    figure = figures.distributions(
+        {"z": torch.randn(99), "a": torch.randn(99)}, kind="ridges", units=("V", "dV")
+    )
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
 
     assert labels == ["a", "z"]  # from the bottom
@@ -199,8 +216,14 @@ def test_numbers_of_every_kind_are_drawn(dtype):
         (lambda: figures.feature_maps(torch.ones(3, 4)), r"got float32\[3, 4\]"),
         (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3), sample=4), "sample=4"),
         (lambda: figures.feature_maps("relu1"), "not a str"),
-        (lambda: figures.feature_maps({"relu1": torch.ones(1, 2, 3, 3)}), r'one of its values, such as \["relu1"\]'),
-        (lambda: figures.feature_maps(torch.ones(1, 2, 3, 3, dtype=torch.complex64)), "this one is complex"),
+        (
+            lambda: figures.feature_maps({"relu1": torch.ones(1, 2, 3, 3)}),
+            r'one of its values, such as \["relu1"\]',
+        ),
+        (
+            lambda: figures.feature_maps(torch.ones(1, 2, 3, 3, dtype=torch.complex64)),
+            "this one is complex",
+        ),
         (lambda: figures.feature_maps(torch.rand(1, 2, 3, 3), most=0), "most must be at least 1"),
         (
             lambda: figures.feature_maps(torch.rand(1, 2, 3, 3), order="size"),
@@ -208,7 +231,10 @@ def test_numbers_of_every_kind_are_drawn(dtype):
         ),
         (lambda: figures.distributions({}), "got no site"),
         (lambda: figures.distributions(torch.ones(3)), "it takes tensors by site"),
-        (lambda: figures.distributions({"a": torch.ones(3)}, kind="violins"), '\'violins\': use "bands" or "ridges"'),
+        (
+            lambda: figures.distributions({"a": torch.ones(3)}, kind="violins"),
+            '\'violins\': use "bands" or "ridges"',
+        ),
         (lambda: figures.distributions({"a": torch.ones(0)}), 'got no elements for "a"'),
     ],
 )

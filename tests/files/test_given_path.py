@@ -37,7 +37,10 @@ def test_every_public_path_may_begin_with_the_home_folder(home: Path) -> None:
     """Recordings, features, pictures and the files of saved tensors: nothing is made in a folder named ``~``."""
     (home / "saved").mkdir()
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.randn(3, 4)
-    with kedge.watch("~/run.kedge") as watched, kedge.offload(model, to=kedge.Disk("~/saved"), min_bytes=0) as account:
+    with (
+        kedge.watch("~/run.kedge") as watched,
+        kedge.offload(model, to=kedge.Disk("~/saved"), min_bytes=0) as account,
+    ):
         watched.tell = None
         model(x).sum().backward()
     assert str(home / "saved") in str(account)
@@ -45,13 +48,20 @@ def test_every_public_path_may_begin_with_the_home_folder(home: Path) -> None:
     kedge.extract(model, "0").dataset([x], "~/features")
     assert list(open_features("~/features")) == ["0"]
     kedge.saved(model)(x).flame().save("~/memory.html")
-    assert sorted(p.name for p in home.iterdir()) == ["features", "memory.html", "run.kedge", "saved"]
+    assert sorted(p.name for p in home.iterdir()) == [
+        "features",
+        "memory.html",
+        "run.kedge",
+        "saved",
+    ]
     assert list(Path().iterdir()) == []
 
 
 def test_a_folder_that_is_missing_is_named_as_it_was_understood(home: Path) -> None:
     """One given without a home folder is named once."""
-    with pytest.raises(OffloadError, match=f"Disk\\('~/none'\\), which is {home / 'none'}: there is no such folder"):
+    with pytest.raises(
+        OffloadError, match=f"Disk\\('~/none'\\), which is {home / 'none'}: there is no such folder"
+    ):
         kedge.Disk("~/none")
     with pytest.raises(OffloadError, match=r"Disk\('\./none/'\): there is no such folder"):
         kedge.Disk("./none/")

@@ -58,7 +58,9 @@ def test_a_file_goes_on_under_another_number(tmp_path: Path, numbers: list[int])
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_file_that_is_gone_too_is_an_error(replaced: bool, tmp_path: Path, numbers: list[int]) -> None:
+def test_a_file_that_is_gone_too_is_an_error(
+    replaced: bool, tmp_path: Path, numbers: list[int]
+) -> None:
     """Nothing is written to a file that is at its path now, nor to the one that has its number."""
     file = OwnFile(tmp_path / "own")
     number = file.fileno()
@@ -144,7 +146,10 @@ def test_a_recording_and_its_lock_go_on(tmp_path: Path, numbers: list[int]) -> N
     assert len(mine) == 3
     assert [(tmp_path / f"mine-{number}").read_bytes() for number in mine] == [b""] * 3
     recording = Recording.open(path)
-    assert (recording.steps.tolist(), [event["kind"] for event in recording.events]) == ([0, 1], ["loss"])
+    assert (recording.steps.tolist(), [event["kind"] for event in recording.events]) == (
+        [0, 1],
+        ["loss"],
+    )
     create(path, {}, force=True).close()
 
 
@@ -175,7 +180,8 @@ def test_saved_tensors_never_reach_the_programs_file(tmp_path: Path, numbers: li
         take(store._open.ranges.file.descriptor, tmp_path / "mine", numbers)
         late = store.put(data)
         with pytest.raises(
-            StoreError, match="the program has closed the file; let the program close only files that it"
+            StoreError,
+            match="the program has closed the file; let the program close only files that it",
         ):
             early.get()
         assert torch.equal(late.get(), data)

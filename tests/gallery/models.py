@@ -103,12 +103,16 @@ class Block(nn.Module):
         shapes = [(before, width, 3, stride), (width, after, 3, 1)]
         if bottleneck:
             shapes = [(before, width, 1, 1), (width, width, 3, stride), (width, after, 1, 1)]
-        self.convs = nn.ModuleList(nn.Conv2d(i, o, k, s, k // 2, bias=False) for i, o, k, s in shapes)
+        self.convs = nn.ModuleList(
+            nn.Conv2d(i, o, k, s, k // 2, bias=False) for i, o, k, s in shapes
+        )
         self.norms = nn.ModuleList(nn.BatchNorm2d(o) for _, o, _, _ in shapes)
         self.relu = nn.ReLU(inplace=True)
         self.downsample = nn.Sequential()
         if stride > 1 or before != after:
-            self.downsample = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+            self.downsample = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         way = x

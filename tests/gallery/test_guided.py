@@ -91,7 +91,9 @@ def test_pitfall_functional_relus_are_cut() -> None:
 
     assert_same_bits(guided_backprop(model, 3)(x), expected)
     assert not torch.equal(plain, expected)
-    assert_same_bits(gradient(rewritten(model), x, 3), plain, "the pitfall: replacing modules changes nothing")
+    assert_same_bits(
+        gradient(rewritten(model), x, 3), plain, "the pitfall: replacing modules changes nothing"
+    )
 
 
 def test_a_model_without_relus_is_an_error() -> None:

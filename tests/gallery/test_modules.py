@@ -14,7 +14,17 @@ from torch.nn import functional as F
 import kedge
 from kedge.errors import InPlaceEdit, NeverFired, SeveralRecorded
 from kedge.testing import assert_hooks_restored, assert_same_bits, assert_unhooked
-from tests.gallery.models import VGG16, Affine, ConvNet, Functional, Sum, TwoLayers, Witness, resnet18, resnet50
+from tests.gallery.models import (
+    VGG16,
+    Affine,
+    ConvNet,
+    Functional,
+    Sum,
+    TwoLayers,
+    Witness,
+    resnet18,
+    resnet50,
+)
 
 LAYERS = ("fc1", "relu", "fc2")
 
@@ -32,11 +42,16 @@ def test_inputs_and_outputs_of_every_layer_are_recorded() -> None:
         model(ones())
     outs = [acts[name] for name in LAYERS]
     assert [t.tolist() for t in outs] == [[[7, -13, 27, -29]], [[7, 0, 27, 0]], [[89]]]
-    assert [acts[f"{name}:in"].tolist() for name in LAYERS] == [[[1, 1, 1]], *(t.tolist() for t in outs[:2])]
+    assert [acts[f"{name}:in"].tolist() for name in LAYERS] == [
+        [[1, 1, 1]],
+        *(t.tolist() for t in outs[:2]),
+    ]
 
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     for name in LAYERS:
-        model.get_submodule(name).register_forward_hook(lambda m, i, o, name=name: seen.update({name: (i[0], o)}))
+        model.get_submodule(name).register_forward_hook(
+            lambda m, i, o, name=name: seen.update({name: (i[0], o)})
+        )
     model(ones())
     assert_same_bits({name: (acts[f"{name}:in"], acts[name]) for name in LAYERS}, seen)
 
@@ -49,16 +64,31 @@ def test_gradients_of_every_layer_and_parameter_are_recorded() -> None:
         model(ones(grad=True)).sum().backward()
     first = [[1, 0, 3, 0]]
     assert [grads[f"{n}:out.grad"].tolist() for n in LAYERS] == [first, [[1, 2, 3, 4]], [[1]]]
-    assert [grads[f"{n}:in.share"].tolist() for n in LAYERS] == [[[22, 26, 30]], first, [[1, 2, 3, 4]]]
-    assert [grads[f"{n}:in.grad"].tolist() for n in LAYERS] == [[[22, 26, 30]], first, [[1, 2, 3, 4]]]
+    assert [grads[f"{n}:in.share"].tolist() for n in LAYERS] == [
+        [[22, 26, 30]],
+        first,
+        [[1, 2, 3, 4]],
+    ]
+    assert [grads[f"{n}:in.grad"].tolist() for n in LAYERS] == [
+        [[22, 26, 30]],
+        first,
+        [[1, 2, 3, 4]],
+    ]
     rows = [[1, 1, 1], [0, 0, 0], [3, 3, 3], [0, 0, 0]]
-    by_hand = {"fc1.weight": rows, "fc1.bias": first[0], "fc2.weight": [[7, 0, 27, 0]], "fc2.bias": [1]}
+    by_hand = {
+        "fc1.weight": rows,
+        "fc1.bias": first[0],
+        "fc2.weight": [[7, 0, 27, 0]],
+        "fc2.bias": [1],
+    }
     assert {n: grads[f"{n}:param.grad"].tolist() for n in by_hand} == by_hand
 
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     for name in LAYERS:
         layer = plain.get_submodule(name)
-        layer.register_full_backward_hook(lambda m, gi, go, name=name: seen.update({name: (gi[0], go[0])}))
+        layer.register_full_backward_hook(
+            lambda m, gi, go, name=name: seen.update({name: (gi[0], go[0])})
+        )
     plain(ones(grad=True)).sum().backward()
     for name in LAYERS:
         assert_same_bits((grads[f"{name}:in.share"], grads[f"{name}:out.grad"]), seen[name], name)
@@ -85,13 +115,19 @@ def test_pitfall_one_hook_on_a_container_sees_the_gradients_of_the_whole() -> No
     with pytest.warns(FutureWarning, match="non-full backward hook"):
         old(ones(grad=True)).sum().backward()
     of_fc2 = {"bias": [1], "input": [[1, 2, 3, 4]], "weight": [[7], [0], [27], [0]]}
-    assert [g.tolist() for g in grad_inputs] == list(of_fc2.values()), "the pitfall: nothing of the whole"
+    assert [g.tolist() for g in grad_inputs] == list(of_fc2.values()), (
+        "the pitfall: nothing of the whole"
+    )
 
 
 @pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize(
     ("make", "shape"),
-    [(lambda: nn.Linear(3, 4), (3,)), (lambda: nn.Conv1d(3, 4, 1), (3, 7)), (lambda: nn.Conv2d(3, 4, 3), (3, 7, 7))],
+    [
+        (lambda: nn.Linear(3, 4), (3,)),
+        (lambda: nn.Conv1d(3, 4, 1), (3, 7)),
+        (lambda: nn.Conv2d(3, 4, 3), (3, 7, 7)),
+    ],
     ids=["Linear", "Conv1d", "Conv2d"],
 )
 def test_pitfall_linear_and_convolution_give_gradients_of_one_form(
@@ -126,7 +162,9 @@ def test_arguments_are_edited_and_seen_by_name_positional_or_keyword() -> None:
         seen[":in"]
 
     plain = Sum()
-    plain.register_forward_pre_hook(lambda m, args, kwargs: ((args[0] + 10, *args[1:]), kwargs), with_kwargs=True)
+    plain.register_forward_pre_hook(
+        lambda m, args, kwargs: ((args[0] + 10, *args[1:]), kwargs), with_kwargs=True
+    )
     plain.register_forward_hook(lambda m, args, out: out + 100)
     x = torch.tensor(2.0, requires_grad=True)
     plainly = plain(x, b, c=c)
@@ -160,7 +198,9 @@ def test_edits_of_input_and_output_make_a_residual_and_leave_nothing_behind() ->
         s.hook(layer, ":in", lambda value: given.update(x=value))
         s.hook(layer, ":out", lambda value: value + given["x"])
         residual = layer(x)
-    assert_same_bits((moved, residual), (F.linear(x + 1, layer.weight, layer.bias), moved + (x + 1)))
+    assert_same_bits(
+        (moved, residual), (F.linear(x + 1, layer.weight, layer.bias), moved + (x + 1))
+    )
     assert_same_bits(layer(x), before)
 
     plain, twin = copy.deepcopy(layer), x.detach().clone().requires_grad_()
@@ -237,7 +277,9 @@ def test_pitfall_each_shape_is_reported_under_the_name_of_its_own_layer() -> Non
     """M8: the shapes of the children of a ResNet-50, each under its own name: the event carries it, not a loop's variable."""
     model, lines, plainly, wrongly = resnet50(), [], [], []
     for name, child in model.named_children():
-        child.register_forward_hook(lambda m, i, o, name=name: plainly.append((name, list(o.shape))))
+        child.register_forward_hook(
+            lambda m, i, o, name=name: plainly.append((name, list(o.shape)))
+        )
         child.register_forward_hook(lambda m, i, o: wrongly.append(name))  # noqa: B023 - the pitfall itself
     with kedge.session() as s:
         s.hook(model, "*", lambda value, event: lines.append((event.site.path, list(value.shape))))
@@ -252,7 +294,11 @@ def test_means_come_in_execution_order_and_gradients_in_backward_order() -> None
     plain = copy.deepcopy(model)
     means: list[tuple[str, float]] = []
     with kedge.session() as s:
-        s.hook(model, "*:out, **:param.grad", lambda value, event: means.append((str(event.site), value.mean().item())))
+        s.hook(
+            model,
+            "*:out, **:param.grad",
+            lambda value, event: means.append((str(event.site), value.mean().item())),
+        )
         model(x).sum().backward()
     order = [site for site, _ in means]
     assert order[:3] == ["conv:out", "relu:out", "fc:out"]
@@ -262,9 +308,13 @@ def test_means_come_in_execution_order_and_gradients_in_backward_order() -> None
 
     plainly: list[tuple[str, float]] = []
     for name, child in plain.named_children():
-        child.register_forward_hook(lambda m, i, o, name=name: plainly.append((f"{name}:out", o.mean().item())))
+        child.register_forward_hook(
+            lambda m, i, o, name=name: plainly.append((f"{name}:out", o.mean().item()))
+        )
     for name, param in plain.named_parameters():
-        param.register_hook(lambda g, name=name: plainly.append((f"{name}:param.grad", g.mean().item())))
+        param.register_hook(
+            lambda g, name=name: plainly.append((f"{name}:param.grad", g.mean().item()))
+        )
     plain(x).sum().backward()
     assert means == plainly
 
@@ -278,7 +328,9 @@ def test_statistics_of_children_and_parameters_are_measured_in_one_table() -> No
         out.sum().backward()
         assert stats["fc"].mean == pytest.approx(out.mean().item(), rel=1e-5)
         for name, param in model.named_parameters():
-            assert stats[f"{name}:param.grad"].mean == pytest.approx(param.grad.mean().item(), rel=1e-4, abs=1e-6), name
+            assert stats[f"{name}:param.grad"].mean == pytest.approx(
+                param.grad.mean().item(), rel=1e-4, abs=1e-6
+            ), name
 
 
 def test_features_are_taken_out_and_the_model_is_unchanged() -> None:
@@ -335,7 +387,9 @@ def test_gradients_of_an_activation_and_of_a_bias_are_edited_together() -> None:
 
     plain, x = conv_step()
     plain.fc.bias.register_hook(torch.zeros_like)
-    plain.relu.register_forward_hook(lambda m, i, o: o.register_hook(lambda g: g.clamp(min=0)) and None)
+    plain.relu.register_forward_hook(
+        lambda m, i, o: o.register_hook(lambda g: g.clamp(min=0)) and None
+    )
     (1 - plain(x)).mean().backward()
     for (name, param), twin in zip(model.named_parameters(), plain.parameters(), strict=True):
         assert_same_bits(param.grad, twin.grad, name)
@@ -409,19 +463,36 @@ def named(*layers: tuple[str, nn.Module]) -> nn.Sequential:
 
 def test_all_modules_are_hooked_at_once_and_later_ones_in_the_same_session() -> None:
     """M15: every module fires under its own name; one added later, and a model made later, once they are hooked too."""
-    model = named(("body", named(("lin", nn.Linear(3, 3)), ("act", nn.ReLU()))), ("head", nn.Linear(3, 2)))
+    model = named(
+        ("body", named(("lin", nn.Linear(3, 3)), ("act", nn.ReLU()))), ("head", nn.Linear(3, 2))
+    )
     x = torch.randn(2, 3)
     with assert_hooks_restored(model), kedge.session() as s:
         first = s.hook(model, "**", kedge.record())
         model(x)
-        assert s.timeline().sites == ["body.lin:out", "body.act:out", "body:out", "head:out", ":out"]
+        assert s.timeline().sites == [
+            "body.lin:out",
+            "body.act:out",
+            "body:out",
+            "head:out",
+            ":out",
+        ]
 
         model.add_module("late", nn.Linear(2, 4))
         later = s.hook(model, "late", kedge.record())
         other = named(("own", nn.Linear(4, 1)))
         others = s.hook(other, "**", kedge.record())
         out = other(model(x))
-        sites = ["body.lin:out", "body.act:out", "body:out", "head:out", "late:out", ":out", "own:out", ":out"]
+        sites = [
+            "body.lin:out",
+            "body.act:out",
+            "body:out",
+            "head:out",
+            "late:out",
+            ":out",
+            "own:out",
+            ":out",
+        ]
         assert s.timeline().sites[5:] == sites
         assert_same_bits((first[":out"], others[":out"]), (later["late"], out))
         del model.late
@@ -479,5 +550,7 @@ def test_gradients_at_modules_do_not_change_any_bit() -> None:
         s.hook(model, "**:out, **:out.grad, **:in.grad, **:param.grad", kedge.record())
         model(x).sum().backward()
     assert_same_bits(x.grad, twin.grad)
-    for (name, param), other in zip(model.named_parameters(), plain.named_parameters(), strict=True):
+    for (name, param), other in zip(
+        model.named_parameters(), plain.named_parameters(), strict=True
+    ):
         assert_same_bits(param.grad, other[1].grad, name)

@@ -17,7 +17,9 @@ from kedge.errors import InPlaceEdit, NeverFired, NeverFiredWarning, NoSuchKind
 
 def leaf(*values: float) -> Tensor:
     """Make a float32 leaf that requires grad; of one value, a tensor without dimensions."""
-    return torch.tensor(values if len(values) > 1 else values[0], dtype=torch.float32, requires_grad=True)
+    return torch.tensor(
+        values if len(values) > 1 else values[0], dtype=torch.float32, requires_grad=True
+    )
 
 
 def lists(*tensors: Tensor) -> list[Any]:
@@ -131,7 +133,9 @@ def test_an_action_that_only_rebinds_its_argument_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("hooks", [1, 2], ids=["in one hook", "in two hooks"])
-def test_an_action_sees_what_the_one_before_it_left(hooks: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_action_sees_what_the_one_before_it_left(
+    hooks: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """T5: a print behind ``100 + g`` sees [101, 102, 103, 104], whether both stand in one hook or in two."""
     t, plain = dot_of_vectors(), dot_of_vectors()
     more = lambda g: 100 + g
@@ -153,7 +157,9 @@ def test_an_action_sees_what_the_one_before_it_left(hooks: int, capsys: pytest.C
     assert t.grads == plain.grads
 
 
-def test_edits_and_observers_alternate_in_the_order_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_edits_and_observers_alternate_in_the_order_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """T6: double, print, halve, print on a leaf: the prints see [4, 8, 12], then [2, 4, 6], which is accumulated."""
     v, plain = leaf(1, 2, 3), leaf(1, 2, 3)
     with kedge.hook(v, kedge.scale(2), print, kedge.scale(0.5), print):
@@ -197,7 +203,9 @@ def test_each_backward_is_recorded_by_itself_while_grad_accumulates() -> None:
         for _, value in grads.records("inp"):
             assert torch.equal(value, one_backward)
         assert [event.backward for event, _ in grads.records("inp")] == [0, 1, 2]
-    assert [torch.equal(g, k * one_backward) for g, k in zip(accumulated, (1, 2, 1), strict=True)] == [True] * 3
+    assert [
+        torch.equal(g, k * one_backward) for g, k in zip(accumulated, (1, 2, 1), strict=True)
+    ] == [True] * 3
 
     for zeroing in (False, False, True):
         plain.grad = None if zeroing else plain.grad
@@ -305,10 +313,15 @@ def test_pitfall_an_edit_in_place_is_an_error_that_names_the_site() -> None:
     a, b, d, e = shared()
     d.register_hook(lambda g: g.mul_(100))
     e.backward()
-    assert lists(a.grad, b.grad) == [300, 200], "the pitfall: both are a hundredfold, without a word"
+    assert lists(a.grad, b.grad) == [300, 200], (
+        "the pitfall: both are a hundredfold, without a word"
+    )
 
     a, b, d, e = shared()
-    with pytest.raises(InPlaceEdit, match=r"at d:grad .*backward 0, .*changed the value in place.*return a new tensor"):
+    with pytest.raises(
+        InPlaceEdit,
+        match=r"at d:grad .*backward 0, .*changed the value in place.*return a new tensor",
+    ):
         with kedge.hook({"d": d}, lambda g: g.mul_(100)):
             e.backward()
     assert (a.grad, b.grad, d.grad) == (None, None, None)
@@ -497,7 +510,9 @@ def graph(diary: list[str]) -> tuple[Tensor, Tensor]:
     return w, z
 
 
-@pytest.mark.parametrize("backwards", [False, True], ids=["attached in order", "attached in reverse"])
+@pytest.mark.parametrize(
+    "backwards", [False, True], ids=["attached in order", "attached in reverse"]
+)
 def test_gradients_fire_in_the_order_of_the_timeline(backwards: bool) -> None:
     """T16: tensor action, retain_grad, node pre-action, node, node post-action; for a leaf, post-accumulate at the end.
 
@@ -570,7 +585,11 @@ def test_a_gradient_edge_narrows_what_arrives_at_its_node_and_not_what_leaves() 
     seen: dict[str, Any] = {}
     with kedge.session() as s:
         for kind in (":pre", ":post"):
-            s.hook(get_gradient_edge(second), kind, lambda g, event: seen.update({str(event.site): g.tolist()}))
+            s.hook(
+                get_gradient_edge(second),
+                kind,
+                lambda g, event: seen.update({str(event.site): g.tolist()}),
+            )
         (first + 2 * second).sum().backward()
     assert seen == {"UnbindBackward0:pre[1]": [2, 2], "UnbindBackward0:post[0]": [[1, 1], [2, 2]]}
 

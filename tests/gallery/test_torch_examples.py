@@ -55,20 +55,27 @@ class Case(NamedTuple):
 
 def convs(folder: Path) -> Case:
     """Make a case of images."""
-    return Case(Convs(), torch.randn(2, 1, 28, 28, requires_grad=True), torch.tensor([3, 7]), folder)
+    return Case(
+        Convs(), torch.randn(2, 1, 28, 28, requires_grad=True), torch.tensor([3, 7]), folder
+    )
 
 
 def layers(folder: Path) -> Case:
     """Make a case of a deep network of linear layers and sigmoids."""
     parts = [m for _ in range(3) for m in (nn.Linear(6, 6), nn.Sigmoid())]
     return Case(
-        nn.Sequential(*parts, nn.Linear(6, 4)), torch.randn(8, 6, requires_grad=True), torch.arange(8) % 4, folder
+        nn.Sequential(*parts, nn.Linear(6, 4)),
+        torch.randn(8, 6, requires_grad=True),
+        torch.arange(8) % 4,
+        folder,
     )
 
 
 def linear(folder: Path) -> Case:
     """Make a case of one linear layer."""
-    return Case(nn.Linear(3, 3), torch.randn(2, 3, requires_grad=True), torch.tensor([0, 1]), folder)
+    return Case(
+        nn.Linear(3, 3), torch.randn(2, 3, requires_grad=True), torch.tensor([0, 1]), folder
+    )
 
 
 def _norms_torch(case: Case) -> list[Any]:
@@ -108,7 +115,9 @@ def _gradient_norms_torch(case: Case) -> list[Any]:
 
 def _gradient_norms_kedge(case: Case) -> list[Any]:
     seen = []
-    with kedge.hook(case.model, "conv2:out.grad, conv2:in.share", lambda grad: seen.append(grad.norm())):
+    with kedge.hook(
+        case.model, "conv2:out.grad, conv2:in.share", lambda grad: seen.append(grad.norm())
+    ):
         case.loss().backward()
     return seen
 
@@ -294,7 +303,10 @@ def _activations_torch(case: Case) -> Any:
 
         return hook
 
-    handles = [case.model.get_submodule(name).register_forward_hook(keep(name)) for name in ("pool1", "fc1")]
+    handles = [
+        case.model.get_submodule(name).register_forward_hook(keep(name))
+        for name in ("pool1", "fc1")
+    ]
     case.model(case.x)
     for handle in handles:
         handle.remove()
@@ -397,7 +409,9 @@ def _several_gradients_kedge(case: Case) -> Any:
 _NN = "https://docs.pytorch.org/tutorials/beginner/former_torchies/nnft_tutorial.html"
 _MODULES = "https://docs.pytorch.org/docs/stable/notes/modules.html#module-hooks"
 _FLOW = "https://docs.pytorch.org/tutorials/intermediate/visualizing_gradients_tutorial.html"
-_SAVED = "https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html"
+_SAVED = (
+    "https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html"
+)
 _ORDER = "https://docs.pytorch.org/docs/stable/notes/autograd.html#backward-hooks-execution"
 _STEP = "https://docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html"
 _MULTI = "https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.register_multi_grad_hook"
@@ -423,18 +437,62 @@ class Example(NamedTuple):
 
 EXAMPLES = [
     Example("sizes and norm of a layer's input and output", _NN, convs, _norms_torch, _norms_kedge),
-    Example("norms of a layer's gradients", _NN, convs, _gradient_norms_torch, _gradient_norms_kedge),
-    Example("edit the input and the output", _MODULES, linear, _forward_edits_torch, _forward_edits_kedge),
-    Example("replace the gradient of the input", _MODULES, linear, _backward_edit_torch, _backward_edit_kedge),
-    Example("mean gradient of every layer's output", _FLOW, layers, _gradient_flow_torch, _gradient_flow_kedge),
+    Example(
+        "norms of a layer's gradients", _NN, convs, _gradient_norms_torch, _gradient_norms_kedge
+    ),
+    Example(
+        "edit the input and the output",
+        _MODULES,
+        linear,
+        _forward_edits_torch,
+        _forward_edits_kedge,
+    ),
+    Example(
+        "replace the gradient of the input",
+        _MODULES,
+        linear,
+        _backward_edit_torch,
+        _backward_edit_kedge,
+    ),
+    Example(
+        "mean gradient of every layer's output",
+        _FLOW,
+        layers,
+        _gradient_flow_torch,
+        _gradient_flow_kedge,
+    ),
     Example("saved tensors to the disk", _SAVED, layers, _disk_torch, _disk_kedge),
     Example("saved tensors of one layer packed", _SAVED, layers, _packed_torch, _packed_kedge),
-    Example("a tensor's hooks, its node's, and `retain_grad`", _ORDER, linear, _order_torch, _order_kedge),
-    Example("the optimizer steps inside the backward", _STEP, layers, _step_in_backward_torch, _step_in_backward_kedge),
-    Example("several gradients together", _MULTI, layers, _several_gradients_torch, _several_gradients_kedge),
+    Example(
+        "a tensor's hooks, its node's, and `retain_grad`",
+        _ORDER,
+        linear,
+        _order_torch,
+        _order_kedge,
+    ),
+    Example(
+        "the optimizer steps inside the backward",
+        _STEP,
+        layers,
+        _step_in_backward_torch,
+        _step_in_backward_kedge,
+    ),
+    Example(
+        "several gradients together",
+        _MULTI,
+        layers,
+        _several_gradients_torch,
+        _several_gradients_kedge,
+    ),
     Example("activations of two layers by name", "", convs, _activations_torch, _activations_kedge),
     Example("Grad-CAM", "", convs, _cam_torch, _cam_kedge),
-    Example("output shapes of all convolutions, by a global hook", "", convs, _shapes_torch, _shapes_kedge),
+    Example(
+        "output shapes of all convolutions, by a global hook",
+        "",
+        convs,
+        _shapes_torch,
+        _shapes_kedge,
+    ),
     Example("the first layer with a NaN", "", layers, _first_nan_torch, _first_nan_kedge),
 ]
 
@@ -451,7 +509,10 @@ def table() -> str:
     for example in EXAMPLES:
         name = f"[{example.what}]({example.source})" if example.source else example.what
         rows.append(f"| {name} | {lines_of(example.torch)} lines | {lines_of(example.kedge)} |")
-    counts = [sum(lines_of(each) for each in side) for side in zip(*(e[3:] for e in EXAMPLES), strict=True)]
+    counts = [
+        sum(lines_of(each) for each in side)
+        for side in zip(*(e[3:] for e in EXAMPLES), strict=True)
+    ]
     return "\n".join([*rows, f"| all | {counts[0]} lines | {counts[1]} |", ""])
 
 
@@ -465,7 +526,9 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "example", EXAMPLES, ids=lambda example: example.kedge.__name__.strip("_").removesuffix("_kedge")
+    "example",
+    EXAMPLES,
+    ids=lambda example: example.kedge.__name__.strip("_").removesuffix("_kedge"),
 )
 def test_an_example_of_pytorch_gives_the_same_numbers(
     example: Example, tmp_path: Path, tables: Callable[..., Any]
@@ -491,4 +554,7 @@ def test_the_lines_on_the_page_are_counted() -> None:
 def test_kedge_needs_no_more_lines_than_pytorch() -> None:
     """In any of the examples, and about half as many in all."""
     assert [e.what for e in EXAMPLES if lines_of(e.kedge) > lines_of(e.torch)] == []
-    assert 2 * sum(lines_of(e.kedge) for e in EXAMPLES) <= sum(lines_of(e.torch) for e in EXAMPLES) + 10
+    assert (
+        2 * sum(lines_of(e.kedge) for e in EXAMPLES)
+        <= sum(lines_of(e.torch) for e in EXAMPLES) + 10
+    )

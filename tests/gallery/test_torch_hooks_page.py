@@ -15,7 +15,11 @@ from tests.architecture.test_upstream import DECLINED, every_way
 
 PAGE = Path(__file__).parents[2] / "docs/how-to/from-torch-hooks.md"
 MARK = "<!-- every name and every line is tested -->\n\n"
-MORE = {"Tensor.retain_grad", "torch.autograd.graph.saved_tensors_hooks", "torch.autograd.graph.save_on_cpu"}
+MORE = {
+    "Tensor.retain_grad",
+    "torch.autograd.graph.saved_tensors_hooks",
+    "torch.autograd.graph.save_on_cpu",
+}
 
 
 class Row(NamedTuple):

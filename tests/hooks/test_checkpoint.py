@@ -36,7 +36,11 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for block in (self.one, self.two):
-            x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
+            x = (
+                block(x)
+                if self.reentrant is None
+                else checkpoint(block, x, use_reentrant=self.reentrant)
+            )
         return self.head(x)
 
 
@@ -62,7 +66,9 @@ def test_observing_a_checkpointed_model_changes_no_bit(reentrant: bool) -> None:
     net, plain, x = pair(reentrant)
     bare = step(net, x)
     with kedge.session() as s:
-        s.hook(net, "**, **:in, **:out.grad, **:in.grad, **:in.share, **:param.grad", kedge.record())
+        s.hook(
+            net, "**, **:in, **:out.grad, **:in.grad, **:in.share, **:param.grad", kedge.record()
+        )
         observed = step(net, x)
 
     assert all(map(torch.equal, bare, observed))
@@ -125,11 +131,15 @@ def test_gradients_of_a_checkpointed_block_are_seen_in_every_step(reentrant: boo
         assert len(records) == 3
         assert [r.event.backward for r in checkpointed[kind]] == [0, 1, 2], kind
         assert [r.event.pass_ for r in checkpointed[kind]] == [0, 1, 2], kind
-        assert all(torch.equal(r.value, c.value) for r, c in zip(records, checkpointed[kind], strict=True))
+        assert all(
+            torch.equal(r.value, c.value) for r, c in zip(records, checkpointed[kind], strict=True)
+        )
 
 
 @MODES
-@pytest.mark.parametrize("selector", ["one.act", "two.a:in", "**{Tanh}:out.grad", "two:out, one.b:in", "one.a:in.grad"])
+@pytest.mark.parametrize(
+    "selector", ["one.act", "two.a:in", "**{Tanh}:out.grad", "two:out, one.b:in", "one.a:in.grad"]
+)
 def test_edits_apply_in_recomputes(reentrant: bool, selector: str) -> None:
     """An edited checkpointed model has the output and the gradients of the plain model with the same edit."""
     net, plain, x = pair(reentrant)
@@ -155,13 +165,19 @@ class Shared(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(2):
-            x = self.twice(x) if self.reentrant is None else checkpoint(self.twice, x, use_reentrant=self.reentrant)
+            x = (
+                self.twice(x)
+                if self.reentrant is None
+                else checkpoint(self.twice, x, use_reentrant=self.reentrant)
+            )
         return x
 
 
 @MODES
 @pytest.mark.parametrize("call", [0, 1, 2, 3])
-def test_an_edit_of_one_call_meets_the_same_call_in_the_recompute(reentrant: bool, call: int) -> None:
+def test_an_edit_of_one_call_meets_the_same_call_in_the_recompute(
+    reentrant: bool, call: int
+) -> None:
     """Segments are recomputed in another order than they ran in; an edit of `fc#k` still applies to call k alone."""
     net = Shared()
     plain, x = copy.deepcopy(net), torch.randn(5, 4, requires_grad=True)
@@ -315,4 +331,6 @@ def test_an_edit_that_a_recompute_will_lack_is_reported(
     told = [str(each.message) for each in caught if each.category is kedge.errors.EditNotRepeated]
 
     assert len(told) == late
-    assert all(f"scale(2) at {'one.a:out' if selector == 'one.a' else selector}" in text for text in told)
+    assert all(
+        f"scale(2) at {'one.a:out' if selector == 'one.a' else selector}" in text for text in told
+    )

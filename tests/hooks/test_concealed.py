@@ -43,7 +43,11 @@ def hooked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[nn.
             stack.enter_context(kedge.offload(model))
         else:
             session = stack.enter_context(kedge.session())
-            given = {"hook": (model, "**:out"), "operations": (model, "/*"), "everywhere": ("**:out",)}
+            given = {
+                "hook": (model, "**:out"),
+                "operations": (model, "/*"),
+                "everywhere": ("**:out",),
+            }
             session.hook(*given[request.param], kedge.measure())
         model(torch.ones(2, 3)).sum().backward()
         model.zero_grad()
@@ -54,7 +58,9 @@ def clone(module: nn.Module) -> nn.Module:
     """Return a module of the same class with a copy of the `__dict__`, as replicas and EMA helpers are made, and other weights."""
     new = type(module).__new__(type(module))
     new.__dict__.update(module.__dict__)
-    new._parameters = {name: nn.Parameter(torch.zeros_like(p)) for name, p in module._parameters.items()}
+    new._parameters = {
+        name: nn.Parameter(torch.zeros_like(p)) for name, p in module._parameters.items()
+    }
     return new
 
 
@@ -76,7 +82,9 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_clone_of_a_hooked_module_is_copied_as_itself(hooked: tuple[nn.Module, ExitStack], way: str) -> None:
+def test_a_clone_of_a_hooked_module_is_copied_as_itself(
+    hooked: tuple[nn.Module, ExitStack], way: str
+) -> None:
     """Its own weights are in the copy, in the block and after it, not those of the module that it was cloned from."""
     model, stack = hooked
     cloned = clone(model[0])
@@ -89,11 +97,15 @@ def test_a_clone_of_a_hooked_module_is_copied_as_itself(hooked: tuple[nn.Module,
     for copied in (inside, after):
         assert not [hook for hook in copied._forward_hooks.values() if isinstance(hook, KedgeHook)]
         assert not [
-            name for name in vars(copied) if name in ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")
+            name
+            for name in vars(copied)
+            if name in ("__reduce_ex__", "__deepcopy__", "__prepare_scriptable__")
         ]
 
 
-def test_a_hooked_module_has_the_attributes_of_a_plain_one(hooked: tuple[nn.Module, ExitStack]) -> None:
+def test_a_hooked_module_has_the_attributes_of_a_plain_one(
+    hooked: tuple[nn.Module, ExitStack],
+) -> None:
     """Also the copy of a table has the program's hooks alone, and after the block the tables are as they were."""
     model, stack = hooked
     for module in model.modules():
@@ -132,7 +144,9 @@ def test_the_programs_hooks_stay_its_own(hooked: tuple[nn.Module, ExitStack]) ->
 
     for copied in (copy.deepcopy(layer), saved(layer), copy.deepcopy(clone(layer))):
         assert list(copied._forward_hooks.values()) == [double]
-        assert list(copied._forward_hooks) == list(copied._forward_hooks_always_called) == [handle.id]
+        assert (
+            list(copied._forward_hooks) == list(copied._forward_hooks_always_called) == [handle.id]
+        )
     assert torch.equal(copy.deepcopy(layer)(x), twice)
     handle.remove()
     assert torch.equal(layer(x) * 2, twice)
@@ -211,7 +225,9 @@ def test_a_parametrized_module_of_a_hooked_model_is_copied_with_its_class() -> N
     assert torch.equal(twin[0].weight, model[0].weight)
 
 
-TRACED = pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(1, 3))])
+TRACED = pytest.mark.parametrize(
+    "make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(1, 3))]
+)
 
 
 @TRACED
@@ -220,7 +236,10 @@ def test_modules_in_torchscript_are_refused(make: Callable[..., Any], selector: 
     """In a line, which says what to do; the model works as before."""
     model, x = make(net()), torch.ones(1, 3)
     expected = model(x)
-    with pytest.raises(NoSuchKind, match="only modules in TorchScript.*hook the model before"), kedge.session() as s:
+    with (
+        pytest.raises(NoSuchKind, match="only modules in TorchScript.*hook the model before"),
+        kedge.session() as s,
+    ):
         s.hook(model, selector, kedge.record())
     assert torch.equal(model(x), expected)
 
@@ -235,7 +254,9 @@ def test_modules_in_torchscript_beside_others_are_the_cause(make: Callable[..., 
             acts = s.hook(model, "**", kedge.record())
             model(x)
     assert torch.equal(acts["0"], model[0](x))
-    (warning,) = [str(each.message) for each in caught if issubclass(each.category, NeverFiredWarning)]
+    (warning,) = [
+        str(each.message) for each in caught if issubclass(each.category, NeverFiredWarning)
+    ]
     assert "1.0:out" in warning
     assert "TorchScript runs its module without Python" in warning
 

@@ -58,7 +58,9 @@ def paths(hooked: Any) -> list[str]:
     return [str(entry.site) for entry in hooked.ledger() if entry.fired]
 
 
-def test_every_model_called_in_the_block_is_hooked_under_its_class_name(tables: Callable[..., Any]) -> None:
+def test_every_model_called_in_the_block_is_hooked_under_its_class_name(
+    tables: Callable[..., Any],
+) -> None:
     """Models present and future, and criteria; of two of one class, the second has a number. Nothing stays on any of them."""
     first, second, x = Small(), Small(), torch.randn(2, 4)
     before = tables(first, second)
@@ -100,7 +102,9 @@ def test_each_kind_of_site_fires_as_often_as_on_a_model_that_is_given() -> None:
             model(x, scale=scale).sum().backward()
             entries = [(str(e.site), e.fired) for e in s.ledger()]
             s.end(quiet=True)
-        counts.append({site.removeprefix("Small").removeprefix("."): fired for site, fired in entries})
+        counts.append(
+            {site.removeprefix("Small").removeprefix("."): fired for site, fired in entries}
+        )
     given, found = counts
     assert found == given
     assert found[":in"] == 2
@@ -145,12 +149,16 @@ def test_edits_apply_in_the_first_call_also_to_arguments_by_name() -> None:
         assert given["scale"] is scale
 
 
-def test_a_forward_pre_hook_of_the_model_itself_comes_after_the_actions_in_the_first_call_alone() -> None:
+def test_a_forward_pre_hook_of_the_model_itself_comes_after_the_actions_in_the_first_call_alone() -> (
+    None
+):
     """PyTorch has collected it before the model is found; the parts of the model have no such first call."""
     model, seen = Small(), []
     model.register_forward_pre_hook(lambda module, args: (args[0] * 0 + 1,))
     model.fc.register_forward_pre_hook(lambda module, args: (args[0] * 0 + 2,))
-    with kedge.hook(":in[x], fc:in", lambda value, event: seen.append((str(event.site), value[0, 0].item()))):
+    with kedge.hook(
+        ":in[x], fc:in", lambda value, event: seen.append((str(event.site), value[0, 0].item()))
+    ):
         model(torch.full((2, 4), 5.0))
         model(torch.full((2, 4), 5.0))
     assert seen == [
@@ -206,7 +214,9 @@ def test_a_site_that_never_fired_has_the_cause_of_its_model() -> None:
             return self.fc.forward(x)
 
     with (
-        pytest.warns(NeverFiredWarning, match=r"Skips.fc:out: Skips.forward calls its .forward\(\) directly"),
+        pytest.warns(
+            NeverFiredWarning, match=r"Skips.fc:out: Skips.forward calls its .forward\(\) directly"
+        ),
         kedge.hook("**", print),
     ):
         Skips()(torch.randn(2, 4))
@@ -224,7 +234,9 @@ def test_what_no_model_can_have_is_refused_at_once(tables: Callable[..., Any]) -
         assert not s.ledger().entries
 
 
-def test_an_action_that_fails_when_a_model_is_found_leaves_nothing(tables: Callable[..., Any]) -> None:
+def test_an_action_that_fails_when_a_model_is_found_leaves_nothing(
+    tables: Callable[..., Any],
+) -> None:
     """The error reaches the program at that call; the hooks of that model are gone, as the global one is after the block."""
     model = Small()
     before = tables(model)
@@ -239,7 +251,10 @@ def test_an_action_that_fails_when_a_model_is_found_leaves_nothing(tables: Calla
             model(torch.randn(2, 4))
         s.end(quiet=True)
     assert tables(model) == before
-    with pytest.raises(ConditionMet, match=r"Small.fc:out"), kedge.hook("**", kedge.error_if(lambda v: True)):
+    with (
+        pytest.raises(ConditionMet, match=r"Small.fc:out"),
+        kedge.hook("**", kedge.error_if(lambda v: True)),
+    ):
         model(torch.randn(2, 4))
     assert tables(model) == before
 
@@ -250,7 +265,13 @@ def test_a_part_called_before_its_model_is_a_model_of_its_own() -> None:
     with kedge.hook("**", kedge.record()) as acts:
         model.two(x)
         model(x)
-    assert paths(acts) == ["Small:out", "Small.fc:out", "Pair:out", "Pair.one:out", "Pair.one.fc:out"]
+    assert paths(acts) == [
+        "Small:out",
+        "Small.fc:out",
+        "Pair:out",
+        "Pair.one:out",
+        "Pair.one.fc:out",
+    ]
 
 
 def test_a_session_that_begins_during_a_call_names_the_parts_after_their_model() -> None:
@@ -268,7 +289,14 @@ def test_a_session_that_begins_during_a_call_names_the_parts_after_their_model()
 
     Opens()(torch.randn(2, 4))
     assert seen == [
-        ["Opens.one.fc:out", "Opens.two.fc:out", "Opens.one:in", "Opens.one.fc:in", "Opens.two:in", "Opens.two.fc:in"]
+        [
+            "Opens.one.fc:out",
+            "Opens.two.fc:out",
+            "Opens.one:in",
+            "Opens.one.fc:in",
+            "Opens.two:in",
+            "Opens.two.fc:in",
+        ]
     ]
 
 
@@ -428,7 +456,10 @@ def test_compiled_models_are_hooked_in_their_graph(compiled: Callable[..., Any])
 def test_scripted_models_are_named_as_the_cause() -> None:
     """They run without Python, and take no hooks."""
     scripted = torch.jit.trace(Small(), torch.randn(2, 4))
-    with pytest.warns(NeverFiredWarning, match="only scripted modules were called"), kedge.hook("**", print):
+    with (
+        pytest.warns(NeverFiredWarning, match="only scripted modules were called"),
+        kedge.hook("**", print),
+    ):
         scripted(torch.randn(2, 4))
 
 
@@ -440,7 +471,10 @@ def test_parameters_without_a_shape_are_hooked_from_the_second_call_on() -> None
         model(x)
         model(x).sum().backward()
     assert torch.equal(grads["LazyLinear.weight:param.grad"], model.weight.grad)
-    with pytest.warns(NeverFiredWarning, match="no shape before its first forward"), kedge.hook("**:param.grad", print):
+    with (
+        pytest.warns(NeverFiredWarning, match="no shape before its first forward"),
+        kedge.hook("**:param.grad", print),
+    ):
         nn.LazyLinear(3)(x)
 
 
@@ -473,7 +507,10 @@ def test_a_shared_part_is_hooked_once_under_its_first_model() -> None:
     with kedge.hook("**{Linear}", kedge.record(keep=None)) as acts:
         first(x)
         second(x)
-    assert [(str(e.site), e.fired) for e in acts.ledger()] == [("Sequential.0.fc:out", 2), ("ModuleDict.h:out", 1)]
+    assert [(str(e.site), e.fired) for e in acts.ledger()] == [
+        ("Sequential.0.fc:out", 2),
+        ("ModuleDict.h:out", 1),
+    ]
 
 
 def test_everywhere_says_what_it_is() -> None:
@@ -487,7 +524,15 @@ def test_everywhere_says_what_it_is() -> None:
 
 @pytest.mark.parametrize(
     "selector",
-    ["enc", "enc:in", "enc:out.grad", "enc:saved", "enc/linear", "enc.weight:param", "enc.weight:param.grad"],
+    [
+        "enc",
+        "enc:in",
+        "enc:out.grad",
+        "enc:saved",
+        "enc/linear",
+        "enc.weight:param",
+        "enc.weight:param.grad",
+    ],
 )
 def test_a_path_in_a_model_names_a_part_that_was_called_before_it(selector: str) -> None:
     """Whatever the kind: the part alone has no such path, and the model has it."""

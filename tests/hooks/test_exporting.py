@@ -15,7 +15,9 @@ def test_an_exported_program_has_the_edits_and_no_operator_of_kedges():
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4, requires_grad=True)
     expected = model(x) * 3
     with kedge.session() as s:
-        s.hook(model, "**:out, **:in, **:param, **:out.grad, **:in.grad, **:in.share", kedge.record())
+        s.hook(
+            model, "**:out, **:in, **:param, **:out.grad, **:in.grad, **:in.share", kedge.record()
+        )
         s.hook(model, "1", kedge.scale(3))
         exported = torch.export.export(model, (x,))
         model(x).sum().backward()

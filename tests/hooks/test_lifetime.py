@@ -15,9 +15,18 @@ import torch
 from torch import Tensor, nn
 
 import kedge
-from kedge.errors import ActionArity, ActionError, NeverFiredWarning, NoSiteMatched, NoSuchKind, SessionEnded
+from kedge.errors import (
+    ActionArity,
+    ActionError,
+    NeverFiredWarning,
+    NoSiteMatched,
+    NoSuchKind,
+    SessionEnded,
+)
 
-EVERYTHING = "**:out, **:in, **:out.grad, **:in.grad, **:in.share, **:param, **:param.grad, **:param.acc"
+EVERYTHING = (
+    "**:out, **:in, **:out.grad, **:in.grad, **:in.share, **:param, **:param.grad, **:param.acc"
+)
 
 
 def randn() -> Tensor:
@@ -54,7 +63,10 @@ def test_whatever_raises_the_tables_are_as_before(where: str, tables: Callable[.
     if where == "user hook":
         model.b.register_forward_hook(fail)
     before = tables(model)
-    with pytest.raises(RuntimeError if "action" not in where else ActionError, match="broke"), kedge.session() as s:
+    with (
+        pytest.raises(RuntimeError if "action" not in where else ActionError, match="broke"),
+        kedge.session() as s,
+    ):
         s.hook(model, EVERYTHING, kedge.record())
         if "action" in where:
             s.hook(model, "a" if where == "action" else "a:out.grad", fail)
@@ -213,14 +225,21 @@ def test_a_hook_that_cannot_be_attached_leaves_nothing(
     assert tables(model) == before
 
 
-def test_a_second_hook_that_cannot_be_attached_leaves_the_first_alone(tables: Callable[..., Any]) -> None:
+def test_a_second_hook_that_cannot_be_attached_leaves_the_first_alone(
+    tables: Callable[..., Any],
+) -> None:
     """In a session a failed call takes back all of its own hooks, on modules and parameters, and none of the others'."""
     model, x, seen = Net(), randn(), []
     before = tables(model)
     with kedge.session() as s:
         acts = s.hook(model, "a", kedge.record())
         with pytest.raises(ActionArity):
-            s.hook(model, "b, b:in.grad, **:param.grad, b:in.share", lambda v: seen.append(1), lambda a, b, c: None)
+            s.hook(
+                model,
+                "b, b:in.grad, **:param.grad, b:in.share",
+                lambda v: seen.append(1),
+                lambda a, b, c: None,
+            )
         model(x).sum().backward()
         assert len(s.ledger()) == 1
 
@@ -327,7 +346,9 @@ def test_a_copy_of_a_hooked_model_is_not_hooked(
         s.hook(model, "**", lambda v: seen.append(1))
         twin = how(model)
         assert list(tables(twin)) == list(plain)
-        if how is not copy.copy:  # which shares the model's children and hook tables, as without Kedge
+        if (
+            how is not copy.copy
+        ):  # which shares the model's children and hook tables, as without Kedge
             assert {k: v for k, v in tables(twin).items() if "_global" not in k} == {
                 k: v for k, v in plain.items() if "_global" not in k
             }
@@ -419,7 +440,9 @@ def test_a_model_that_is_deleted_within_the_block_is_freed_at_its_end() -> None:
     assert len(s.ledger()) > 0
 
 
-@pytest.mark.parametrize("change", [lambda m: delattr(m, "b"), lambda m: setattr(m, "b", nn.Identity())])
+@pytest.mark.parametrize(
+    "change", [lambda m: delattr(m, "b"), lambda m: setattr(m, "b", nn.Identity())]
+)
 def test_a_module_that_leaves_the_model_within_the_block_is_unhooked(
     change: Callable[[nn.Module], None], tables: Callable[..., Any]
 ) -> None:
@@ -461,7 +484,12 @@ def test_two_hundred_training_passes_keep_a_flat_number_of_objects() -> None:
             model.zero_grad()
             if i in (99, 199):
                 gc.collect()
-                counts.append((sum(issubclass(type(o), Tensor) for o in gc.get_objects()), len(s.installed._passing)))
+                counts.append(
+                    (
+                        sum(issubclass(type(o), Tensor) for o in gc.get_objects()),
+                        len(s.installed._passing),
+                    )
+                )
 
     (tensors, kept), (tensors_later, kept_later) = counts
     assert tensors_later <= tensors
@@ -496,7 +524,12 @@ def test_a_backward_after_the_end_is_not_seen() -> None:
     model, seen = Net(), []
     with kedge.session() as s:
         s.hook(model, "a", lambda v: seen.append("out"))
-        s.hook(model, "a, a:out.grad, a:in.grad", lambda v, event: seen.append(event.site.kind), when=kedge.every(1))
+        s.hook(
+            model,
+            "a, a:out.grad, a:in.grad",
+            lambda v, event: seen.append(event.site.kind),
+            when=kedge.every(1),
+        )
         loss = model(randn()).sum()
         s.end(quiet=True)
     loss.backward()
@@ -567,7 +600,9 @@ class Fails(nn.Module):
 
 @pytest.mark.filterwarnings("ignore::kedge.errors.AttachedTwice")
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_sessions_that_end_inside_an_operation_let_the_programs_error_through(error: type[BaseException]) -> None:
+def test_sessions_that_end_inside_an_operation_let_the_programs_error_through(
+    error: type[BaseException],
+) -> None:
     """The model can be pickled, and nothing stays: after an interrupt, when PyTorch calls no hook, from the next call on."""
     model, sessions = Fails(error), [kedge.session(), kedge.session()]
 

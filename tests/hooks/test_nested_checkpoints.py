@@ -55,7 +55,9 @@ def events(modes: Modes, selector: str = OBSERVED) -> dict[tuple[Any, ...], Tens
         h = s.hook(model, selector, kedge.record(keep=None, copy=True))
         (model(x) * torch.arange(4.0)).sum().backward()
     found = [r for site in {str(tap.site) for tap in h.taps} for r in h.records(site)]
-    seen = {(str(r.event.site), r.event.call, r.event.pass_, r.event.backward): r.value for r in found}
+    seen = {
+        (str(r.event.site), r.event.call, r.event.pass_, r.event.backward): r.value for r in found
+    }
     assert len(seen) == len(found), "an event came twice"
     return seen
 
@@ -99,7 +101,10 @@ class Repeating(nn.Module):
 @functools.cache
 def edited(modes: Modes, selector: str, *, between: bool) -> list[Tensor]:
     """Output and gradients with an edit at a site."""
-    model, x = Repeating(modes, between=between), torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()
+    model, x = (
+        Repeating(modes, between=between),
+        torch.linspace(-1, 1, 12).view(3, 4).requires_grad_(),
+    )
     with kedge.hook(model, selector, kedge.scale(1.5)):
         out = model(x)
         out.square().sum().backward()
@@ -115,13 +120,17 @@ def test_an_edit_of_one_call_is_repeated_in_that_call_of_nested_checkpoints(
     """An outer recompute calls the inner checkpoints again: an edit of call n is made in call n alone, in each of them."""
     for call in range(8 if between else 4):
         selector = site.format(call)
-        plain, nested = (edited(kinds, selector, between=between) for kinds in ((None, None), modes))
+        plain, nested = (
+            edited(kinds, selector, between=between) for kinds in ((None, None), modes)
+        )
         assert all(map(torch.allclose, plain, nested)), selector
 
 
 @pytest.mark.parametrize("modes", [(True,), (False,), *NESTS], ids=str)
 @pytest.mark.parametrize("recomputes", [False, True])
-def test_a_session_that_ends_between_forward_and_backward_leaves_nothing(modes: Modes, recomputes: bool) -> None:
+def test_a_session_that_ends_between_forward_and_backward_leaves_nothing(
+    modes: Modes, recomputes: bool
+) -> None:
     """The program's backward goes on as without the session, and no hook, mode or table stays."""
     model, plain = nest(modes), nest((None,) * len(modes))
     x = torch.linspace(-1, 1, 12).view(3, 4).requires_grad_()

@@ -35,10 +35,14 @@ def test_a_cell_that_runs_twice_is_told(model: nn.Module) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         a_cell(model)
-    with pytest.warns(AttachedTwice, match=r"^scale\(2\) is attached at 1:out again, and an earlier one is ") as told:
+    with pytest.warns(
+        AttachedTwice, match=r"^scale\(2\) is attached at 1:out again, and an earlier one is "
+    ) as told:
         a_cell(model)
     assert told[0].filename == __file__
-    with pytest.warns(AttachedTwice, match="and 2 earlier ones are still in place, so all of them run"):
+    with pytest.warns(
+        AttachedTwice, match="and 2 earlier ones are still in place, so all of them run"
+    ):
         a_cell(model)
 
     x = torch.randn(2, 3)
@@ -87,7 +91,9 @@ def test_a_session_keeps_its_hooks_on_other_models(model: nn.Module) -> None:
     ],
     ids=["site", "action", "model", "kind"],
 )
-def test_another_hook_is_not_the_same(another: Callable[[nn.Module], Hooked], model: nn.Module) -> None:
+def test_another_hook_is_not_the_same(
+    another: Callable[[nn.Module], Hooked], model: nn.Module
+) -> None:
     """Of another site, action or model nothing is said."""
     a_cell(model)
     with warnings.catch_warnings():
@@ -133,7 +139,14 @@ def test_another_schedule_is_not_the_same(model: nn.Module) -> None:
     """The same action in other steps is meant; in the same steps it is told, also if a cell makes the schedule anew."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for when in (kedge.at(0), kedge.at(5), kedge.every(2), lambda step: step > 7, lambda step: step < 3, None):
+        for when in (
+            kedge.at(0),
+            kedge.at(5),
+            kedge.every(2),
+            lambda step: step > 7,
+            lambda step: step < 3,
+            None,
+        ):
             kedge.hook(model, "1", kedge.scale(2), when=when)
     for when in (kedge.at(5), kedge.every(2), lambda step: step > 7, None):
         with pytest.warns(AttachedTwice, match="again, and an earlier one is"):
@@ -173,9 +186,21 @@ class Tally:
         lambda number: Ablation(torch.full((4,), float(number))),
         lambda number: Ablation(kedge.replace(without(number))),
     ],
-    ids=["closure", "default", "method", "module", "tensor", "function", "condition", "ablation", "within"],
+    ids=[
+        "closure",
+        "default",
+        "method",
+        "module",
+        "tensor",
+        "function",
+        "condition",
+        "ablation",
+        "within",
+    ],
 )
-def test_actions_that_differ_inside_are_not_told(action: Callable[[int], Any], model: nn.Module) -> None:
+def test_actions_that_differ_inside_are_not_told(
+    action: Callable[[int], Any], model: nn.Module
+) -> None:
     """Two channels, two directions and two objects are meant, although they have one name; one of them again is not."""
     kept = action(1)
     with warnings.catch_warnings():
@@ -203,7 +228,11 @@ def test_blocks_are_not_told(model: nn.Module) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(2):
-            with kedge.hook(model, "1", kedge.record()), kedge.hook(model, "1", kedge.record()), kedge.session() as s:
+            with (
+                kedge.hook(model, "1", kedge.record()),
+                kedge.hook(model, "1", kedge.record()),
+                kedge.session() as s,
+            ):
                 s.hook(model, "1", kedge.record())
                 model(torch.randn(1, 3))
         handle = kedge.hook(model, "1", kedge.record())

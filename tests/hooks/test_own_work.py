@@ -129,7 +129,8 @@ def by_saved(run: Callable[[], None]) -> Any:
 
 
 COUNTERS = {
-    each.__name__: each for each in (by_dispatch, by_function, by_flops, by_profiler, by_old_profiler, by_saved)
+    each.__name__: each
+    for each in (by_dispatch, by_function, by_flops, by_profiler, by_old_profiler, by_saved)
 }
 ALL = "**:out, **:in, **:out.grad, **:in.grad, **:param, **:param.grad, **:param.acc"
 OBSERVERS: dict[str, Around] = {
@@ -138,10 +139,14 @@ OBSERVERS: dict[str, Around] = {
     "record": lambda model: kedge.hook(model, ALL, kedge.record()),
     "copies": lambda model: kedge.hook(model, ALL, kedge.record(copy=True)),
     "error_if": lambda model: kedge.hook(model, ALL, kedge.error_if(kedge.nonfinite)),
-    "operations": lambda model: kedge.hook(model, "**/*:out, **/*:in, **/*:out.grad", kedge.record()),
+    "operations": lambda model: kedge.hook(
+        model, "**/*:out, **/*:in, **/*:out.grad", kedge.record()
+    ),
     "measured operations": lambda model: kedge.hook(model, "**/*:out", kedge.measure()),
     "everywhere": lambda model: kedge.hook(kedge.everywhere, "**:out", kedge.measure()),
-    "tensors": lambda model: kedge.hook({"w": next(model.parameters())}, "w:grad, w:acc", kedge.record()),
+    "tensors": lambda model: kedge.hook(
+        {"w": next(model.parameters())}, "w:grad, w:acc", kedge.record()
+    ),
 }
 KEEPERS: dict[str, Around] = {
     "saved": lambda model: kedge.hook(model, "**:saved", kedge.measure()),
@@ -177,7 +182,9 @@ def counted(count: Callable[..., Any], around: Around, *, inside: bool) -> Any:
 @pytest.mark.parametrize("inside", [False, True], ids=["hooked before", "hooked inside"])
 @pytest.mark.parametrize("name", COUNTERS)
 @pytest.mark.parametrize("observer", OBSERVERS)
-def test_what_the_program_counts_is_the_same_with_observers(observer: str, name: str, inside: bool) -> None:
+def test_what_the_program_counts_is_the_same_with_observers(
+    observer: str, name: str, inside: bool
+) -> None:
     """Whether the hooks were there before the mode or profiler, or came inside of it."""
     found = counted(COUNTERS[name], OBSERVERS[observer], inside=inside)
 
@@ -187,7 +194,9 @@ def test_what_the_program_counts_is_the_same_with_observers(observer: str, name:
 @pytest.mark.parametrize("inside", [False, True], ids=["hooked before", "hooked inside"])
 @pytest.mark.parametrize("name", [name for name in COUNTERS if name != "by_saved"])
 @pytest.mark.parametrize("keeper", KEEPERS)
-def test_what_the_program_counts_is_the_same_while_saved_tensors_are_kept(keeper: str, name: str, inside: bool) -> None:
+def test_what_the_program_counts_is_the_same_while_saved_tensors_are_kept(
+    keeper: str, name: str, inside: bool
+) -> None:
     """They are looked at, moved and rebuilt below the program's modes; with any pair of hooks PyTorch calls `detach` more."""
     found = counted(COUNTERS[name], KEEPERS[keeper], inside=inside)
     known = counted(COUNTERS[name], plain, inside=inside)
@@ -201,7 +210,11 @@ def test_what_the_program_counts_is_the_same_while_saved_tensors_are_kept(keeper
 @pytest.mark.parametrize("count", [by_dispatch, by_function, by_profiler])
 @pytest.mark.parametrize(
     "action",
-    [lambda value: value * 1, kedge.scale(1.0), kedge.error_if(lambda value: bool((value * 1).isnan().any()))],
+    [
+        lambda value: value * 1,
+        kedge.scale(1.0),
+        kedge.error_if(lambda value: bool((value * 1).isnan().any())),
+    ],
     ids=["a function", "an edit", "a condition"],
 )
 def test_operations_of_the_programs_own_are_seen(count: Callable[..., Any], action: Any) -> None:
@@ -215,8 +228,13 @@ def test_a_mode_that_refuses_operations_does_not_matter() -> None:
     """Kedge's operations do not reach it."""
 
     class Refusing(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            assert not any(name in str(func) for name in ("isfinite", "eq.", "ne.", "abs", "amax", "clone", "all."))
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            assert not any(
+                name in str(func)
+                for name in ("isfinite", "eq.", "ne.", "abs", "amax", "clone", "all.")
+            )
             return func(*args, **(kwargs or {}))
 
     model = Net().eval()

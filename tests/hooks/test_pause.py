@@ -32,8 +32,16 @@ def x() -> Tensor:
 
 def ordered(model: nn.Module) -> dict[str, list[Any]]:
     """Every hook on a model with its number, in order."""
-    tables = {place: list(hooks.items()) for place, hooks in hook_tables(model).items() if isinstance(hooks, dict)}
-    return {place: hooks for place, hooks in tables.items() if "with_kwargs" not in place and "always" not in place}
+    tables = {
+        place: list(hooks.items())
+        for place, hooks in hook_tables(model).items()
+        if isinstance(hooks, dict)
+    }
+    return {
+        place: hooks
+        for place, hooks in tables.items()
+        if "with_kwargs" not in place and "always" not in place
+    }
 
 
 def test_nothing_is_on_the_model_while_a_session_is_paused() -> None:
@@ -104,7 +112,10 @@ def test_resumed_hooks_stand_between_those_they_stood_between() -> None:
     with kedge.session() as s:
         s.hook(model, ":out", lambda value: note("ours")())
         s.hook(model, "weight:param.grad", lambda value: note("our grad")())
-        handles += [model.register_forward_hook(note("out 2")), weight.register_hook(note("grad 2"))]
+        handles += [
+            model.register_forward_hook(note("out 2")),
+            weight.register_hook(note("grad 2")),
+        ]
         s.hook(model, ":out", lambda value: note("ours again")())
         expected = ["out 1", "ours", "out 2", "ours again", "grad 1", "our grad", "grad 2"]
         assert run() == expected
@@ -113,13 +124,35 @@ def test_resumed_hooks_stand_between_those_they_stood_between() -> None:
         s.resume()
         assert run() == expected
         s.pause()
-        handles += [model.register_forward_hook(note("out 3")), weight.register_hook(note("grad 3"))]
+        handles += [
+            model.register_forward_hook(note("out 3")),
+            weight.register_hook(note("grad 3")),
+        ]
         s.resume()
-        assert run() == ["out 1", "ours", "out 2", "ours again", "out 3", "grad 1", "our grad", "grad 2", "grad 3"]
+        assert run() == [
+            "out 1",
+            "ours",
+            "out 2",
+            "ours again",
+            "out 3",
+            "grad 1",
+            "our grad",
+            "grad 2",
+            "grad 3",
+        ]
         s.pause()
         handles[0].remove()
         s.resume()
-        assert run() == ["ours", "out 2", "ours again", "out 3", "grad 1", "our grad", "grad 2", "grad 3"]
+        assert run() == [
+            "ours",
+            "out 2",
+            "ours again",
+            "out 3",
+            "grad 1",
+            "our grad",
+            "grad 2",
+            "grad 3",
+        ]
     assert run() == ["out 2", "out 3", "grad 1", "grad 2", "grad 3"]
 
 

@@ -17,7 +17,14 @@ import torch
 from torch import Tensor, nn
 
 import kedge
-from kedge.errors import NeverFiredWarning, NotRecorded, Overwritten, ReadError, SelectorError, SeveralRecorded
+from kedge.errors import (
+    NeverFiredWarning,
+    NotRecorded,
+    Overwritten,
+    ReadError,
+    SelectorError,
+    SeveralRecorded,
+)
 from tests.test_notebook import Reader
 
 
@@ -52,7 +59,9 @@ def same(a: Any, b: Any) -> bool:
     return a.data_ptr() == b.data_ptr() if isinstance(a, Tensor) else str(a) == str(b)
 
 
-EVERYTHING = "**, **:in, **:out.grad, **:in.grad, **:param, **:param.grad, **:param.acc, **:saved, **/*"
+EVERYTHING = (
+    "**, **:in, **:out.grad, **:in.grad, **:param, **:param.grad, **:param.acc, **:saved, **/*"
+)
 
 
 @pytest.mark.parametrize("action", [kedge.record, kedge.measure])
@@ -73,7 +82,9 @@ def test_every_name_of_the_mapping_reads_its_value(model: Any, action: Any) -> N
 
 def test_names_are_as_people_write_selectors() -> None:
     """An output is called as its module, a call has its number only where there are several, in the order of arrival."""
-    h = recorded(Loop(), ["cell", "cell:in", "lstm", "/relu", "/add", ":out", "lstm.weight_ih_l0:param.grad"])
+    h = recorded(
+        Loop(), ["cell", "cell:in", "lstm", "/relu", "/add", ":out", "lstm.weight_ih_l0:param.grad"]
+    )
 
     assert list(h) == [
         *(f"cell#{i}{end}" for i in range(3) for end in (":in[input]", ":in[hx]", "")),
@@ -110,7 +121,10 @@ def test_tensors_have_the_names_that_were_given() -> None:
     """The gradient of a named tensor is under its name, also where `.grad` after accumulation was asked for."""
     z = torch.ones(3, requires_grad=True)
     with kedge.session() as s:
-        named, both = s.hook({"z": z}, kedge.record()), s.hook({"z": z}, [":grad", ":acc"], kedge.record())
+        named, both = (
+            s.hook({"z": z}, kedge.record()),
+            s.hook({"z": z}, [":grad", ":acc"], kedge.record()),
+        )
         (z * 2).sum().backward()
 
     assert list(named) == ["z"]
@@ -126,7 +140,9 @@ def test_names_of_modules_can_be_used_as_they_stand() -> None:
     model.add_module("a b", nn.ReLU())
     h = recorded(model, "**")
 
-    assert {name: name in h for name, _ in model.named_modules()} == dict.fromkeys(["", "0", "1", "2", "a b"], True)
+    assert {name: name in h for name, _ in model.named_modules()} == dict.fromkeys(
+        ["", "0", "1", "2", "a b"], True
+    )
     assert torch.equal(h[""], h[":out"])
     assert torch.equal(h["a b"], h[r"a\ b"])
     assert list(h)[-2:] == [r"a\ b", ":out"]
@@ -137,7 +153,9 @@ def test_values_are_not_copied() -> None:
     h = recorded(sequential(), "*")
     pointers = [value.data_ptr() for value in h.values()]
 
-    assert {name: value.data_ptr() for name, value in h.items()} == dict(zip(h, pointers, strict=True))
+    assert {name: value.data_ptr() for name, value in h.items()} == dict(
+        zip(h, pointers, strict=True)
+    )
     assert pointers == [h[name].data_ptr() for name in h]
     assert pointers == [value.data_ptr() for value in h["*"].values()]
 
@@ -210,7 +228,9 @@ def test_what_is_missing_is_a_key_error(name: Any) -> None:
     with pytest.raises(KeyError) as caught:
         h[name]
     assert isinstance(caught.value, NotRecorded)
-    assert re.match(r"nothing was recorded under|(0|None) is not the name of a site", str(caught.value))
+    assert re.match(
+        r"nothing was recorded under|(0|None) is not the name of a site", str(caught.value)
+    )
     assert "'nothing" not in str(caught.value)
 
 
@@ -238,7 +258,8 @@ def test_a_missing_name_comes_with_those_like_it() -> None:
     with pytest.raises(KeyError, match='"encodr".*; the nearest names are "encoder", "decoder"$'):
         h["encodr"]
     with pytest.raises(
-        KeyError, match='^nothing was recorded under "x\\*"; the names are "encoder", "decoder", "head"$'
+        KeyError,
+        match='^nothing was recorded under "x\\*"; the names are "encoder", "decoder", "head"$',
     ):
         h["x*"]
 
@@ -293,7 +314,16 @@ def test_reading_keeps_nothing_alive() -> None:
     with kedge.hook(model, "*", kedge.record()) as h:
         model(torch.ones(1, 3))
         kept = [weakref.ref(k) for s in h.actions[0].by_site.values() for k in s.all()]
-        for use in (list, len, str, repr, dict, lambda it: it.items(), lambda it: it["*"], lambda it: it["0"]):
+        for use in (
+            list,
+            len,
+            str,
+            repr,
+            dict,
+            lambda it: it.items(),
+            lambda it: it["*"],
+            lambda it: it["0"],
+        ):
             use(h)
         model(torch.ones(1, 3))
         gc.collect()
@@ -304,7 +334,10 @@ def test_reading_keeps_nothing_alive() -> None:
 def test_the_mapping_grows_in_the_block_and_shows_the_newest_pass() -> None:
     """It can be read at any time: before the first value, between passes, after the end, after a failure."""
     model = sequential()
-    with pytest.raises(ZeroDivisionError), kedge.hook(model, "*, 2:out.grad", kedge.record(keep=None)) as h:
+    with (
+        pytest.raises(ZeroDivisionError),
+        kedge.hook(model, "*, 2:out.grad", kedge.record(keep=None)) as h,
+    ):
         assert (list(h), len(h), dict(h)) == ([], 0, {})
         loss = model(torch.ones(1, 3)).sum()
         assert list(h) == ["0", "1", "2"]
@@ -336,12 +369,21 @@ def test_a_handle_is_true_and_equal_to_itself_alone() -> None:
     assert a["*"] != a["*"]
 
 
-@pytest.mark.parametrize(("actions", "count"), [((torch.zeros_like,), 0), ((kedge.record(), kedge.measure()), 2)])
+@pytest.mark.parametrize(
+    ("actions", "count"), [((torch.zeros_like,), 0), ((kedge.record(), kedge.measure()), 2)]
+)
 def test_a_hook_without_one_recording_action_is_no_mapping(actions: Any, count: int) -> None:
     """Reading, listing, counting and asking say so, instead of being empty."""
     with kedge.hook(model := sequential(), "0", *actions) as h:
         model(torch.ones(1, 3))
-    for use in (lambda: h["0"], lambda: list(h), lambda: len(h), lambda: "0" in h, lambda: h["*"], lambda: h.get("0")):
+    for use in (
+        lambda: h["0"],
+        lambda: list(h),
+        lambda: len(h),
+        lambda: "0" in h,
+        lambda: h["*"],
+        lambda: h.get("0"),
+    ):
         with pytest.raises(ReadError, match=f"this hook has {count} recording actions"):
             use()
     assert repr(h).startswith("<hook ")
@@ -391,7 +433,9 @@ def test_a_handle_prints_as_a_table() -> None:
     assert str(plain) == repr(plain)
     for handle in (acts, stats):
         rows = Reader(handle._repr_html_()).rows
-        assert [" ".join(row) for row in rows] == [" ".join(line.split()) for line in str(handle).splitlines()]
+        assert [" ".join(row) for row in rows] == [
+            " ".join(line.split()) for line in str(handle).splitlines()
+        ]
     assert str(acts["[01]"]).splitlines() == str(acts).splitlines()[:3]
     assert repr(stats["*"]) == str(stats)
     assert Reader(acts["0, 1"]._repr_html_()).rows == Reader(acts._repr_html_()).rows[:3]
@@ -436,7 +480,10 @@ def test_the_newest_step_of_each_site_is_read() -> None:
     """A site that did not fire in the last step shows its last one; steps that were dropped leave the mapping."""
     model = sequential()
     with kedge.session() as s:
-        all_steps, two = s.hook(model, "*", kedge.measure()), s.hook(model, "*", kedge.measure(keep=2))
+        all_steps, two = (
+            s.hook(model, "*", kedge.measure()),
+            s.hook(model, "*", kedge.measure(keep=2)),
+        )
         for use in (model, model[0], model[0]):
             use(torch.ones(1, 3))
 
@@ -494,7 +541,9 @@ def test_types_select_among_what_a_hook_on_every_model_recorded() -> None:
     del s, mine, theirs
     part = one[0]
     del one[0]
-    with pytest.raises(NotRecorded, match=r'"Sequential.2.weight", which is not a module, or no longer exists'):
+    with pytest.raises(
+        NotRecorded, match=r'"Sequential.2.weight", which is not a module, or no longer exists'
+    ):
         acts["**{Linear}"]
     assert part is not None
 
@@ -505,7 +554,9 @@ def test_a_list_of_names_reads_all_of_them_or_is_an_error() -> None:
     assert h[["0", "1"]].names() == ["0", "1"]
     assert h["0, nope"].names() == ["0"]
     for wrong in (["0", "nope"], ("nope", "*"), [kedge.select("*"), "nope"]):
-        with pytest.raises(NotRecorded, match='nothing was recorded under "nope"; the names are "0", "1", "2"'):
+        with pytest.raises(
+            NotRecorded, match='nothing was recorded under "nope"; the names are "0", "1", "2"'
+        ):
             h[wrong]
 
 

@@ -135,7 +135,12 @@ def keyword(value: Tensor, *, factor: float) -> None:
             NoSuchKind,
             '"z:acc" is .grad after accumulation, but z is not a leaf: it was made by MulBackward0 and accumulates nothing; use "z:grad"',
         ),
-        ({"z": 3}, (kedge.zero(),), NoSiteMatched, '"z" is a int; a target dict maps names to tensors'),
+        (
+            {"z": 3},
+            (kedge.zero(),),
+            NoSiteMatched,
+            '"z" is a int; a target dict maps names to tensors',
+        ),
         (
             {"z": torch.ones(2, requires_grad=True)},
             ("z:out", kedge.zero()),
@@ -184,9 +189,24 @@ def test_frozen_parameters_alone_are_refused() -> None:
 
 
 WRONG: list[tuple[str, Callable[[Tensor], Any], str, str]] = [
-    ("a", lambda v: v[:1], "it returned float32[1, 3] on cpu in place of float32[2, 3] on cpu", "forward"),
-    ("a", lambda v: v.double(), "it returned float64[2, 3] on cpu in place of float32[2, 3] on cpu", "forward"),
-    ("a", lambda v: v.to("meta"), "it returned float32[2, 3] on meta in place of float32[2, 3] on cpu", "forward"),
+    (
+        "a",
+        lambda v: v[:1],
+        "it returned float32[1, 3] on cpu in place of float32[2, 3] on cpu",
+        "forward",
+    ),
+    (
+        "a",
+        lambda v: v.double(),
+        "it returned float64[2, 3] on cpu in place of float32[2, 3] on cpu",
+        "forward",
+    ),
+    (
+        "a",
+        lambda v: v.to("meta"),
+        "it returned float32[2, 3] on meta in place of float32[2, 3] on cpu",
+        "forward",
+    ),
     ("a", lambda v: 3.0, "it returned a float; return a tensor, or None to keep the value", ""),
     ("a", lambda v: (v,), "it returned a tuple; return a tensor, or None to keep the value", ""),
     (
@@ -195,8 +215,18 @@ WRONG: list[tuple[str, Callable[[Tensor], Any], str, str]] = [
         "it returned float32[1, 2] on cpu in place of float32[2, 2] on cpu",
         "forward",
     ),
-    ("a:out.grad", lambda v: v.sum(), "it returned float32[] on cpu in place of float32[2, 3] on cpu", "gradient"),
-    ("a:out.grad", lambda v: True, "it returned a bool; return a tensor, or None to keep the value", ""),
+    (
+        "a:out.grad",
+        lambda v: v.sum(),
+        "it returned float32[] on cpu in place of float32[2, 3] on cpu",
+        "gradient",
+    ),
+    (
+        "a:out.grad",
+        lambda v: True,
+        "it returned a bool; return a tensor, or None to keep the value",
+        "",
+    ),
     (
         "a.bias:param.grad",
         lambda v: v.double(),
@@ -209,7 +239,12 @@ WRONG: list[tuple[str, Callable[[Tensor], Any], str, str]] = [
         "it returned float32[3] on meta in place of float32[3] on cpu",
         "gradient",
     ),
-    ("b:in.share", lambda v: v[0], "it returned float32[3] on cpu in place of float32[2, 3] on cpu", "gradient"),
+    (
+        "b:in.share",
+        lambda v: v[0],
+        "it returned float32[3] on cpu in place of float32[2, 3] on cpu",
+        "gradient",
+    ),
     (
         "a.bias:param",
         lambda v: v * 2,
@@ -226,14 +261,18 @@ LEAVES = {"a:in": "a:in[input]", "b:in.share": "b:in.share[input]"}
 
 
 @pytest.mark.parametrize(("selector", "action", "problem", "advice"), WRONG)
-def test_an_edit_that_does_not_fit_is_refused(selector: str, action: Any, problem: str, advice: str) -> None:
+def test_an_edit_that_does_not_fit_is_refused(
+    selector: str, action: Any, problem: str, advice: str
+) -> None:
     """A returned value of another shape, dtype or device, or no tensor, raises with site, pass, shape and what to do."""
     with pytest.raises(EditError) as caught, kedge.session() as s:
         s.hook(model := Net(), selector, action)
         model(torch.ones(2, 2)).sum().backward()
 
     site = LEAVES.get(selector, selector if ":" in selector else f"{selector}:out")
-    moment = ", backward 0" if "grad" in selector or "acc" in selector or "share" in selector else ""
+    moment = (
+        ", backward 0" if "grad" in selector or "acc" in selector or "share" in selector else ""
+    )
     shape = {"a.bias": "[3]", "a:in": "[2, 2]"}.get(
         selector if selector == "a:in" else selector.partition(":")[0], "[2, 3]"
     )
@@ -247,13 +286,17 @@ def test_replace_may_change_the_shape_if_it_says_so() -> None:
     model = Net()
     with kedge.hook(model, "a", kedge.replace(lambda v: v[:1], reshape=True)):
         assert model(torch.ones(2, 2)).shape == (1, 1)
-    with pytest.raises(EditError, match="a gradient must keep its shape, dtype and device$"), kedge.session() as s:
+    with (
+        pytest.raises(EditError, match="a gradient must keep its shape, dtype and device$"),
+        kedge.session() as s,
+    ):
         s.hook(model, "a:out.grad", kedge.replace(lambda v: v[:1], reshape=True))
         model(torch.ones(2, 2)).sum().backward()
 
 
 @pytest.mark.parametrize(
-    "selector", ["a:out", "a:in", "a:out.grad", "a.bias:param.grad", "a.bias:param", "a.bias:param.acc"]
+    "selector",
+    ["a:out", "a:in", "a:out.grad", "a.bias:param.grad", "a.bias:param", "a.bias:param.acc"],
 )
 def test_a_change_in_place_is_refused(selector: str) -> None:
     """An action that works on its value in place is told to return a new one."""
@@ -327,7 +370,10 @@ def test_a_condition_that_is_met_stops_the_program() -> None:
     model = Net()
     with torch.no_grad():
         model.a.weight[0, 0] = float("nan")
-    with pytest.raises(ConditionMet) as caught, kedge.hook(model, "**", kedge.error_if(kedge.nonfinite)):
+    with (
+        pytest.raises(ConditionMet) as caught,
+        kedge.hook(model, "**", kedge.error_if(kedge.nonfinite)),
+    ):
         model(torch.ones(2, 2))
 
     assert str(caught.value) == (
@@ -358,7 +404,10 @@ def test_reading_what_was_never_made_says_why() -> None:
         'nothing was recorded under "a:out.grad": a:out.grad  never fired: its value requires no grad: the forward ran under no_grad '
         "(call the model with grad enabled)"
     )
-    assert str(other.value) == 'nothing was recorded under "b": the sites hooked here are a:out, a:out.grad'
+    assert (
+        str(other.value)
+        == 'nothing was recorded under "b": the sites hooked here are a:out, a:out.grad'
+    )
 
 
 def test_a_call_or_leaf_that_was_not_recorded_is_told_with_those_that_were() -> None:
@@ -386,11 +435,14 @@ def test_records_are_listed_by_the_name_of_one_site(name: str) -> None:
         h.records(name)
 
     assert (
-        str(caught.value) == f'"{name}" may match several sites; records are read by the name of one, such as "layer4"'
+        str(caught.value)
+        == f'"{name}" may match several sites; records are read by the name of one, such as "layer4"'
     )
 
 
-@pytest.mark.parametrize(("actions", "n"), [((kedge.zero(),), 0), ((kedge.record(), kedge.record()), 2)])
+@pytest.mark.parametrize(
+    ("actions", "n"), [((kedge.zero(),), 0), ((kedge.record(), kedge.record()), 2)]
+)
 def test_a_hook_that_records_nothing_cannot_be_read(actions: tuple[Any, ...], n: int) -> None:
     """Reading needs exactly one action that records."""
     with kedge.hook(model := Net(), "a", *actions) as h:
@@ -462,7 +514,9 @@ def test_an_edit_of_an_output_that_cannot_be_rebuilt_says_so() -> None:
 def test_a_lazy_parameter_has_to_be_made_first(kind: str) -> None:
     """What has no shape yet cannot be hooked: the error says to call the model once, after which it works."""
     model = nn.Sequential(nn.LazyLinear(2))
-    with pytest.raises(NoSuchKind, match="has no shape before the first forward.*call the model once"):
+    with pytest.raises(
+        NoSuchKind, match="has no shape before the first forward.*call the model once"
+    ):
         kedge.hook(model, f"0.weight:{kind}", kedge.record())
     model(torch.ones(1, 3))
     with kedge.hook(model, f"0.weight:{kind}", kedge.record()) as h:
@@ -473,19 +527,24 @@ def test_a_lazy_parameter_has_to_be_made_first(kind: str) -> None:
 @pytest.mark.parametrize("target", [("0", "1"), {"0"}, iter(["0"])])
 def test_selectors_without_a_model_are_a_list(target: Any) -> None:
     """Another collection is no target, and the message says what to write."""
-    with pytest.raises(NoSiteMatched, match="selectors without a model are a text or a list of texts$"):
+    with pytest.raises(
+        NoSiteMatched, match="selectors without a model are a text or a list of texts$"
+    ):
         kedge.hook(target, kedge.record())
 
 
 def test_a_model_after_its_selector_is_refused() -> None:
     """A module is an action too, so this would hook every model with it."""
-    with pytest.raises(TypeError, match=r'the model comes before the selector: hook\(model, "a", action\)'):
+    with pytest.raises(
+        TypeError, match=r'the model comes before the selector: hook\(model, "a", action\)'
+    ):
         kedge.hook("a", Net(), kedge.record())
 
 
 def test_an_action_without_its_brackets_is_told() -> None:
     """`kedge.record` makes actions and is not one."""
     with pytest.raises(
-        ActionArity, match=r"^kedge\.record makes actions and is not one: call it, as in kedge\.record\(\.\.\.\)$"
+        ActionArity,
+        match=r"^kedge\.record makes actions and is not one: call it, as in kedge\.record\(\.\.\.\)$",
     ):
         kedge.hook(Net(), "a", kedge.record)

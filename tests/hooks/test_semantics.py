@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import kedge
-from kedge.errors import ActionArity, ActionError, EditError, InPlaceEdit, NeverFiredWarning, NoSiteMatched, Overwritten
+from kedge.errors import (
+    ActionArity,
+    ActionError,
+    EditError,
+    InPlaceEdit,
+    NeverFiredWarning,
+    NoSiteMatched,
+    Overwritten,
+)
 
 OBSERVED = "**, **:in, **:out.grad, **:in.grad, **:in.share, **:param, **:param.grad, **:param.acc"
 
@@ -151,10 +159,14 @@ def test_7_calls_passes_backwards_and_steps_are_counted() -> None:
             model(torch.randn(2, 4)).sum().backward()
             optimizer.step()
 
-    seen = [(e.pass_, e.call, e.backward, e.step, e.micro_batch, e.rank, e.recompute) for e, _ in h.records("fc")]
+    seen = [
+        (e.pass_, e.call, e.backward, e.step, e.micro_batch, e.rank, e.recompute)
+        for e, _ in h.records("fc")
+    ]
     assert seen == [(p, c, -1, p, 0, 0, False) for p in (0, 1) for c in (0, 1)]
     seen = [
-        (e.pass_, e.call, e.backward, e.step, e.micro_batch, e.rank, e.recompute) for e, _ in h.records("fc:out.grad")
+        (e.pass_, e.call, e.backward, e.step, e.micro_batch, e.rank, e.recompute)
+        for e, _ in h.records("fc:out.grad")
     ]
     assert seen == [(p, c, p, p, 0, 0, False) for p in (0, 1) for c in (1, 0)]
 
@@ -188,7 +200,12 @@ def test_9_an_actions_failure_has_its_place_and_the_users_frames_on_top() -> Non
         s.hook(model, "fc#1", my_action)
         model(torch.randn(2, 4))
 
-    assert str(caught.value).endswith("my_action at fc:out (pass 0, call 1, float32[2, 4]): LookupError: where?")
+    assert str(caught.value).endswith(
+        "my_action at fc:out (pass 0, call 1, float32[2, 4]): LookupError: where?"
+    )
     cause = caught.value.__cause__
     assert isinstance(cause, LookupError)
-    assert [f.name for f in traceback.extract_tb(cause.__traceback__)][-2:] == ["my_action", "my_helper"]
+    assert [f.name for f in traceback.extract_tb(cause.__traceback__)][-2:] == [
+        "my_action",
+        "my_helper",
+    ]

@@ -77,7 +77,10 @@ def test_reading_what_two_threads_recorded_names_them() -> None:
     for read in (dict, lambda a: a.items(), lambda a: a["*, :out"]):
         with pytest.raises(SeveralRecorded, match="in worker-0, worker-1"):
             read(acts)
-    assert sorted(record.event.replica for record in acts.records(":out")) == ["worker-0", "worker-1"]
+    assert sorted(record.event.replica for record in acts.records(":out")) == [
+        "worker-0",
+        "worker-1",
+    ]
 
 
 @pytest.mark.usefixtures("switching")

@@ -64,7 +64,9 @@ def test_a_module_that_is_removed_has_that_cause() -> None:
     model[0](torch.randn(1, 2))
     ledger = s.ledger()
     s.end(quiet=True)
-    assert {ledger[site].cause.why for site in ("1", "1.0")} == {"it is no longer part of the model"}
+    assert {ledger[site].cause.why for site in ("1", "1.0")} == {
+        "it is no longer part of the model"
+    }
 
 
 @pytest.mark.parametrize("site", ["0:out.grad", "0.weight:param.grad", "1"])
@@ -106,7 +108,9 @@ class ManyUnused(nn.Module):
         return self.used(x) * self.m1.p
 
 
-def test_the_source_of_a_class_is_parsed_once_for_all_its_silent_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_source_of_a_class_is_parsed_once_for_all_its_silent_modules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Once the class and once its forward, however many sites and sessions are explained."""
     read, source_of = [], inspect.getsource
     monkeypatch.setattr(inspect, "getsource", lambda of: read.append(of) or source_of(of))
@@ -198,7 +202,9 @@ def test_hooks_that_came_late_saw_no_call() -> None:
     s.hook(model, "0", kedge.record())
     model(X)
     late = s.hook(model, "0, 1", kedge.measure())
-    assert {entry.cause.why for entry in late.ledger()} == {"the model was not called again after it was hooked"}
+    assert {entry.cause.why for entry in late.ledger()} == {
+        "the model was not called again after it was hooked"
+    }
     s.end(quiet=True)
 
 
@@ -223,13 +229,19 @@ def test_a_mode_around_one_call_is_told_from_one_around_all(mode: Any) -> None:
     """The first is in the model, the second in the program."""
     model = chain(Under(mode))
     inner = why(model, "1.layer:out.grad", lambda: model(X))
-    assert inner == f"its value requires no grad: the forward had grad, but this call was under {mode.__name__}"
+    assert (
+        inner
+        == f"its value requires no grad: the forward had grad, but this call was under {mode.__name__}"
+    )
 
     def whole() -> None:
         with mode():
             model(X)
 
-    assert why(model, "0:out.grad", whole) == f"its value requires no grad: the forward ran under {mode.__name__}"
+    assert (
+        why(model, "0:out.grad", whole)
+        == f"its value requires no grad: the forward ran under {mode.__name__}"
+    )
 
 
 def test_under_vmap_the_transform_is_the_cause() -> None:
@@ -239,7 +251,9 @@ def test_under_vmap_the_transform_is_the_cause() -> None:
     def run() -> None:
         torch.func.vmap(model)(torch.ones(3, 2)).sum().backward()
 
-    assert why(model, "0:out.grad", run).startswith("it ran in a transform of torch.func, such as vmap")
+    assert why(model, "0:out.grad", run).startswith(
+        "it ran in a transform of torch.func, such as vmap"
+    )
 
 
 def test_a_reentrant_checkpoint_without_a_graded_input_is_the_cause() -> None:
@@ -252,7 +266,9 @@ def test_a_reentrant_checkpoint_without_a_graded_input_is_the_cause() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        assert why(model, "0:out.grad", run).startswith("it ran in a reentrant checkpoint without a graph")
+        assert why(model, "0:out.grad", run).startswith(
+            "it ran in a reentrant checkpoint without a graph"
+        )
 
 
 def test_an_interrupt_is_not_a_failure_of_the_action() -> None:
@@ -265,5 +281,8 @@ def test_an_interrupt_is_not_a_failure_of_the_action() -> None:
     s.hook(model, "0", interrupt)
     with pytest.raises(KeyboardInterrupt):
         model(X)
-    assert s.ledger()["0"].cause.why == "each call ended before its action had returned, as by an interrupt"
+    assert (
+        s.ledger()["0"].cause.why
+        == "each call ended before its action had returned, as by an interrupt"
+    )
     s.end(quiet=True)

@@ -84,7 +84,13 @@ def test_a_modules_hook_is_found(way: str) -> None:
     getattr(model[2], way)(hook)
     entry = only(model)
 
-    assert (entry.kind, entry.path, entry.type, entry.order, entry.name) == (MODULE[way], "2", "Linear", 0, "hook")
+    assert (entry.kind, entry.path, entry.type, entry.order, entry.name) == (
+        MODULE[way],
+        "2",
+        "Linear",
+        0,
+        "hook",
+    )
     assert entry.owner == entry.source
     assert entry.source.endswith(f"{HERE}:{line_of(hook)}")
     assert audit(model).of(entry.kind) == (entry,)
@@ -111,14 +117,28 @@ def test_a_global_hook_is_found(way: str, monkeypatch: pytest.MonkeyPatch) -> No
     with getattr(owner, way)(nothing):
         entry = only(net())
 
-    assert (entry.kind, entry.path, entry.type, entry.name) == ((EVERYWHERE | OPTIMIZERS)[way], place, "", "nothing")
+    assert (entry.kind, entry.path, entry.type, entry.name) == (
+        (EVERYWHERE | OPTIMIZERS)[way],
+        place,
+        "",
+        "nothing",
+    )
     assert len(audit(net())) == 0
 
 
 def test_every_way_to_register_a_hook_is_known() -> None:
     """A new kind of hook in PyTorch does not go unnoticed: these are all the ways there are."""
-    for owner, known in ((nn.Module, MODULE), (Tensor, TENSOR), (modules, EVERYWHERE), (optimizers, OPTIMIZERS)):
-        ways = {way for way in dir(owner) if way.lstrip("_").startswith("register_") and way.endswith("_hook")}
+    for owner, known in (
+        (nn.Module, MODULE),
+        (Tensor, TENSOR),
+        (modules, EVERYWHERE),
+        (optimizers, OPTIMIZERS),
+    ):
+        ways = {
+            way
+            for way in dir(owner)
+            if way.lstrip("_").startswith("register_") and way.endswith("_hook")
+        }
         assert ways == set(known)
 
 
@@ -127,9 +147,15 @@ def test_every_table_of_hooks_is_read() -> None:
     model = nn.Module()
     for way in set(MODULE) - {"register_full_backward_hook"}:
         getattr(model, way)(lambda *_: None)
-    tables = [name for name, table in vars(model).items() if "hooks" in name and hasattr(table, "items")]
+    tables = [
+        name for name, table in vars(model).items() if "hooks" in name and hasattr(table, "items")
+    ]
 
-    assert [t for t in tables if not getattr(model, t) and not t.endswith(("_with_kwargs", "_always_called"))] == []
+    assert [
+        t
+        for t in tables
+        if not getattr(model, t) and not t.endswith(("_with_kwargs", "_always_called"))
+    ] == []
     assert len(audit(model)) == len(MODULE) - 1
 
 
@@ -141,7 +167,9 @@ def test_every_table_of_hooks_is_read() -> None:
         ({"with_kwargs": True, "always_call": True}, ("with_kwargs", "always_call")),
     ],
 )
-def test_how_a_forward_hook_was_registered_is_told(options: dict[str, bool], notes: tuple[str, ...]) -> None:
+def test_how_a_forward_hook_was_registered_is_told(
+    options: dict[str, bool], notes: tuple[str, ...]
+) -> None:
     """With keyword arguments, and even if forward raises."""
     model = net()
     model.register_forward_hook(nothing, **options)
@@ -151,7 +179,9 @@ def test_how_a_forward_hook_was_registered_is_told(options: dict[str, bool], not
 
 def test_flags_of_one_table_are_not_those_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pre-hook with keyword arguments says nothing of a forward hook; global hooks have flags as well."""
-    monkeypatch.setattr(modules, "_global_forward_hooks_with_kwargs", {})  # PyTorch does not take the flag away again
+    monkeypatch.setattr(
+        modules, "_global_forward_hooks_with_kwargs", {}
+    )  # PyTorch does not take the flag away again
     model = net()
     model.register_forward_pre_hook(nothing, with_kwargs=True)
     model.register_forward_hook(nothing)
@@ -186,7 +216,11 @@ def test_a_modules_hooks_are_in_the_order_in_which_they_fire(kind: str) -> None:
         entries = audit(model).of(kind.replace("_", "-"))
 
     assert fired == ["global", "first", "second", "third"]
-    assert [(names[e.name], e.order) for e in entries if e.type] == [("first", 0), ("second", 1), ("third", 2)]
+    assert [(names[e.name], e.order) for e in entries if e.type] == [
+        ("first", 0),
+        ("second", 1),
+        ("third", 2),
+    ]
     assert [(e.path, e.order) for e in entries if not e.type] == [(EVERY_MODULE, 0)]
 
 
@@ -302,7 +336,10 @@ def test_parametrizations_stand_in_order_at_their_tensor() -> None:
     parametrizations.orthogonal(model[0])
     entries = audit(model).of("parametrization")
 
-    assert [(e.path, e.order, e.name) for e in entries] == [("0.weight", 0, "Twice"), ("0.weight", 1, "_Orthogonal")]
+    assert [(e.path, e.order, e.name) for e in entries] == [
+        ("0.weight", 0, "Twice"),
+        ("0.weight", 1, "_Orthogonal"),
+    ]
     assert entries[0].source.endswith(f"{HERE}:{line_of(Twice.forward)}")
 
 
@@ -369,7 +406,9 @@ def test_kedges_hooks_are_told_with_what_they_serve() -> None:
         model(torch.ones(1, 3, requires_grad=True)).sum().backward()
 
     assert {e.owner for e in found.values()} == {"kedge"}
-    serves = {place: [note for note in e.notes if note.startswith(":")] for place, e in found.items()}
+    serves = {
+        place: [note for note in e.notes if note.startswith(":")] for place, e in found.items()
+    }
     assert serves["forward", "0"] == [":out record()", ":out.grad record()"]
     assert serves["forward-pre", "2"] == [":in nothing_of_it"]
     assert serves["tensor", "0.bias"] == [":param.grad scale(2)"]
@@ -427,7 +466,10 @@ def test_a_compiled_part_is_found(compiled: Any) -> None:
     model = nn.ModuleDict({"part": compiled(nn.Linear(3, 3), backend="eager")})
     model["part"]._orig_mod.register_forward_hook(nothing)
 
-    assert [(e.kind, e.path) for e in audit(model)] == [("compiled", "part"), ("forward", "part._orig_mod")]
+    assert [(e.kind, e.path) for e in audit(model)] == [
+        ("compiled", "part"),
+        ("forward", "part._orig_mod"),
+    ]
 
 
 def test_a_model_without_hooks_says_so() -> None:
@@ -447,7 +489,9 @@ def test_a_scripted_model_is_not_taken_for_a_changed_one() -> None:
 def test_looking_changes_nothing_and_calls_nothing(tables: Any) -> None:
     """Hook tables, attributes and random numbers are as before, and no hook, forward or parametrization ran."""
     model = nn.Sequential(
-        nn.Linear(3, 3), spectral_norm(nn.Linear(3, 3)), parametrizations.weight_norm(nn.Linear(3, 3))
+        nn.Linear(3, 3),
+        spectral_norm(nn.Linear(3, 3)),
+        parametrizations.weight_norm(nn.Linear(3, 3)),
     )
     for way in set(MODULE) - {"register_backward_hook"}:
         getattr(model[0], way)(lambda *_: pytest.fail("a hook ran"))
@@ -503,7 +547,9 @@ def test_an_entry_prints_as_a_line() -> None:
     with modules.register_module_forward_hook(max):
         first, second, third = map(str, audit(model))
 
-    assert first == f"forward 0 on the model (Sequential): nothing, {audit(model).entries[0].source}"
+    assert (
+        first == f"forward 0 on the model (Sequential): nothing, {audit(model).entries[0].source}"
+    )
     assert second.startswith("forward 0 on 2 (Linear): nothing, ")
     assert second.endswith(", always_call")
     assert third == "forward 0 on every module: max, built in"
@@ -512,16 +558,22 @@ def test_an_entry_prints_as_a_line() -> None:
 def test_an_unknown_kind_is_refused() -> None:
     """The message names the kinds."""
     with pytest.raises(
-        ValueError, match=r'"backward" is not a kind of hook; kinds are compiled, .*full-backward, legacy'
+        ValueError,
+        match=r'"backward" is not a kind of hook; kinds are compiled, .*full-backward, legacy',
     ):
         audit(net()).of("backward")
     assert len(set(KINDS)) == len(KINDS)
 
 
-@pytest.mark.parametrize(("what", "said"), [(3, "3"), (nn.Linear, "the class Linear"), ([nn.ReLU()], "a list")])
+@pytest.mark.parametrize(
+    ("what", "said"), [(3, "3"), (nn.Linear, "the class Linear"), ([nn.ReLU()], "a list")]
+)
 def test_what_has_no_hooks_of_its_own_is_refused(what: Any, said: str) -> None:
     """The message says what it is, and what there is an audit of."""
-    with pytest.raises(TypeError, match=rf"a torch.nn.Module, a tensor, an autograd node or an optimizer, not {said}"):
+    with pytest.raises(
+        TypeError,
+        match=rf"a torch.nn.Module, a tensor, an autograd node or an optimizer, not {said}",
+    ):
         audit(what)
 
 
@@ -603,7 +655,10 @@ def test_what_does_no_harm_has_no_mark() -> None:
 def test_the_documentation_shows_what_is_printed(tmp_path: Path) -> None:
     """The output on the page is that of the example above it."""
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "audit.md").read_text(encoding="utf-8")
-    example, shown = (re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)[1] for language in ("python", "text"))
+    example, shown = (
+        re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)[1]
+        for language in ("python", "text")
+    )
     (tmp_path / "train.py").write_text(example, encoding="utf-8")
     command = [sys.executable, "train.py"]
     ran = forked.run(command, cwd=tmp_path, check=True)

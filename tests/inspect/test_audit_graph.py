@@ -62,7 +62,15 @@ def test_a_tensors_own_hooks_have_owner_order_and_line() -> None:
     assert [(e.kind, e.path, e.type, e.order, e.name, e.owner, e.notes) for e in found] == [
         ("tensor", "z", "Tensor", 0, "double", f"{HERE}:{double.__code__.co_firstlineno}", ()),
         ("tensor", "z", "Tensor", 1, "TensorGate.fire", "kedge", (":grad scale(2)",)),
-        ("post-accumulate", "z", "Tensor", 0, "nothing", f"{HERE}:{nothing.__code__.co_firstlineno}", ()),
+        (
+            "post-accumulate",
+            "z",
+            "Tensor",
+            0,
+            "nothing",
+            f"{HERE}:{nothing.__code__.co_firstlineno}",
+            (),
+        ),
     ]
     assert str(found).startswith(
         "3 hooks on z: 2 tensor, 1 post-accumulate\n\nvalue    float32[2] on cpu\nleaf     yes\n"
@@ -99,7 +107,13 @@ def test_the_state_of_a_tensor_is_told() -> None:
     """Leaf or not, its gradient, its version, the view, the graph and what it holds."""
     net = Net()
     found = audit(net.h, net.names)
-    assert (found.is_leaf, found.requires_grad, found.retains_grad, found.version, found.made_by) == (
+    assert (
+        found.is_leaf,
+        found.requires_grad,
+        found.retains_grad,
+        found.version,
+        found.made_by,
+    ) == (
         *(False, True, False, 0),
         "ReluBackward0",
     )
@@ -122,13 +136,24 @@ def test_the_state_of_a_tensor_is_told() -> None:
     net.h.retain_grad()
     net.loss.backward()
     assert facts(audit(net.h))["grad"] == "kept in .grad, now float32[5, 4]"
-    assert facts(audit(net.h))["holds"] == "0 B for backward; a backward has freed the rest, and another one raises"
+    assert (
+        facts(audit(net.h))["holds"]
+        == "0 B for backward; a backward has freed the rest, and another one raises"
+    )
     with torch.no_grad():
         net.x.add_(1)[0].mul_(2)
     plain = audit(net.x[0])
-    assert (plain.is_leaf, plain.requires_grad, plain.version, plain.nodes, plain.leaves) == (True, False, 2, (), ())
+    assert (plain.is_leaf, plain.requires_grad, plain.version, plain.nodes, plain.leaves) == (
+        True,
+        False,
+        2,
+        (),
+        (),
+    )
     assert facts(plain)["version"] == "2: changed in place 2 times"
-    assert facts(plain)["view"] == "of a tensor float32[5, 3], with which it shares memory and version"
+    assert (
+        facts(plain)["view"] == "of a tensor float32[5, 3], with which it shares memory and version"
+    )
     assert facts(plain)["leaf"].startswith("yes: it does not require grad")
 
 
@@ -207,7 +232,9 @@ def test_the_effect_on_copies_is_as_said(leaf: bool) -> None:
     z.register_hook(double) if leaf else z.register_post_accumulate_grad_hook(nothing)
     (entry,) = audit(z)
     said = next(effect.what for effect in entry.effects if effect.on == "pickle")
-    assert said == "a pickled or deep-copied tensor lacks it" + (", and pickle warns about that" if leaf else "")
+    assert said == "a pickled or deep-copied tensor lacks it" + (
+        ", and pickle warns about that" if leaf else ""
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         copies = [pickle.loads(pickle.dumps(z)), copy.deepcopy(z)]
@@ -218,10 +245,16 @@ def test_the_effect_on_copies_is_as_said(leaf: bool) -> None:
 @pytest.mark.filterwarnings("ignore:.*(Sparse|nested tensors|sparse)")
 def test_a_leaf_without_views_is_audited_as_others() -> None:
     """Sparse and nested leaves have a node that accumulates, too."""
-    made = [torch.ones(2, 2).to_sparse(), torch.ones(2, 2).to_sparse_csr(), torch.nested.nested_tensor([torch.ones(2)])]
+    made = [
+        torch.ones(2, 2).to_sparse(),
+        torch.ones(2, 2).to_sparse_csr(),
+        torch.nested.nested_tensor([torch.ones(2)]),
+    ]
     for leaf, shape in zip(made, [(2, 2), (2, 2), ((2,),)], strict=True):
         found = kedge.audit(leaf.requires_grad_())
-        assert [(node.name, node.kind, node.shape) for node in found.nodes] == [("AccumulateGrad", "leaf", shape)]
+        assert [(node.name, node.kind, node.shape) for node in found.nodes] == [
+            ("AccumulateGrad", "leaf", shape)
+        ]
     assert kedge.audit(made[0] * 2, {"a": made[0]}).leaves == ("a",)
 
 

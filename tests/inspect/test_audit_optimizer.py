@@ -49,7 +49,11 @@ def test_every_hook_of_an_optimizer_is_found() -> None:
     assert "on optimizer (SGD)\n" in str(found)
     StepLR(optimizer, 1)
     (step,) = audit(optimizer).of("replaced-step")
-    assert (step.name, step.owner, step.notes) == ("SGD.step", "torch", ("by a learning-rate scheduler",))
+    assert (step.name, step.owner, step.notes) == (
+        "SGD.step",
+        "torch",
+        ("by a learning-rate scheduler",),
+    )
 
 
 def test_the_parameters_are_listed_with_what_they_lack() -> None:
@@ -57,7 +61,9 @@ def test_the_parameters_are_listed_with_what_they_lack() -> None:
     model, loose = nn.Linear(2, 2), torch.ones(3, requires_grad=True)
     frozen = nn.Parameter(torch.ones(1), requires_grad=False)
     optimizer = torch.optim.SGD(
-        [{"params": model.parameters()}, {"params": [loose, frozen], "lr": 0.5}], lr=0.1, momentum=0.9
+        [{"params": model.parameters()}, {"params": [loose, frozen], "lr": 0.5}],
+        lr=0.1,
+        momentum=0.9,
     )
     model.weight.register_hook(nothing)
     model(torch.ones(1, 2)).sum().backward()
@@ -65,7 +71,10 @@ def test_the_parameters_are_listed_with_what_they_lack() -> None:
     optimizer.step()
 
     found = audit(optimizer, model)
-    assert [(p.name, p.group, p.shape, p.trains, p.has_grad, p.has_state, p.hooks) for p in found.parameters] == [
+    assert [
+        (p.name, p.group, p.shape, p.trains, p.has_grad, p.has_state, p.hooks)
+        for p in found.parameters
+    ] == [
         ("weight", 0, (2, 2), True, True, True, 1),
         ("bias", 0, (2,), True, False, False, 0),
         ("group 1[0]", 1, (3,), True, False, False, 0),

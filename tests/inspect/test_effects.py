@@ -109,7 +109,9 @@ def test_code_compiled_for_another_instance_leaves_a_hook_out(compiled: Any) -> 
     model = Net()
     model.inner.register_forward_hook(called)
 
-    assert said(model, "compile")[0].endswith("for this model or another of its class, leaves it out")
+    assert said(model, "compile")[0].endswith(
+        "for this model or another of its class, leaves it out"
+    )
     assert calls(compiled(model, backend="eager")) == 0
 
 
@@ -136,7 +138,9 @@ def test_a_late_hook_is_left_out_of_compiled_code(kind: str, method: bool, compi
 @pytest.mark.filterwarnings("ignore:Using a non-full backward hook")
 @pytest.mark.parametrize("kind", REGISTER)
 @pytest.mark.parametrize("method", [True, False])
-def test_a_hook_on_the_root_runs_around_compiled_code(kind: str, method: bool, compiled: Any) -> None:
+def test_a_hook_on_the_root_runs_around_compiled_code(
+    kind: str, method: bool, compiled: Any
+) -> None:
     """A hook on the compiled model itself fires, though it came later, and breaks nothing."""
     model = Net()
     if method:
@@ -218,7 +222,9 @@ class Outer(nn.Module):
 
 
 @pytest.mark.parametrize("outer_first", [True, False])
-def test_what_is_compiled_inside_of_compiled_code_is_inside(outer_first: bool, compiled: Any) -> None:
+def test_what_is_compiled_inside_of_compiled_code_is_inside(
+    outer_first: bool, compiled: Any
+) -> None:
     """A module that is compiled for itself as well is called by the code of the model around it."""
     model = Outer()
     for module in (model, model.net) if outer_first else (model.net, model):
@@ -241,7 +247,9 @@ def test_a_modules_backward_hook_breaks_the_graph(kind: str, compiled: Any) -> N
         graphs.append(graph)
         return graph.forward
 
-    assert said(model, "compile")[0].startswith("! breaks the graph where its module is called in compiled code")
+    assert said(model, "compile")[0].startswith(
+        "! breaks the graph where its module is called in compiled code"
+    )
     with pytest.raises(torch._dynamo.exc.Unsupported):
         calls(compiled(model, backend="eager", fullgraph=True))
     torch.compiler.reset()
@@ -270,9 +278,13 @@ def test_a_late_global_hook_is_left_out_of_compiled_code(compiled: Any) -> None:
         assert calls(runs) == 2
 
 
-@pytest.mark.parametrize("register", [Tensor.register_hook, Tensor.register_post_accumulate_grad_hook])
+@pytest.mark.parametrize(
+    "register", [Tensor.register_hook, Tensor.register_post_accumulate_grad_hook]
+)
 @pytest.mark.parametrize("late", [True, False])
-def test_a_tensors_hook_runs_outside_compiled_code(register: Any, late: bool, compiled: Any) -> None:
+def test_a_tensors_hook_runs_outside_compiled_code(
+    register: Any, late: bool, compiled: Any
+) -> None:
     """A parameter's hook fires for compiled code as well, early or late, and breaks no graph."""
     model = Net()
     runs = compiled(model, backend="aot_eager", fullgraph=True)
@@ -323,7 +335,9 @@ def test_a_full_backward_hook_changes_bits(kind: str) -> None:
     hooked = Residual()
     REGISTER[kind](hooked.block, called)
 
-    assert said(hooked, "gradients")[0].startswith("! puts an identity into the graph, which can change bits of grad")
+    assert said(hooked, "gradients")[0].startswith(
+        "! puts an identity into the graph, which can change bits of grad"
+    )
     assert not all(map(torch.equal, gradients(Residual()), gradients(hooked)))
 
 
@@ -357,7 +371,9 @@ class Structured(nn.Module):
     ids=["list", "dict", "dataclass", "tuple"],
 )
 @pytest.mark.filterwarnings("ignore:For backward hooks to be called")
-def test_a_full_backward_hook_never_fires_for_some_outputs(kind: str, wrap: Any, get: Any, fired: int) -> None:
+def test_a_full_backward_hook_never_fires_for_some_outputs(
+    kind: str, wrap: Any, get: Any, fired: int
+) -> None:
     """A list, dict or dataclass is never looked into; a tuple is."""
     model = Structured(wrap)
     REGISTER[kind](model, called)
@@ -370,7 +386,9 @@ def test_a_full_backward_hook_never_fires_for_some_outputs(kind: str, wrap: Any,
 def test_a_full_backward_hook_leaves_out_keyword_arguments() -> None:
     """The gradient of an input given by keyword is missing."""
     model, seen = Structured(lambda y: y), []
-    model.register_full_backward_hook(lambda module, grad_input, grad_output: seen.append(grad_input))
+    model.register_full_backward_hook(
+        lambda module, grad_input, grad_output: seen.append(grad_input)
+    )
     model(x=torch.ones(2, requires_grad=True)).sum().backward()
 
     assert said(model, "gradients")[0].endswith("; its grad_input leaves out keyword arguments")
@@ -415,7 +433,9 @@ def test_a_full_backward_hook_forbids_in_place_work_after_it(kind: str, inside: 
     """The next module or operation raises if it works in place; without grad it does not."""
     model = Chain(inside=inside)
     REGISTER[kind](model.layer, called)
-    sentence = "! an in-place operation on inputs or outputs of its module raises, if they require grad"
+    sentence = (
+        "! an in-place operation on inputs or outputs of its module raises, if they require grad"
+    )
 
     assert said(model, "in-place") == [sentence]
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
@@ -430,7 +450,9 @@ def test_a_full_backward_hook_on_a_module_that_works_in_place_raises(kind: str) 
     model = Chain(inside=True)
     REGISTER[kind](model.relu, called)
 
-    assert said(model, "in-place") == ["! raises, if the input requires grad: its module works in place"]
+    assert said(model, "in-place") == [
+        "! raises, if the input requires grad: its module works in place"
+    ]
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
         calls(model)
     model.relu(torch.ones(2, 3))
@@ -461,7 +483,9 @@ def test_a_forward_hook_on_a_module_that_works_in_place_sees_no_input() -> None:
     model.register_forward_hook(lambda module, args, output: seen.append(args[0].clone()))
     model(torch.tensor([-1.0]))
 
-    assert said(model, "in-place") == ["receives an input that is already overwritten: its module works in place"]
+    assert said(model, "in-place") == [
+        "receives an input that is already overwritten: its module works in place"
+    ]
     assert seen == [torch.tensor([0.0])]
 
 
@@ -513,7 +537,9 @@ def test_whether_a_model_pickles_and_copies_is_said_as_it_is(kind: str, name: st
     """For hooks of many makes: the audit says that pickle, torch.save or deepcopy raise exactly if they do."""
     hook, model = HOOKS[name](), nn.Linear(2, 2)
     if kind == "state-dict":
-        model._state_dict_hooks[0] = hook  # registering wants to set an attribute, which not all of these have
+        model._state_dict_hooks[0] = (
+            hook  # registering wants to set an attribute, which not all of these have
+        )
     else:
         (REGISTER | STATE)[kind](model, hook)
     raised = {}
@@ -529,7 +555,9 @@ def test_whether_a_model_pickles_and_copies_is_said_as_it_is(kind: str, name: st
     (pickled,), (deepcopied,) = said(model, "pickle"), said(model, "deepcopy")
 
     assert (
-        pickled.startswith("! pickle and torch.save of the model raise") == ("pickle" in raised) == ("save" in raised)
+        pickled.startswith("! pickle and torch.save of the model raise")
+        == ("pickle" in raised)
+        == ("save" in raised)
     )
     assert deepcopied.startswith("! deepcopy of the model raises") == ("deepcopy" in raised)
     if kind in REGISTER:
@@ -555,7 +583,9 @@ def test_why_a_hook_cannot_be_pickled_is_said(name: str, reason: str) -> None:
     ]
 
 
-def test_a_pickled_model_keeps_its_hooks_and_needs_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickled_model_keeps_its_hooks_and_needs_their_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A function is pickled by its name, so loading looks it up."""
     model = nn.Linear(3, 3)
     model.register_forward_hook(called)
@@ -612,7 +642,9 @@ def test_a_deep_copy_shares_functions_and_copies_objects() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
 @pytest.mark.parametrize(
-    "apply", [weight_norm, lambda m: prune.l1_unstructured(m, "weight", 0.5)], ids=["weight_norm", "pruning"]
+    "apply",
+    [weight_norm, lambda m: prune.l1_unstructured(m, "weight", 0.5)],
+    ids=["weight_norm", "pruning"],
 )
 def test_a_computed_weight_forbids_deepcopy(apply: Any) -> None:
     """What weight_norm and pruning leave in place of the weight is no leaf."""
@@ -656,7 +688,9 @@ def test_pickle_warns_of_a_buffers_hook() -> None:
     model.register_buffer("table", torch.ones(2, requires_grad=True))
     model.table.register_hook(called)
 
-    assert said(model, "pickle") == ["a pickled or deep-copied model lacks it, and pickle warns about that"]
+    assert said(model, "pickle") == [
+        "a pickled or deep-copied model lacks it, and pickle warns about that"
+    ]
     with pytest.warns(UserWarning, match="will not be serialized"):
         loaded = pickle.loads(pickle.dumps(model))
     assert [len(audit(m)) for m in (loaded, copy.deepcopy(model))] == [0, 0]
@@ -716,7 +750,10 @@ def test_copies_of_a_compiled_module_are_not_compiled(compiled: Any) -> None:
     model.compile(backend="eager")
 
     assert said(model, "pickle") == ["a pickled or deep-copied model lacks it"]
-    assert [len(audit(m)) for m in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model))] == [0, 0]
+    assert [len(audit(m)) for m in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model))] == [
+        0,
+        0,
+    ]
 
 
 def test_a_replaced_forward_stays_that_of_the_first_model() -> None:
@@ -730,5 +767,7 @@ def test_a_replaced_forward_stays_that_of_the_first_model() -> None:
     assert said(model, "deepcopy") == [
         "a deep copy of the model calls the same function, with all objects it refers to"
     ]
-    assert said(model, "pickle")[0].startswith("! pickle and torch.save of the model raise (a lambda")
+    assert said(model, "pickle")[0].startswith(
+        "! pickle and torch.save of the model raise (a lambda"
+    )
     assert torch.equal(twin(torch.ones(1, 3)), model(torch.ones(1, 3)))

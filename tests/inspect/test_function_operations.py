@@ -111,7 +111,9 @@ def test_an_error_of_the_function_is_its_own() -> None:
 
 def test_values_that_cannot_be_read_are_left_alone() -> None:
     """Integers have no statistics; sparse and meta tensors no row; a transform is passed over."""
-    found = kedge.operations(lambda: (torch.arange(3), torch.ones(2, device="meta"), torch.eye(2).to_sparse() * 2))
+    found = kedge.operations(
+        lambda: (torch.arange(3), torch.ones(2, device="meta"), torch.eye(2).to_sparse() * 2)
+    )
     assert [(row.name, row.count) for row in found] == [("arange", 0), ("eye", 4)]
     kedge.operations(lambda: torch.func.grad(lambda t: t.exp().sum())(torch.ones(2)))
 
@@ -131,4 +133,6 @@ def test_nested_tensors_pass_through_an_operation() -> None:
     """One that makes them has no numbers to show; one that takes them has the shapes of their parts."""
     parts = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
     found = kedge.operations(lambda: (parts * 2).to_padded_tensor(0.0))
-    assert [(row.name, row.inputs, row.outputs) for row in found] == [("to_padded_tensor", [((2,), (3,))], [(2, 3)])]
+    assert [(row.name, row.inputs, row.outputs) for row in found] == [
+        ("to_padded_tensor", [((2,), (3,))], [(2, 3)])
+    ]

@@ -69,13 +69,18 @@ def test_the_model_is_as_before() -> None:
         operations(net, x)
     assert_same_bits(state, dict(net.state_dict()))
     assert torch.equal(rng, torch.get_rng_state())
-    assert [(p._version, p.grad) for p in net.parameters()] == [(version, None) for version in versions]
+    assert [(p._version, p.grad) for p in net.parameters()] == [
+        (version, None) for version in versions
+    ]
 
 
 def test_an_error_of_the_forward_comes_through() -> None:
     """What the forward raises is raised, and nothing stays behind."""
     net = Net()
-    with assert_hooks_restored(net), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with (
+        assert_hooks_restored(net),
+        pytest.raises(RuntimeError, match="shapes cannot be multiplied"),
+    ):
         operations(net, torch.randn(3, 5))
     assert not net.norm.num_batches_tracked
 

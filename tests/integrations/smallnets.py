@@ -13,7 +13,9 @@ class Log(nn.Module):
 
 def net(*, spoils=False):
     """Make a classifier; one that spoils takes the logarithm of negative numbers."""
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4), Log() if spoils else nn.Softmax(-1))
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4), Log() if spoils else nn.Softmax(-1)
+    )
 
 
 def train(model, steps=25, then=lambda step: None):

@@ -118,15 +118,21 @@ def test_a_tracker_of_accelerate_watches_until_the_training_ends(watch):
 def test_a_recipe_of_torchtune_is_watched_by_its_logger(tmp_path, capsys):
     """The logger is made as a recipe makes it, from the recipe's settings with one of them replaced."""
     pytest.importorskip(
-        "torchtune", reason="torchtune is not installed: its latest release needs torchao 0.15 or older"
+        "torchtune",
+        reason="torchtune is not installed: its latest release needs torchao 0.15 or older",
     )
     from omegaconf import OmegaConf
     from torchtune import config
     from torchtune.models.llama2 import llama2
 
-    settings = {"_component_": "kedge.integrations.torchtune.TorchtuneLogger", "log_dir": str(tmp_path / "logs")}
+    settings = {
+        "_component_": "kedge.integrations.torchtune.TorchtuneLogger",
+        "log_dir": str(tmp_path / "logs"),
+    }
     logger = config.instantiate(OmegaConf.create(settings))
-    model = llama2(vocab_size=20, num_layers=1, num_heads=2, num_kv_heads=2, embed_dim=8, max_seq_len=16)
+    model = llama2(
+        vocab_size=20, num_layers=1, num_heads=2, num_kv_heads=2, embed_dim=8, max_seq_len=16
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(3):
         model(torch.randint(20, (2, 8))).square().mean().backward()
@@ -138,5 +144,7 @@ def test_a_recipe_of_torchtune_is_watched_by_its_logger(tmp_path, capsys):
     recording = Recording.open(logger.watched.recording)
     assert recording.path.parent == tmp_path / "logs"
     assert recording.steps.tolist() == [0, 1, 2]
-    assert {"layers.0.attn.q_proj:out", "output.weight:param.grad", "loss"} <= {site.site for site in recording.sites}
+    assert {"layers.0.attn.q_proj:out", "output.weight:param.grad", "loss"} <= {
+        site.site for site in recording.sites
+    }
     assert logger.path_to_log_file().read_text().count("loss:0.5") == 3

@@ -5,10 +5,18 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("transformers", reason="transformers is not installed")
-pytest.importorskip("accelerate", reason="accelerate, which the Trainer of transformers needs, is not installed")
+pytest.importorskip(
+    "accelerate", reason="accelerate, which the Trainer of transformers needs, is not installed"
+)
 
 import torch
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from kedge.integrations.huggingface import HuggingFaceCallback
 from kedge.store.recording import Recording
@@ -20,12 +28,34 @@ EXAMPLES, LENGTH, HIDDEN = 24, 6, 8
 def train(folder, what=None, *callbacks, **options):
     """Train a tiny model for one epoch on the CPU; return the callback and the trainer."""
     callback = HuggingFaceCallback(what)
-    sizes = {"vocab_size": 20, "hidden_size": HIDDEN, "intermediate_size": 16, "max_position_embeddings": LENGTH}
-    model = BertForSequenceClassification(BertConfig(num_hidden_layers=1, num_attention_heads=2, **sizes))
-    data = [{"input_ids": torch.randint(0, 20, (LENGTH,)), "labels": torch.tensor(i % 2)} for i in range(EXAMPLES)]
-    given = {"num_train_epochs": 1, "per_device_train_batch_size": 2, "report_to": [], "save_strategy": "no", **options}
+    sizes = {
+        "vocab_size": 20,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 16,
+        "max_position_embeddings": LENGTH,
+    }
+    model = BertForSequenceClassification(
+        BertConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)
+    )
+    data = [
+        {"input_ids": torch.randint(0, 20, (LENGTH,)), "labels": torch.tensor(i % 2)}
+        for i in range(EXAMPLES)
+    ]
+    given = {
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": 2,
+        "report_to": [],
+        "save_strategy": "no",
+        **options,
+    }
     arguments = TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **given)
-    trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data[:4], callbacks=[callback, *callbacks])
+    trainer = Trainer(
+        model,
+        arguments,
+        train_dataset=data,
+        eval_dataset=data[:4],
+        callbacks=[callback, *callbacks],
+    )
     trainer.train()
     return callback, trainer
 
@@ -33,7 +63,9 @@ def train(folder, what=None, *callbacks, **options):
 def test_a_run_with_accumulation_evaluation_and_checkpoints(watch, tmp_path):
     """Steps are the optimizer's, evaluations are not in them, and checkpoints are what they are without Kedge."""
     options = {"gradient_accumulation_steps": 3, "eval_strategy": "steps", "eval_steps": 2}
-    callback, trainer = train(tmp_path, watch(every=1), save_strategy="steps", save_steps=2, **options)
+    callback, trainer = train(
+        tmp_path, watch(every=1), save_strategy="steps", save_steps=2, **options
+    )
     recording = Recording.open(callback.watched.recording)
 
     assert trainer.state.global_step == 4
@@ -41,7 +73,9 @@ def test_a_run_with_accumulation_evaluation_and_checkpoints(watch, tmp_path):
     assert recording.rows("bert.embeddings:out").calls.tolist() == [3] * 4
     assert recording.rows("bert.embeddings:out").count.tolist() == [3 * 2 * LENGTH * HIDDEN] * 4
     assert recording.rows("classifier.weight:param.grad").step.tolist() == [0, 1, 2, 3]
-    assert recording.rows("classifier.weight:param.grad").calls.tolist() == [1] * 4  # when all three have added to it
+    assert (
+        recording.rows("classifier.weight:param.grad").calls.tolist() == [1] * 4
+    )  # when all three have added to it
     assert recording.roots[0].prefix == ""
     assert recording.end["exit"] == 0
     assert {"checkpoint-2", "checkpoint-4"} <= {path.name for path in tmp_path.iterdir()}
@@ -100,12 +134,21 @@ def test_a_trainer_of_trl_is_one_of_transformers(watch, tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
     words = ["<pad>", "<eos>", *(f"w{i}" for i in range(10))]
-    plain = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    plain = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>")
+    )
     plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="<pad>", eos_token="<eos>"
+    )
     sizes = {"vocab_size": len(words), "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 32}
     config = GPT2Config(**sizes, eos_token_id=1, bos_token_id=1, pad_token_id=0)
-    given = {"num_train_epochs": 1, "per_device_train_batch_size": 4, "report_to": [], "save_strategy": "no"}
+    given = {
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": 4,
+        "report_to": [],
+        "save_strategy": "no",
+    }
     given |= {"use_cpu": True, "bf16": False, "disable_tqdm": True}
     texts = [{"text": "w1 w2 w3 w4"}] * 16
     pairs = [{"prompt": "w1 w2 ", "chosen": "w3 w4", "rejected": "w5 w6"}] * 16
@@ -128,5 +171,7 @@ def test_a_trainer_of_trl_is_one_of_transformers(watch, tmp_path):
         assert {"transformer.h.0.attn:out", "transformer.wte.weight:param.grad", "loss"} <= {
             s.site for s in recording.sites
         }
-        assert not [site.site for site in recording.sites if site.site.startswith("GPT2LMHeadModel")]
+        assert not [
+            site.site for site in recording.sites if site.site.startswith("GPT2LMHeadModel")
+        ]
         assert recording.end["error"] is None

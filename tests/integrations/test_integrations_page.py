@@ -15,7 +15,9 @@ from tests import forked
 pytestmark = pytest.mark.timing
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "integrations.md"
-SECTION = re.compile(r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SECTION = re.compile(
+    r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 PROGRAMS = dict(SECTION.findall(PAGE.read_text(encoding="utf-8")))
 HOSTS = {
     "Lightning": ("lightning", "run.kedge"),
@@ -40,7 +42,12 @@ def test_the_program_of_a_host_runs(host, tmp_path):
     package, place = HOSTS[host]
     pytest.importorskip(package, reason=f"{package} is not installed")
     (tmp_path / "test_page.py").write_text(PROGRAMS[host], encoding="utf-8")
-    quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    quiet = {
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     start = ["-m", "pytest", "-q", "-p", "no:cacheprovider"] if host == "pytest" else []
     command = [sys.executable, *start, "test_page.py"]
     done = forked.run(command, cwd=tmp_path, env=os.environ | quiet, timeout=300)

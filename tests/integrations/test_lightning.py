@@ -82,13 +82,18 @@ class Rivals(LightningModule):
             optimizer.step()
 
     def configure_optimizers(self):
-        return [torch.optim.SGD(self.maker.parameters(), lr=0.1), torch.optim.SGD(self.judge.parameters(), lr=0.1)]
+        return [
+            torch.optim.SGD(self.maker.parameters(), lr=0.1),
+            torch.optim.SGD(self.judge.parameters(), lr=0.1),
+        ]
 
 
 def fit(model, folder, what=None, **options):
     """Train on the CPU for one epoch; return the callback."""
     callback = LightningCallback(what)
-    quiet = dict.fromkeys(("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False)
+    quiet = dict.fromkeys(
+        ("enable_checkpointing", "enable_progress_bar", "enable_model_summary", "logger"), False
+    )
     given = {"max_epochs": 1, "accelerator": "cpu", "default_root_dir": folder, **quiet, **options}
     data = DataLoader(TensorDataset(torch.randn(4 * BATCHES, 4)), batch_size=4)
     trainer = Trainer(callbacks=[callback], **given)
@@ -113,7 +118,9 @@ def test_modules_have_the_names_that_the_module_gives_them(watch, tmp_path, kind
 
     assert named <= {site.site for site in recording.sites}
     assert recording.steps.tolist() == list(range(BATCHES))
-    assert recording.rows("encoder.0:out").count.tolist() == [4 * 8] * BATCHES  # and nothing of the validation
+    assert (
+        recording.rows("encoder.0:out").count.tolist() == [4 * 8] * BATCHES
+    )  # and nothing of the validation
 
 
 def test_a_step_is_the_optimizers_step_under_accumulation(watch, tmp_path):
@@ -123,7 +130,10 @@ def test_a_step_is_the_optimizers_step_under_accumulation(watch, tmp_path):
 
     assert recording.steps.tolist() == list(range(BATCHES // 3))
     assert recording.rows("decoder:out").calls.tolist() == [3] * (BATCHES // 3)
-    gradient, norm = recording.rows("decoder.weight:param.grad"), recording.rows("decoder:grad.norm")
+    gradient, norm = (
+        recording.rows("decoder.weight:param.grad"),
+        recording.rows("decoder:grad.norm"),
+    )
     assert gradient.calls.tolist() == [1] * (BATCHES // 3)  # when all three have added to it
     both = gradient.sumsq + recording.rows("decoder.bias:param.grad").sumsq
     assert norm.sumsq.tolist() == pytest.approx(both.tolist(), rel=1e-5)
@@ -135,7 +145,8 @@ def test_values_of_mixed_precision_are_those_the_modules_make(watch, tmp_path):
     recording = Recording.open(callback.watched.recording)
 
     dtypes = [
-        recording.site(site).dtype for site in ("decoder:out", "decoder.weight:param", "decoder.weight:param.grad")
+        recording.site(site).dtype
+        for site in ("decoder:out", "decoder.weight:param", "decoder.weight:param.grad")
     ]
     assert dtypes == ["bfloat16", "float32", "float32"]
 
@@ -146,7 +157,12 @@ def test_several_optimizers_are_watched(watch, tmp_path):
     recording = Recording.open(callback.watched.recording)
 
     assert recording.steps.tolist() == list(range(BATCHES))
-    for site in ("maker.weight:update", "judge.weight:update", "maker.weight:param.grad", "judge.weight:param.grad"):
+    for site in (
+        "maker.weight:update",
+        "judge.weight:update",
+        "maker.weight:param.grad",
+        "judge.weight:param.grad",
+    ):
         assert recording.rows(site).step.tolist() == list(range(BATCHES))
         assert recording.rows(site).calls.tolist() == [1] * BATCHES
 

@@ -20,12 +20,17 @@ def norms(recording, site):
 
 def norm_of(parameters):
     """Give the norm of all gradients."""
-    return torch.linalg.vector_norm(torch.cat([parameter.grad.flatten() for parameter in parameters])).item()
+    return torch.linalg.vector_norm(
+        torch.cat([parameter.grad.flatten() for parameter in parameters])
+    ).item()
 
 
 def scaled(model, batches, steps, spoiled=-1):
     """Train with accumulation, loss scaling and clipping; return the scaled norm before clipping of each step taken."""
-    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=SCALE)
+    optimizer, scaler = (
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.amp.GradScaler("cpu", init_scale=SCALE),
+    )
     made = []
     for step in range(steps):
         optimizer.zero_grad(set_to_none=True)

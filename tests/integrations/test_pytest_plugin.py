@@ -124,9 +124,21 @@ def test_light():
 
 def start(folder, *words):
     """Run pytest in a process of its own, where warnings are errors."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", "--strict-markers", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "error",
+        "--strict-markers",
+        *words,
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +179,9 @@ def test_a_marked_test_fails_where_a_gradient_is_not_finite(ran):
     assert "grad" in text
 
 
-@pytest.mark.parametrize("name", ["test_training[1]", "test_training[3]", "test_one", "test_nothing"])
+@pytest.mark.parametrize(
+    "name", ["test_training[1]", "test_training[3]", "test_one", "test_nothing"]
+)
 def test_a_healthy_marked_test_passes(ran, name):
     """Training, parametrized tests, methods and tests without a model pass with the mark as without it."""
     assert ran[name][0] == "passed"
@@ -220,5 +234,8 @@ def test_the_mark_and_the_fixture_are_explained_when_pytest_is_asked(tmp_path):
     """``pytest --markers`` and ``pytest --fixtures`` say what they are for."""
     said = start(tmp_path, "--markers").stdout + start(tmp_path, "--fixtures").stdout
 
-    assert "@pytest.mark.finite: fail if an output or a gradient of a module holds a NaN or an infinity" in said
+    assert (
+        "@pytest.mark.finite: fail if an output or a gradient of a module holds a NaN or an infinity"
+        in said
+    )
     assert "kedge_watch" in said

@@ -23,7 +23,9 @@ NOTHING = "no findings; `kedge check` lists the rules that could judge"
 def read(logdir):
     """Read a folder: the curves as lists of (step, number), and the texts."""
     found = EventAccumulator(str(logdir)).Reload()
-    scalars = {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    scalars = {
+        tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]
+    }
     texts = [e for tag in found.Tags()["tensors"] for e in found.Tensors(tag)]
     return scalars, [(e.step, e.tensor_proto.string_val[0].decode()) for e in texts]
 
@@ -35,7 +37,9 @@ def test_curves_are_written_while_the_run_goes_and_are_those_of_the_recording(wa
     scalars, _ = read(tmp_path / "logs")
     recording = Recording.open(run.recording)
 
-    assert {0, 1, 5, 10, 15, 20} <= set(recording.steps.tolist())  # and where a note is awaited, some between
+    assert {0, 1, 5, 10, 15, 20} <= set(
+        recording.steps.tolist()
+    )  # and where a note is awaited, some between
     for tag, site in (
         ("kedge_rms_out/0", "0:out"),
         ("kedge_rms_out/Sequential", ":out"),
@@ -59,7 +63,10 @@ def test_curves_are_written_while_the_run_goes_and_are_those_of_the_recording(wa
         "kedge_rms_param.grad",
         "kedge_rms_update",
     ]
-    assert sorted(tag for tag in scalars if tag.startswith("kedge/")) == ["kedge/loss", "kedge/norm_of_gradients"]
+    assert sorted(tag for tag in scalars if tag.startswith("kedge/")) == [
+        "kedge/loss",
+        "kedge/norm_of_gradients",
+    ]
 
 
 def test_a_negative_loss_is_negative(watch, tmp_path):
@@ -126,7 +133,9 @@ def test_all_findings_are_one_text(tmp_path):
     sink.close()
     [(_, text)] = read(tmp_path / "logs")[1]
 
-    assert text.split("\n\n---\n\n") == [f"**RULE-{i}** (warning) at 0:out, step 3\n\nSo." for i in range(30)]
+    assert text.split("\n\n---\n\n") == [
+        f"**RULE-{i}** (warning) at 0:out, step 3\n\nSo." for i in range(30)
+    ]
 
 
 def test_a_healthy_run_is_said_to_be_one(watch, tmp_path):
@@ -148,7 +157,9 @@ def test_other_statistics_can_be_asked_for(watch, tmp_path):
     )
     assert {"kedge_zero_out/1", "kedge_absmax_out/1"} <= set(scalars)
     assert not [tag for tag in scalars if tag.startswith("kedge_rms_")]
-    with pytest.raises(ValueError, match=r"'norm' is not a statistic of a recording; there are mean, rms, "):
+    with pytest.raises(
+        ValueError, match=r"'norm' is not a statistic of a recording; there are mean, rms, "
+    ):
         TensorBoard(tmp_path / "logs", ("norm",))
 
 

@@ -16,7 +16,9 @@ from tests import forked
 
 pytestmark = [
     pytest.mark.timing,
-    pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed"),  # to import it takes seconds
+    pytest.mark.skipif(
+        find_spec("wandb") is None, reason="wandb is not installed"
+    ),  # to import it takes seconds
 ]
 
 PROGRAM = """
@@ -52,7 +54,16 @@ def log(tmp_path_factory):
 def run(folder, how, spoils):
     """Run a program that logs to an offline run; return its file's records and its recording."""
     quiet = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", "-c", PROGRAM, str(Path(__file__).parents[2]), how, str(spoils)]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-c",
+        PROGRAM,
+        str(Path(__file__).parents[2]),
+        how,
+        str(spoils),
+    ]
     done = forked.run(command, cwd=folder, env=os.environ | quiet, timeout=120)
     assert done.returncode == 0, done.stderr
     [file] = folder.glob("wandb/offline-run-*/*.wandb")
@@ -108,9 +119,15 @@ def test_curves_are_logged_on_an_axis_of_their_own(log, how, spoils):
 
     assert list(logged) == recording.steps.tolist()
     assert {0, 1, 10, 20} <= set(logged)
-    for name, site in (("out/0", "0:out"), ("out/Sequential", ":out"), ("param.grad/0.weight", "0.weight:param.grad")):
+    for name, site in (
+        ("out/0", "0:out"),
+        ("out/Sequential", ":out"),
+        ("param.grad/0.weight", "0.weight:param.grad"),
+    ):
         series = recording.series(site, "rms").tolist()
-        assert [row[f"kedge_rms_{name}"] for row in logged.values()] == pytest.approx(series, nan_ok=True)
+        assert [row[f"kedge_rms_{name}"] for row in logged.values()] == pytest.approx(
+            series, nan_ok=True
+        )
     axes = [record.metric for record in found if record.WhichOneof("record_type") == "metric"]
     patterns = {axis.glob_name for axis in axes if axis.step_metric == "kedge/step"}
     assert {"kedge/*", "kedge_*"} <= patterns
@@ -162,7 +179,9 @@ def test_the_title_of_an_alert_fits():
 
     titles = []
     run = SimpleNamespace(
-        define_metric=lambda *_, **__: None, summary={}, alert=lambda title, **_: titles.append(title)
+        define_metric=lambda *_, **__: None,
+        summary={},
+        alert=lambda title, **_: titles.append(title),
     )
     site = "model.vision_tower.encoder.layers.17.self_attn.out_proj.weight:param.grad"
     finding = {"code": "NAN-BORN", "severity": "error", "site": site, "message": "m", "remedy": ""}

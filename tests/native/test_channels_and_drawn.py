@@ -47,7 +47,9 @@ def test_a_channel_is_active_if_a_number_is_above_zero(shape, data, dtype, share
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
-@pytest.mark.parametrize("shape", [(64, 300), (1000, 33), (8, 40, 12, 12), (2, 70, 129), (4, 6, 5, 4, 3)])
+@pytest.mark.parametrize(
+    "shape", [(64, 300), (1000, 33), (8, 40, 12, 12), (2, 70, 129), (4, 6, 5, 4, 3)]
+)
 def test_activations_of_layers(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Vectors, images and sequences, channels last or not; dead, nearly dead and healthy channels."""
     for threshold in (-10.0, 0.0, 1.5, 3.0, 10.0):
@@ -65,10 +67,16 @@ def test_what_counts_as_above_zero() -> None:
     for dtype in FORMATS:
         tiny = torch.finfo(dtype).smallest_normal
         smallest = (
-            torch.nextafter(torch.zeros((), dtype=dtype), torch.ones((), dtype=dtype)) if dtype.itemsize > 2 else tiny
+            torch.nextafter(torch.zeros((), dtype=dtype), torch.ones((), dtype=dtype))
+            if dtype.itemsize > 2
+            else tiny
         )
-        x = torch.tensor([[float(smallest), tiny, math.inf, 1, 0.0, -0.0, math.nan, -math.inf, -1]], dtype=dtype)
-        assert native.channels_above_zero(x, 1) == np.packbits([1, 1, 1, 1, 0, 0, 0, 0, 0]).tobytes()
+        x = torch.tensor(
+            [[float(smallest), tiny, math.inf, 1, 0.0, -0.0, math.nan, -math.inf, -1]], dtype=dtype
+        )
+        assert (
+            native.channels_above_zero(x, 1) == np.packbits([1, 1, 1, 1, 0, 0, 0, 0, 0]).tobytes()
+        )
     assert native.channels_above_zero(torch.tensor([[1.0, math.nan]]).t(), 1) == b"\x80"
     assert native.channels_above_zero(torch.ones(2, 3), 2) is None
     assert native.channels_above_zero(torch.ones(2, 3, dtype=torch.cfloat), 1) is None
@@ -113,20 +121,33 @@ def test_histograms_are_those_that_numpy_counts(values: list[list[float]]) -> No
     one_by_one = [exponents.encode(count(some[None])[0]) for some in taken]
     table = HostTable()
     for i, tensor in enumerate(tensors):
-        assert table.observe(tensor, i, native.AS_VALUE, native.CODES["full"], True) == native.DONE | native.FRESH
+        assert (
+            table.observe(tensor, i, native.AS_VALUE, native.CODES["full"], True)
+            == native.DONE | native.FRESH
+        )
     part = table.end()
     assert part.histograms == one_by_one
     assert part.sampled.tolist() == [len(some) for some in taken]
     ends = np.cumsum([0, *map(len, taken)], dtype=np.intp)
     numbers = np.concatenate([*taken, np.zeros(0, np.float32)])
-    assert exponents.encode_all(exponents.count_runs(numbers, np.column_stack([ends[:-1], ends[1:]]))) == one_by_one
+    assert (
+        exponents.encode_all(exponents.count_runs(numbers, np.column_stack([ends[:-1], ends[1:]])))
+        == one_by_one
+    )
 
 
-@given(st.lists(st.floats(width=32), min_size=1, max_size=300), st.sampled_from(["tanh", "sigmoid", "softsign"]))
+@given(
+    st.lists(st.floats(width=32), min_size=1, max_size=300),
+    st.sampled_from(["tanh", "sigmoid", "softsign"]),
+)
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
 def test_saturated_outputs_are_counted_among_the_drawn(value: list[float], how: str) -> None:
     """At the site that saturates, and as numpy counts them."""
-    tensor, activation, table = torch.tensor(value, dtype=torch.float32), saturation(how), HostTable()
+    tensor, activation, table = (
+        torch.tensor(value, dtype=torch.float32),
+        saturation(how),
+        HostTable(),
+    )
     table.saturates(7, activation)
     for site in (7, 3):
         table.observe(tensor.clone(), site, native.AS_VALUE, native.CODES["full"], True)
@@ -135,11 +156,15 @@ def test_saturated_outputs_are_counted_among_the_drawn(value: list[float], how: 
 
 @pytest.mark.parametrize("numbers", [np.float32, np.float64])
 @pytest.mark.parametrize("dtype", FORMATS)
-def test_many_are_drawn_from_one_after_another(dtype: torch.dtype, numbers: type[np.floating]) -> None:
+def test_many_are_drawn_from_one_after_another(
+    dtype: torch.dtype, numbers: type[np.floating]
+) -> None:
     """Those that PyTorch's slicing takes; what is refused gives none, and room is checked."""
     tensors = [torch.randn(n, dtype=torch.float64).to(dtype) for n in (1, 7, 100, 5000)]
     array = np.zeros(5 * 64, numbers)
-    counts = native.draw_many(array, [*tensors[:2], torch.ones(3, dtype=torch.int64), *tensors[2:]], 64)
+    counts = native.draw_many(
+        array, [*tensors[:2], torch.ones(3, dtype=torch.int64), *tensors[2:]], 64
+    )
     expected = [x[:: exponents.spacing(x.numel(), 64)].double() for x in tensors]
     assert counts == [1, 7, 0, *(len(x) for x in expected[2:])]
     assert array[: sum(counts)].tolist() == torch.cat(expected).numpy().astype(numbers).tolist()
@@ -157,7 +182,8 @@ def test_changes_are_those_of_the_numbers_that_were_drawn() -> None:
         x.add_(0.5)
     counts, squares = native.squared_changes(before, tensors, drawn, 64)
     changes = [
-        (x[:: exponents.spacing(x.numel(), 64)].double() - w.double()) for x, w in zip(tensors, was, strict=True)
+        (x[:: exponents.spacing(x.numel(), 64)].double() - w.double())
+        for x, w in zip(tensors, was, strict=True)
     ]
     assert counts == [len(change) for change in changes]
     assert squares == pytest.approx([float(change.square().sum()) for change in changes], rel=1e-12)

@@ -41,9 +41,24 @@ def launch(x: torch.Tensor, programs: int, what: native.What = "full") -> torch.
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that was started")
 def test_the_kernel_passes_all_tests_of_the_native_pass() -> None:
     """Run by Triton's interpreter: the same values, the same properties, and the bounds of the pass in C."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER), "-k", "triton or device"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(FOLDER),
+        "-k",
+        "triton or device",
+    ]
     done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=600, check=False
+        command,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     assert " passed" in done.stdout
@@ -80,7 +95,9 @@ def test_what_is_not_asked_for_stays_unmeasured() -> None:
     """A norm has its sum too, of which the sign of a loss is read, and the count of non-finite numbers; a sum is alone."""
     x = torch.tensor([3.0, -5.0])
     nan = math.nan
-    assert launch(x, 1, "norm")[0].tolist() == pytest.approx([-2, 34, nan, nan, nan, 0, 0], nan_ok=True)
+    assert launch(x, 1, "norm")[0].tolist() == pytest.approx(
+        [-2, 34, nan, nan, nan, 0, 0], nan_ok=True
+    )
     assert launch(x, 1, "finite")[0].tolist() == pytest.approx([-2] + [nan] * 6, nan_ok=True)
     large = torch.full((4,), 3e38)
     assert launch(large, 1, "norm")[0].tolist() == pytest.approx(
@@ -100,7 +117,9 @@ def test_the_host_knows_how_much_a_program_reads() -> None:
     """Rows are reserved for as many programs as there are folds."""
     kernel = importlib.import_module("kedge.native.device_kernel")
     assert kernel.FOLD.value == kernel.TILE.value * kernel.TILES.value == on_device.FOLD
-    assert [kernel.FULL.value, kernel.NORM.value, kernel.FINITE.value] == list(native.CODES.values())
+    assert [kernel.FULL.value, kernel.NORM.value, kernel.FINITE.value] == list(
+        native.CODES.values()
+    )
 
 
 def compiled(target: tuple[Any, ...], dtype: str, what: int, tmp_path: Path) -> Any:
@@ -110,7 +129,13 @@ def compiled(target: tuple[Any, ...], dtype: str, what: int, tmp_path: Path) -> 
     kernel = importlib.import_module("kedge.native.device_kernel")
     source = triton.compiler.ASTSource(
         kernel.statistics,
-        signature={"numbers": f"*{dtype}", "rows": "*fp64", "first": "i32", "count": "i64", "what": "constexpr"},
+        signature={
+            "numbers": f"*{dtype}",
+            "rows": "*fp64",
+            "first": "i32",
+            "count": "i64",
+            "what": "constexpr",
+        },
         constexprs={(4,): what},
         attrs={(0,): [["tt.divisibility", 16]], (1,): [["tt.divisibility", 16]]},
     )
@@ -133,7 +158,9 @@ class Card:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="an interpreted kernel is not compiled")
-def test_no_size_makes_triton_compile_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_size_makes_triton_compile_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One kernel serves every count, up to beyond 2^31, and every row; only where a value begins makes another one."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     driver = importlib.import_module("triton.runtime").driver
@@ -142,10 +169,15 @@ def test_no_size_makes_triton_compile_again(tmp_path: Path, monkeypatch: pytest.
 
     def kernel(count: int, first: int, offset: int) -> str:
         """Compile as a launch does; returns which kernel it is."""
-        return statistics.warmup(value[offset:], table, first, count, 0, num_warps=4, grid=(1,)).hash
+        return statistics.warmup(
+            value[offset:], table, first, count, 0, num_warps=4, grid=(1,)
+        ).hash
 
     monkeypatch.setattr(driver, "_active", Card())
-    same = {kernel(*case) for case in [(1, 0, 0), (16, 1, 0), (17, 16, 4), (1 << 33, 5, 8), (1000, 1 << 20, 0)]}
+    same = {
+        kernel(*case)
+        for case in [(1, 0, 0), (16, 1, 0), (17, 16, 4), (1 << 33, 5, 8), (1000, 1 << 20, 0)]
+    }
     other = kernel(17, 16, 1)
     assert len(same) == 1
     assert other not in same
@@ -154,7 +186,9 @@ def test_no_size_makes_triton_compile_again(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.skipif(INTERPRETED, reason="an interpreted kernel is not compiled")
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: str(target[1]))
 @pytest.mark.parametrize("dtype", ["fp32", "fp64", "fp16", "bf16"])
-def test_the_kernel_compiles_for_cards_that_are_not_here(target: tuple[Any, ...], dtype: str, tmp_path: Path) -> None:
+def test_the_kernel_compiles_for_cards_that_are_not_here(
+    target: tuple[Any, ...], dtype: str, tmp_path: Path
+) -> None:
     """The interpreter accepts what compilers refuse; a machine's code comes out, with shared memory for one number a warp alone."""
     triton = importlib.import_module("triton")
     if not any(backend.compiler.supports_target(importlib.import_module("triton.backends.compiler").GPUTarget(*target))

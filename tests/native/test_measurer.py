@@ -12,7 +12,9 @@ import torch
 from kedge import native
 from kedge.actions.measure.host import HostTable
 
-_native = pytest.importorskip("kedge.native._native", reason=f"the compiled part is missing: {native.why_not()}")
+_native = pytest.importorskip(
+    "kedge.native._native", reason=f"the compiled part is missing: {native.why_not()}"
+)
 FULL, NEW = native.CODES["full"], native.DONE | native.FRESH
 V, OUT, IN = native.AS_VALUE, native.AS_OUTPUT, native.AS_INPUT
 
@@ -30,7 +32,9 @@ def test_a_value_is_measured_once_and_noted_at_each_site() -> None:
     assert measurer.source is None
     part = table.end()
     assert (part.sites.tolist(), part.at.tolist()) == ([0, 1, 1, 1], [0, 0, 0, 1])
-    assert part.rows[:, 0].tolist() == pytest.approx([x.double().sum().item(), y.double().sum().item()])
+    assert part.rows[:, 0].tolist() == pytest.approx(
+        [x.double().sum().item(), y.double().sum().item()]
+    )
 
 
 def test_a_value_that_was_changed_is_another() -> None:
@@ -79,7 +83,10 @@ def test_a_table_grows_and_keeps_what_it_holds() -> None:
             done = table.observe(value, i, V, FULL, True)
         assert done == NEW
     assert refusals == 2
-    assert all(table.observe(value, i, V, FULL, True) == native.DONE for i, value in enumerate(values[:500]))
+    assert all(
+        table.observe(value, i, V, FULL, True) == native.DONE
+        for i, value in enumerate(values[:500])
+    )
     part = table.end()
     assert part.rows[:, 0].tolist() == [2.0 * i for i in range(1000)]
     assert part.sampled.tolist() == [2] * 1000
@@ -103,7 +110,11 @@ def test_many_are_measured_in_one_call() -> None:
     values = [torch.ones(3), torch.ones(2, dtype=torch.int64), torch.zeros(2)]
     assert table.observe_all([5, 6, 7], values, FULL, draws=True) == [1]
     part = table.end()
-    assert (part.sites.tolist(), part.rows[:, 0].tolist(), part.sampled.tolist()) == ([5, 7], [3, 0], [3, 2])
+    assert (part.sites.tolist(), part.rows[:, 0].tolist(), part.sampled.tolist()) == (
+        [5, 7],
+        [3, 0],
+        [3, 2],
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,7 +131,12 @@ def test_arrays_that_do_not_fit_are_refused(wrong: dict[int, np.ndarray], messag
     """Nothing is written to them."""
     arrays = [
         *(np.zeros((4, 8)), np.zeros(4, np.int32), np.zeros((4, 83), np.uint16)),
-        *(np.zeros(8, np.int32), np.zeros(8, np.int64), np.zeros(8, np.int32), np.zeros(2, np.int64)),
+        *(
+            np.zeros(8, np.int32),
+            np.zeros(8, np.int64),
+            np.zeros(8, np.int32),
+            np.zeros(2, np.int64),
+        ),
     ]
     measurer = native.Measurer()
     measurer.use_arrays(*arrays)
@@ -151,7 +167,16 @@ def test_wrong_arguments_are_told() -> None:
 
 def test_its_flags_are_those_that_are_known_without_it() -> None:
     """They are written in C and in Python, where there may be no compiled part."""
-    for name in ("REFUSED", "DONE", "FRESH", "NEW_SOURCE", "NO_ROOM", "AS_VALUE", "AS_OUTPUT", "AS_INPUT"):
+    for name in (
+        "REFUSED",
+        "DONE",
+        "FRESH",
+        "NEW_SOURCE",
+        "NO_ROOM",
+        "AS_VALUE",
+        "AS_OUTPUT",
+        "AS_INPUT",
+    ):
         assert getattr(_native, name) == getattr(native, name)
 
 

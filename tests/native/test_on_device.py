@@ -32,7 +32,9 @@ class StandIn:
         self.launches = 0
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-        def launch(numbers: Tensor, table: Tensor, first: int, count: int, what: int, *, num_warps: int) -> None:
+        def launch(
+            numbers: Tensor, table: Tensor, first: int, count: int, what: int, *, num_warps: int
+        ) -> None:
             assert numbers.numel() == count
             self.launches += 1
             for program in range(grid[0]):
@@ -45,7 +47,11 @@ class StandIn:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The kernel, made to run on the CPU: Triton's interpreter if it is there, else a stand-in."""
-    chosen = importlib.import_module("kedge.native.device_kernel").statistics if INTERPRETED else StandIn()
+    chosen = (
+        importlib.import_module("kedge.native.device_kernel").statistics
+        if INTERPRETED
+        else StandIn()
+    )
     monkeypatch.setattr(on_device, "KINDS", {"cpu"})
     monkeypatch.setattr(on_device, "_failed", {})
     monkeypatch.setattr(on_device, "_ran", set())
@@ -57,7 +63,9 @@ def columns(values: list[Tensor], what: native.What = "full") -> dict[str, Any]:
     """Measure values as those of a device; returns the columns of the recording."""
     tables = DeviceTables(Departures())
     for site, value in enumerate(values):
-        tables.measure(site, value, what, count=value.numel(), dim=None, draws=True, saturation=None)
+        tables.measure(
+            site, value, what, count=value.numel(), dim=None, draws=True, saturation=None
+        )
     measured, snapshots = tables.end()
     step = FinishedStep(0, FULL, measured, snapshots, HostTable().end())
     return step.columns()
@@ -84,7 +92,9 @@ def test_every_value_has_one_row_in_the_recording(kernel: Any) -> None:
             row[name] for name in ("min", "max", "nonzero", "nonfinite", "nan")
         ]
         size = value.double().abs().sum().item()
-        assert found["sum"][i] == pytest.approx(row["sum"], abs=2**-20 * size if math.isfinite(size) else 0)
+        assert found["sum"][i] == pytest.approx(
+            row["sum"], abs=2**-20 * size if math.isfinite(size) else 0
+        )
         assert found["sumsq"][i] == pytest.approx(row["sumsq"], rel=2**-20)
         assert found["sampled"][i] == min(value.numel(), found["sampled"][i]) > 0
 
@@ -98,7 +108,9 @@ def test_rows_of_one_value_are_in_one_block(kernel: Any) -> None:
             value[-1] = -1
             if INTERPRETED:
                 value = value[-on_device.FOLD - 1 :].contiguous()
-            tables.measure(site, value, "full", count=value.numel(), dim=None, draws=False, saturation=None)
+            tables.measure(
+                site, value, "full", count=value.numel(), dim=None, draws=False, saturation=None
+            )
         measured, snapshots = tables.end()
         found = FinishedStep(0, FULL, measured, snapshots, HostTable().end()).columns()
         assert found["max"].tolist() == [float(site + 1) for site in range(9)]
@@ -111,7 +123,12 @@ def test_what_the_kernel_cannot_read_is_left_to_pytorch(kernel: Any) -> None:
     table = torch.full((1, 7), math.nan)
     given_back = torch.randn(4)
     given_back.untyped_storage().resize_(0)
-    for numbers in (torch.ones(()).expand(4), torch.arange(4), torch.nn.Parameter(torch.ones(4)), given_back):
+    for numbers in (
+        torch.ones(()).expand(4),
+        torch.arange(4),
+        torch.nn.Parameter(torch.ones(4)),
+        given_back,
+    ):
         assert not on_device.measure_into(table, 0, numbers, 0)
     assert table.isnan().all()
     found = columns([torch.ones(()).expand(70_000), torch.randn(3)])
@@ -119,7 +136,9 @@ def test_what_the_kernel_cannot_read_is_left_to_pytorch(kernel: Any) -> None:
     assert on_device.why_not() == {}
 
 
-def test_a_kernel_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
+def test_a_kernel_that_fails_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, kernel: Any
+) -> None:
     """A compiler that is missing, a card that Triton does not know: the reason is kept, and PyTorch measures the value."""
 
     def fail() -> Any:
@@ -136,7 +155,9 @@ def test_a_kernel_that_fails_is_not_tried_again(monkeypatch: pytest.MonkeyPatch,
     assert not on_device.available(CPU)
 
 
-def test_a_device_without_float64_keeps_rows_of_float32(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
+def test_a_device_without_float64_keeps_rows_of_float32(
+    monkeypatch: pytest.MonkeyPatch, kernel: Any
+) -> None:
     """Not every device computes in float64, of which the kernel has need."""
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -147,7 +168,9 @@ def test_a_device_without_float64_keeps_rows_of_float32(monkeypatch: pytest.Monk
     assert "fp64" in on_device.why_not()["cpu"]
 
 
-def test_nothing_is_compiled_while_a_graph_is_captured(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
+def test_nothing_is_compiled_while_a_graph_is_captured(
+    monkeypatch: pytest.MonkeyPatch, kernel: Any
+) -> None:
     """Compiling and loading may break a capture; a kernel that has run before is part of the graph."""
     table, numbers = torch.full((2, 7), math.nan, dtype=torch.float64), torch.ones(4)
     assert on_device.measure_into(table, 0, numbers, 0)
@@ -164,7 +187,9 @@ def test_other_kinds_of_devices_do_not_look_for_triton(monkeypatch: pytest.Monke
     assert not on_device.available(torch.device("mps"))
 
 
-@pytest.mark.skipif(INTERPRETED or importlib.util.find_spec("triton") is not None, reason="Triton is installed")
+@pytest.mark.skipif(
+    INTERPRETED or importlib.util.find_spec("triton") is not None, reason="Triton is installed"
+)
 def test_without_triton_the_reason_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no dependency of Kedge's, and not of every PyTorch's."""
     monkeypatch.setattr(on_device, "KINDS", {"cpu"})
@@ -184,18 +209,25 @@ def test_triton_s_interpreter_is_not_used_for_a_program(monkeypatch: pytest.Monk
 
 def test_rows_are_added_up_as_values_are() -> None:
     """NaN stays in extremes; statistics that were not measured stay NaN."""
-    table = np.array([[1, 2, 3, 4, 5, 0, 0], [1, 2, -3, math.nan, 5, 1, 1], [7, 8, *[math.nan] * 3, 0, 0]])
+    table = np.array(
+        [[1, 2, 3, 4, 5, 0, 0], [1, 2, -3, math.nan, 5, 1, 1], [7, 8, *[math.nan] * 3, 0, 0]]
+    )
     rows = on_device.folded(table.astype(np.float32), [2, 0], [1, 2])
     assert rows[0] == pytest.approx([7, 8, math.nan, math.nan, math.nan, 0, 0], nan_ok=True)
     assert rows[1] == pytest.approx([2, 4, -3, math.nan, 10, 1, 1], nan_ok=True)
     assert on_device.folded(table, [], []).shape == (0, 7)
 
 
-def test_the_line_of_the_version_says_how_devices_are_measured(monkeypatch: pytest.MonkeyPatch, kernel: Any) -> None:
+def test_the_line_of_the_version_says_how_devices_are_measured(
+    monkeypatch: pytest.MonkeyPatch, kernel: Any
+) -> None:
     """``kedge --version -v``: not needed, there, or the reason and what it costs."""
     accelerator = torch.accelerator
     monkeypatch.setattr(accelerator, "current_accelerator", lambda check_available=False: None)
-    assert on_device.described() == "device_kernel: not needed, without a device for which Triton compiles"
+    assert (
+        on_device.described()
+        == "device_kernel: not needed, without a device for which Triton compiles"
+    )
     monkeypatch.setattr(accelerator, "current_accelerator", lambda check_available=False: CPU)
     monkeypatch.setattr(accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(on_device, "available", lambda device: True)

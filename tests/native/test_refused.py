@@ -65,7 +65,9 @@ KINDS: dict[str, Callable[[], object]] = {
     "whole numbers": lambda: torch.arange(3),
     "booleans": lambda: torch.ones(3, dtype=torch.bool),
     "eight bits": lambda: torch.ones(3).to(torch.float8_e4m3fn),
-    "between two numbers": lambda: torch.frombuffer(bytearray(41), dtype=torch.float32, offset=1, count=10),
+    "between two numbers": lambda: torch.frombuffer(
+        bytearray(41), dtype=torch.float32, offset=1, count=10
+    ),
     "None": lambda: None,
     "an array": lambda: np.ones(3),
 }
@@ -102,7 +104,9 @@ def test_what_a_transform_wraps_is_refused() -> None:
     assert counts == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("kind", ["conjugated", "negated", "negated, contiguous", "a subclass", "eight bits"])
+@pytest.mark.parametrize(
+    "kind", ["conjugated", "negated", "negated, contiguous", "a subclass", "eight bits"]
+)
 def test_reductions_of_pytorch_measure_what_is_refused(kind: str) -> None:
     """What has numbers is measured all the same."""
     value = KINDS[kind]()
@@ -131,7 +135,13 @@ def test_parameters_and_inference_tensors_are_measured() -> None:
 def test_a_table_of_another_kind_is_an_error() -> None:
     """Rows are written only where there are rows."""
     x = torch.ones(3)
-    for bad in (np.zeros((3, 6)), np.zeros((3, 7), np.float32), np.zeros((7, 3)).T, np.zeros(7), np.zeros((3, 7), "q")):
+    for bad in (
+        np.zeros((3, 6)),
+        np.zeros((3, 7), np.float32),
+        np.zeros((7, 3)).T,
+        np.zeros(7),
+        np.zeros((3, 7), "q"),
+    ):
         with pytest.raises((ValueError, BufferError)):
             native.measure_into(bad, 0, x)
     for row in (-1, 3, 1 << 40):
@@ -152,7 +162,9 @@ def test_a_table_of_another_kind_is_an_error() -> None:
 def test_many_values_have_a_row_each() -> None:
     """Gaps stay as they were; the indices of what was refused are returned."""
     rows = native.table(6)
-    refused = native.measure_many(rows, 1, [torch.ones(2), None, conjugated(), torch.full((3,), 2.0)])
+    refused = native.measure_many(
+        rows, 1, [torch.ones(2), None, conjugated(), torch.full((3,), 2.0)]
+    )
     assert refused == [2]
     assert rows[:, 0] == pytest.approx([math.nan, 2, math.nan, math.nan, 6, math.nan], nan_ok=True)
     assert reductions.row(torch.ones(2))[0] == 2

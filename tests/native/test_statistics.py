@@ -20,7 +20,14 @@ some = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )  # fmt: skip
 
-FORMATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
+FORMATS = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+)
 SPECIAL = (
     math.nan,
     math.inf,
@@ -39,7 +46,8 @@ SPECIAL = (
     5e-324,
 )
 SIZES = st.one_of(
-    st.integers(1, 300), st.sampled_from([4095, 4096, 4097, 8193, 16_384, 16_385, 65_535, 65_536, 65_537, 131_073])
+    st.integers(1, 300),
+    st.sampled_from([4095, 4096, 4097, 8193, 16_384, 16_385, 65_535, 65_536, 65_537, 131_073]),
 )
 
 
@@ -50,13 +58,17 @@ def values(draw: st.DrawFn) -> Tensor:
     scale, zeros = 2.0 ** draw(st.integers(-140, 126)), draw(st.sampled_from([0.0, 0.5, 1.0]))
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(size) * scale * (rng.random(size) >= zeros)
-    for where, special in draw(st.lists(st.tuples(st.floats(0, 0.999), st.sampled_from(SPECIAL)), max_size=4)):
+    for where, special in draw(
+        st.lists(st.tuples(st.floats(0, 0.999), st.sampled_from(SPECIAL)), max_size=4)
+    ):
         x[int(where * size)] = special
     value = torch.from_numpy(x)
     if dtype.is_complex:
         value = torch.complex(value, value.flip(0))
     if value.real.dtype is torch.float64 and dtype in (torch.float64, torch.complex128):
-        value = value.clamp(-1e150, 1e150) if not dtype.is_complex else value  # squares of float64 have no wider format
+        value = (
+            value.clamp(-1e150, 1e150) if not dtype.is_complex else value
+        )  # squares of float64 have no wider format
     narrow = value.to(dtype)
     if dtype is torch.complex128:
         narrow = torch.complex(narrow.real.clamp(-1e150, 1e150), narrow.imag.clamp(-1e150, 1e150))
@@ -108,7 +120,12 @@ def test_one_bad_number_among_many_is_found(way: Way) -> None:
         x = torch.ones(300_000)
         x[at] = -math.inf
         found = way.measure(x)
-        assert (found["nonfinite"], found["nan"], found["sum"], found["min"]) == (1, 0, -math.inf, -math.inf)
+        assert (found["nonfinite"], found["nan"], found["sum"], found["min"]) == (
+            1,
+            0,
+            -math.inf,
+            -math.inf,
+        )
         assert found["max"] == 1
         x[at] = math.nan
         found = way.measure(x)
@@ -149,7 +166,12 @@ def test_squares_neither_vanish_nor_overflow(way: Way, scale: float) -> None:
 def test_sums_of_float64_may_overflow(way: Way) -> None:
     """There is no wider format; the elements are finite all the same."""
     found = way.measure(torch.full((1000,), 1e308, dtype=torch.float64))
-    assert (found["sum"], found["sumsq"], found["nonfinite"], found["max"]) == (math.inf, math.inf, 0, 1e308)
+    assert (found["sum"], found["sumsq"], found["nonfinite"], found["max"]) == (
+        math.inf,
+        math.inf,
+        0,
+        1e308,
+    )
 
 
 @COMPILED
@@ -158,7 +180,12 @@ def test_sums_of_a_thousand_million_numbers_are_exact_enough() -> None:
     window, windows = 1 << 20, 1 << 10
     x = torch.rand(window + windows - 1) + 0.5
     many = x.as_strided((windows, window), (1, 1))
-    times = torch.arange(1, x.numel() + 1).clamp(max=windows).minimum(torch.arange(x.numel(), 0, -1)).double()
+    times = (
+        torch.arange(1, x.numel() + 1)
+        .clamp(max=windows)
+        .minimum(torch.arange(x.numel(), 0, -1))
+        .double()
+    )
     found = compiled(many)
     assert found["count"] == 1 << 30
     assert found["sum"] == pytest.approx((x.double() * times).sum().item(), rel=2**-21)
@@ -180,7 +207,9 @@ def test_the_norm_alone_is_that_of_the_full_pass(value: Tensor) -> None:
         assert short[0, 5:].tolist() == full[0, 5:].tolist()
         assert np.isnan(short[0, [2, 3, 4]]).all()
         one = native.FIELDS.index("count"), native.FIELDS.index("sum")
-        assert short[0, one[1]] == pytest.approx(full[0, one[1]] if full[0, one[0]] == 1 else math.nan, nan_ok=True)
+        assert short[0, one[1]] == pytest.approx(
+            full[0, one[1]] if full[0, one[0]] == 1 else math.nan, nan_ok=True
+        )
 
 
 @COMPILED

@@ -31,7 +31,15 @@ def large() -> list[Tensor]:
     x = torch.randn(3_000_001)
     spoiled = x.clone()
     spoiled[2_500_000] = float("nan")
-    return [x, x.double(), x.half(), x.bfloat16(), spoiled, torch.randn(3000, 1000).t()[::1, 1:], x * 1e-25]
+    return [
+        x,
+        x.double(),
+        x.half(),
+        x.bfloat16(),
+        spoiled,
+        torch.randn(3000, 1000).t()[::1, 1:],
+        x * 1e-25,
+    ]
 
 
 def test_the_number_of_threads_changes_no_bit(threads: None) -> None:
@@ -57,7 +65,9 @@ def test_other_threads_run_while_a_large_value_is_read(threads: None) -> None:
 
     other = threading.Thread(target=count)
     much, rows = torch.ones(1 << 24), native.table(1)
-    sys.setswitchinterval(1000)  # the other thread gets its turn only where this one gives the lock away
+    sys.setswitchinterval(
+        1000
+    )  # the other thread gets its turn only where this one gives the lock away
     try:
         other.start()
         given = []

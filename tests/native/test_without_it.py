@@ -29,7 +29,9 @@ assert abs(native.measure(out)["sumsq"] - out.square().sum().item()) < 1e-5
 
 def run(before: str, why: str) -> None:
     """Run the script after some lines of its own."""
-    subprocess.run([sys.executable, "-c", SCRIPT.format(before=before, why=why)], check=True, timeout=300)
+    subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(before=before, why=why)], check=True, timeout=300
+    )
 
 
 def test_it_was_not_built() -> None:

@@ -16,7 +16,9 @@ from torch import Tensor
 from kedge import native
 from kedge.native import on_device, reductions
 
-COMPILED = pytest.mark.skipif(not native.available(), reason=f"the compiled part is missing: {native.why_not()}")
+COMPILED = pytest.mark.skipif(
+    not native.available(), reason=f"the compiled part is missing: {native.why_not()}"
+)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,9 @@ class Shelf:
 
 
 @contextmanager
-def engaged(model: nn.Module | None = None, shelf: Shelf | None = None, **policy: Any) -> Iterator[Engine]:
+def engaged(
+    model: nn.Module | None = None, shelf: Shelf | None = None, **policy: Any
+) -> Iterator[Engine]:
     """Put an engine in force that takes tensors of any size."""
     model = nn.Identity() if model is None else model
     engine = Engine(Policy(**{"least": 0, "store": shelf} | policy), model)

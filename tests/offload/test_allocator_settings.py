@@ -37,14 +37,25 @@ def named_on_the_page():
     text = PAGE.read_text(encoding="utf-8")
     command = re.search(r"^\$ (.*) python train\.py$", text, re.MULTILINE)
     tunables = re.search(r"`(GLIBC_TUNABLES=\S+)`", text)
-    return [dict(word.split("=", 1) for word in shlex.split(found[1])) for found in (command, tunables)]
+    return [
+        dict(word.split("=", 1) for word in shlex.split(found[1])) for found in (command, tunables)
+    ]
 
 
 def blocks_that_go_back(settings):
     """Return whether blocks of 30, 20, 5 and 3 MB, freed one after the other, go back to the system."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MALLOC_", "GLIBC_"))
+    }
     ended = subprocess.run(
-        [sys.executable, "-c", HEAP], env=plain | settings, check=True, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", HEAP],
+        env=plain | settings,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     return ast.literal_eval(ended.stdout)
 

@@ -27,7 +27,9 @@ class Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(size)
         self.qkv = nn.Linear(size, 3 * size)
-        self.mlp = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size), nn.Dropout(0.1))
+        self.mlp = nn.Sequential(
+            nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size), nn.Dropout(0.1)
+        )
 
     def forward(self, x: Any) -> Any:
         q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
@@ -45,15 +47,26 @@ class Blocks(nn.Module):
 
     def forward(self, x: Any) -> Any:
         for number, block in enumerate(self.blocks):
-            x = checkpoint(block, x, use_reentrant=False) if number in self.checkpointed else block(x)
+            x = (
+                checkpoint(block, x, use_reentrant=False)
+                if number in self.checkpointed
+                else block(x)
+            )
         return x
 
 
 def convolutions() -> nn.Module:
     """A small convolutional net."""
-    first = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+    first = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)
+    )
     return nn.Sequential(
-        first, nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(392, 4)
+        first,
+        nn.Conv2d(8, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(392, 4),
     )
 
 
@@ -74,7 +87,9 @@ class Made(TorchDispatchMode):
     def alive(self, *there: torch.Tensor) -> int:
         gc.collect()
         known = [tensor.untyped_storage() for tensor in there]
-        return sum(size for storage, size in self.storages.items() if not any(storage is k for k in known))
+        return sum(
+            size for storage, size in self.storages.items() if not any(storage is k for k in known)
+        )
 
 
 CASES = {
@@ -86,7 +101,10 @@ CASES = {
         lambda: torch.randn(4, 3, 18, 18).to(memory_format=torch.channels_last),
     ),
     "lstm": (lambda: nn.LSTM(8, 16, batch_first=True), lambda: torch.randn(4, 10, 8)),
-    "attention": (lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), lambda: torch.randn(4, 10, 16)),
+    "attention": (
+        lambda: nn.TransformerEncoderLayer(16, 2, 32, batch_first=True),
+        lambda: torch.randn(4, 10, 16),
+    ),
 }
 
 
@@ -95,7 +113,9 @@ CASES = {
 def test_the_total_is_what_is_alive(case: str, autocast: bool) -> None:
     """The bytes on the bill are, to 1 %, those of the storages that a forward makes and that are alive when it is over."""
     if case == "lstm" and autocast and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("this processor has no bfloat16, without which PyTorch computes no LSTM under autocast")
+        pytest.skip(
+            "this processor has no bfloat16, without which PyTorch computes no LSTM under autocast"
+        )
     torch.manual_seed(0)
     model, x = (make() for make in CASES[case])
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
@@ -126,7 +146,9 @@ def test_the_total_is_what_the_device_has_allocated(case: str) -> None:
     graph = model(x).grad_fn
 
     assert graph is not None
-    assert bill.total.bytes - bill.inputs == pytest.approx(torch.accelerator.memory_allocated() - before, rel=0.01)
+    assert bill.total.bytes - bill.inputs == pytest.approx(
+        torch.accelerator.memory_allocated() - before, rel=0.01
+    )
 
 
 def test_an_item_tells_where_it_comes_from() -> None:
@@ -138,14 +160,27 @@ def test_an_item_tells_where_it_comes_from() -> None:
     data = known["0", "AddmmBackward0", "mat1"]
     weight = known["2", "AddmmBackward0", "mat2"]
     result, again = known["1", "ReluBackward0", "result"], known["2", "AddmmBackward0", "mat1"]
-    assert (data.origin, data.shape, data.bytes, data.alias, data.output) == ("input", (16, 4), 256, False, False)
-    assert (weight.origin, weight.alias, weight.shape, weight.counts) == ("parameter", True, (8, 2), False)
+    assert (data.origin, data.shape, data.bytes, data.alias, data.output) == (
+        "input",
+        (16, 4),
+        256,
+        False,
+        False,
+    )
+    assert (weight.origin, weight.alias, weight.shape, weight.counts) == (
+        "parameter",
+        True,
+        (8, 2),
+        False,
+    )
     assert (result.origin, result.output, again.output) == ("made", True, False)
     assert result.storage == again.storage
     assert (result.shared, again.shared) == ((again.number,), (result.number,))
     assert (result.dtype, result.device, result.held) == (torch.float32, torch.device("cpu"), 512)
     assert {item.source.text for item in bill.items} == {"bill = saved(model)(torch.randn(16, 4))"}
-    assert {item.source.function for item in bill.items} == {"test_an_item_tells_where_it_comes_from"}
+    assert {item.source.function for item in bill.items} == {
+        "test_an_item_tells_where_it_comes_from"
+    }
 
 
 def test_buffers_views_and_calls_are_told() -> None:
@@ -161,7 +196,10 @@ def test_buffers_views_and_calls_are_told() -> None:
 
     items = saved(Again())(torch.randn(8, 8)).items
 
-    assert {item.field for item in items if item.origin == "buffer"} <= {"running_mean", "running_var"}
+    assert {item.field for item in items if item.origin == "buffer"} <= {
+        "running_mean",
+        "running_var",
+    }
     assert [item.call for item in items if item.path == "layer" and item.field == "mat1"] == [0, 1]
     assert next(item for item in items if item.path == "layer" and item.field == "mat1").alias
 
@@ -205,7 +243,9 @@ def test_the_look_leaves_no_mark() -> None:
     seen, before = model.seen, {name: value.clone() for name, value in model.state_dict().items()}
     state, python = torch.get_rng_state(), random.getstate()
     outputs: list[Any] = []
-    handle = model.norm.register_forward_hook(lambda module, args, out: outputs.append(weakref.ref(out)))
+    handle = model.norm.register_forward_hook(
+        lambda module, args, out: outputs.append(weakref.ref(out))
+    )
     bill = saved(model, backward=True)(x)
     handle.remove()
 
@@ -250,7 +290,10 @@ def test_an_argument_made_in_inference_mode_is_an_error_with_a_note() -> None:
         x = torch.ones(2, 4)
         with pytest.raises(RuntimeError, match="Inference tensors cannot be saved") as caught:
             saved(model)(x)
-    assert any("make the arguments outside of torch.inference_mode()" in note for note in caught.value.__notes__)
+    assert any(
+        "make the arguments outside of torch.inference_mode()" in note
+        for note in caught.value.__notes__
+    )
     with pytest.raises(RuntimeError) as caught:
         saved(nn.Linear(5, 4))(torch.ones(2, 4))
     assert not any("inference" in note for note in getattr(caught.value, "__notes__", ()))

@@ -23,7 +23,9 @@ def test_a_wrapped_block_in_a_checkpoint_says_so() -> None:
     """So does a block that is wrapped by itself and called in a checkpoint."""
     model = Model("positional")
     wrapped = kedge.offload(model.blocks[0], to=kedge.Disk(rebuild=False), min_bytes=0)
-    torch.utils.checkpoint.checkpoint(wrapped, X.clone().requires_grad_(), use_reentrant=False).sum().backward()
+    torch.utils.checkpoint.checkpoint(
+        wrapped, X.clone().requires_grad_(), use_reentrant=False
+    ).sum().backward()
 
     assert wrapped.account.checkpointed == 3
     assert "ran in a checkpoint" in str(wrapped.account)

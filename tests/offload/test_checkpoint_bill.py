@@ -60,8 +60,13 @@ def test_what_a_checkpoint_holds_is_given_back(reentrant: bool) -> None:
     ]
 
     assert line.bytes[-1] == 0
-    assert max(size - again for size, again in zip(line.bytes, recomputed, strict=True)) == bill.total.bytes
-    assert max(recomputed) == (0 if reentrant else BYTES)  # PyTorch cannot run a reentrant one for some inputs alone
+    assert (
+        max(size - again for size, again in zip(line.bytes, recomputed, strict=True))
+        == bill.total.bytes
+    )
+    assert max(recomputed) == (
+        0 if reentrant else BYTES
+    )  # PyTorch cannot run a reentrant one for some inputs alone
 
 
 def test_a_checkpoint_without_a_module_is_on_the_bill() -> None:
@@ -70,7 +75,9 @@ def test_a_checkpoint_without_a_module_is_on_the_bill() -> None:
     class Plain(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             h, more = x * 2, x * 3
-            y: Tensor = checkpoint(lambda d: torch.tanh(d["x"]) * more, {"x": h}, use_reentrant=False)
+            y: Tensor = checkpoint(
+                lambda d: torch.tanh(d["x"]) * more, {"x": h}, use_reentrant=False
+            )
             return y
 
     bill = saved(Plain())(X.clone().requires_grad_())

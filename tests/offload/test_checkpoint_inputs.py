@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import kedge
 from kedge.sites import leaves
@@ -41,7 +45,9 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        y: Tensor = self.down(torch.tanh(self.up(max((t for _, t in leaves.find([args, kwargs])), key=Tensor.numel))))
+        y: Tensor = self.down(
+            torch.tanh(self.up(max((t for _, t in leaves.find([args, kwargs])), key=Tensor.numel)))
+        )
         return y
 
 
@@ -62,7 +68,9 @@ WAYS: dict[str, Giving] = {
 class Model(nn.Module):
     """Three blocks in checkpoints, each given what the one before it has made."""
 
-    def __init__(self, way: str, *, reentrant: bool = False, keeps: bool = False, **options: Any) -> None:
+    def __init__(
+        self, way: str, *, reentrant: bool = False, keeps: bool = False, **options: Any
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.blocks = nn.ModuleList([Block() for _ in range(3)])
@@ -75,7 +83,9 @@ class Model(nn.Module):
         for block in self.blocks:
             h = h * 1.5
             self.storages.append(weakref.ref(h.untyped_storage()))
-            if self.reentrant:  # which needs a tensor with a gradient, and takes no notice of the others
+            if (
+                self.reentrant
+            ):  # which needs a tensor with a gradient, and takes no notice of the others
                 inside = h.detach() * 1.0
                 args, kwargs = self.way(inside)
                 h = checkpoint(block, *args, h.mean(), **kwargs, use_reentrant=True) + h
@@ -88,7 +98,9 @@ class Model(nn.Module):
         return h
 
 
-KINDS = [(way, False) for way in WAYS] + [(way, True) for way in WAYS if way not in ("keyword", "all at once")]
+KINDS = [(way, False) for way in WAYS] + [
+    (way, True) for way in WAYS if way not in ("keyword", "all at once")
+]
 X = torch.linspace(-1, 1, ROWS * SIZE).view(ROWS, SIZE)
 
 
@@ -108,7 +120,9 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(
-    "to", [kedge.Disk(rebuild=False), kedge.Disk(), kedge.Rebuild()], ids=["disk", "both", "rebuild"]
+    "to",
+    [kedge.Disk(rebuild=False), kedge.Disk(), kedge.Rebuild()],
+    ids=["disk", "both", "rebuild"],
 )
 @pytest.mark.parametrize(("way", "reentrant"), KINDS)
 def test_gradients_are_the_same(way: str, reentrant: bool, to: Any) -> None:
@@ -192,7 +206,9 @@ def test_a_container_that_the_program_has_stays_as_it_is() -> None:
         model.zero_grad()
         loss.backward()
 
-    assert all(map(torch.equal, plain[1:], [p.grad for p in model.parameters() if p.grad is not None]))
+    assert all(
+        map(torch.equal, plain[1:], [p.grad for p in model.parameters() if p.grad is not None])
+    )
 
 
 def test_a_container_that_the_program_fills_is_recomputed_as_without() -> None:
@@ -208,7 +224,9 @@ def test_a_container_that_the_program_fills_is_recomputed_as_without() -> None:
             notes: dict[str, Any] = {"bias": x * 0.5}
             for number, layer in enumerate(self.layers):
 
-                def run(x: Tensor, notes: dict[str, Any], layer: Any = layer, number: int = number) -> Tensor:
+                def run(
+                    x: Tensor, notes: dict[str, Any], layer: Any = layer, number: int = number
+                ) -> Tensor:
                     self.calls.append(sorted(notes))
                     notes[str(number)] = number
                     y: Tensor = torch.tanh(layer(x)) + notes["bias"]
@@ -264,7 +282,9 @@ def test_a_selective_checkpoint_counts_its_own_operations_alone() -> None:
 
     class Copying(Block):
         def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-            y: Tensor = super().forward(*args, **kwargs).clone() * self.up.weight.detach().clone().sum()
+            y: Tensor = (
+                super().forward(*args, **kwargs).clone() * self.up.weight.detach().clone().sum()
+            )
             return y
 
     model = Model("dict", context_fn=lambda: create_selective_checkpoint_contexts(policy))
@@ -312,7 +332,9 @@ def test_an_input_that_is_rebuilt_is_no_part_of_the_recompute() -> None:
             self.norm, self.block = nn.LayerNorm(SIZE), Block()
 
         def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = checkpoint(self.block, {"x": torch.nn.functional.gelu(self.norm(x))}, use_reentrant=False)
+            y: Tensor = checkpoint(
+                self.block, {"x": torch.nn.functional.gelu(self.norm(x))}, use_reentrant=False
+            )
             return y
 
     model = Rebuilt()

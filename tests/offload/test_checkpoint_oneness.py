@@ -41,7 +41,9 @@ def in_dict(attention: nn.Module, h: Tensor) -> Any:
 
 CALLS = {
     "positions": lambda attention, h: checkpoint(attention, h, h, h, use_reentrant=False),
-    "keywords": lambda attention, h: checkpoint(attention, query=h, key=h, value=h, use_reentrant=False),
+    "keywords": lambda attention, h: checkpoint(
+        attention, query=h, key=h, value=h, use_reentrant=False
+    ),
     "both": lambda attention, h: checkpoint(attention, h, key=h, value=h, use_reentrant=False),
     "a dict": in_dict,
 }
@@ -73,13 +75,17 @@ def test_the_bill_of_self_attention_in_a_checkpoint_has_its_backward(call: str) 
 class Run(nn.Module):
     """Runs a function of a layer and of what a checkpoint is given."""
 
-    def __init__(self, function: Callable[[nn.Module, Any], Tensor], give: Callable[[Tensor], Any]) -> None:
+    def __init__(
+        self, function: Callable[[nn.Module, Any], Tensor], give: Callable[[Tensor], Any]
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.layer, self.function, self.give = nn.Linear(SIZE, SIZE), function, give
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = checkpoint(lambda given: self.function(self.layer, given), self.give(x * 2), use_reentrant=False)
+        y: Tensor = checkpoint(
+            lambda given: self.function(self.layer, given), self.give(x * 2), use_reentrant=False
+        )
         z: Tensor = checkpoint(self.layer, y, use_reentrant=False)
         return z
 
@@ -121,7 +127,10 @@ GIVEN = {
         lambda h: [Pair(h)],
     ),
     "noted on": (lambda layer, given: torch.tanh(layer(given[0].a) * given[0].scale), paired),
-    "inference": (lambda layer, given: torch.tanh(layer(given["x"])) * given["m"].sum().item(), inferred),
+    "inference": (
+        lambda layer, given: torch.tanh(layer(given["x"])) * given["m"].sum().item(),
+        inferred,
+    ),
 }
 
 

@@ -46,7 +46,11 @@ def test_s1_a_product_saves_both_factors() -> None:
         s.hook(product, ":saved", kedge.packed(pack, unpack))
         y = product(a, b)
         assert [(str(event.site), label) for event, label in s.timeline()] == [
-            *((f":saved[{i}]", label) for i in (0, 1) for label in ("record()", repr(kedge.packed(pack, unpack)))),
+            *(
+                (f":saved[{i}]", label)
+                for i in (0, 1)
+                for label in ("record()", repr(kedge.packed(pack, unpack)))
+            ),
         ]
         y.sum().backward()
 

@@ -54,7 +54,9 @@ class Net(nn.Module):
         return y
 
 
-def step(model: Callable[[Tensor], Tensor], params: Iterator[nn.Parameter] | None = None) -> list[Tensor]:
+def step(
+    model: Callable[[Tensor], Tensor], params: Iterator[nn.Parameter] | None = None
+) -> list[Tensor]:
     """Return the output and all gradients of one step."""
     owned = list(model.parameters() if params is None else params)  # type: ignore[attr-defined]
     for param in owned:
@@ -85,12 +87,16 @@ def test_a_layer_stands_where_it_stood_before(nets: tuple[Net, Net]) -> None:
     """Names of modules, parameters, buffers and of the state are those without Kedge, and so are output and gradients."""
     plain, net = nets
     for of in ("named_modules", "named_parameters", "named_buffers", "named_children"):
-        assert [name for name, _ in getattr(net, of)()] == [name for name, _ in getattr(plain, of)()]
+        assert [name for name, _ in getattr(net, of)()] == [
+            name for name, _ in getattr(plain, of)()
+        ]
     assert list(net.state_dict()) == list(plain.state_dict())
     assert net.state_dict()._metadata == plain.state_dict()._metadata  # type: ignore[attr-defined]
     assert equal(step(plain), step(net))
     assert account_of(net).total.moved
-    assert [tensor.tolist() for tensor in net.buffers()] == [tensor.tolist() for tensor in plain.buffers()]
+    assert [tensor.tolist() for tensor in net.buffers()] == [
+        tensor.tolist() for tensor in plain.buffers()
+    ]
 
 
 def test_a_checkpoint_loads_both_ways(nets: tuple[Net, Net]) -> None:
@@ -157,9 +163,14 @@ def test_a_layer_s_class_still_makes_layers() -> None:
 
 def test_it_shows_what_it_wraps() -> None:
     """The text is the call that makes it, with the settings that differ from the defaults."""
-    assert repr(kedge.offload(nn.Linear(3, 2))) == "kedge.offload(Linear(in_features=3, out_features=2, bias=True))"
+    assert (
+        repr(kedge.offload(nn.Linear(3, 2)))
+        == "kedge.offload(Linear(in_features=3, out_features=2, bias=True))"
+    )
     nested = kedge.offload(kedge.offload(nn.Identity(), codec="bf16"), min_bytes="1 KB")
-    assert repr(nested) == "kedge.offload(kedge.offload(Identity(), codec='bf16'), min_bytes='1 KB')"
+    assert (
+        repr(nested) == "kedge.offload(kedge.offload(Identity(), codec='bf16'), min_bytes='1 KB')"
+    )
     assert "(1): kedge.offload(ReLU(), to=Cpu(rebuild=True, pin=True))" in repr(
         nn.Sequential(nn.ReLU(), kedge.offload(nn.ReLU(), to=kedge.Cpu()))
     )
@@ -176,7 +187,9 @@ def test_changes_go_to_the_layer() -> None:
     net.middle.requires_grad_(requires_grad=False)
     assert not any(param.requires_grad for param in layer.parameters())
     seen: list[type] = []
-    net.apply(lambda module: seen.append(type(module)) if isinstance(module, nn.Sequential) else None)
+    net.apply(
+        lambda module: seen.append(type(module)) if isinstance(module, nn.Sequential) else None
+    )
     assert len(seen) == 1
     net.middle.note = "kept"
     assert layer.note == "kept"
@@ -205,7 +218,9 @@ def test_the_layer_itself_is_not_offloaded() -> None:
     step(layer)
     assert packs
     assert wrapped.account.total.packs == packs
-    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in layer.modules())
+    assert all(
+        not module._forward_hooks and not module._forward_pre_hooks for module in layer.modules()
+    )
 
 
 def test_hooks_of_the_program_fire_once() -> None:
@@ -350,13 +365,17 @@ def test_a_layer_can_be_parametrized_before_and_after() -> None:
     after = moved(nn.Linear(8, 8))
     parametrizations.orthogonal(after)
     for wrapped in (before, after):
-        assert list(wrapped.state_dict()) == list(parametrizations.orthogonal(nn.Linear(8, 8)).state_dict())
+        assert list(wrapped.state_dict()) == list(
+            parametrizations.orthogonal(nn.Linear(8, 8)).state_dict()
+        )
         step(wrapped)
         assert wrapped.account.total.moved
         assert torch.equal(copy.deepcopy(wrapped)(X), wrapped(X))
     with pytest.raises(RuntimeError, match="only supported through state_dict"):
         pickle.dumps(before)
-    with pytest.raises(pickle.PicklingError, match="parametrize or shard the layer before you wrap it"):
+    with pytest.raises(
+        pickle.PicklingError, match="parametrize or shard the layer before you wrap it"
+    ):
         pickle.dumps(after)
 
 
@@ -418,7 +437,10 @@ def test_a_class_with_slots_is_refused() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_takes_the_layer_alone() -> None:
     """And leaves the model as it was."""
-    model, x = nn.Sequential(kedge.offload(nn.Linear(8, 8), min_bytes=0), nn.ReLU()), torch.randn(2, 8)
+    model, x = (
+        nn.Sequential(kedge.offload(nn.Linear(8, 8), min_bytes=0), nn.ReLU()),
+        torch.randn(2, 8),
+    )
 
     assert torch.equal(torch.jit.script(model)(x), model(x))
     assert torch.equal(torch.jit.script(model[0])(x), model[0](x))

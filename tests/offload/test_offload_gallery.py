@@ -14,7 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 import kedge
 
-pytestmark = pytest.mark.filterwarnings("ignore::kedge.errors.NothingGained")  # the tensors are in CPU memory already
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::kedge.errors.NothingGained"
+)  # the tensors are in CPU memory already
 DESTINATIONS = {
     "rebuild": kedge.Rebuild(),
     "cpu": kedge.Cpu(),
@@ -63,7 +65,9 @@ def train(model, run=None, steps=3):
         optimizer.zero_grad()
         (run or (lambda x: model(x)))(X.clone().requires_grad_()).pow(2).sum().backward()
         optimizer.step()
-    return [param.grad for param in model.parameters()] + [value.clone() for value in model.state_dict().values()]
+    return [param.grad for param in model.parameters()] + [
+        value.clone() for value in model.state_dict().values()
+    ]
 
 
 def small():
@@ -92,13 +96,21 @@ def test_one_module(to):
     model = small()
     wrapped = kedge.offload(model.blocks[1], to=to, min_bytes=64)
     blocks = {model.blocks[1]: wrapped}
-    assert all(map(torch.equal, plain, train(model, lambda x: model(x, lambda block, x: blocks.get(block, block)(x)))))
+    assert all(
+        map(
+            torch.equal,
+            plain,
+            train(model, lambda x: model(x, lambda block, x: blocks.get(block, block)(x))),
+        )
+    )
     assert set(wrapped.account.rows) == {"", "conv", "norm"}
 
     model = small()
     with kedge.offload(model, "blocks.1.**", to=to, min_bytes=64) as account:
         assert all(map(torch.equal, plain, train(model)))
-    taken = [path for path in account.rows if account.module(path).moved or account.module(path).rebuilt]
+    taken = [
+        path for path in account.rows if account.module(path).moved or account.module(path).rebuilt
+    ]
     assert all(path.startswith("blocks.1") for path in taken)
 
 
@@ -133,7 +145,9 @@ def test_inside_a_checkpoint(to):
     found = train(model, lambda x: model(x, call))
 
     names = list(dict(model.named_parameters()))
-    for name, a, b in zip(names, expected, found, strict=False):  # batch norm counts a recompute as another batch
+    for name, a, b in zip(
+        names, expected, found, strict=False
+    ):  # batch norm counts a recompute as another batch
         assert torch.equal(a, b), name
 
 
@@ -163,7 +177,10 @@ def test_no_file_is_left(tmp_path):
         train(model)
         abandoned = model(X)
         del abandoned
-    with pytest.raises(ZeroDivisionError), kedge.offload(model, to=kedge.Disk(tmp_path), min_bytes=64):
+    with (
+        pytest.raises(ZeroDivisionError),
+        kedge.offload(model, to=kedge.Disk(tmp_path), min_bytes=64),
+    ):
         y = model(X)
         1 / 0
     del y
@@ -194,8 +211,14 @@ def test_the_saving_of_the_headline_at_far_less_time():
     """
     transformers = pytest.importorskip("transformers")
     depths, widths = [3, 8, 36, 3], [32, 64, 128, 256]
-    config = transformers.ResNetConfig(embedding_size=16, hidden_sizes=widths, depths=depths, num_labels=5)
-    model, x, y = transformers.ResNetForImageClassification(config), torch.randn(32, 3, 48, 48), torch.arange(32) % 5
+    config = transformers.ResNetConfig(
+        embedding_size=16, hidden_sizes=widths, depths=depths, num_labels=5
+    )
+    model, x, y = (
+        transformers.ResNetForImageClassification(config),
+        torch.randn(32, 3, 48, 48),
+        torch.arange(32) % 5,
+    )
     start = {name: value.clone() for name, value in model.state_dict().items()}
 
     def steps():

@@ -112,7 +112,9 @@ def granted(program, twice):
     except RuntimeError as refused:
         if "modified by an inplace operation" not in str(refused):
             raise
-    torch.ones(1, requires_grad=True).backward()  # PyTorch holds what a failed backward had still to do until then
+    torch.ones(
+        1, requires_grad=True
+    ).backward()  # PyTorch holds what a failed backward had still to do until then
     return None
 
 
@@ -127,7 +129,8 @@ def test_gradients_of_random_graphs_are_equal(mode, program, twice):
         offloaded = granted(program, twice)
         if plain is not None:
             assert all(
-                torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(plain, offloaded, strict=True)
+                torch.equal(a.view(torch.int32), b.view(torch.int32))
+                for a, b in zip(plain, offloaded, strict=True)
             )
             assert [a.stride() for a in plain] == [b.stride() for b in offloaded]
     total = engine.account.total
@@ -146,10 +149,14 @@ class Squeezed:
             return None
         flat, layout = found
         planes = flat.contiguous().view(torch.uint8).view(-1, value.itemsize).t().contiguous()
-        return torch.frombuffer(bytearray(zlib.compress(bytes(memory_of(planes)), 1)), dtype=torch.uint8), layout
+        return torch.frombuffer(
+            bytearray(zlib.compress(bytes(memory_of(planes)), 1)), dtype=torch.uint8
+        ), layout
 
     def decode(self, kept, extra):
-        planes = torch.frombuffer(bytearray(zlib.decompress(bytes(memory_of(kept)))), dtype=torch.uint8)
+        planes = torch.frombuffer(
+            bytearray(zlib.decompress(bytes(memory_of(kept)))), dtype=torch.uint8
+        )
         flat = planes.view(extra.dtype.itemsize, -1).t().contiguous().view(-1).view(extra.dtype)
         return restore(flat, extra)
 
@@ -170,12 +177,18 @@ PUBLIC = {
 def test_gradients_of_random_graphs_are_equal_with_each_destination(mode, program, twice):
     """The same through `kedge.offload`: with a file, in memory and past it, with a codec without a loss, and without any."""
     plain = granted(program, twice)
-    with mock.patch.dict(codecs.CODECS, squeezed=Squeezed()), mock.patch("kedge.offload.stores.disk.WINDOW", 8 << 10):
+    with (
+        mock.patch.dict(codecs.CODECS, squeezed=Squeezed()),
+        mock.patch("kedge.offload.stores.disk.WINDOW", 8 << 10),
+    ):
         block = kedge.offload(nn.Identity(), min_bytes=0, **PUBLIC[mode])
         with block as account:
             offloaded = granted(program, twice)
     if plain is not None:
-        assert all(torch.equal(a.view(torch.int32), b.view(torch.int32)) for a, b in zip(plain, offloaded, strict=True))
+        assert all(
+            torch.equal(a.view(torch.int32), b.view(torch.int32))
+            for a, b in zip(plain, offloaded, strict=True)
+        )
         assert [a.stride() for a in plain] == [b.stride() for b in offloaded]
     total = account.total
     assert total.freed.number == total.sum("moved").number + total.sum("rebuilt").number

@@ -32,7 +32,11 @@ def test_a_lambda_is_called_at_once_and_its_rows_are_operations() -> None:
     x, w = torch.randn(50, 30), torch.randn(30, 40, requires_grad=True)
     bill = kedge.saved(lambda: (x @ w).relu().exp())
 
-    assert rows(bill) == {"MmBackward0 (self)": 6000, "ReluBackward0 (result)": 8000, "ExpBackward0 (result)": 8000}
+    assert rows(bill) == {
+        "MmBackward0 (self)": 6000,
+        "ReluBackward0 (result)": 8000,
+        "ExpBackward0 (result)": 8000,
+    }
     assert [item.origin for item in bill.items] == ["input", "made", "made"]
     assert "by operation" not in str(bill)
     assert "\nExpBackward0 (result)" in str(bill)
@@ -68,7 +72,13 @@ def test_a_function_that_calls_a_model_has_the_same_bill_as_the_model(backward: 
 
     assert by_function.total == by_model.total
     assert (by_function.parameters, by_function.inputs) == (by_model.parameters, by_model.inputs)
-    assert [s.path for s in by_function.by_module(inner=True)] == ["model", "model.0", "model.1", "model.2", None]
+    assert [s.path for s in by_function.by_module(inner=True)] == [
+        "model",
+        "model.0",
+        "model.1",
+        "model.2",
+        None,
+    ]
     assert [s.checkpoint for s in by_function.by_module(inner=True)] == [
         s.checkpoint for s in by_model.by_module(inner=True)
     ]
@@ -95,7 +105,11 @@ def test_the_modules_of_a_bound_methods_object_are_rows() -> None:
     assert {s.path for s in kedge.saved(lambda: trainer.loss(x)).by_module()} == {
         *("trainer.model.0", "trainer.model.1", "trainer.model.2", "trainer.half_", None)
     }
-    loose = [item for item in kedge.saved(trainer.loss)(x).items if item.path is None and item.field == "other"]
+    loose = [
+        item
+        for item in kedge.saved(trainer.loss)(x).items
+        if item.path is None and item.field == "other"
+    ]
     assert [(item.shape, item.origin) for item in loose] == [((2,), "parameter")]
     assert {s.path for s in kedge.saved(trainer.model.forward)(x).by_module()} == {"0", "1", "2"}
 
@@ -185,7 +199,8 @@ def test_an_error_of_the_function_is_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [(3, "not 3"), (nn.Linear, "not the class Linear"), (torch.ones(2), "not a Tensor")]
+    ("what", "said"),
+    [(3, "not 3"), (nn.Linear, "not the class Linear"), (torch.ones(2), "not a Tensor")],
 )
 def test_anything_else_is_refused(what: Any, said: str) -> None:
     """The message shows what to give."""

@@ -49,7 +49,9 @@ def test_what_functions_save_is_offloaded(mode: str) -> None:
             assert all(map(torch.equal, grads(weights), plain))
     total = account.total
     assert set(account.rows) == {None}
-    assert total.kept["input"].number == 3 * (len(weights) - 1)  # the first one's gradient does not need it
+    assert total.kept["input"].number == 3 * (
+        len(weights) - 1
+    )  # the first one's gradient does not need it
     assert bool(total.rebuilt) is (mode != "disk alone")
     assert bool(total.moved) is ("disk" in mode)
 
@@ -122,7 +124,9 @@ def test_a_second_pair_of_hooks_is_explained() -> None:
     given: list[Tensor] = []
     with kedge.offload(to=kedge.Disk(rebuild=False), min_bytes=1) as account:
         y = (params()[0] * 2).sin()
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: given.append(t) or t.clone(), lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t: given.append(t) or t.clone(), lambda t: t
+        ):
             y = y.exp()
         y.sum().backward()
     assert len(given) == 1

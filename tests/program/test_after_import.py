@@ -16,7 +16,9 @@ from kedge.program.after_import import AfterImport
 @pytest.fixture
 def heavy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Make a module that can be imported, and forget it afterwards."""
-    (tmp_path / "kedge_test_heavy.py").write_text("import sys\nSEEN = 1\nWAITING = len(sys.meta_path)\n")
+    (tmp_path / "kedge_test_heavy.py").write_text(
+        "import sys\nSEEN = 1\nWAITING = len(sys.meta_path)\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     before = list(sys.meta_path)
     yield "kedge_test_heavy"

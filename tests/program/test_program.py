@@ -307,9 +307,15 @@ def test_a_script_does_what_python_does(folder: Path, source: str | bytes) -> No
     assert ours == plain
 
 
-@pytest.mark.parametrize("name", ["names", "exception", "keyboard interrupt", "exit 3", "pickle", "atexit"])
-@pytest.mark.parametrize("words", [("-m", "pack.inner.prog"), ("-m", "pack"), ("pack",), ("./pack",), ("pack.zip",)])
-def test_modules_folders_and_archives_do_what_python_does(folder: Path, name: str, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "name", ["names", "exception", "keyboard interrupt", "exit 3", "pickle", "atexit"]
+)
+@pytest.mark.parametrize(
+    "words", [("-m", "pack.inner.prog"), ("-m", "pack"), ("pack",), ("./pack",), ("pack.zip",)]
+)
+def test_modules_folders_and_archives_do_what_python_does(
+    folder: Path, name: str, words: tuple[str, ...]
+) -> None:
     """``-m``, a folder and a zip file with ``__main__.py`` behave as under ``python``."""
     source = PROGRAMS[name]
     assert isinstance(source, str)
@@ -354,7 +360,9 @@ def test_the_script_folder_is_found_through_links(folder: Path, place: str) -> N
 
 @pytest.mark.parametrize("flags", [["-P"], ["-O"], ["-W", "error"], ["-X", "dev"]])
 @pytest.mark.parametrize("words", [("prog.py",), ("pack",)])
-def test_interpreter_flags_reach_the_program(folder: Path, flags: list[str], words: tuple[str, ...]) -> None:
+def test_interpreter_flags_reach_the_program(
+    folder: Path, flags: list[str], words: tuple[str, ...]
+) -> None:
     """Flags given to the interpreter, ``-P`` included, mean to the program what they mean under ``python``."""
     source = "import sys\nprint(sys.path[0], __debug__, sys.flags)\nassert False\n"
     script(folder, source)
@@ -368,7 +376,9 @@ def test_interpreter_flags_reach_the_program(folder: Path, flags: list[str], wor
 @pytest.mark.parametrize("words", [("prog.py",), ("-m", "prog")])
 def test_output_comes_in_the_same_order(folder: Path, words: tuple[str, ...]) -> None:
     """What was printed comes before the traceback, and ``atexit`` handlers after it, in one stream."""
-    script(folder, 'import atexit; atexit.register(print, "bye"); print("out"); raise ValueError("x")')
+    script(
+        folder, 'import atexit; atexit.register(print, "bye"); print("out"); raise ValueError("x")'
+    )
 
     plain, ours = both(folder, *words, merged=True)
 
@@ -378,7 +388,9 @@ def test_output_comes_in_the_same_order(folder: Path, words: tuple[str, ...]) ->
 @pytest.mark.parametrize(
     "source", ["raise RuntimeError('in the package')", "import nothing_here", "raise SystemExit(4)"]
 )
-def test_a_failing_package_around_a_module_is_shown_as_python_shows_it(folder: Path, source: str) -> None:
+def test_a_failing_package_around_a_module_is_shown_as_python_shows_it(
+    folder: Path, source: str
+) -> None:
     """What a parent package raises while it is imported is the program's own error."""
     script(folder, source, "pack/__init__.py")
     script(folder, "print(1)", "pack/prog.py")
@@ -430,7 +442,10 @@ def test_a_signal_ends_the_process_as_python(folder: Path, sent: signal.Signals)
         time.sleep(0.05)
         process.send_signal(sent)
         outcomes.append(
-            (process.communicate(timeout=30)[1].replace("while True:", "time.sleep(0.01)"), process.returncode)
+            (
+                process.communicate(timeout=30)[1].replace("while True:", "time.sleep(0.01)"),
+                process.returncode,
+            )
         )
 
     assert outcomes[1][1] == outcomes[0][1] == -sent
@@ -438,9 +453,21 @@ def test_a_signal_ends_the_process_as_python(folder: Path, sent: signal.Signals)
 
 
 BAD = {
-    "missing": ("nope.py", False, "cannot run nope.py: there is no such file in {cwd}; check the path"),
-    "empty folder": ("empty", False, "cannot run empty: the directory has no __main__.py; name a script in it"),
-    "does not parse": ("bad.py", False, "cannot run bad.py: it does not parse; {cwd}/bad.py:2: '(' was never closed"),
+    "missing": (
+        "nope.py",
+        False,
+        "cannot run nope.py: there is no such file in {cwd}; check the path",
+    ),
+    "empty folder": (
+        "empty",
+        False,
+        "cannot run empty: the directory has no __main__.py; name a script in it",
+    ),
+    "does not parse": (
+        "bad.py",
+        False,
+        "cannot run bad.py: it does not parse; {cwd}/bad.py:2: '(' was never closed",
+    ),
     "null byte": (
         "null.py",
         False,
@@ -501,7 +528,9 @@ def test_a_program_that_cannot_start_is_refused(
     assert sys.path == before
 
 
-def test_a_missing_module_of_a_package_is_refused_once_the_package_is_imported(folder: Path) -> None:
+def test_a_missing_module_of_a_package_is_refused_once_the_package_is_imported(
+    folder: Path,
+) -> None:
     """What only the import can tell is told then, by the same kind of error."""
     script(folder, "print('imported')", "pack/__init__.py")
 
@@ -523,7 +552,9 @@ def test_a_module_that_is_not_written_in_python_is_refused(folder: Path) -> None
     )
 
 
-def test_nothing_runs_before_the_check_has_passed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_runs_before_the_check_has_passed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``check`` runs no line of the script, and imports nothing for a module."""
     monkeypatch.chdir(folder)
     script(folder, "raise AssertionError", "pack/__init__.py")

@@ -27,16 +27,28 @@ def test_what_the_program_replaced_is_back_for_a_while(monkeypatch: pytest.Monke
     try:
         sys.setrecursionlimit(300)
         with before.restored():
-            found = builtins.open, time.perf_counter, json.dumps([1]), sys.getrecursionlimit() >= 1000
+            found = (
+                builtins.open,
+                time.perf_counter,
+                json.dumps([1]),
+                sys.getrecursionlimit() >= 1000,
+            )
         left = sys.getrecursionlimit()
     finally:
         sys.setrecursionlimit(limit)
 
     assert found == (opener, clock, "[1]", True)
-    assert (builtins.open, time.perf_counter, hasattr(json, "dumps"), left) == (mine, mine, False, 300)
+    assert (builtins.open, time.perf_counter, hasattr(json, "dumps"), left) == (
+        mine,
+        mine,
+        False,
+        300,
+    )
 
 
-def test_a_folder_that_is_kedges_too_sets_nothing_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_kedges_too_sets_nothing_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A module that Kedge has imported from the program's folder is the same for both, however it was found."""
     (tmp_path / "made_here.py").write_text("")
     monkeypatch.syspath_prepend(tmp_path)

@@ -53,7 +53,11 @@ def main() -> int:
         module, prop = DOORS[name]
         say(f"{name}: {minutes} minutes")
         held.append(
-            fuzz(getattr(import_module(f"tests.properties.{module}"), prop), float(minutes), time.time_ns() >> 20)
+            fuzz(
+                getattr(import_module(f"tests.properties.{module}"), prop),
+                float(minutes),
+                time.time_ns() >> 20,
+            )
         )
     return 0 if all(held) else 1
 

@@ -50,7 +50,9 @@ def spoil_bytes(file: Path, how: str, part: float, value: int, length: int) -> N
     elif how == "fill":
         content[at : at + length] = bytes([value]) * min(length, len(content) - at)
     elif how == "number":  # eight bytes, as lengths and numbers are
-        content[at - at % 8 : at - at % 8 + 8] = ((value - 128) * 257**length % 2**64).to_bytes(8, "little")
+        content[at - at % 8 : at - at % 8 + 8] = ((value - 128) * 257**length % 2**64).to_bytes(
+            8, "little"
+        )
     file.write_bytes(content)
 
 
@@ -128,8 +130,12 @@ def spoil_json(file: Path, how: str, part: float, value: Any) -> None:
 
 parts = st.floats(0, 1, exclude_max=True, allow_subnormal=False)
 byte_ways = st.sampled_from(["flip", "cut", "drop", "double", "fill", "number"])
-value_ways = st.sampled_from(["set", "set", "set", "removed", "doubled", "renamed", "wrapped", "swapped"])
-on_bytes = st.tuples(st.just(spoil_bytes), byte_ways, parts, st.integers(0, 255), st.integers(1, 20))
+value_ways = st.sampled_from(
+    ["set", "set", "set", "removed", "doubled", "renamed", "wrapped", "swapped"]
+)
+on_bytes = st.tuples(
+    st.just(spoil_bytes), byte_ways, parts, st.integers(0, 255), st.integers(1, 20)
+)
 on_json = st.tuples(st.just(spoil_json), value_ways, parts, st.sampled_from(VALUES))
 on_place = st.tuples(st.just(spoil_place), st.sampled_from(PLACES))
 on_whole = st.tuples(st.just(spoil_whole), st.sampled_from(DOCUMENTS))
@@ -137,7 +143,18 @@ on_whole = st.tuples(st.just(spoil_whole), st.sampled_from(DOCUMENTS))
 
 def spoilers(files: st.SearchStrategy[str]) -> st.SearchStrategy[list[tuple[str, tuple[Any, ...]]]]:
     """Return a strategy for one or two changes, each with the name of its file; see `spoil`."""
-    kinds = st.one_of(on_json, on_json, on_json, on_json, on_json, on_bytes, on_bytes, on_bytes, on_whole, on_place)
+    kinds = st.one_of(
+        on_json,
+        on_json,
+        on_json,
+        on_json,
+        on_json,
+        on_bytes,
+        on_bytes,
+        on_bytes,
+        on_whole,
+        on_place,
+    )
     return st.lists(st.tuples(files, kinds), min_size=1, max_size=2)
 
 

@@ -22,7 +22,12 @@ WORDS = [type(command).__name__.removesuffix("Command").lower() for command in C
 _CHOSEN = next(action for action in build_parser()._actions if action.choices)
 #: The options of each command. Those that run, import or wait for something are left out.
 OPTIONS = {
-    word: [name for action in parser._actions for name in action.option_strings if name not in ("-m", "-c", "--open")]
+    word: [
+        name
+        for action in parser._actions
+        for name in action.option_strings
+        if name not in ("-m", "-c", "--open")
+    ]
     for word, parser in (_CHOSEN.choices or {}).items()
 }
 #: Things to name: a recording, other files, folders and nothing; numbers, codes, selectors, queries.
@@ -35,7 +40,9 @@ NAMES = [
 
 
 def _lines(word: str) -> st.SearchStrategy[list[str]]:
-    others = st.sampled_from(NAMES) | st.text(st.characters(exclude_characters="/\0.~", codec="utf-8"), max_size=8)
+    others = st.sampled_from(NAMES) | st.text(
+        st.characters(exclude_characters="/\0.~", codec="utf-8"), max_size=8
+    )
     options = st.sampled_from(OPTIONS[word])
     # No recording is served, named or the newest: the command would wait for Ctrl-C. And no program is run.
     named = others.filter(lambda name: not (word == "serve" and name in ("run.kedge", "--", "-o")))
@@ -43,7 +50,9 @@ def _lines(word: str) -> st.SearchStrategy[list[str]]:
     return st.lists(named | options, max_size=7).map(lambda rest: [*first, *rest])
 
 
-lines = st.sampled_from(WORDS).flatmap(_lines) | st.lists(st.sampled_from([*NAMES, *WORDS[1:5]]), max_size=4)
+lines = st.sampled_from(WORDS).flatmap(_lines) | st.lists(
+    st.sampled_from([*NAMES, *WORDS[1:5]]), max_size=4
+)
 
 
 def _place() -> Path:

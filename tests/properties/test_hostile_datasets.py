@@ -23,7 +23,12 @@ from tests.properties.profiles import fuzzed
 from tests.properties.spoiling import fresh, spoil, spoilers
 
 FORMATS = ["safetensors", "parquet", "zarr"]
-FILES = ["features.json", "index-0.jsonl", "state-0.safetensors", *(f"shard-0-0000{i}" for i in range(3))]
+FILES = [
+    "features.json",
+    "index-0.jsonl",
+    "state-0.safetensors",
+    *(f"shard-0-0000{i}" for i in range(3)),
+]
 INSIDE = ["", "/zarr.json", "/site0/zarr.json", "/site0/c/0/0", "/site1/c/0"]
 
 Values = dict[str, dict[str, torch.Tensor]]
@@ -42,7 +47,12 @@ def workplace() -> tuple[tempfile.TemporaryDirectory[str], dict[str, Values]]:
     for name in FORMATS:
         features = kedge.extract(model, {"0": None, "2": None})
         options = Options(
-            format=name, shard_bytes=200, reduce={"0": [Mean()]}, keep=["0"], labels=True, fields={"text": texts}
+            format=name,
+            shard_bytes=200,
+            reduce={"0": [Mean()]},
+            keep=["0"],
+            labels=True,
+            fields={"text": texts},
         )
         extract_dataset(features, loader, Path(made.name) / name, options)
         held[name] = _read(Path(made.name) / name)
@@ -56,14 +66,23 @@ def _read(folder: Path) -> Values:
     for site, column in found.items():
         for key, value in zip(found.samples, column, strict=True):
             values[key][site] = value
-        assert torch.equal(column.tensor(), torch.stack([values[key][site] for key in found.samples]))
-    for key, label, text in zip(found.samples, found.fields["labels"], found.fields["text"], strict=True):
+        assert torch.equal(
+            column.tensor(), torch.stack([values[key][site] for key in found.samples])
+        )
+    for key, label, text in zip(
+        found.samples, found.fields["labels"], found.fields["text"], strict=True
+    ):
         values[key] |= {"labels": label, "text": torch.tensor(int(text.removeprefix("label ")))}
     for keys, columns in found.shards():
         for site, column in columns.items():
-            assert all(torch.equal(values[key][site], value) for key, value in zip(keys, column, strict=True))
+            assert all(
+                torch.equal(values[key][site], value)
+                for key, value in zip(keys, column, strict=True)
+            )
     values["reduced"] = {
-        f"{site} {part}": value for site, some in found.reduced.items() for part, value in some[0].state().items()
+        f"{site} {part}": value
+        for site, some in found.reduced.items()
+        for part, value in some[0].state().items()
     }
     return values
 
@@ -77,7 +96,10 @@ def _read(folder: Path) -> Values:
             spoilers(
                 st.sampled_from(FILES).flatmap(
                     lambda file: st.sampled_from(
-                        [file if not file.startswith("shard") else f"{file}.{name}{inside}" for inside in INSIDE]
+                        [
+                            file if not file.startswith("shard") else f"{file}.{name}{inside}"
+                            for inside in INSIDE
+                        ]
                         if name == "zarr"
                         else [file if not file.startswith("shard") else f"{file}.{name}"]
                     )

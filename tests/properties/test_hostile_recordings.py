@@ -134,7 +134,9 @@ def _run(words: list[str]) -> int:
 
 @fuzzed
 @given(spoilers(st.sampled_from(FILES)), st.sampled_from(COMMANDS), st.booleans())
-def test_a_damaged_recording_is_read_or_refused(changes: list[Any], command: list[str], ranks: bool) -> None:
+def test_a_damaged_recording_is_read_or_refused(
+    changes: list[Any], command: list[str], ranks: bool
+) -> None:
     """Whatever is in a recording's files, a command ends with a status of its own, and prints nothing that a terminal obeys."""
     place = Path(workplace().name)
     folder = fresh(place / "sound.kedge", place / "run.kedge")
@@ -152,4 +154,6 @@ def test_a_damaged_recording_is_read_or_refused(changes: list[Any], command: lis
     if status == 2:
         assert told.getvalue().startswith("kedge: ")
         assert told.getvalue().count("\n") == 1 or "query" in command
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", out.getvalue() + told.getvalue())
+    assert not re.search(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", out.getvalue() + told.getvalue()
+    )

@@ -38,7 +38,9 @@ class Frozen:
     z: Any
 
 
-leaf = st.one_of(st.builds(lambda: torch.zeros(1)), st.none(), st.integers(0, 3), st.text("ab", max_size=2))
+leaf = st.one_of(
+    st.builds(lambda: torch.zeros(1)), st.none(), st.integers(0, 3), st.text("ab", max_size=2)
+)
 keys = st.text("abc_", min_size=1, max_size=3)
 
 
@@ -86,7 +88,9 @@ def test_putting_back_what_was_found_is_the_identity(value: Any) -> None:
 def test_some_leaves_can_be_replaced(value: Any, data: st.DataObject) -> None:
     """The chosen leaves are replaced, every other stays, and names and order are as before."""
     found = leaves.find(value)
-    chosen = data.draw(st.lists(st.sampled_from([n for n, _ in found]), unique=True)) if found else []
+    chosen = (
+        data.draw(st.lists(st.sampled_from([n for n, _ in found]), unique=True)) if found else []
+    )
     new = {name: torch.ones(1) for name in chosen}
     before = shape(value)
     changed = leaves.find(leaves.put(value, new))

@@ -94,10 +94,14 @@ def build(plan: Plan, *, offloads: bool) -> nn.Module:
         shared = build(inside[0], offloads=offloads)
         layer = nn.Sequential(shared, nn.Tanh(), shared)
     elif kind in ("residual", "checkpoint"):
-        layer = (Residual if kind == "residual" else Checkpointed)(build(inside[0], offloads=offloads))
+        layer = (Residual if kind == "residual" else Checkpointed)(
+            build(inside[0], offloads=offloads)
+        )
     else:
         layer = LEAVES[kind]()
-    return kedge.offload(layer, **{"min_bytes": 1} | TO[to]) if offloads and to is not None else layer
+    return (
+        kedge.offload(layer, **{"min_bytes": 1} | TO[to]) if offloads and to is not None else layer
+    )
 
 
 def computed(model: nn.Module, dtype: torch.dtype, mode: str) -> list[Tensor]:
@@ -118,7 +122,9 @@ def computed(model: nn.Module, dtype: torch.dtype, mode: str) -> list[Tensor]:
 
 def alike(one: list[Tensor], other: list[Tensor]) -> bool:
     """Whether two lists of tensors are the same, bit for bit."""
-    return len(one) == len(other) and all(torch.equal(bits(a), bits(b)) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        torch.equal(bits(a), bits(b)) for a, b in zip(one, other, strict=True)
+    )
 
 
 def bits(tensor: Tensor) -> Tensor:
@@ -133,7 +139,9 @@ def bits(tensor: Tensor) -> Tensor:
     mode=st.sampled_from(["train", "eval", "no_grad"]),
     twin=st.sampled_from(["itself", "deep copy", "pickle"]),
 )
-def test_offloaded_layers_change_nothing(plan: Plan, dtype: torch.dtype, mode: str, twin: str) -> None:
+def test_offloaded_layers_change_nothing(
+    plan: Plan, dtype: torch.dtype, mode: str, twin: str
+) -> None:
     """Outputs, gradients, buffers, names and state dicts are those of the net without offloading, also of its copies."""
     torch.manual_seed(0)
     plain = build(plan, offloads=False).to(dtype).train(mode == "train")

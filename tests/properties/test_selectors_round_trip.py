@@ -16,11 +16,15 @@ from tests.properties.profiles import fuzzed
 
 few = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 names = st.text(
-    st.characters(codec="utf-8", exclude_characters=".", exclude_categories=["Cs", "Cc", "Z"]), min_size=1, max_size=6
+    st.characters(codec="utf-8", exclude_characters=".", exclude_categories=["Cs", "Cc", "Z"]),
+    min_size=1,
+    max_size=6,
 )
 spaced = st.text("ab *?[]{}#/:,!\\\t\n", min_size=1, max_size=6)
 wild = st.one_of(
-    names.map(escape), st.just("**"), st.sampled_from(["*", "?", "[a-c]", "[!x]", "lay*", "conv?", "a[01]b", "\\*x"])
+    names.map(escape),
+    st.just("**"),
+    st.sampled_from(["*", "?", "[a-c]", "[!x]", "lay*", "conv?", "a[01]b", "\\*x"]),
 )
 paths = st.lists(wild, min_size=1, max_size=4).map(tuple)
 classes = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,6}", fullmatch=True)
@@ -33,7 +37,9 @@ PIECES = [
     "\n", "\t", "\x00", "\ud800", "ß", "İ", "out", ":out", ":out.grad", ":param", "/relu", "/relu#0", "weight", "a" * 3000, "*" * 40, "{" * 50,
 ]  # fmt: skip
 Flow = tuple[str, tuple[str, int | None] | None]
-flows = st.tuples(st.sampled_from(MODULE_KINDS), st.none()) | st.tuples(st.sampled_from(OP_KINDS), ops)
+flows = st.tuples(st.sampled_from(MODULE_KINDS), st.none()) | st.tuples(
+    st.sampled_from(OP_KINDS), ops
+)
 terms = st.builds(
     Term,
     path=paths,
@@ -93,7 +99,9 @@ def test_any_text_at_all_is_read_or_pointed_at(text: str) -> None:
 
 @few
 @given(st.lists(names | spaced, min_size=1, max_size=3), flows, counts, st.none() | leaves)
-def test_every_site_selects_itself(path: list[str], flow: Flow, call: int | None, leaf: str | None) -> None:
+def test_every_site_selects_itself(
+    path: list[str], flow: Flow, call: int | None, leaf: str | None
+) -> None:
     """The text of a site, whatever its module is called, selects this site and no other; so does that of an operation."""
     assume(not any(hasattr(nn.Sequential(), name) for name in path))  # torch refuses such a name
     model: nn.Module = nn.ReLU()
@@ -106,7 +114,10 @@ def test_every_site_selects_itself(path: list[str], flow: Flow, call: int | None
 
 
 @few
-@given(st.lists(st.sampled_from(["a", "b", "ab", "0"]), min_size=1, max_size=4), st.lists(wild, min_size=1, max_size=3))
+@given(
+    st.lists(st.sampled_from(["a", "b", "ab", "0"]), min_size=1, max_size=4),
+    st.lists(wild, min_size=1, max_size=3),
+)
 def test_a_wild_segment_never_reaches_over_a_dot(path: list[str], pattern: list[str]) -> None:
     """A pattern without `**` matches only paths with as many segments as it has."""
     segments = tuple("*" if p == "**" else p for p in pattern)

@@ -51,23 +51,30 @@ def tables(model: nn.Module) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for owner in (nn_module, optimizers):
         found |= {
-            n: list(t.items()) for n, t in vars(owner).items() if n.startswith("_global_") and isinstance(t, dict)
+            n: list(t.items())
+            for n, t in vars(owner).items()
+            if n.startswith("_global_") and isinstance(t, dict)
         }
     for name, module in model.named_modules():
         found |= {
-            f"{name}.{n}": list(t.items()) for n, t in vars(module).items() if "hooks" in n and isinstance(t, dict)
+            f"{name}.{n}": list(t.items())
+            for n, t in vars(module).items()
+            if "hooks" in n and isinstance(t, dict)
         }
         found[f"{name}.__dict__"] = list(vars(module))
     for name, param in model.named_parameters():
         found[name] = [
-            list((getattr(param, t) or {}).items()) for t in ("_backward_hooks", "_post_accumulate_grad_hooks")
+            list((getattr(param, t) or {}).items())
+            for t in ("_backward_hooks", "_post_accumulate_grad_hooks")
         ]
     return found
 
 
 moves = st.lists(
     st.tuples(
-        st.sampled_from(["hook", "hook", "hook", "bad hook", "remove", "end", "forward", "train", "raise"]),
+        st.sampled_from(
+            ["hook", "hook", "hook", "bad hook", "remove", "end", "forward", "train", "raise"]
+        ),
         st.integers(0, 2),
         st.sampled_from(SELECTORS),
     ),
@@ -82,7 +89,9 @@ def fail(value: Tensor) -> None:
 
 @few
 @given(moves, st.permutations(range(3)))
-def test_any_interleaving_leaves_the_tables_as_they_were(script: list[tuple[str, int, str]], ends: list[int]) -> None:
+def test_any_interleaving_leaves_the_tables_as_they_were(
+    script: list[tuple[str, int, str]], ends: list[int]
+) -> None:
     """Sessions that hook, fail to hook, remove, run, raise and end in any order put every table back."""
     model = Net()
     before = tables(model)
@@ -137,10 +146,14 @@ EDITS: list[Callable[[Tensor], Tensor | None]] = [
 @few
 @given(
     st.lists(st.tuples(st.integers(0, len(EDITS) - 1), st.integers(0, 2)), min_size=1, max_size=6),
-    st.sampled_from(["a:out", "a:in", "a:out.grad", "a:in.grad", "a.bias:param.grad", "b:in.share"]),
+    st.sampled_from(
+        ["a:out", "a:in", "a:out.grad", "a:in.grad", "a.bias:param.grad", "b:in.share"]
+    ),
     st.sets(st.integers(0, 5), max_size=2),
 )
-def test_actions_compose_in_order(edits: list[tuple[int, int]], selector: str, removed: set[int]) -> None:
+def test_actions_compose_in_order(
+    edits: list[tuple[int, int]], selector: str, removed: set[int]
+) -> None:
     """The value that goes on is what the remaining actions make of it one after the other, in forward and backward."""
     model, x, first, last = Net(), torch.randn(3, 2, requires_grad=True), [], []
     sessions = [kedge.session() for _ in range(3)]

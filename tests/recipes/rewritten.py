@@ -87,7 +87,9 @@ def shared(*, inplace: bool) -> Rectified:
 
 FORMS: dict[str, Callable[[], nn.Module]] = {
     "modules": lambda: Rectified(nn.ReLU(), nn.ReLU(), nn.ReLU()),
-    "modules in place": lambda: Rectified(nn.ReLU(inplace=True), nn.ReLU(inplace=True), nn.ReLU(inplace=True)),
+    "modules in place": lambda: Rectified(
+        nn.ReLU(inplace=True), nn.ReLU(inplace=True), nn.ReLU(inplace=True)
+    ),
     "one shared module": lambda: shared(inplace=False),
     "one shared module in place": lambda: shared(inplace=True),
     "F.relu": lambda: Rectified(F.relu, F.relu, F.relu),

@@ -34,7 +34,9 @@ def by_hand(model: nn.Module, layer: nn.Module, x: Tensor, target: int) -> Tenso
     return F.interpolate(cam, x.shape[2:], mode="bilinear", align_corners=False).squeeze(1)
 
 
-@pytest.mark.parametrize("form", ["modules", "modules in place", "F.relu in place", "in a checkpoint"])
+@pytest.mark.parametrize(
+    "form", ["modules", "modules in place", "F.relu in place", "in a checkpoint"]
+)
 @pytest.mark.parametrize("site", ["conv1", "conv2"])
 def test_the_map_has_the_bits_of_one_made_by_hand(form, site) -> None:
     """At any convolution, also one whose output the next operation overwrites."""
@@ -103,11 +105,15 @@ def test_tokens_lie_on_the_image_as_it_is_said() -> None:
 def test_tokens_without_a_layout_are_an_error_that_shows_one() -> None:
     """Neither tokens nor vectors are taken for channels on an image, and a grid must have the right number."""
     model, x = Patches().eval(), torch.randn(2, 3, 8, 12)
-    with pytest.raises(AttributionError, match=r"needs \[samples, channels, rows, columns\].*layout=Tokens\("):
+    with pytest.raises(
+        AttributionError, match=r"needs \[samples, channels, rows, columns\].*layout=Tokens\("
+    ):
         grad_cam(model, "block:in", 2)(x)
     with pytest.raises(AttributionError, match=r"needs \[samples, channels, rows, columns\]"):
         grad_cam(model, "head", 2)(x)
-    with pytest.raises(AttributionError, match=r"stands for 0 \+ 6 tokens, but the site gave float32\[2, 7, 8\]"):
+    with pytest.raises(
+        AttributionError, match=r"stands for 0 \+ 6 tokens, but the site gave float32\[2, 7, 8\]"
+    ):
         grad_cam(model, "block:in", 2, layout=Tokens((2, 3)))(x)
 
 
@@ -123,7 +129,9 @@ def test_channels_that_stand_last_are_laid_out_by_a_function() -> None:
         def forward(self, x):
             return self.fc(self.inner(x.permute(0, 2, 3, 1)).mean((1, 2)))
 
-    assert grad_cam(Last(), "inner", 1, layout=lambda v: v.movedim(-1, 1))(torch.randn(2, 3, 4, 5)).shape == (2, 4, 5)
+    assert grad_cam(Last(), "inner", 1, layout=lambda v: v.movedim(-1, 1))(
+        torch.randn(2, 3, 4, 5)
+    ).shape == (2, 4, 5)
 
 
 def test_signals_and_volumes_have_maps_too() -> None:
@@ -181,7 +189,9 @@ def test_smoothgrad_smooths_whatever_gives_a_map() -> None:
             return a * b
 
     a, b = torch.randn(2, 3), torch.randn(2, 3)
-    both = smoothgrad(gradient(Two(), 1, wrt=[":in[a]", ":in[b]"]), samples=400, noise=0.1, at_once=50)(a, b=b)
+    both = smoothgrad(
+        gradient(Two(), 1, wrt=[":in[a]", ":in[b]"]), samples=400, noise=0.1, at_once=50
+    )(a, b=b)
     torch.testing.assert_close(both[":in[a]"][:, 1], b[:, 1], atol=0.1, rtol=0)
     torch.testing.assert_close(both[":in[b]"][:, 1], a[:, 1], atol=0.1, rtol=0)
 

@@ -49,7 +49,10 @@ def test_saliency_is_the_size_of_the_gradient() -> None:
     assert_same_bits(gradient(model, lambda out: out[:, 1])(x), plainly(model, x, 1))
     several = gradient(model, [1, one_each, None, lambda out: out[:, 2]])(x)
     assert_same_bits(
-        several, torch.stack([plainly(model, x, 1), expected(one_each), expected(best), plainly(model, x, 2)])
+        several,
+        torch.stack(
+            [plainly(model, x, 1), expected(one_each), expected(best), plainly(model, x, 2)]
+        ),
     )
 
 
@@ -59,7 +62,12 @@ def test_the_model_is_left_as_it_was(recipe) -> None:
     torch.manual_seed(0)
     model = nn.Sequential()
     model.conv1, model.norm, model.drop = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout()
-    model.conv2, model.relu, model.flat, model.fc = nn.Conv2d(8, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5)
+    model.conv2, model.relu, model.flat, model.fc = (
+        nn.Conv2d(8, 4, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(64, 5),
+    )
     model.train()
     model.conv2.eval()
     model.fc.requires_grad_(False)
@@ -69,9 +77,16 @@ def test_the_model_is_left_as_it_was(recipe) -> None:
     bits = copy.deepcopy({name: g for name, g in grads.items() if g is not None})
     own, kept = x.grad, x.grad.clone()
     state, flags = copy.deepcopy(model.state_dict()), [m.training for m in model.modules()]
-    needs, rng, before = [p.requires_grad for p in model.parameters()], torch.get_rng_state(), x.detach().clone()
+    needs, rng, before = (
+        [p.requires_grad for p in model.parameters()],
+        torch.get_rng_state(),
+        x.detach().clone(),
+    )
 
-    with assert_hooks_restored(model), pytest.warns(InTrainingMode, match=r"\(BatchNorm2d norm, Dropout drop\)"):
+    with (
+        assert_hooks_restored(model),
+        pytest.warns(InTrainingMode, match=r"\(BatchNorm2d norm, Dropout drop\)"),
+    ):
         recipe(model)(x)
 
     assert all(p.grad is grads[name] for name, p in model.named_parameters())
@@ -132,7 +147,12 @@ class TwoInputs(nn.Module):
 def test_several_inputs_are_told_by_name() -> None:
     """With two floating-point inputs the message lists both; each can be explained, or both in one pass."""
     torch.manual_seed(0)
-    model, image, scale, rows = TwoInputs(), torch.randn(2, 2, 3), torch.randn(2, 6), torch.tensor([1, 0])
+    model, image, scale, rows = (
+        TwoInputs(),
+        torch.randn(2, 2, 3),
+        torch.randn(2, 6),
+        torch.tensor([1, 0]),
+    )
     with pytest.raises(AttributionError, match=r'matches 2 values.*":in\[image\]", ":in\[scale\]"'):
         saliency(model)(image, 1, scale=scale, rows=rows)
     with pytest.raises(AttributionError, match=r"Out with \[logits\], \[hidden\].*Which part"):
@@ -143,9 +163,13 @@ def test_several_inputs_are_told_by_name() -> None:
 
     y, z = image.clone().requires_grad_(), scale.clone().requires_grad_()
     grads = torch.autograd.grad(target(model(y, 1, scale=z, rows=rows)).sum(), [y, z])
-    both = gradient(model, target, wrt=[":in[image]", ":in[scale]"])(image, 1, scale=scale, rows=rows)
+    both = gradient(model, target, wrt=[":in[image]", ":in[scale]"])(
+        image, 1, scale=scale, rows=rows
+    )
     assert_same_bits(both, {":in[image]": grads[0], ":in[scale]": grads[1]})
-    assert_same_bits(gradient(model, target, wrt=":in[scale]")(image, 1, scale=scale, rows=rows), grads[1])
+    assert_same_bits(
+        gradient(model, target, wrt=":in[scale]")(image, 1, scale=scale, rows=rows), grads[1]
+    )
     with pytest.raises(AttributionError, match="there is nothing to add noise to"):
         smoothgrad(saliency(model, target, wrt=":in[rows]"))(image, 1, scale=scale, rows=rows)
 
@@ -153,7 +177,10 @@ def test_several_inputs_are_told_by_name() -> None:
 def test_text_is_explained_at_its_embedding() -> None:
     """Token ids have no gradient, and the message says so; the output of their embedding has one, frozen or not."""
     torch.manual_seed(0)
-    model, ids = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2)).eval(), torch.tensor([[1, 2, 3]])
+    model, ids = (
+        nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2)).eval(),
+        torch.tensor([[1, 2, 3]]),
+    )
     with pytest.raises(AttributionError, match=r":in\[input\] is int64\[1, 3\].*embedding"):
         saliency(model)(ids)
 
@@ -185,7 +212,9 @@ def test_a_site_within_the_model_can_be_explained() -> None:
             return checkpoint(self.inner, x, use_reentrant=False)
 
     assert_same_bits(gradient(Again(), 1, wrt="inner.conv1")(x), seen[0])
-    with pytest.raises(AttributionError, match=r'"conv\?" matches 2 values; name one of "conv1:out", "conv2:out"'):
+    with pytest.raises(
+        AttributionError, match=r'"conv\?" matches 2 values; name one of "conv1:out", "conv2:out"'
+    ):
         gradient(model, 1, wrt="conv?")(x)
 
 
@@ -196,7 +225,9 @@ def test_sites_behind_one_another_each_have_their_whole_gradient(frozen) -> None
     seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable:
-        return lambda module, args, out: out.register_hook(lambda g: seen.update({name: g.clone()})) and None
+        return lambda module, args, out: (
+            out.register_hook(lambda g: seen.update({name: g.clone()})) and None
+        )
 
     y = x.clone().requires_grad_()
     handles = [model.get_submodule(n).register_forward_hook(keep(n)) for n in sites if n != ":in"]
@@ -206,7 +237,9 @@ def test_sites_behind_one_another_each_have_their_whole_gradient(frozen) -> None
     model.requires_grad_(not frozen)
 
     assert_same_bits(gradient(model, 1, wrt=sites)(x), {name: seen[name] for name in sites})
-    assert_same_bits(guided_backprop(model, 1, wrt=["conv1", ":in"])(x)[":in"], guided_backprop(model, 1)(x))
+    assert_same_bits(
+        guided_backprop(model, 1, wrt=["conv1", ":in"])(x)[":in"], guided_backprop(model, 1)(x)
+    )
 
 
 def test_one_call_of_many_can_be_explained() -> None:
@@ -244,13 +277,19 @@ def test_a_model_may_work_on_its_input_in_place() -> None:
         (lambda x: x.reshape(2, 3, 1), 0, "no classes in its second"),
         (lambda x: x.long(), 0, "Which part"),
         (lambda x: x.detach(), 0, "has no gradient"),
-        (lambda x: x, lambda out: 3, "the target returned 3; it must return a floating-point tensor"),
+        (
+            lambda x: x,
+            lambda out: 3,
+            "the target returned 3; it must return a floating-point tensor",
+        ),
         (lambda x: x, [], "the list of targets is empty"),
         (lambda x: x, "3", "a class is a number"),
         (lambda x: torch.ones(2, 2, requires_grad=True), 0, 'the score does not depend on ":in"'),
     ],
 )
-def test_a_target_that_does_not_fit_is_an_error_that_says_what_there_is(forward, target, message) -> None:
+def test_a_target_that_does_not_fit_is_an_error_that_says_what_there_is(
+    forward, target, message
+) -> None:
     """Nothing is guessed: the message says what the model gave and how to name what is meant."""
 
     class Model(nn.Module):
@@ -328,7 +367,9 @@ def test_a_function_of_the_output_is_asked_about_each_copy() -> None:
     """How many copies go through the model at once makes no difference to a target that picks samples by their place."""
     model, x = made("modules"), images()
     one_by_one, together = (
-        smoothgrad(saliency(model, lambda out: out[[0, 1, 2, 3], [4, 3, 2, 1]]), samples=5, at_once=k)(x)
+        smoothgrad(
+            saliency(model, lambda out: out[[0, 1, 2, 3], [4, 3, 2, 1]]), samples=5, at_once=k
+        )(x)
         for k in (1, 3)
     )
 
@@ -338,8 +379,11 @@ def test_a_function_of_the_output_is_asked_about_each_copy() -> None:
 def test_arguments_in_another_order_are_told() -> None:
     """The images in place of the model, and the target in place of the layer."""
     with pytest.raises(
-        AttributionError, match=r"takes a model first, not a Tensor; .* saliency\(model, target=3\)\(images\)"
+        AttributionError,
+        match=r"takes a model first, not a Tensor; .* saliency\(model, target=3\)\(images\)",
     ):
         saliency(torch.zeros(1, 2))
-    with pytest.raises(AttributionError, match="a Tensor is not the name of a place in the model: give a selector"):
+    with pytest.raises(
+        AttributionError, match="a Tensor is not the name of a place in the model: give a selector"
+    ):
         grad_cam(nn.Linear(2, 2), torch.zeros(1, 2))

@@ -46,7 +46,9 @@ def test_a_relu_with_a_ceiling_is_cut_too(recipe, by_paper) -> None:
     torch.manual_seed(3)
     model, x = Rectified(nn.ReLU6(), F.relu6, nn.ReLU6(inplace=True)), images()
 
-    assert_same_bits(recipe(model, 2)(x), plainly(by_hand(by_paper), x, 2))  # nothing reaches 6 here
+    assert_same_bits(
+        recipe(model, 2)(x), plainly(by_hand(by_paper), x, 2)
+    )  # nothing reaches 6 here
 
     model.first, model.second, model.third = nn.Hardtanh(), None, nn.Hardtanh()
     model.second = nn.Hardtanh()
@@ -58,7 +60,9 @@ def test_a_relu_with_a_ceiling_is_cut_too(recipe, by_paper) -> None:
 def test_no_relu_is_an_error_that_says_what_was_looked_for(recipe, by_paper) -> None:
     """A model without ReLUs would give the plain gradient; that is an error which names what is there instead."""
     model = Rectified(F.gelu, nn.GELU(), torch.tanh)
-    with pytest.raises(NothingCut, match=r"cut nothing.*nn\.ReLU, F\.relu.*2 GeluBackward0") as raised:
+    with pytest.raises(
+        NothingCut, match=r"cut nothing.*nn\.ReLU, F\.relu.*2 GeluBackward0"
+    ) as raised:
         recipe(model, 2)(images())
 
     assert "saliency" in str(raised.value)
@@ -134,7 +138,9 @@ class Slices(nn.Module):
     ],
 )
 @methods
-def test_a_relu_on_a_part_of_a_tensor_is_an_error_that_names_it(recipe, by_paper, change, site) -> None:
+def test_a_relu_on_a_part_of_a_tensor_is_an_error_that_names_it(
+    recipe, by_paper, change, site
+) -> None:
     """Autograd joins it with what made the tensor, so that it cannot be cut; its site is told."""
     model = Slices(change)
     with pytest.raises(NothingCut, match=f"cannot cut at {site}: .*inplace=False"):
@@ -148,7 +154,9 @@ class Views(nn.Module):
 
     def __init__(self, relu) -> None:
         super().__init__()
-        self.fc1, self.fc2, self.fc3, self.fc4 = (nn.Linear(*shape) for shape in ((3, 16), (16, 16), (16, 16), (16, 2)))
+        self.fc1, self.fc2, self.fc3, self.fc4 = (
+            nn.Linear(*shape) for shape in ((3, 16), (16, 16), (16, 16), (16, 2))
+        )
         self.relu = relu
 
     def forward(self, x):
@@ -186,7 +194,9 @@ def test_other_changes_to_a_part_of_a_tensor_are_no_hindrance(recipe, by_paper) 
     y = x.clone().requires_grad_()
     expected = torch.autograd.grad(reference(y)[:, 2].sum(), y)[0]
 
-    assert torch.equal(recipe(model, 2)(x), expected)  # zeros may have another sign: the two add up differently
+    assert torch.equal(
+        recipe(model, 2)(x), expected
+    )  # zeros may have another sign: the two add up differently
     assert_unhooked(model)
 
 
@@ -194,7 +204,9 @@ def test_other_changes_to_a_part_of_a_tensor_are_no_hindrance(recipe, by_paper) 
 def test_a_scripted_part_is_an_error() -> None:
     """TorchScript's executor gives the whole part one node."""
     torch.manual_seed(0)
-    model = nn.Sequential(torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.ReLU())), nn.Linear(4, 2))
+    model = nn.Sequential(
+        torch.jit.script(nn.Sequential(nn.Linear(3, 4), nn.ReLU())), nn.Linear(4, 2)
+    )
     x = torch.randn(2, 3)
     for _ in range(2):  # the executor learns what it runs, and fuses it then
         model(x.clone().requires_grad_()).sum().backward()
@@ -221,7 +233,9 @@ def test_several_targets_are_each_cut(recipe, by_paper) -> None:
     model, x = made("F.relu"), images()
     both = recipe(model, [2, 4])(x)
 
-    assert_same_bits(both, torch.stack([plainly(by_hand(by_paper), x, target) for target in (2, 4)]))
+    assert_same_bits(
+        both, torch.stack([plainly(by_hand(by_paper), x, target) for target in (2, 4)])
+    )
 
 
 @methods

@@ -74,7 +74,10 @@ def test_only_the_positions_that_are_named_change(positions, changed) -> None:
     assert_same_bits(seen["2:in"], expected)
 
     direction = torch.tensor([1.0, 0, 0, 2])
-    with steer(net, "1", direction, positions=positions), kedge.hook(net, "2:in", kedge.record()) as seen:
+    with (
+        steer(net, "1", direction, positions=positions),
+        kedge.hook(net, "2:in", kedge.record()) as seen,
+    ):
         net(x)
     expected = plain.clone()
     expected[:, changed] += direction
@@ -128,15 +131,22 @@ def test_means_over_a_reference_are_those_of_all_values_at_once() -> None:
     expected = net[1](net[2](found["1#0"].float().repeat(4, 1, 1)))
     with ablate(net, "1#0", found):
         assert_same_bits(net(x), expected)
-    with pytest.raises(InterventionError, match="does not broadcast.*over="), ablate(net, "1#0", found):
+    with (
+        pytest.raises(InterventionError, match="does not broadcast.*over="),
+        ablate(net, "1#0", found),
+    ):
         net(tokens(2, 9))
 
     ragged = [tokens(2, 6), tokens(3, 9)]
     pooled = torch.cat([net[:1](x).flatten(0, 1) for x in ragged]).double()
     for over in ((0, 1), None):
         everywhere = means(net, "0", ragged, over=over)
-        torch.testing.assert_close(everywhere["0"], pooled.mean(0).reshape(1, 1, 4), rtol=1e-12, atol=0)
-    with pytest.raises(InterventionError, match=r"shape \[1, 6, 4\], then of \[1, 9, 4\].*over=\(0, 1\)"):
+        torch.testing.assert_close(
+            everywhere["0"], pooled.mean(0).reshape(1, 1, 4), rtol=1e-12, atol=0
+        )
+    with pytest.raises(
+        InterventionError, match=r"shape \[1, 6, 4\], then of \[1, 9, 4\].*over=\(0, 1\)"
+    ):
         means(net, "0", ragged)
     assert_unhooked(net)
 
@@ -146,7 +156,9 @@ def test_learning_means_leaves_the_model_as_it_was() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout()).train()
     before, rng = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
-    with pytest.warns(InTrainingMode, match=r"BatchNorm1d 1, Dropout 2.* Call model\.eval\(\) first"):
+    with pytest.warns(
+        InTrainingMode, match=r"BatchNorm1d 1, Dropout 2.* Call model\.eval\(\) first"
+    ):
         found = means(net, "2", [torch.randn(8, 3, generator=torch.Generator().manual_seed(1))])
 
     assert not found["2"].requires_grad
@@ -190,7 +202,9 @@ def test_edits_are_made_again_in_a_recompute() -> None:
         grads = []
         for run in (lambda: net(x), lambda: checkpoint(net, x, use_reentrant=False)):
             net.zero_grad()
-            with ablate(net, "0", copy.deepcopy(edit), positions=[0, 1]):  # each draws from the beginning
+            with ablate(
+                net, "0", copy.deepcopy(edit), positions=[0, 1]
+            ):  # each draws from the beginning
                 run().square().sum().backward()
             grads.append({n: p.grad.clone() for n, p in net.named_parameters()})
         assert_same_bits(*grads)
@@ -207,7 +221,10 @@ def test_steering_adds_a_direction() -> None:
         net(x)
     torch.testing.assert_close(seen["2:in"], plain + direction * 0.4)
 
-    with kedge.hook(net, "1", Steering(direction, keep_norm=True)), kedge.hook(net, "2:in", kedge.record()) as seen:
+    with (
+        kedge.hook(net, "1", Steering(direction, keep_norm=True)),
+        kedge.hook(net, "2:in", kedge.record()) as seen,
+    ):
         net(x)
     turned = seen["2:in"]
     torch.testing.assert_close(turned.norm(dim=-1), plain.norm(dim=-1))
@@ -266,7 +283,9 @@ def test_attributions_see_what_is_put_in_place() -> None:
         part = saliency(net, 1)(x)
     with ablate(net, "1"), pytest.raises(AttributionError, match="has no gradient|does not depend"):
         saliency(net, 1)(x)
-    expected = (net[2].weight[1, 3] * (1 - net[:2](x)[:, 3:] ** 2) * net[0].weight[3]).abs().detach()
+    expected = (
+        (net[2].weight[1, 3] * (1 - net[:2](x)[:, 3:] ** 2) * net[0].weight[3]).abs().detach()
+    )
     torch.testing.assert_close(part, expected)
 
 
@@ -280,7 +299,10 @@ def test_dimensions_and_slices_are_counted_from_either_end(dim, positions) -> No
     expected.movedim(dim, 0)[
         list(range(expected.shape[dim]))[positions] if isinstance(positions, slice) else positions
     ] = 0
-    with ablate(net, "0", positions=positions, dim=dim), kedge.hook(net, "1:in", kedge.record()) as seen:
+    with (
+        ablate(net, "0", positions=positions, dim=dim),
+        kedge.hook(net, "1:in", kedge.record()) as seen,
+    ):
         net(x)
     assert_same_bits(seen["1:in"], expected)
 
@@ -323,9 +345,19 @@ def ablated(net: nn.Module, x: Tensor, *args: object) -> Tensor:
         ),
         (lambda net, x: means(net, "0", x), r"give a list of batches, such as \[inputs\]"),
         (lambda net, x: contrast(net, "0", x[:1], [x[1:]]), "give a list of batches"),
-        (lambda net, x: Steering(torch.ones(4, dtype=torch.long), norm=2.0), "floating-point tensor"),
+        (
+            lambda net, x: Steering(torch.ones(4, dtype=torch.long), norm=2.0),
+            "floating-point tensor",
+        ),
     ],
-    ids=["action-returns-nothing", "no-action", "number-of-another-type", "batch", "set", "direction"],
+    ids=[
+        "action-returns-nothing",
+        "no-action",
+        "number-of-another-type",
+        "batch",
+        "set",
+        "direction",
+    ],
 )
 def test_what_has_no_meaning_is_an_error_that_says_what_to_give(ask, said) -> None:
     """Nothing is left as it was in silence, rounded (half a word would be word 0) or averaged over what is no sample."""

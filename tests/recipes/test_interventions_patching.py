@@ -71,7 +71,9 @@ def test_effects_are_those_of_hooks_written_by_hand() -> None:
 
     table = patch(model, CLEAN, CORRUPTED, "mix", difference, along=1)
     assert (table.clean, table.corrupted) == (clean, corrupted)
-    assert [(r.site, r.position) for r in table] == [(f"mix#{call}:out", i) for call in (0, 1) for i in range(3)]
+    assert [(r.site, r.position) for r in table] == [
+        (f"mix#{call}:out", i) for call in (0, 1) for i in range(3)
+    ]
     assert [r.metric for r in table] == [by_hand(call, i) for call in (0, 1) for i in range(3)]
     assert table["mix#0"] == [(by_hand(0, i) - corrupted) / (clean - corrupted) for i in range(3)]
     assert table.effects.shape == (2, 3)
@@ -97,9 +99,16 @@ def test_inputs_are_called_as_they_are_given() -> None:
     """A tuple holds arguments, a dict keyword arguments; the metric may be a number."""
     model = reader()
     expected = patch(model, CLEAN, CORRUPTED, "embed", difference)
-    for clean, corrupted in (((CLEAN, 1.0), [CORRUPTED]), ({"ids": CLEAN}, {"ids": CORRUPTED, "scale": 1.0})):
+    for clean, corrupted in (
+        ((CLEAN, 1.0), [CORRUPTED]),
+        ({"ids": CLEAN}, {"ids": CORRUPTED, "scale": 1.0}),
+    ):
         table = patch(model, clean, corrupted, "embed", lambda out: difference(out).item())
-        assert (table.clean, table.corrupted, table["embed"]) == (expected.clean, expected.corrupted, 1)
+        assert (table.clean, table.corrupted, table["embed"]) == (
+            expected.clean,
+            expected.corrupted,
+            1,
+        )
 
 
 def test_the_model_draws_the_same_numbers_in_every_run() -> None:
@@ -125,7 +134,10 @@ def test_equal_metrics_leave_the_effect_open() -> None:
 def test_what_cannot_be_patched_is_an_error_that_says_why() -> None:
     """Other shapes, a site that never fires, a dimension that is not there, a metric of many numbers."""
     model = reader()
-    with pytest.raises(InterventionError, match=r"float32\[1, 2, 4\] for the corrupted input and float32\[1, 3, 4\]"):
+    with pytest.raises(
+        InterventionError,
+        match=r"float32\[1, 2, 4\] for the corrupted input and float32\[1, 3, 4\]",
+    ):
         patch(model, CLEAN, CORRUPTED[:, :2], "embed", difference)
     with pytest.raises(InterventionError, match='"unused".*never called'):
         patch(model, CLEAN, CORRUPTED, "unused", difference)
@@ -148,7 +160,9 @@ def test_a_site_that_only_the_clean_input_reaches_is_an_error() -> None:
         def forward(self, x):
             return self.a(x) if x.sum() > 0 else x
 
-    with pytest.raises(InterventionError, match="has a value for the clean input, but none for the corrupted"):
+    with pytest.raises(
+        InterventionError, match="has a value for the clean input, but none for the corrupted"
+    ):
         patch(Branch(), torch.ones(1, 2), -torch.ones(1, 2), "a", lambda out: out.sum())
 
 

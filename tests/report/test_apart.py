@@ -76,7 +76,11 @@ def nothing(_: nn.Module) -> None:
     ],
 )
 def test_the_last_lines_of_a_run_name_the_block_that_is_apart(
-    fault: Callable[[nn.Module], None], place: int, named: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    fault: Callable[[nn.Module], None],
+    place: int,
+    named: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     """One block of many is faulty: a line names it; no line is printed if none is."""
     torch.manual_seed(0)
@@ -116,15 +120,22 @@ def test_the_block_is_the_outermost_one_without_a_similar_line() -> None:
     one, _ = said(recording({"h.17.mlp.5": 50.0}, parts=8))
 
     assert both == "h.17 is apart from similar blocks: h.17.mlp.1 has out 60.0, the others 1.00"
-    assert one == "h.17.mlp.5 is apart from similar blocks: h.17.mlp.5 has out 50.0, the others 1.00"
+    assert (
+        one == "h.17.mlp.5 is apart from similar blocks: h.17.mlp.5 has out 50.0, the others 1.00"
+    )
 
 
 def test_of_several_blocks_the_furthest_is_explained() -> None:
     """The names come in the order of the table."""
-    report, run = said(recording({f"h.{i}.mlp.{part}": 5.0 * i for i in (7, 17, 27) for part in (0, 1)}))
+    report, run = said(
+        recording({f"h.{i}.mlp.{part}": 5.0 * i for i in (7, 17, 27) for part in (0, 1)})
+    )
 
     assert report == run
-    assert run == "h.7, h.17, h.27 are apart from similar blocks; the furthest: h.27.mlp.0 has out 135, the others 1.00"
+    assert (
+        run
+        == "h.7, h.17, h.27 are apart from similar blocks; the furthest: h.27.mlp.0 has out 135, the others 1.00"
+    )
 
 
 @pytest.mark.parametrize("end", [0, 47])
@@ -132,7 +143,10 @@ def test_the_ends_of_a_model_differ_by_nature(end: int) -> None:
     """The first and the last block are named in the report alone."""
     report, run = said(recording({f"h.{end}.mlp.{part}": 9.0 for part in (0, 1)}))
 
-    assert report == f"h.{end} is apart from similar blocks: h.{end}.mlp.0 has out 9.00, the others 1.00"
+    assert (
+        report
+        == f"h.{end} is apart from similar blocks: h.{end}.mlp.0 has out 9.00, the others 1.00"
+    )
     assert run == ""
 
 

@@ -54,7 +54,9 @@ def test_what_is_not_finite_is_a_cross() -> None:
 
 def test_exact_zeros_and_gaps_are_told_apart() -> None:
     """A step of nothing but zeros is a 0, a step without a value is a gap."""
-    assert sparkline(followed([row(0, 0.0), row(2, 1.0), row(3, 0.0)], steps=range(5)), 40) == "0 ▄0 "
+    assert (
+        sparkline(followed([row(0, 0.0), row(2, 1.0), row(3, 0.0)], steps=range(5)), 40) == "0 ▄0 "
+    )
 
 
 def test_many_steps_are_drawn_by_their_largest() -> None:

@@ -29,7 +29,14 @@ def recorded(values: list[float], sites: tuple[dict[str, Any] | str, ...] = (LOS
     """A recording whose sites all have these values."""
     names = [site if isinstance(site, str) else site["site"] for site in sites]
     rows = [
-        {"step": i, "site": n, "count": 1, "sum": v, "sumsq": v * v, "nonfinite": int(not math.isfinite(v))}
+        {
+            "step": i,
+            "site": n,
+            "count": 1,
+            "sum": v,
+            "sumsq": v * v,
+            "nonfinite": int(not math.isfinite(v)),
+        }
         for i, v in enumerate(values)
         for n in names
     ]
@@ -39,7 +46,11 @@ def recorded(values: list[float], sites: tuple[dict[str, Any] | str, ...] = (LOS
 def test_a_loss_is_what_backward_began_at() -> None:
     """Its label says where, and its name where there are several; what a root returns is then no loss of its own."""
     (curve,) = curves_of(recorded([3.0, 2.0, 1.0], (LOSS, ":out")))
-    assert (curve.kind, curve.label, curve.values.tolist()) == ("loss", "backward at train.py:7", [3.0, 2.0, 1.0])
+    assert (curve.kind, curve.label, curve.values.tolist()) == (
+        "loss",
+        "backward at train.py:7",
+        [3.0, 2.0, 1.0],
+    )
     labels = [curve.label for curve in curves_of(recorded([1.0], (LOSS, OTHER)))]
     assert labels == ["loss, backward at train.py:7", "loss_2, backward at train.py:9"]
 
@@ -71,7 +82,9 @@ def test_losses_and_norms_stand_above_the_table() -> None:
     """From the first value to the last, each on one line; a path that is too long is cut in its middle."""
     stream = io.StringIO()
     deep = {**LOSS, "source": {**LOSS["source"], "file": "a/" * 60 + "train.py"}}
-    render(recorded([2.5, 0.25], (deep, ":grad.norm", "fc:out")), [], Console(file=stream, width=80))
+    render(
+        recorded([2.5, 0.25], (deep, ":grad.norm", "fc:out")), [], Console(file=stream, width=80)
+    )
     lines = [line for line in stream.getvalue().splitlines() if "→" in line]
     assert lines[0].startswith("  loss             2.50 → 0.250   █▁  backward…")
     assert lines[0].endswith("a/train.py:7")
@@ -96,7 +109,9 @@ def test_the_page_draws_the_loss_of_a_program_that_computes_it_by_a_function(
     with kedge.watch("run.kedge"):
         for _ in range(20):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(torch.randn(8, 4)), torch.randint(0, 3, (8,))).backward()
+            nn.functional.cross_entropy(
+                model(torch.randn(8, 4)), torch.randint(0, 3, (8,))
+            ).backward()
             optimizer.step()
     document = condense(Recording.open("run.kedge"), []).described
     assert [curve["kind"] for curve in document["curves"]] == ["loss", "norm"]

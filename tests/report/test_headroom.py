@@ -39,7 +39,9 @@ def drawn(recording: Recording, **options: str) -> str:
 
 def test_the_largest_magnitude_of_the_run_counts() -> None:
     """Headroom is counted from the largest value of any step, whatever its sign."""
-    (reach,) = reaches(recorded(np.array([1.0, 2.0]), np.array([-16376.0, 1.0]), np.array([3.0, 4.0])))
+    (reach,) = reaches(
+        recorded(np.array([1.0, 2.0]), np.array([-16376.0, 1.0]), np.array([3.0, 4.0]))
+    )
     assert reach.largest == 16376.0
     assert reach.headroom(HALF) == 2.0
     assert reach.headroom(EIGHT) < 0
@@ -69,7 +71,9 @@ def test_one_element_near_zero_is_not_the_small_end() -> None:
 
 def test_what_was_never_measured_in_full_has_no_figures() -> None:
     """A site of light steps alone shows dashes."""
-    recording = Recording.build(["fc:out"], [{"step": 0, "site": "fc:out", "count": 4, "sumsq": 1.0, "level": 1}])
+    recording = Recording.build(
+        ["fc:out"], [{"step": 0, "site": "fc:out", "count": 4, "sumsq": 1.0, "level": 1}]
+    )
     (reach,) = reaches(recording)
     assert math.isnan(reach.largest)
     assert math.isnan(reach.under(HALF))
@@ -80,7 +84,19 @@ def test_what_was_never_measured_in_full_has_no_figures() -> None:
 def test_the_table_has_a_column_for_each_format() -> None:
     """Its own format, and what would be in fp16, bf16 and the two of eight bits."""
     head, line, *_ = drawn(recorded(np.array([200.0, 1e-6, 1.0, 1.0]))).splitlines()
-    assert head.split() == ["site", "dtype", "largest", "small", "own", "fp16", "bf16", "fp8", "e5m2", "fp8", "e4m3"]
+    assert head.split() == [
+        "site",
+        "dtype",
+        "largest",
+        "small",
+        "own",
+        "fp16",
+        "bf16",
+        "fp8",
+        "e5m2",
+        "fp8",
+        "e4m3",
+    ]
     assert line.split() == [
         *("fc:out", "float32", "200", "1.1e-6"),
         *("120", "106", "0%"),

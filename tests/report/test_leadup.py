@@ -29,7 +29,10 @@ def test_each_site_has_a_line_and_the_first_to_fail_comes_last():
 def test_steps_that_were_not_measured_are_gaps():
     """A site that is only measured in full steps has nothing in the others."""
     lines = [
-        str(line) for line in lead_up({"before": {"steps": [3, 4, 5], "sites": {"x:out": course(1.0, None, 1.0)}}})
+        str(line)
+        for line in lead_up(
+            {"before": {"steps": [3, 4, 5], "sites": {"x:out": course(1.0, None, 1.0)}}}
+        )
     ]
 
     assert lines[1] == "  x:out  ▄ ▄  1.00 → 1.00"

@@ -22,7 +22,9 @@ def labels(sites: list[Any], roots: list[Any] | None = None) -> list[str]:
 
 def test_lines_are_in_the_order_of_the_data() -> None:
     """A line stands where its output first came, not its gradient or parameters."""
-    assert labels(["a:out.grad", "b:out", {"site": "c.weight:param", "owner": "c"}, "c:out", "a:out"]) == [
+    assert labels(
+        ["a:out.grad", "b:out", {"site": "c.weight:param", "owner": "c"}, "c:out", "a:out"]
+    ) == [
         "b",
         "c",
         "a",
@@ -65,7 +67,12 @@ def test_calls_and_leaves_have_lines_of_their_own() -> None:
 
     made = {line.label: sorted(line.sites) for line in lines(Recording.build(sites))}
 
-    assert made == {"encoder#0": ["out"], "encoder#1": ["out"], "attn[0]": ["out"], "attn[1]": ["out", "out.grad"]}
+    assert made == {
+        "encoder#0": ["out"],
+        "encoder#1": ["out"],
+        "attn[0]": ["out"],
+        "attn[1]": ["out", "out.grad"],
+    }
 
 
 def test_a_root_is_called_by_its_class() -> None:
@@ -76,7 +83,10 @@ def test_a_root_is_called_by_its_class() -> None:
 
 def test_what_has_no_output_stands_where_the_data_would_pass() -> None:
     """A module that is bypassed but owns parameters stands before the nearest module that holds it."""
-    bypassed = [{"site": f"{owner}.weight:param", "owner": owner} for owner in ("h.1.attn.proj", "h.0.attn.proj", "x")]
+    bypassed = [
+        {"site": f"{owner}.weight:param", "owner": owner}
+        for owner in ("h.1.attn.proj", "h.0.attn.proj", "x")
+    ]
     flow = ["h.0.attn:out", "h.0:out", "h.1.attn:out", "h.1:out", "h.10:out"]
 
     assert labels([*bypassed, *flow]) == [
@@ -93,9 +103,12 @@ def test_what_has_no_output_stands_where_the_data_would_pass() -> None:
 
 def test_parameters_alone_have_lines() -> None:
     """Where no output was watched, the modules that own parameters are listed."""
-    assert labels([{"site": "fc.weight:param.grad", "owner": "fc"}, {"site": "fc.weight:param", "owner": "fc"}]) == [
-        "fc"
-    ]
+    assert labels(
+        [
+            {"site": "fc.weight:param.grad", "owner": "fc"},
+            {"site": "fc.weight:param", "owner": "fc"},
+        ]
+    ) == ["fc"]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +135,11 @@ def test_parameters_alone_have_lines() -> None:
 )
 def test_lines_can_be_chosen_by_path(glob: str, chosen: list[str]) -> None:
     """``*`` stays within a segment, ``**`` crosses any number of them, none included."""
-    known = lines(Recording.build([{"site": f"{path}:out", "type": TYPES.get(path[-3:], "Net")} for path in PATHS]))
+    known = lines(
+        Recording.build(
+            [{"site": f"{path}:out", "type": TYPES.get(path[-3:], "Net")} for path in PATHS]
+        )
+    )
 
     assert [line.path for line in matching(known, glob)] == chosen
 
@@ -130,7 +147,10 @@ def test_lines_can_be_chosen_by_path(glob: str, chosen: list[str]) -> None:
 @pytest.mark.parametrize(
     ("glob", "message"),
     [
-        ("h.0.mpl", '"h.0.mpl" selects nothing in this recording; the nearest are "h.0.mlp", "h.0"'),
+        (
+            "h.0.mpl",
+            '"h.0.mpl" selects nothing in this recording; the nearest are "h.0.mlp", "h.0"',
+        ),
         ("*.attn", '"*.attn" selects nothing in this recording; the nearest are "**.attn"'),
         ("h.0-10.mlp", '"h.0-10.mlp" selects nothing in this recording; the nearest are "h.*.mlp"'),
         ("0-10.mlp", '"0-10.mlp" selects nothing in this recording; the nearest are "**.*.mlp"'),

@@ -32,7 +32,15 @@ MANIFEST = {
     "python": "3.11.7",
     "started": "2026-11-21T07:00:00+00:00",
 }
-END = {"kind": "end", "exit": 0, "steps": 120, "sampled": 12, "seconds": 12.3, "watching": 0.41, "error": None}
+END = {
+    "kind": "end",
+    "exit": 0,
+    "steps": 120,
+    "sampled": 12,
+    "seconds": 12.3,
+    "watching": 0.41,
+    "error": None,
+}
 ROOTS = [{"name": "Net", "prefix": "", "parameters": 2410}]
 
 MODULES = [
@@ -72,10 +80,18 @@ def sites() -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     for path, type_, shape, _, _ in MODULES:
         made += [
-            {"site": f"{path}:{kind}", "path": path, "type": type_, "shape": shape} for kind in ("out", "out.grad")
+            {"site": f"{path}:{kind}", "path": path, "type": type_, "shape": shape}
+            for kind in ("out", "out.grad")
         ]
     for kind in ("param", "update"):
-        made.append({"site": f"classifier.weight:{kind}", "owner": "classifier", "type": "Linear", "shape": [10, 196]})
+        made.append(
+            {
+                "site": f"classifier.weight:{kind}",
+                "owner": "classifier",
+                "type": "Linear",
+                "shape": [10, 196],
+            }
+        )
     return made
 
 
@@ -83,7 +99,14 @@ def row(site: str, step: int, rms: float, zero: float = 0.0) -> dict[str, Any]:
     """Describe a row of a site by its scale."""
     bad = math.isnan(rms)
     figures = {"sum": rms, "sumsq": rms**2 * 100, "min": -rms, "max": rms}
-    return {"site": site, "step": step, "count": 100, **figures, "nonzero": 100 - int(zero * 100), "nonfinite": 5 * bad}
+    return {
+        "site": site,
+        "step": step,
+        "count": 100,
+        **figures,
+        "nonzero": 100 - int(zero * 100),
+        "nonfinite": 5 * bad,
+    }
 
 
 def rows(broken_at: int | None = None) -> list[dict[str, Any]]:
@@ -92,13 +115,27 @@ def rows(broken_at: int | None = None) -> list[dict[str, Any]]:
     for step in STEPS:
         for path, type_, _, scale, gradient in MODULES:
             bad = broken_at is not None and step >= broken_at and path in ("classifier", "")
-            made.append(row(f"{path}:out", step, math.nan if bad else scale, 0.48 if type_ == "ReLU" else 0.0))
-            made.append(row(f"{path}:out.grad", step, math.nan if bad else gradient * 10 ** (step / 20)))
-        made += [row("classifier.weight:param", step, 0.5), row("classifier.weight:update", step, 0.002)]
+            made.append(
+                row(
+                    f"{path}:out",
+                    step,
+                    math.nan if bad else scale,
+                    0.48 if type_ == "ReLU" else 0.0,
+                )
+            )
+            made.append(
+                row(f"{path}:out.grad", step, math.nan if bad else gradient * 10 ** (step / 20))
+            )
+        made += [
+            row("classifier.weight:param", step, 0.5),
+            row("classifier.weight:update", step, 0.002),
+        ]
     return made
 
 
-def network(broken_at: int | None = None, events: Iterable[Mapping[str, Any]] = (END,)) -> Recording:
+def network(
+    broken_at: int | None = None, events: Iterable[Mapping[str, Any]] = (END,)
+) -> Recording:
     """Build the recording of that run."""
     return Recording.build(sites(), rows(broken_at), manifest=MANIFEST, events=events, roots=ROOTS)
 
@@ -112,7 +149,9 @@ def report(
 ) -> str:
     """Draw a report as text; without rules, none of them lacks anything."""
     stream = io.StringIO()
-    render(recording, list(findings), Console(file=stream, width=width, highlight=False), extent, rules)
+    render(
+        recording, list(findings), Console(file=stream, width=width, highlight=False), extent, rules
+    )
     return stream.getvalue()
 
 
@@ -121,7 +160,12 @@ def test_rules_that_could_not_judge_are_named_with_the_command() -> None:
     rules = [rule for rule in ALL if rule.code in ("UPDATE-RATIO", "NEAR-OVERFLOW")]
     recording = replace(
         network(),
-        manifest={"command": ["train.py", "--name", "a b"], "script": "train.py", "every": 10, "budget": None},
+        manifest={
+            "command": ["train.py", "--name", "a b"],
+            "script": "train.py",
+            "every": 10,
+            "budget": None,
+        },
     )
 
     clean, broken = (report(recording, found, width=80, rules=rules) for found in ((), [BORN]))
@@ -250,7 +294,8 @@ def test_a_recording_whose_sites_have_no_step() -> None:
     recording = Recording.build(sites(), manifest=MANIFEST, events=[END], roots=ROOTS)
 
     assert (
-        report(recording).splitlines()[-1] == "nothing was measured: the program finished no step while it was watched"
+        report(recording).splitlines()[-1]
+        == "nothing was measured: the program finished no step while it was watched"
     )
 
 
@@ -266,7 +311,13 @@ def test_a_recording_that_was_cut_off() -> None:
     """A torn last step is mentioned."""
     whole = network(events=())
     torn = Recording(
-        whole.path, whole.manifest, whole.roots, whole.sites, whole.events, truncated=True, table=whole.table
+        whole.path,
+        whole.manifest,
+        whole.roots,
+        whole.sites,
+        whole.events,
+        truncated=True,
+        table=whole.table,
     )
 
     assert report(torn).splitlines()[4] == "the last step was only partly written, and is left out"
@@ -275,7 +326,10 @@ def test_a_recording_that_was_cut_off() -> None:
 @pytest.mark.parametrize(
     ("end", "line"),
     [
-        ({"exit": 1, "error": "ValueError: no [data]"}, "ended with exit status 1: ValueError: no [data]"),
+        (
+            {"exit": 1, "error": "ValueError: no [data]"},
+            "ended with exit status 1: ValueError: no [data]",
+        ),
         ({"exit": 3, "error": None}, "ended with exit status 3"),
     ],
 )
@@ -295,7 +349,10 @@ def test_an_odd_head_is_shown_as_it_is() -> None:
 
 def test_many_findings_of_one_rule_are_counted() -> None:
     """Five of a kind are shown, or all of them where all is asked for."""
-    many = [Finding("DEAD-CHANNEL", "info", f"s{i}:out", -1, f"s{i}:out is dead.", remedy="Wake it.") for i in range(7)]
+    many = [
+        Finding("DEAD-CHANNEL", "info", f"s{i}:out", -1, f"s{i}:out is dead.", remedy="Wake it.")
+        for i in range(7)
+    ]
 
     short = report(network(), many).split("\n\n")
     full = report(network(), many, extent=ReportExtent(most=None, folds=False)).split("\n\n")
@@ -313,7 +370,9 @@ def test_many_findings_of_one_rule_are_counted() -> None:
 def deep(count: int, stem: str = "") -> Recording:
     """Build a recording of many modules."""
     names = [f"{stem}{i}" for i in range(count)]
-    return Recording.build([f"{name}:out" for name in names], [row(f"{name}:out", 0, 1.0) for name in names])
+    return Recording.build(
+        [f"{name}:out" for name in names], [row(f"{name}:out", 0, 1.0) for name in names]
+    )
 
 
 def test_a_long_model_is_cut_and_says_so() -> None:
@@ -334,14 +393,19 @@ def test_a_long_model_is_cut_and_says_so() -> None:
         [],
         ["4", "of", "100"],
     ]
-    assert table[-1] == "4 of 100 modules shown; --all shows every module, --sites SELECTOR the ones you choose"
+    assert (
+        table[-1]
+        == "4 of 100 modules shown; --all shows every module, --sites SELECTOR the ones you choose"
+    )
 
 
 def blocks(broken: frozenset[str] = frozenset()) -> Recording:
     """Build a recording of a network of 48 blocks, whose scale grows; some outputs are not finite at the end."""
     made = [(f"h.{i}.{part}", 1.0 + i / 48) for i in range(48) for part in ("attn", "mlp")]
     made = [("embed", 3.0), *made[:-1], ("h.47.mlp", 500.0), ("head", 4.0)]
-    places = [{"site": f"{path}:out", "type": path.split(".")[-1], "shape": [8, 4]} for path, _ in made]
+    places = [
+        {"site": f"{path}:out", "type": path.split(".")[-1], "shape": [8, 4]} for path, _ in made
+    ]
     figures = [
         row(f"{path}:out", step, math.nan if path in broken and step else scale)
         for path, scale in made
@@ -356,7 +420,10 @@ def test_blocks_that_are_alike_share_a_line() -> None:
 
     drawn = report(blocks(), [finding], extent=ReportExtent(most=40)).splitlines()
 
-    table = [line.split()[:-2] for line in drawn[drawn.index("! warning ODD  h.17.attn:out, step 0") + 4 :]]
+    table = [
+        line.split()[:-2]
+        for line in drawn[drawn.index("! warning ODD  h.17.attn:out, step 0") + 4 :]
+    ]
     assert table[: table.index([])] == [
         ["embed", "embed", "8x4", "3.00"],
         ["h.0-16,18-47.attn", "attn", "8x4", "1.0..2.0"],
@@ -365,14 +432,25 @@ def test_blocks_that_are_alike_share_a_line() -> None:
         ["h.47.mlp", "mlp", "8x4", "500"],
         ["head", "head", "8x4", "4.00"],
     ]
-    assert "98 modules in 6 lines, with similar blocks in one; --all shows every module" in " ".join(drawn)
-    assert "h.17, h.47 are apart from similar blocks; the furthest: h.47.mlp has out 500, the others 1.0..2.0" in drawn
-    assert "h.0-16,18-47.attn: all modules with these numbers; 1.2..3.4 is the smallest" in " ".join(drawn)
+    assert (
+        "98 modules in 6 lines, with similar blocks in one; --all shows every module"
+        in " ".join(drawn)
+    )
+    assert (
+        "h.17, h.47 are apart from similar blocks; the furthest: h.47.mlp has out 500, the others 1.0..2.0"
+        in drawn
+    )
+    assert (
+        "h.0-16,18-47.attn: all modules with these numbers; 1.2..3.4 is the smallest"
+        in " ".join(drawn)
+    )
 
 
 def test_blocks_without_an_exception_name_none() -> None:
     """A module of another shape or class is no such exception, though its path differs only in numbers."""
-    places = [{"site": f"h.{i}.fc:out", "type": "Linear", "shape": [8, 4 if i else 2]} for i in range(48)]
+    places = [
+        {"site": f"h.{i}.fc:out", "type": "Linear", "shape": [8, 4 if i else 2]} for i in range(48)
+    ]
 
     drawn = report(Recording.build(places, [row(place["site"], 0, 1.0) for place in places]))
 
@@ -401,9 +479,16 @@ def test_curves_that_the_budget_ended_say_so() -> None:
 
 def test_a_parameter_that_no_optimizer_held_marks_its_module() -> None:
     """It may have no site of its own."""
-    events = [END, {"kind": "not-optimized", "root": 0, "unheld": ["fc.weight"], "graded": ["fc.weight"]}]
-    made = Recording.build(["fc:out", "head:out"], [row("fc:out", 0, 1.0), row("head:out", 0, 1.0)], events=events)
-    finding = Finding("NOT-OPTIMIZED", "warning", "fc.weight:param", -1, "fc.weight is in no optimizer.", {}, 0.9)
+    events = [
+        END,
+        {"kind": "not-optimized", "root": 0, "unheld": ["fc.weight"], "graded": ["fc.weight"]},
+    ]
+    made = Recording.build(
+        ["fc:out", "head:out"], [row("fc:out", 0, 1.0), row("head:out", 0, 1.0)], events=events
+    )
+    finding = Finding(
+        "NOT-OPTIMIZED", "warning", "fc.weight:param", -1, "fc.weight is in no optimizer.", {}, 0.9
+    )
 
     drawn = report(made, [finding]).splitlines()
 
@@ -412,9 +497,13 @@ def test_a_parameter_that_no_optimizer_held_marks_its_module() -> None:
 
 def test_blocks_with_values_that_are_not_finite_do_not_hide_among_the_others() -> None:
     """They fold among themselves, and the figure says so."""
-    drawn = report(blocks(frozenset(f"h.{i}.mlp" for i in range(30, 47))), extent=ReportExtent(most=40))
+    drawn = report(
+        blocks(frozenset(f"h.{i}.mlp" for i in range(30, 47))), extent=ReportExtent(most=40)
+    )
 
-    lines = [line.split()[:4] for line in drawn.splitlines() if ".mlp" in line and "apart" not in line]
+    lines = [
+        line.split()[:4] for line in drawn.splitlines() if ".mlp" in line and "apart" not in line
+    ]
     assert lines == [
         ["h.0-29.mlp", "mlp", "8x4", "1.0..1.6"],
         ["h.30-46.mlp", "mlp", "8x4", "nan"],
@@ -434,11 +523,17 @@ def test_columns_without_room_are_named(width: int, told: bool) -> None:
     paths = [f"transformer.h.{i}.attn.resid_dropout" for i in range(48)]
     kinds = ("out", "out.grad", "param", "update")
     places = [
-        {"site": f"{path}.weight:{kind}", "owner": path} if kind in ("param", "update") else {"site": f"{path}:{kind}"}
+        {"site": f"{path}.weight:{kind}", "owner": path}
+        if kind in ("param", "update")
+        else {"site": f"{path}:{kind}"}
         for path in paths
         for kind in kinds
     ]
-    rows = [row(place["site"], step, 1.23e-3 + 1e-5 * i) for i, place in enumerate(places) for step in range(2)]
+    rows = [
+        row(place["site"], step, 1.23e-3 + 1e-5 * i)
+        for i, place in enumerate(places)
+        for step in range(2)
+    ]
 
     drawn = " ".join(report(Recording.build(places, rows), width=width).split())
 
@@ -447,7 +542,14 @@ def test_columns_without_room_are_named(width: int, told: bool) -> None:
 
 def test_all_or_chosen_modules_can_be_shown() -> None:
     """Without a limit every module has its line; with a glob only those that match."""
-    assert len(re.findall(r"(?m)^  \d+ ", report(deep(100), extent=ReportExtent(most=None, folds=False)))) == 100
+    assert (
+        len(
+            re.findall(
+                r"(?m)^  \d+ ", report(deep(100), extent=ReportExtent(most=None, folds=False))
+            )
+        )
+        == 100
+    )
     assert re.findall(r"(?m)^  (\d+) ", report(deep(100), extent=ReportExtent(sites="1?,7"))) == [
         "7",
         *map(str, range(10, 20)),
@@ -486,7 +588,9 @@ def test_a_block_of_only_zeros_in_a_step_unfolds() -> None:
     """It is not like the others, though its newest figures are."""
     names = [f"h.{i}" for i in range(48)]
     figures = [
-        row(f"{name}:out", step, 0.0 if name == "h.5" and not step else 1.0) for name in names for step in (0, 1)
+        row(f"{name}:out", step, 0.0 if name == "h.5" and not step else 1.0)
+        for name in names
+        for step in (0, 1)
     ]
 
     drawn = report(Recording.build([f"{name}:out" for name in names], figures))
@@ -571,7 +675,9 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert coloured == [True, False]
 
 
-@pytest.mark.parametrize(("ci", "forced", "colours"), [("", "", True), ("1", "", False), ("1", "1", True)])
+@pytest.mark.parametrize(
+    ("ci", "forced", "colours"), [("", "", True), ("1", "", False), ("1", "1", True)]
+)
 def test_in_ci_there_are_no_colours_unless_they_are_forced(
     monkeypatch: pytest.MonkeyPatch, ci: str, forced: str, colours: bool
 ) -> None:
@@ -592,10 +698,15 @@ def test_in_ci_there_are_no_colours_unless_they_are_forced(
 def test_what_broke_after_the_last_full_step_is_said_to_have() -> None:
     """A value that is not that of the step which the legend names is told apart from the others."""
     late = {**row("classifier:out", 115, math.nan), "level": 1}
-    broken = Recording.build(sites(), [*rows(), late], manifest=MANIFEST, events=(END,), roots=ROOTS)
+    broken = Recording.build(
+        sites(), [*rows(), late], manifest=MANIFEST, events=(END,), roots=ROOTS
+    )
     legends = [" ".join(report(recording).split()) for recording in (broken, network(90))]
 
-    assert "at step 110, the last measured one; nan, inf: non-finite in a later step. trend" in legends[0]
+    assert (
+        "at step 110, the last measured one; nan, inf: non-finite in a later step. trend"
+        in legends[0]
+    )
     assert "at step 110, the last measured one. trend" in legends[1]
 
 
@@ -609,11 +720,17 @@ def test_a_large_recording_is_drawn_with_little_work(monkeypatch: pytest.MonkeyP
         return of(self, site)
 
     monkeypatch.setattr(SitesInOne, "of", counted)
-    assert len(re.findall(r"▄+", report(_wide(steps=100), extent=ReportExtent(most=None, folds=False)))) == 500
+    assert (
+        len(
+            re.findall(r"▄+", report(_wide(steps=100), extent=ReportExtent(most=None, folds=False)))
+        )
+        == 500
+    )
     assert gathered
     assert len(gathered) == len(set(gathered))
     few, many = (
-        _calls(partial(report, _wide(steps), extent=ReportExtent(most=None, folds=False))) for steps in (100, 1000)
+        _calls(partial(report, _wide(steps), extent=ReportExtent(most=None, folds=False)))
+        for steps in (100, 1000)
     )
     assert many < 1.1 * few
 
@@ -650,10 +767,17 @@ def _wide(steps: int) -> Recording:
         "active.offsets": np.zeros(count + 1, np.int64),
     }
     columns |= {name: np.full(count, 0.5) for name in ("sum", "sumsq", "min", "max")}
-    columns |= {"nonzero": np.full(count, 64), **{name: np.zeros(count, np.int64) for name in ("nonfinite", "nan")}}
-    return Recording(Path("big.kedge"), {}, (), tuple(infos), (END,), truncated=False, table=StatsTable(columns))
+    columns |= {
+        "nonzero": np.full(count, 64),
+        **{name: np.zeros(count, np.int64) for name in ("nonfinite", "nan")},
+    }
+    return Recording(
+        Path("big.kedge"), {}, (), tuple(infos), (END,), truncated=False, table=StatsTable(columns)
+    )
 
 
 def _info(number: int, path: str, kind: str) -> SiteInfo:
     place = path if kind.startswith("out") else f"{path}.weight"
-    return SiteInfo(number, f"{place}:{kind}", place, kind, "Linear", 0, (8, 8), "float32", None, (), path, None)
+    return SiteInfo(
+        number, f"{place}:{kind}", place, kind, "Linear", 0, (8, 8), "float32", None, (), path, None
+    )

@@ -50,7 +50,12 @@ class Net(nn.Module):
 
     def __init__(self, middle: nn.Module) -> None:
         super().__init__()
-        self.fc, self.act, self.middle, self.head = nn.Linear(4, 8), nn.Flatten(), middle, nn.Linear(8, 1)
+        self.fc, self.act, self.middle, self.head = (
+            nn.Linear(4, 8),
+            nn.Flatten(),
+            middle,
+            nn.Linear(8, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.middle(self.act(self.fc(x))))
@@ -198,7 +203,13 @@ def test_the_call_that_made_it_is_kept_with_all_it_needs(log: Told) -> None:
 
     (folder,) = log.dumps
     assert folder.name == "dump-1"
-    told = {"site": "middle:out", "module": "middle", "value": "inf", "direction": "forward", "reached": True}
+    told = {
+        "site": "middle:out",
+        "module": "middle",
+        "value": "inf",
+        "direction": "forward",
+        "reached": True,
+    }
     assert log.events == [{"kind": "dump", "step": 1, "folder": "dump-1", **told}]
     saved = load_file(folder / "tensors.safetensors")
     assert_same_bits(saved["args.0"], bad.repeat(1, 2))
@@ -222,13 +233,31 @@ def test_the_script_names_the_operation_and_its_line(log: Told) -> None:
 
 MODULES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
     "linear": (lambda: nn.Linear(4, 3), lambda: torch.full((2, 4), 3e38)),
-    "linear float16": (lambda: nn.Linear(4, 3).half(), lambda: torch.full((2, 4), 6e4, dtype=torch.float16)),
-    "linear bfloat16": (lambda: nn.Linear(4, 3).bfloat16(), lambda: torch.full((2, 4), 3e38, dtype=torch.bfloat16)),
-    "conv": (lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), lambda: torch.full((2, 1, 5, 5), 3e38)),
+    "linear float16": (
+        lambda: nn.Linear(4, 3).half(),
+        lambda: torch.full((2, 4), 6e4, dtype=torch.float16),
+    ),
+    "linear bfloat16": (
+        lambda: nn.Linear(4, 3).bfloat16(),
+        lambda: torch.full((2, 4), 3e38, dtype=torch.bfloat16),
+    ),
+    "conv": (
+        lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"),
+        lambda: torch.full((2, 1, 5, 5), 3e38),
+    ),
     "layer norm": (lambda: nn.LayerNorm(4, eps=0.0), lambda: torch.ones(2, 4)),
-    "batch norm": (lambda: nn.BatchNorm1d(4), lambda: torch.full((3, 4), 3e38) * torch.tensor([[1.0], [-1], [1]])),
-    "rnn": (lambda: nn.RNN(4, 3, num_layers=2, nonlinearity="relu"), lambda: torch.full((2, 1, 4), 3e38)),
-    "attention": (lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), lambda: torch.full((1, 2, 4), 3e38)),
+    "batch norm": (
+        lambda: nn.BatchNorm1d(4),
+        lambda: torch.full((3, 4), 3e38) * torch.tensor([[1.0], [-1], [1]]),
+    ),
+    "rnn": (
+        lambda: nn.RNN(4, 3, num_layers=2, nonlinearity="relu"),
+        lambda: torch.full((2, 1, 4), 3e38),
+    ),
+    "attention": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+        lambda: torch.full((1, 2, 4), 3e38),
+    ),
     "sequential": (lambda: nn.Sequential(nn.Linear(4, 4), Log()), lambda: torch.zeros(1, 4) - 9),
     "embedding and more": (lambda: Picks(), lambda: torch.tensor([[0, 1], [1, 1]])),
 }
@@ -267,7 +296,12 @@ def test_modules_are_made_again_without_a_pickle(name: str, log: Told, capsys) -
     """A module of any class that can be imported is what it was: attributes, parameters, buffers, children."""
     torch.manual_seed(1)
     make, batch = MODULES[name]
-    train(make(), log, [batch()], loss=lambda out: (out[0] if isinstance(out, tuple) else out).float().sum())
+    train(
+        make(),
+        log,
+        [batch()],
+        loss=lambda out: (out[0] if isinstance(out, tuple) else out).float().sum(),
+    )
 
     told = replay_here(log.dumps[0], capsys)
 
@@ -290,11 +324,27 @@ def shared() -> nn.Module:
 
 
 ALONE: dict[str, tuple[Callable[[], nn.Module], Tensor, float]] = {
-    "rnn": (lambda: filled(nn.RNN(4, 3, num_layers=2, nonlinearity="relu")), torch.full((2, 1, 4), 3e38), 1),
-    "mlp": (lambda: filled(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))), torch.full((2, 4), 3e38), 1),
-    "attention": (lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), torch.full((1, 2, 4), 3e38), 1),
+    "rnn": (
+        lambda: filled(nn.RNN(4, 3, num_layers=2, nonlinearity="relu")),
+        torch.full((2, 1, 4), 3e38),
+        1,
+    ),
+    "mlp": (
+        lambda: filled(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))),
+        torch.full((2, 4), 3e38),
+        1,
+    ),
+    "attention": (
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, batch_first=True),
+        torch.full((1, 2, 4), 3e38),
+        1,
+    ),
     "shared": (lambda: filled(shared()), torch.eye(4) * 3e38, 1),
-    "lstm": (lambda: nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 3, num_layers=2)), torch.ones(64, 4), 3e38),
+    "lstm": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.LSTM(4, 3, num_layers=2)),
+        torch.ones(64, 4),
+        3e38,
+    ),
 }
 
 
@@ -303,7 +353,12 @@ def test_the_script_runs_without_kedge(name: str, log: Told) -> None:
     """The folder of a dump can be handed to somebody who does not have Kedge."""
     torch.manual_seed(1)
     make, batch, scale = ALONE[name]
-    train(make(), log, [batch], loss=lambda out: (out[0] if isinstance(out, tuple) else out).sum() * scale)
+    train(
+        make(),
+        log,
+        [batch],
+        loss=lambda out: (out[0] if isinstance(out, tuple) else out).sum() * scale,
+    )
 
     text = replay_without_kedge(log.dumps[0])
 
@@ -323,7 +378,13 @@ def test_a_birth_in_the_backward_is_kept_with_the_gradient_that_came_in(log: Tol
     """Inputs, parameters and the output's gradient were finite: the script runs the backward, and names its operation."""
     train(net(Sqrt()), log, [positive(), zeroed(positive())])
 
-    told = {"site": "middle:in.grad", "module": "middle", "value": "inf", "direction": "backward", "reached": True}
+    told = {
+        "site": "middle:in.grad",
+        "module": "middle",
+        "value": "inf",
+        "direction": "backward",
+        "reached": True,
+    }
     assert log.events == [{"kind": "dump", "step": 1, "folder": "dump-1", **told}]
     told = replay(log.dumps[0])
     assert told.splitlines()[0] == "middle at step 1, backward, on cpu"
@@ -364,8 +425,12 @@ def wrapped() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
 
 
-@pytest.mark.parametrize("child", [lambda: nn.Linear(3, 3), wrapped, lambda: nn.ReLU(inplace=False), nn.Identity])
-def test_an_operation_beside_a_child_is_its_containers(child: Callable[[], nn.Module], log: Told, capsys) -> None:
+@pytest.mark.parametrize(
+    "child", [lambda: nn.Linear(3, 3), wrapped, lambda: nn.ReLU(inplace=False), nn.Identity]
+)
+def test_an_operation_beside_a_child_is_its_containers(
+    child: Callable[[], nn.Module], log: Told, capsys
+) -> None:
     """What a child and an operation of the container's own take in both: only what each sends back tells who spoiled it."""
     train(nn.Sequential(Beside(child(), own=True)), log, [torch.randn(5, 4)])
 
@@ -421,8 +486,13 @@ class Structure:
 class Takes(nn.Module):
     """Takes all sorts of arguments, by position and by name; gives a dict."""
 
-    def forward(self, first: Tensor, pair: tuple[Tensor, int], *, inside: Structure, power: str) -> dict[str, Tensor]:
-        return {"all": (first + pair[0] * pair[1] + inside.values * inside.scale).log(), "power": first}
+    def forward(
+        self, first: Tensor, pair: tuple[Tensor, int], *, inside: Structure, power: str
+    ) -> dict[str, Tensor]:
+        return {
+            "all": (first + pair[0] * pair[1] + inside.values * inside.scale).log(),
+            "power": first,
+        }
 
 
 def test_arguments_of_all_kinds_are_given_again(log: Told, capsys) -> None:
@@ -437,7 +507,9 @@ def test_arguments_of_all_kinds_are_given_again(log: Told, capsys) -> None:
 
     told = replay_here(log.dumps[0], capsys)
 
-    assert "the first NaN in the forward: log: 6 of 6 elements, from float32[3, 2] in [-1, -1]" in told
+    assert (
+        "the first NaN in the forward: log: 6 of 6 elements, from float32[3, 2] in [-1, -1]" in told
+    )
     assert "tensor('kwargs.first', (1, 3))" in (log.dumps[0] / "replay.py").read_text()
 
 
@@ -504,7 +576,9 @@ class Inplace(nn.Module):
         return x.mul(1).log_() if not self.training else x.log_()
 
 
-def test_an_input_that_was_overwritten_is_never_given_out_for_what_it_was(log: Told, capsys) -> None:
+def test_an_input_that_was_overwritten_is_never_given_out_for_what_it_was(
+    log: Told, capsys
+) -> None:
     """A module that works in place overwrites its input: the first time that is said, from then on it is copied before."""
     model = nn.Sequential(nn.Linear(4, 4), Inplace())
     with torch.no_grad():
@@ -530,7 +604,9 @@ def test_a_later_change_does_not_reach_a_suspect(log: Told) -> None:
     model = nn.Sequential(Log(), nn.Linear(4, 1))
     train(model, log, [bad], loss=lambda out: bad.fill_(7) is None or out.sum())
 
-    assert_same_bits(load_file(log.dumps[0] / "tensors.safetensors")["args.0"][1, 2], torch.tensor(0.0))
+    assert_same_bits(
+        load_file(log.dumps[0] / "tensors.safetensors")["args.0"][1, 2], torch.tensor(0.0)
+    )
 
 
 def test_the_parameters_are_those_before_the_update(log: Told) -> None:
@@ -601,7 +677,9 @@ def test_masks_are_no_reason_until_they_make_a_nan(log: Told, capsys) -> None:
     train(Masked(), log, [usual, usual, whole])
 
     assert (log.events[0]["site"], log.events[0]["step"]) == ("softmax:out", 2)
-    assert "the first NaN in the forward: _softmax: 4 of 20 elements" in replay_here(log.dumps[0], capsys)
+    assert "the first NaN in the forward: _softmax: 4 of 20 elements" in replay_here(
+        log.dumps[0], capsys
+    )
 
 
 def test_what_cannot_be_a_birth_is_noted(log: Told) -> None:
@@ -626,7 +704,9 @@ def test_a_dump_has_a_limit(log: Told) -> None:
     train(net(Log()), log, [zeroed(positive())], limit=100)
 
     assert log.dumps == []
-    assert log.notes == ["no dump was written: the inputs and parameters of middle exceed the limit of 9.31e-08 GiB"]
+    assert log.notes == [
+        "no dump was written: the inputs and parameters of middle exceed the limit of 9.31e-08 GiB"
+    ]
 
 
 def test_only_the_first_is_kept_and_then_nothing_more_is_looked_at(log: Told) -> None:
@@ -687,7 +767,9 @@ def test_it_waits_for_the_folder(log: Told, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("middle", [Log, Sqrt], ids=["forward", "backward"])
-def test_sums_that_are_read_late_tell_the_same(middle: type[nn.Module], log: Told, monkeypatch) -> None:
+def test_sums_that_are_read_late_tell_the_same(
+    middle: type[nn.Module], log: Told, monkeypatch
+) -> None:
     """On a device where reading waits, many are read together: the order of the values, and so the verdict, is the same."""
     monkeypatch.setattr("kedge.repro.finiteness.AT_ONCE", frozenset())
     train(net(middle()), log, [positive(), zeroed(positive())])
@@ -732,7 +814,11 @@ def test_watching_changes_no_bit(log: Told) -> None:
     def left(watched: bool) -> Any:
         torch.manual_seed(3)
         model = nn.Sequential(
-            nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.ReLU(inplace=True), nn.Linear(8, 2)
+            nn.Linear(4, 8),
+            nn.BatchNorm1d(8),
+            nn.Dropout(0.3),
+            nn.ReLU(inplace=True),
+            nn.Linear(8, 2),
         )
         optimizer = torch.optim.Adam(model.parameters())
         dump = FirstBadCall(log.place, log, lambda: 0) if watched else None
@@ -769,7 +855,9 @@ def test_what_is_kept_goes_with_the_graph_and_the_backward(log: Told) -> None:
     dump.watch(model, lambda path: path)
 
     inputs: list[weakref.ref[Any]] = []
-    handle = model.head.register_forward_pre_hook(lambda m, args: inputs.append(weakref.ref(args[0].untyped_storage())))
+    handle = model.head.register_forward_pre_hook(
+        lambda m, args: inputs.append(weakref.ref(args[0].untyped_storage()))
+    )
     out = model(positive())
     assert inputs[0]() is not None
     del out
@@ -789,7 +877,9 @@ def test_a_failure_of_its_own_never_ends_the_program(log: Told, monkeypatch, cap
 
     assert log.dumps == []
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("[kedge] --dump failed: ZeroDivisionError: division by zero (repro/finiteness.py:")
+    assert line.startswith(
+        "[kedge] --dump failed: ZeroDivisionError: division by zero (repro/finiteness.py:"
+    )
     assert line.endswith("); it is off from here on, and the program goes on")
 
 
@@ -824,7 +914,9 @@ print("ran to the end")
 """
 
 
-def test_classes_of_an_unguarded_script_are_imported_without_running_it(log: Told, tmp_path: Path) -> None:
+def test_classes_of_an_unguarded_script_are_imported_without_running_it(
+    log: Told, tmp_path: Path
+) -> None:
     """Of the program's own script only imports, definitions and constants are run."""
     (tmp_path / "train.py").write_text(PROGRAM)
     command = [sys.executable, "train.py"]
@@ -923,7 +1015,9 @@ def batched(dump: FirstBadCall) -> None:
 
 
 @pytest.mark.parametrize("program", [lazy, unused, batched])
-def test_what_has_no_values_is_passed_over(program: Callable[[FirstBadCall], None], log: Told, capsys) -> None:
+def test_what_has_no_values_is_passed_over(
+    program: Callable[[FirstBadCall], None], log: Told, capsys
+) -> None:
     """Buffers before they have a shape, the gradient of an unused output, and a wrapper of many gradients: no failure."""
     dump = FirstBadCall(log.place, log, lambda: 0)
     program(dump)
@@ -964,7 +1058,9 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_name_is_text_in_the_script(name: str, log: Told, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_is_text_in_the_script(
+    name: str, log: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever a module is called, its name ends no string and no line of the script, which replays the call."""
     model = Named(name)
     model._modules[name] = Partly(name)

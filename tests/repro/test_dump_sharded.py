@@ -133,7 +133,11 @@ class TwoRanks:
 
     def events(self, name: str, kind: str) -> list[dict[str, Any]]:
         """What a recording says of a kind."""
-        return [event for event in Recording.open(self.folder / f"{name}.kedge").events if event["kind"] == kind]
+        return [
+            event
+            for event in Recording.open(self.folder / f"{name}.kedge").events
+            if event["kind"] == kind
+        ]
 
     def replayed(self, name: str) -> str:
         """Run the script of rank 1's dump, alone."""
@@ -154,7 +158,9 @@ def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         build.library()
     folder = tmp_path_factory.mktemp("two")
     (folder / "it.py").write_text(textwrap.dedent(PROGRAM))
-    done = forked.run([sys.executable, "-W", "ignore", "it.py", str(ROOT), request.param], cwd=folder, timeout=240)
+    done = forked.run(
+        [sys.executable, "-W", "ignore", "it.py", str(ROOT), request.param], cwd=folder, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     return TwoRanks([json.loads(line) for line in done.stdout.splitlines()], folder, request.param)
 
@@ -184,7 +190,9 @@ def test_the_call_is_kept_by_the_rank_that_made_it(
     assert {key: dump[key] for key in told} == told
 
     kept = load_file(two.folder / f"{name}.kedge" / "dump-0-1" / "tensors.safetensors")
-    shapes = {name: tuple(tensor.shape) for name, tensor in kept.items() if name.startswith("param.")}
+    shapes = {
+        name: tuple(tensor.shape) for name, tensor in kept.items() if name.startswith("param.")
+    }
     whole = {"up.weight": (6, 6), "up.bias": (6,), "down.weight": (6, 6), "down.bias": (6,)}
     own = whole if name == "between" else {"weight": (6,)}
     assert shapes == {f"param.{name}": shape for name, shape in own.items()}

@@ -75,7 +75,10 @@ def run(folder: Path, middle: str, *options: str) -> tuple[list[dict[str, Any]],
     kedge = [sys.executable, "-m", "kedge"]
     command = [*kedge, "run", "-q", "--dump", *options, "-o", "run.kedge", "train.py"]
     forked.run(command, cwd=folder, check=True)
-    events = [json.loads(line) for line in (folder / "run.kedge" / "events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line)
+        for line in (folder / "run.kedge" / "events.jsonl").read_text().splitlines()
+    ]
     checked = forked.run([*kedge, "check", "--json", "run.kedge"], cwd=folder)
     (birth,) = [f for f in json.loads(checked.stdout)["findings"] if f["code"] == "NAN-BORN"]
     return events, birth
@@ -91,7 +94,10 @@ def test_the_finding_names_the_operation_and_its_line(tmp_path: Path) -> None:
         ("1/mul#1:out", "nan", "y = y * 0.0"),
     ]
     assert birth["evidence"]["operation"]["file"] == "train.py"
-    assert 'infinities in the operation 1/log:out (train.py:15): "y = torch.log(y)", then NaN in' in birth["message"]
+    assert (
+        'infinities in the operation 1/log:out (train.py:15): "y = torch.log(y)", then NaN in'
+        in birth["message"]
+    )
     assert "was its last" not in birth["message"]
 
 
@@ -120,13 +126,17 @@ def test_what_does_not_come_again_has_no_name(tmp_path: Path) -> None:
     assert (birth["site"], "operation" in birth["evidence"]) == ("1:out", False)
 
 
-def test_another_outcome_than_was_seen_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_outcome_than_was_seen_has_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What went wrong in more or fewer elements than were seen is something else."""
     run(tmp_path, "Chain", "--budget", "none")
     dump = tmp_path / "run.kedge" / "dump-12"
     assert len(rerun(dump)) == 2
 
-    monkeypatch.setattr("kedge.repro.rerun._seen", lambda folder: {"nan": 5, "inf": 0, "elements": 8})
+    monkeypatch.setattr(
+        "kedge.repro.rerun._seen", lambda folder: {"nan": 5, "inf": 0, "elements": 8}
+    )
     assert rerun(dump) == []
 
 
@@ -161,9 +171,13 @@ sys.stdout.buffer.write(bytes([255, 254]))
 """
 
 
-def test_what_the_program_does_around_itself_hides_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_program_does_around_itself_hides_no_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not its prints, a path that is no string, a process it starts, a handler at exit, or a file in the working folder."""
-    program = PROGRAM.replace('if __name__ == "__main__":', f'{SURROUNDED}\nif __name__ == "__main__":', 1)
+    program = PROGRAM.replace(
+        'if __name__ == "__main__":', f'{SURROUNDED}\nif __name__ == "__main__":', 1
+    )
     monkeypatch.setattr(sys.modules[__name__], "PROGRAM", program)
     (tmp_path / "helper.py").write_text(HELPER)
     events, _ = run(tmp_path, "Chain", "--budget", "none")
@@ -173,7 +187,9 @@ def test_what_the_program_does_around_itself_hides_no_name(tmp_path: Path, monke
     assert not (tmp_path / "twice.txt").exists()
 
 
-def test_a_file_in_the_working_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_in_the_working_folder_is_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is named as a module that Kedge needs, in a folder that the program does not import from, is left alone."""
     run(tmp_path, "Chain", "--budget", "none")
     (tmp_path / "elsewhere").mkdir()
@@ -188,7 +204,9 @@ def test_a_process_that_nobody_waits_for_ends_by_itself(tmp_path: Path) -> None:
     """If the program is killed while the call is run again, that takes no longer than it may."""
     (tmp_path / "replay.py").write_text("import time\n\ntime.sleep(600)\n")
     text = f"import sys, kedge.repro.rerun as r; r.PATIENCE = 0.5; sys.argv = ['', {str(tmp_path)!r}]; r.main()"
-    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, timeout=60, check=False
+    )
 
     assert ended.returncode == 1
     assert b"Timeout" in ended.stderr

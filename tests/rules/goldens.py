@@ -44,7 +44,9 @@ def nan_born(*, fires: bool) -> Golden:
     """Make log produce -inf at step 20, or a mask that the next module heals."""
     scene = chain(loss=True)
     scene.step(0)
-    spread = {"head:out": -INF, ":out": -INF, "Loss:in": -INF, "Loss:out": INF} | dict.fromkeys(ALL_GRADIENTS, NAN)
+    spread = {"head:out": -INF, ":out": -INF, "Loss:in": -INF, "Loss:out": INF} | dict.fromkeys(
+        ALL_GRADIENTS, NAN
+    )
     scene.step(20, {"log:out": -INF, "head:in": -INF} | (spread if fires else {}))
     return {"roots": scene.roots, "sites": scene.sites, "rows": scene.rows}
 
@@ -53,7 +55,15 @@ def grad_explode(*, fires: bool) -> Golden:
     """Let the gradients' norm leave its past for good, or for one bad batch."""
     course = Course(SAMPLES)
     high = range(26, 30) if fires else range(26, 27)
-    course.weight("fc", lambda i: (0.1, 9.0 if i in high else 0.1 + 0.01 * (i % 3), 0.02 if i in high else 1e-4, None))
+    course.weight(
+        "fc",
+        lambda i: (
+            0.1,
+            9.0 if i in high else 0.1 + 0.01 * (i % 3),
+            0.02 if i in high else 1e-4,
+            None,
+        ),
+    )
     return _written(course)
 
 
@@ -68,8 +78,14 @@ def grad_vanish(*, fires: bool) -> Golden:
 
 def dead_channel(*, fires: bool) -> Golden:
     """Silence six of eight channels from the third sample on, or another half of them in every step."""
-    bits = [[c > 5 or i < 2 for c in range(8)] if fires else [(c + i) % 2 == 0 for c in range(8)] for i in range(14)]
-    rows = [{"step": 10 * i, "site": "relu:out", "count": 2048, "sum": 1.0, "active": b} for i, b in enumerate(bits)]
+    bits = [
+        [c > 5 or i < 2 for c in range(8)] if fires else [(c + i) % 2 == 0 for c in range(8)]
+        for i in range(14)
+    ]
+    rows = [
+        {"step": 10 * i, "site": "relu:out", "count": 2048, "sum": 1.0, "active": b}
+        for i, b in enumerate(bits)
+    ]
     return {
         "roots": [],
         "sites": [{"site": "relu:out", "type": "ReLU", "channels": 8, "shape": [256, 8]}],
@@ -88,7 +104,8 @@ def update_ratio(*, fires: bool) -> Golden:
 def near_overflow(*, fires: bool) -> Golden:
     """Let a float16 activation come to a half of 65,504, or stay three doublings below it."""
     rows = [
-        size(step, "fc:out", 100.0) | {"min": -9.0, "max": (3e4 if fires else 8e3) + step} for step in range(0, 50, 10)
+        size(step, "fc:out", 100.0) | {"min": -9.0, "max": (3e4 if fires else 8e3) + step}
+        for step in range(0, 50, 10)
     ]
     return {"roots": [], "sites": [{"site": "fc:out", "dtype": "float16"}], "rows": rows}
 
@@ -98,7 +115,11 @@ def underflow(*, fires: bool) -> Golden:
     names = ["fc:out.grad", "head:out.grad"]
     drawn = histogram({-16: 10, -10: 90} if fires else {-16: 1, -10: 99})
     rows = [size(step, name, 1e-3) | {"exponents": drawn} for step in range(12) for name in names]
-    return {"roots": [], "sites": [{"site": name, "dtype": "float16"} for name in names], "rows": rows}
+    return {
+        "roots": [],
+        "sites": [{"site": name, "dtype": "float16"} for name in names],
+        "rows": rows,
+    }
 
 
 def grad_zero(*, fires: bool) -> Golden:
@@ -114,7 +135,8 @@ def spike(*, fires: bool) -> Golden:
     jump = {33: 9.0 if fires else 0.55}
     losses = [2.0 / (1 + i / 4) + 0.01 * (i % 3) if i not in jump else jump[i] for i in range(50)]
     rows = [
-        {"step": i, "site": "Loss:out", "count": 1, "sum": x, "level": 1 + (i % 10 == 0)} for i, x in enumerate(losses)
+        {"step": i, "site": "Loss:out", "count": 1, "sum": x, "level": 1 + (i % 10 == 0)}
+        for i, x in enumerate(losses)
     ]
     return {
         "roots": [{"name": "Net", "prefix": ""}, {"name": "Loss", "prefix": "Loss"}],
@@ -125,9 +147,16 @@ def spike(*, fires: bool) -> Golden:
 
 def saturated(*, fires: bool) -> Golden:
     """Drive two thirds of a hidden tanh to its ends, or a third."""
-    rows = [size(step, "tanh:out", 0.9) | {"sampled": 30, "saturated": 20 if fires else 10} for step in range(10)]
+    rows = [
+        size(step, "tanh:out", 0.9) | {"sampled": 30, "saturated": 20 if fires else 10}
+        for step in range(10)
+    ]
     rows += [size(step, "head:out", 0.9) for step in range(10)]
-    return {"roots": [], "sites": [{"site": "tanh:out", "type": "Tanh"}, {"site": "head:out"}], "rows": rows}
+    return {
+        "roots": [],
+        "sites": [{"site": "tanh:out", "type": "Tanh"}, {"site": "head:out"}],
+        "rows": rows,
+    }
 
 
 def init_scale(*, fires: bool) -> Golden:
@@ -141,7 +170,9 @@ def init_scale(*, fires: bool) -> Golden:
 def scale_drift(*, fires: bool) -> Golden:
     """Double an output every hundred steps without end, or bring it to rest."""
     course = Course(range(0, 600, 10))
-    course.weight("fc", steady(0.1, 1e-3, 1e-4), out=lambda i: 2.0 ** (i / 8 if fires else 6 * i / (i + 10)))
+    course.weight(
+        "fc", steady(0.1, 1e-3, 1e-4), out=lambda i: 2.0 ** (i / 8 if fires else 6 * i / (i + 10))
+    )
     return _written(course)
 
 
@@ -151,35 +182,64 @@ def unused_param(*, fires: bool) -> Golden:
     course.weight("fc", steady(0.1, 1e-3, 1e-4))
     course.weight("head", steady(0.1, 1e-3, 1e-4))
     left_out = {"head.weight:param", "head.weight:update"} if fires else set()
-    course.sites = [site for site in course.sites if f"{site.get('path')}:{site.get('kind')}" not in left_out]
+    course.sites = [
+        site for site in course.sites if f"{site.get('path')}:{site.get('kind')}" not in left_out
+    ]
     course.rows = [row for row in course.rows if row["site"] not in left_out]
     return _written(course)
 
 
 def never_called(*, fires: bool) -> Golden:
     """List a trainable module that was never called, or a frozen parameter."""
-    uncalled = {"fired": 0, "cause": "never called while the hook was attached", "remedy": "call it"}
+    uncalled = {
+        "fired": 0,
+        "cause": "never called while the hook was attached",
+        "remedy": "call it",
+    }
     unreached = {"fired": 0, "cause": "the backward that ran did not reach it", "remedy": "use it"}
-    frozen = {"fired": 0, "cause": "it requires no grad, or did not when it was hooked", "remedy": "leave it"}
+    frozen = {
+        "fired": 0,
+        "cause": "it requires no grad, or did not when it was hooked",
+        "remedy": "leave it",
+    }
     missed = [{"site": "aux:out", **uncalled}, {"site": "aux.weight:param.grad", **unreached}]
     sites = missed if fires else [{"site": "old.weight:param.grad", **frozen}]
     rows = [size(0, "fc:out", 1.0)]
-    return {"roots": [], "sites": [{"site": "fc:out"}], "rows": rows, "events": [{"kind": "ledger", "sites": sites}]}
+    return {
+        "roots": [],
+        "sites": [{"site": "fc:out"}],
+        "rows": rows,
+        "events": [{"kind": "ledger", "sites": sites}],
+    }
 
 
 def saved_memory(*, fires: bool) -> Golden:
     """Have one module save most of a lot, or of next to nothing."""
     mib = 2**20 if fires else 2**10
-    modules = [{"path": "attn", "bytes": 300 * mib, "tensors": 3}, {"path": "mlp", "bytes": 50 * mib, "tensors": 2}]
+    modules = [
+        {"path": "attn", "bytes": 300 * mib, "tensors": 3},
+        {"path": "mlp", "bytes": 50 * mib, "tensors": 2},
+    ]
     saved = {"kind": "saved", "step": 0, "bytes": 350 * mib, "modules": modules}
-    return {"roots": [], "sites": [{"site": "attn:out"}], "rows": [size(0, "attn:out", 1.0)], "events": [saved]}
+    return {
+        "roots": [],
+        "sites": [{"site": "attn:out"}],
+        "rows": [size(0, "attn:out", 1.0)],
+        "events": [saved],
+    }
 
 
 def rank_departs(*, fires: bool) -> Golden:
     """Let one of four ranks go its own way from step 30 on, or only see other data than the others."""
     sites = [{"site": "fc:out", "type": "Linear", "shape": [8, 16]}]
     sites += [
-        {"site": f"fc.weight:{kind}", "path": "fc.weight", "kind": kind, "owner": "fc", "shape": [4, 4]}
+        {
+            "site": f"fc.weight:{kind}",
+            "path": "fc.weight",
+            "kind": kind,
+            "owner": "fc",
+            "shape": [4, 4],
+        }
         for kind in ("param", "param.grad")
     ]
     sites.append({"site": ":grad.norm", "shape": [16]})
@@ -191,7 +251,11 @@ def rank_departs(*, fires: bool) -> Golden:
             rows.append({"rank": rank, **size(step, "fc.weight:param", 0.25 * own)})
             rows.append({"rank": rank, **size(step, "fc.weight:param.grad", 1e-3 * (1 + rank))})
             rows.append({"rank": rank, **size(step, ":grad.norm", 2.5e-3)})
-    return {"roots": [{"name": "Net", "prefix": "", "parameters": 16}], "sites": sites, "rows": rows}
+    return {
+        "roots": [{"name": "Net", "prefix": "", "parameters": 16}],
+        "sites": sites,
+        "rows": rows,
+    }
 
 
 def not_optimized(*, fires: bool) -> Golden:
@@ -199,7 +263,12 @@ def not_optimized(*, fires: bool) -> Golden:
     course = Course(SAMPLES[:4])
     course.weight("fc", steady(0.1, 1e-3, 1e-4))
     course.roots[0]["trained"] = True
-    course.events = [{"kind": "optimizers", "optimizers": [{"index": 0, "type": "SGD", "roots": [0], "rates": [0.1]}]}]
+    course.events = [
+        {
+            "kind": "optimizers",
+            "optimizers": [{"index": 0, "type": "SGD", "roots": [0], "rates": [0.1]}],
+        }
+    ]
     if fires:
         lost = {
             "unheld": ["head.weight"],
@@ -241,7 +310,11 @@ def rate_too_large(*, fires: bool) -> Golden:
     for i in range(3):
         course.weight(
             f"l{i}",
-            lambda n: (0.1 if n == 0 else 1 + 0.1 * n, 1e-2, 1.0 / (1 + n), None) if fires else (0.1, 1e-2, 1e-3, None),
+            lambda n: (
+                (0.1 if n == 0 else 1 + 0.1 * n, 1e-2, 1.0 / (1 + n), None)
+                if fires
+                else (0.1, 1e-2, 1e-3, None)
+            ),
         )
     course.loss([2.3] + [20.0 - n if fires else 2.2 - 0.1 * n for n in range(11)])
     return _written(course)
@@ -252,7 +325,12 @@ def double_softmax(*, fires: bool) -> Golden:
     course = Course(SAMPLES[:3])
     course.weight("fc", steady(0.1, 1e-3, 1e-4))
     course.loss([2.3, 2.2, 2.1], every=10, source={"file": "train.py", "line": 12})
-    nodes = ["NllLossBackward0", "LogSoftmaxBackward0", *(["SoftmaxBackward0"] if fires else []), "AddmmBackward0"]
+    nodes = [
+        "NllLossBackward0",
+        "LogSoftmaxBackward0",
+        *(["SoftmaxBackward0"] if fires else []),
+        "AddmmBackward0",
+    ]
     course.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "nodes": nodes}]
     return _written(course)
 
@@ -290,8 +368,12 @@ def batch_of_one(*, fires: bool) -> Golden:
     course.sites.append({"site": "head:out", "type": "Linear", "shape": [32, 10]})
     course.weight("fc", steady(0.1, 1e-3, 1e-4))
     samples = [32, 1, 32, 1, 32] if fires else [32, 2, 32, 2, 32]
-    course.rows += [size(step, "head:out", 1.0, 10 * n) for step, n in zip(course.steps, samples, strict=True)]
-    course.rows += [size(step, "norm:out", 1.0, 16 * n) for step, n in zip(course.steps, samples, strict=True)]
+    course.rows += [
+        size(step, "head:out", 1.0, 10 * n) for step, n in zip(course.steps, samples, strict=True)
+    ]
+    course.rows += [
+        size(step, "norm:out", 1.0, 16 * n) for step, n in zip(course.steps, samples, strict=True)
+    ]
     return _written(course)
 
 

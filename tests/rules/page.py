@@ -76,7 +76,9 @@ _SETTINGS = "The defaults, in the form of `pyproject.toml`. `kedge explain --thr
 
 def markdown() -> str:
     """Return the pages of all rules as one Markdown document, the text of ``docs/reference/rules.md``."""
-    lines = [f"| [{rule.code}](#{rule.code.lower()}) | {rule.severity} | {rule.name} |" for rule in ALL]
+    lines = [
+        f"| [{rule.code}](#{rule.code.lower()}) | {rule.severity} | {rule.name} |" for rule in ALL
+    ]
     table = "\n".join(["| code | worst severity | meaning |", "|---|---|---|", *lines])
     settings = f"\n## All thresholds\n\n{_SETTINGS}\n\n```toml\n{toml(ALL, ALL)}```\n"
     return f"{_HEAD}\n{table}\n{_REST}" + "".join(map(_section, ALL)) + settings

@@ -36,31 +36,48 @@ class Scene:
         self.roots.append({"name": name, "prefix": name, "parameters": 0})
         return len(self.roots) - 1
 
-    def module(self, path: str, kind: str = "Linear", of: Sequence[str | None] = (None,), **entry: Any) -> None:
+    def module(
+        self, path: str, kind: str = "Linear", of: Sequence[str | None] = (None,), **entry: Any
+    ) -> None:
         """Add a module; ``of`` are the modules whose outputs it takes, None for anything else."""
         weight, entry = entry.pop("weight", False), {"type": kind, **entry}
-        self.site(f"{path}:in", **entry, **{"from": [self.id(f"{p}:out") if p is not None else None for p in of]})
+        self.site(
+            f"{path}:in",
+            **entry,
+            **{"from": [self.id(f"{p}:out") if p is not None else None for p in of]},
+        )
         self.close(path, kind, weight=weight, **{k: v for k, v in entry.items() if k != "type"})
 
-    def open(self, path: str, kind: str = "Sequential", of: Sequence[str | None] = (None,), **entry: Any) -> None:
+    def open(
+        self, path: str, kind: str = "Sequential", of: Sequence[str | None] = (None,), **entry: Any
+    ) -> None:
         """Add the input of a module that holds those added next."""
         sources = [self.id(f"{p}:out") if p is not None else None for p in of]
         self.site(f"{path}:in", type=kind, **{"from": sources}, **entry)
 
-    def close(self, path: str, kind: str = "Sequential", *, weight: bool = False, **entry: Any) -> None:
+    def close(
+        self, path: str, kind: str = "Sequential", *, weight: bool = False, **entry: Any
+    ) -> None:
         """Add the output of a module."""
         self.site(f"{path}:out", type=kind, **entry)
         self.site(f"{path}:out.grad", type=kind, **entry)
         for form in ("param", "param.grad", "update") if weight else ():
             parameter = f"{path}.weight" if path else "weight"
-            self.site(f"{parameter}:{form}", type=kind, owner=path, path=parameter, kind=form, **entry)
+            self.site(
+                f"{parameter}:{form}", type=kind, owner=path, path=parameter, kind=form, **entry
+            )
 
     def id(self, text: str) -> int:
         """Give the id of a site."""
         return next(site["id"] for site in self.sites if site["site"] == text)
 
     def step(
-        self, step: int, bad: Mapping[str, float] | None = None, *, level: int = FULL, without: Iterable[str] = ()
+        self,
+        step: int,
+        bad: Mapping[str, float] | None = None,
+        *,
+        level: int = FULL,
+        without: Iterable[str] = (),
     ) -> None:
         """Add the rows of one step; ``bad`` sites hold one element with the given value."""
         bad, without = bad or {}, set(without)
@@ -76,12 +93,21 @@ class Scene:
         return Recording.build(self.sites, self.rows, roots=self.roots, events=self.events)
 
 
-def row(step: int, site: str, values: Sequence[float], *, level: int = FULL, **columns: Any) -> dict[str, Any]:
+def row(
+    step: int, site: str, values: Sequence[float], *, level: int = FULL, **columns: Any
+) -> dict[str, Any]:
     """Measure some values as a run does, on schedule or off."""
     total, squares = sum(values), sum(value * value for value in values)
     if level == FINITENESS:
         measured = {"sumsq": squares} if ":param" in site else {"sum": total}
-        return {"step": step, "site": site, "count": len(values), "level": level, **measured, **columns}
+        return {
+            "step": step,
+            "site": site,
+            "count": len(values),
+            "level": level,
+            **measured,
+            **columns,
+        }
     broken = any(math.isnan(value) for value in values)
     return {
         "step": step,
@@ -173,7 +199,12 @@ class Course:
         for kind in ("param", "param.grad", "update"):
             own = {"path": f"{path}.weight", "kind": kind, "owner": path, "shape": [4, 4], **entry}
             self.sites.append({"site": f"{path}.weight:{kind}", **own})
-        names = (f"{path}.weight:param", f"{path}.weight:param.grad", f"{path}.weight:update", f"{path}:out.grad")
+        names = (
+            f"{path}.weight:param",
+            f"{path}.weight:param.grad",
+            f"{path}.weight:update",
+            f"{path}:out.grad",
+        )
         for i, step in enumerate(self.steps):
             for name, rms in zip(names, figures(i), strict=True):
                 if rms is not None:
@@ -187,11 +218,31 @@ class Course:
 
     def loss(self, values: Sequence[float], *, every: int = 1, **entry: Any) -> None:
         """Add what the program called backward on, with its values in steps from the first on."""
-        site = {"site": "loss", "path": "loss", "kind": "loss", "type": "", "root": -1, "shape": [], **entry}
+        site = {
+            "site": "loss",
+            "path": "loss",
+            "kind": "loss",
+            "type": "",
+            "root": -1,
+            "shape": [],
+            **entry,
+        }
         self.sites.append(site)
         for i, value in enumerate(values):
-            at = {"step": i * every, "site": site["site"], "count": 1, "level": FULL if i * every in self.steps else 1}
-            self.rows.append({**at, "sum": value, "sumsq": value * value, "nonfinite": int(not math.isfinite(value))})
+            at = {
+                "step": i * every,
+                "site": site["site"],
+                "count": 1,
+                "level": FULL if i * every in self.steps else 1,
+            }
+            self.rows.append(
+                {
+                    **at,
+                    "sum": value,
+                    "sumsq": value * value,
+                    "nonfinite": int(not math.isfinite(value)),
+                }
+            )
 
 
 Figures = Callable[[int], tuple[float | None, float | None, float | None, float | None]]

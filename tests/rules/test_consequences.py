@@ -36,7 +36,14 @@ class Told:
         return None
 
 
-def of(code: str, severity: Severity = "warning", *, site: str = "fc:out", step: int = 0, **evidence: Any) -> Finding:
+def of(
+    code: str,
+    severity: Severity = "warning",
+    *,
+    site: str = "fc:out",
+    step: int = 0,
+    **evidence: Any,
+) -> Finding:
     """Make a finding."""
     return Finding(code, severity, site, step, f"{code} was found.", evidence)
 
@@ -57,12 +64,17 @@ def judged(
         for i, ((name, prefix), held) in enumerate(zip(names, optimizers, strict=True))
     ]
     rows = [size(step, "fc:out", 1.0) for step in range(0, 200, 10)]
-    return {finding.code: finding for finding in check(Recording.build(sites, rows, roots=roots), [Told(findings)])}
+    return {
+        finding.code: finding
+        for finding in check(Recording.build(sites, rows, roots=roots), [Told(findings)])
+    }
 
 
 def test_what_follows_becomes_a_hint_that_names_its_cause():
     """In its message and in its evidence; the cause stays as it was."""
-    found = judged(of(DEAD, "error", step=20, share=0.9), of(RATE, "error", site="head:out", step=10))
+    found = judged(
+        of(DEAD, "error", step=20, share=0.9), of(RATE, "error", site="head:out", step=10)
+    )
 
     assert list(found) == [RATE, DEAD]
     assert found[RATE] == of(RATE, "error", site="head:out", step=10)
@@ -101,19 +113,25 @@ def test_no_learning_follows_from_what_stops_it(cause):
 
 def test_no_learning_without_a_fault_keeps_its_remedy():
     """Nothing else was found, so its own remedy is what there is."""
-    assert judged(of("NO-LEARNING", "info", site="loss"))["NO-LEARNING"].message == "NO-LEARNING was found."
+    assert (
+        judged(of("NO-LEARNING", "info", site="loss"))["NO-LEARNING"].message
+        == "NO-LEARNING was found."
+    )
 
 
 def test_a_nan_is_always_an_error():
     """Whatever made it."""
-    found = judged(of(NAN, "error", step=50), *(of(cause.partition(":")[0]) for cause, _ in FOLLOWS))
+    found = judged(
+        of(NAN, "error", step=50), *(of(cause.partition(":")[0]) for cause, _ in FOLLOWS)
+    )
 
     assert found[NAN].severity == "error"
     assert not any(NAN in effects for _, effects in FOLLOWS)
 
 
 @pytest.mark.parametrize(
-    ("step", "severity"), [(0, "warning"), (60, "warning"), (70, "info"), (100, "info"), (-1, "info")]
+    ("step", "severity"),
+    [(0, "warning"), (60, "warning"), (70, "info"), (100, "info"), (-1, "info")],
 )
 def test_what_begins_clearly_earlier_does_not_follow(step, severity):
     """Three measured steps are within what rules can tell; a finding of no step is of the whole run."""
@@ -150,8 +168,16 @@ def test_a_site_that_is_only_in_the_ledger_is_of_its_model():
     """Parameters without a gradient have no rows."""
     still = of("UPDATE-RATIO", kind="small")
 
-    assert judged(still, of("UNUSED-PARAM", site="fc.weight:param.grad"))["UPDATE-RATIO"].severity == "info"
-    assert judged(still, of("UNUSED-PARAM", site="Other.fc.weight:param.grad"))["UPDATE-RATIO"].severity == "warning"
+    assert (
+        judged(still, of("UNUSED-PARAM", site="fc.weight:param.grad"))["UPDATE-RATIO"].severity
+        == "info"
+    )
+    assert (
+        judged(still, of("UNUSED-PARAM", site="Other.fc.weight:param.grad"))[
+            "UPDATE-RATIO"
+        ].severity
+        == "warning"
+    )
 
 
 @pytest.mark.parametrize(("kind", "cause", "severity"), [

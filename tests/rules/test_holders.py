@@ -20,7 +20,15 @@ SITES: list[dict[str, Any]] = [
 def recording(bad: set[int], ranks: int = 4) -> Recording:
     """Return a recording in which a module made NaN at some ranks."""
     rows = [
-        {"site": site["site"], "rank": rank, "step": 0, "level": 2, "calls": 1, "count": 8, **numbers}
+        {
+            "site": site["site"],
+            "rank": rank,
+            "step": 0,
+            "level": 2,
+            "calls": 1,
+            "count": 8,
+            **numbers,
+        }
         for rank in range(ranks)
         for site in SITES
         for numbers in [

@@ -16,7 +16,13 @@ from kedge.rules.rule import Finding, Lack
 from kedge.store.recording import Recording
 from tests.rules.scenes import Course, chain, steady
 
-MANIFEST = {"command": ["train.py", "--lr", "0.1"], "script": "train.py", "every": 10, "budget": 0.03, "sites": "**"}
+MANIFEST = {
+    "command": ["train.py", "--lr", "0.1"],
+    "script": "train.py",
+    "every": 10,
+    "budget": 0.03,
+    "sites": "**",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +43,11 @@ class Lacking:
 
     def lacking(self, recording):
         """Say what is missing."""
-        return Lack(self.code, "measured steps", self.have, self.need, self.grows) if self.have < self.need else None
+        return (
+            Lack(self.code, "measured steps", self.have, self.need, self.grows)
+            if self.have < self.need
+            else None
+        )
 
 
 def run(steps: int = 1000, measured: int = 2, **manifest: Any) -> Recording:
@@ -45,7 +55,9 @@ def run(steps: int = 1000, measured: int = 2, **manifest: Any) -> Recording:
     made = Course(range(measured))
     made.weight("fc", steady(0.1, 1e-3, 1e-4))
     recording = made.recording()
-    return dataclasses.replace(recording, manifest={**MANIFEST, **manifest}, events=({"kind": "end", "steps": steps},))
+    return dataclasses.replace(
+        recording, manifest={**MANIFEST, **manifest}, events=({"kind": "end", "steps": steps},)
+    )
 
 
 def test_a_run_that_every_rule_could_judge_has_a_tick():
@@ -61,7 +73,10 @@ def test_rules_that_could_not_judge_are_named_with_what_they_lacked():
     """No tick then, and the whole command."""
     judgement = judge(run(), [Lacking("A", 20), Lacking("B", 2), Lacking("C", 0, 1)])
 
-    assert [(lack.code, lack.have, lack.need) for lack in judgement.unjudged] == [("B", 2, 20), ("C", 0, 1)]
+    assert [(lack.code, lack.have, lack.need) for lack in judgement.unjudged] == [
+        ("B", 2, 20),
+        ("C", 0, 1),
+    ]
     assert verdict(judgement) == (
         "no findings; 2 rules could not judge: B (2 of 20 measured steps), C (no measured steps)"
     )
@@ -74,8 +89,12 @@ def test_no_findings_are_so_far_only_before_the_end():
     """What has ended has none; what still goes on may have some later."""
     going = dataclasses.replace(run(), events=())
 
-    assert verdict(judge(going, [Lacking("B", 2)])).startswith("no findings so far; 1 rule could not judge: B (2 of 20")
-    assert verdict(judge(run(), [Lacking("B", 2)])).startswith("no findings; 1 rule could not judge: B (2 of 20")
+    assert verdict(judge(going, [Lacking("B", 2)])).startswith(
+        "no findings so far; 1 rule could not judge: B (2 of 20"
+    )
+    assert verdict(judge(run(), [Lacking("B", 2)])).startswith(
+        "no findings; 1 rule could not judge: B (2 of 20"
+    )
 
 
 def test_a_rule_that_spoke_could_judge():
@@ -89,7 +108,10 @@ def test_a_rule_that_spoke_could_judge():
 @pytest.mark.parametrize(
     ("event", "words"),
     [
-        ({"what": "children", "detail": {"steps": 4, "seconds": 12.34}}, "12.3 s of computation in child processes"),
+        (
+            {"what": "children", "detail": {"steps": 4, "seconds": 12.34}},
+            "12.3 s of computation in child processes",
+        ),
         ({"what": "children", "detail": {}}, "computation in child processes"),
         ({"what": "hook-tables"}, "modules, because the program replaced PyTorch's global hooks"),
     ],
@@ -97,7 +119,9 @@ def test_a_rule_that_spoke_could_judge():
 def test_what_took_place_unseen_is_said_in_place_of_a_tick(event, words):
     """A run whose training nobody watched has no findings, and that means nothing."""
     recording = run()
-    recording = dataclasses.replace(recording, events=(*recording.events, {"kind": "unseen", **event}))
+    recording = dataclasses.replace(
+        recording, events=(*recording.events, {"kind": "unseen", **event})
+    )
     judgement = judge(recording, [Lacking("A", 20)])
 
     assert not judgement.complete
@@ -108,10 +132,14 @@ def test_a_short_line_counts_the_rest():
     """The last line of a run names a few."""
     judgement = judge(run(), [Lacking(code, 2) for code in "ABCDE"])
 
-    assert verdict(judgement, 3).endswith("B (2 of 20 measured steps), C (2 of 20 measured steps), 2 more")
+    assert verdict(judgement, 3).endswith(
+        "B (2 of 20 measured steps), C (2 of 20 measured steps), 2 more"
+    )
 
 
-@pytest.mark.parametrize(("steps", "need", "helped"), [(20, 20, True), (19, 20, False), (1000, 1001, False)])
+@pytest.mark.parametrize(
+    ("steps", "need", "helped"), [(20, 20, True), (19, 20, False), (1000, 1001, False)]
+)
 def test_no_command_is_named_that_would_not_help(steps, need, helped):
     """A run that is too short for a rule stays so with every step measured."""
     judgement = judge(run(steps), [Lacking("A", 2, need)])
@@ -149,7 +177,9 @@ def test_what_a_step_has_is_taken_into_account():
 
 def test_some_are_helped_and_others_need_a_longer_run():
     """Each is named with what helps it; what nothing helps is only named."""
-    judgement = judge(run(100), [Lacking("A", 2), Lacking("B", 2, 500), Lacking("C", 0, 1, grows=False)])
+    judgement = judge(
+        run(100), [Lacking("A", 2), Lacking("B", 2, 500), Lacking("C", 0, 1, grows=False)]
+    )
 
     assert judgement.helped == ("A",)
     assert list(advice(judgement)) == [
@@ -165,10 +195,19 @@ def test_some_are_helped_and_others_need_a_longer_run():
         ({"every": 1}, "kedge run --budget none --every 1 train.py --lr 0.1"),
         ({"budget": None}, "kedge run --budget none --every 1 train.py --lr 0.1"),
         ({"budget": None, "every": 1}, ""),
-        ({"sites": "h.*:out"}, "kedge run --budget none --every 1 --sites 'h.*:out' train.py --lr 0.1"),
-        ({"command": ["-m", "pkg.train", "a b", "$x"]}, "kedge run --budget none --every 1 -m pkg.train 'a b' '$x'"),
+        (
+            {"sites": "h.*:out"},
+            "kedge run --budget none --every 1 --sites 'h.*:out' train.py --lr 0.1",
+        ),
+        (
+            {"command": ["-m", "pkg.train", "a b", "$x"]},
+            "kedge run --budget none --every 1 -m pkg.train 'a b' '$x'",
+        ),
         ({"command": ["my train.py"]}, "kedge run --budget none --every 1 'my train.py'"),
-        ({"world": 4}, "torchrun --nproc-per-node 4 -m kedge run --budget none --every 1 train.py --lr 0.1"),
+        (
+            {"world": 4},
+            "torchrun --nproc-per-node 4 -m kedge run --budget none --every 1 train.py --lr 0.1",
+        ),
         ({"script": "python", "command": [""]}, "kedge.watch(every=1, budget=None)"),
         ({"script": "/x/ipykernel_launcher.py"}, "kedge.watch(every=1, budget=None)"),
     ],
@@ -183,7 +222,10 @@ def test_a_dump_is_advised_where_every_step_was_measured_and_none_was_made():
     everything = {"budget": None, "every": 1}
 
     assert with_dump_on(run()) == "kedge run --dump train.py --lr 0.1"
-    assert with_dump_on(run(**everything)) == "kedge run --budget none --every 1 --dump train.py --lr 0.1"
+    assert (
+        with_dump_on(run(**everything))
+        == "kedge run --budget none --every 1 --dump train.py --lr 0.1"
+    )
     assert with_dump_on(run(dump=True)) == ""
     assert again(run(**everything), "To see") == (
         'To see, run it again with "kedge run --budget none --every 1 --dump train.py --lr 0.1". '
@@ -197,16 +239,29 @@ def test_a_run_with_compiled_code_is_advised_to_dump_uncompiled():
 
     def of(*events, sites=("out",), **manifest):
         found = run(**manifest)
-        return dataclasses.replace(found, events=events, sites=tuple(SimpleNamespace(kind=kind) for kind in sites))
+        return dataclasses.replace(
+            found, events=events, sites=tuple(SimpleNamespace(kind=kind) for kind in sites)
+        )
 
     assert closer_look(of(compiled)) == "kedge run --budget none --every 1 train.py --lr 0.1"
-    assert with_dump_on(of(compiled)) == "TORCH_COMPILE_DISABLE=1 kedge run --dump train.py --lr 0.1"
-    assert with_dump_on(of(compiled, dump=True)) == "TORCH_COMPILE_DISABLE=1 kedge run --dump train.py --lr 0.1"
+    assert (
+        with_dump_on(of(compiled)) == "TORCH_COMPILE_DISABLE=1 kedge run --dump train.py --lr 0.1"
+    )
+    assert (
+        with_dump_on(of(compiled, dump=True))
+        == "TORCH_COMPILE_DISABLE=1 kedge run --dump train.py --lr 0.1"
+    )
     assert with_dump_on(of(compiled, {"kind": "dump"}, dump=True)) == ""
-    assert 'after torch.compiler.set_stance("force_eager")' in with_dump_on(of(compiled, script="python"))
+    assert 'after torch.compiler.set_stance("force_eager")' in with_dump_on(
+        of(compiled, script="python")
+    )
     assert "--every 1 train.py" in again(of(compiled), "To see")
-    assert "TORCH_COMPILE_DISABLE=1 kedge run --budget none" in again(of(compiled, **everything), "To see")
-    assert '"TORCH_COMPILE_DISABLE=1 kedge run --dump train.py' in again(of(compiled, sites=["param.grad"]), "To see")
+    assert "TORCH_COMPILE_DISABLE=1 kedge run --budget none" in again(
+        of(compiled, **everything), "To see"
+    )
+    assert '"TORCH_COMPILE_DISABLE=1 kedge run --dump train.py' in again(
+        of(compiled, sites=["param.grad"]), "To see"
+    )
 
 
 def test_a_run_still_going_lacks_its_end():
@@ -225,7 +280,11 @@ def test_a_rule_lacks_what_is_more_than_there_is(rule):
     """In a run of one measured step, and in none."""
     scene = chain(loss=True)
     scene.step(0)
-    for recording in (scene.recording(), Recording.build(), Recording.build(["fc:out", "fc.weight:param.grad"])):
+    for recording in (
+        scene.recording(),
+        Recording.build(),
+        Recording.build(["fc:out", "fc.weight:param.grad"]),
+    ):
         lack = rule.lacking(recording)
         assert lack is None or (lack.code == rule.code and 0 <= lack.have < lack.need)
 
@@ -266,12 +325,21 @@ def test_a_long_healthy_run_is_judged_in_full():
     made = Course(range(60))
     for i in range(6):
         made.weight(f"l{i}", steady(0.1, 1e-3, 1e-4), out=1.0)
-    made.rows = [row | ({"exponents": [0] * 40 + [9] + [0] * 42} if "grad" in row["site"] else {}) for row in made.rows]
-    made.rows = [row | ({"min": -0.3, "max": 0.3} if row["site"].endswith(":param") else {}) for row in made.rows]
+    made.rows = [
+        row | ({"exponents": [0] * 40 + [9] + [0] * 42} if "grad" in row["site"] else {})
+        for row in made.rows
+    ]
+    made.rows = [
+        row | ({"min": -0.3, "max": 0.3} if row["site"].endswith(":param") else {})
+        for row in made.rows
+    ]
     made.loss([2.0 / (1 + i / 4) + 0.01 * (i % 3) for i in range(60)])
     made.roots[0]["trained"] = True
     made.events = [
-        {"kind": "optimizers", "optimizers": [{"index": 0, "type": "Adam", "roots": [0], "rates": [0.001]}]},
+        {
+            "kind": "optimizers",
+            "optimizers": [{"index": 0, "type": "Adam", "roots": [0], "rates": [0.001]}],
+        },
         {"kind": "modes", "step": 0, "root": 0, "training": True, "eval": [], "train": []},
         {"kind": "loss-graph", "step": 0, "site": "loss", "nodes": ["MeanBackward0"]},
         {"kind": "end", "steps": 60},

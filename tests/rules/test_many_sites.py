@@ -56,7 +56,9 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return folder / "60.kedge", folder / "240.kedge"
 
 
-def test_judging_four_times_the_modules_is_at_most_four_times_the_work(recordings: tuple[Path, Path]) -> None:
+def test_judging_four_times_the_modules_is_at_most_four_times_the_work(
+    recordings: tuple[Path, Path],
+) -> None:
     """Reading, judging and comparing blocks take a number of calls that grows no faster than that of the sites."""
 
     def work(path: Path) -> None:

@@ -13,7 +13,13 @@ from kedge.store.recording import Recording
 from tests.rules.scenes import NAN, Scene, all_of, chain, size
 
 NET = [{"name": "Net", "prefix": "", "parameters": 16}]
-WEIGHT = {"site": "fc.weight:param", "path": "fc.weight", "kind": "param", "owner": "fc", "shape": [4, 4]}
+WEIGHT = {
+    "site": "fc.weight:param",
+    "path": "fc.weight",
+    "kind": "param",
+    "owner": "fc",
+    "shape": [4, 4],
+}
 STEPS = range(0, 80, 10)
 
 
@@ -22,7 +28,9 @@ def found(recording: Recording) -> list[Any]:
     return list(RankDeparts().check(recording))
 
 
-def weights(*courses: list[float], norms: list[list[float]] | None = None, count: int = 16) -> Recording:
+def weights(
+    *courses: list[float], norms: list[list[float]] | None = None, count: int = 16
+) -> Recording:
     """One parameter, for each rank the course of its size, and that of the gradients' norm."""
     rows = [
         {"rank": rank, **size(step, "fc.weight:param", value, count)}
@@ -30,7 +38,10 @@ def weights(*courses: list[float], norms: list[list[float]] | None = None, count
         for step, value in zip(STEPS, course, strict=False)
     ]
     for rank, course in enumerate(norms or []):
-        rows += [{"rank": rank, "level": 1, **size(i, ":grad.norm", value)} for i, value in enumerate(course)]
+        rows += [
+            {"rank": rank, "level": 1, **size(i, ":grad.norm", value)}
+            for i, value in enumerate(course)
+        ]
     return Recording.build([WEIGHT, {"site": ":grad.norm", "shape": [16]}], rows, roots=NET)
 
 
@@ -56,7 +67,9 @@ def test_a_rank_that_leaves_the_others_is_named() -> None:
     (finding,) = found(weights([1, 1, 1], [1, 1, 1], [1, 1, 1.01], norms=[[1, 1], [1, 1], [1, 1]]))
 
     assert (finding.severity, finding.site, finding.step) == ("error", "fc.weight:param", 20)
-    assert finding.message.startswith("At step 20 rank 2 departed from the others on fc.weight:param")
+    assert finding.message.startswith(
+        "At step 20 rank 2 departed from the others on fc.weight:param"
+    )
     assert finding.evidence["rank"] == 2
     assert finding.evidence["rms"] == {"0": 1.0, "1": 1.0, "2": 1.01}
 
@@ -82,7 +95,9 @@ def test_ranks_that_never_exchange_gradients_may_mean_to() -> None:
     (finding,) = found(weights([1, 1.1], [1, 1.2], norms=[[1], [1.5]]))
 
     assert finding.severity == "warning"
-    assert finding.message.startswith("The ranks started from the same parameters and never exchanged gradients")
+    assert finding.message.startswith(
+        "The ranks started from the same parameters and never exchanged gradients"
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,14 +121,20 @@ def test_one_rank_alone_with_a_nan_is_named() -> None:
     ranks = [chain(), chain(), chain()]
     for step in (0, 1):
         for rank, scene in enumerate(ranks):
-            bad = all_of(("log:out", "head:in", "head:out", ":out"), NAN) if (rank, step) == (1, 1) else {}
+            bad = (
+                all_of(("log:out", "head:in", "head:out", ":out"), NAN)
+                if (rank, step) == (1, 1)
+                else {}
+            )
             # What all ranks exchange is spoilt at all of them.
             scene.step(step, bad | (all_of(("head.weight:update",), NAN) if step else {}))
 
     (finding,) = found(scenes(*ranks))
 
     assert (finding.severity, finding.site, finding.step) == ("error", "log:out", 1)
-    assert finding.message == ("Rank 1 alone held a non-finite value at log:out in step 1; ranks 0, 2 did not.")
+    assert finding.message == (
+        "Rank 1 alone held a non-finite value at log:out in step 1; ranks 0, 2 did not."
+    )
     assert finding.evidence["ranks"] == [1]
 
 
@@ -148,7 +169,9 @@ def test_a_rank_that_ended_before_is_no_witness() -> None:
 
 def test_a_rank_whose_activations_are_far_away_is_named() -> None:
     """Every measured step from then on, many times as large as those of the ranks in the middle."""
-    (finding,) = found(outputs([1] * 9, [1.2] * 9, [1, 1, 255, 255, 255, 255, 255, 255, 255], [0.9] * 9))
+    (finding,) = found(
+        outputs([1] * 9, [1.2] * 9, [1, 1, 255, 255, 255, 255, 255, 255, 255], [0.9] * 9)
+    )
 
     assert (finding.severity, finding.site, finding.step) == ("warning", "fc:out", 20)
     assert finding.evidence["rank"] == 2
@@ -159,7 +182,10 @@ def test_of_two_ranks_the_second_is_compared_with_the_first() -> None:
     """One finding, that tells the ratio."""
     (finding,) = found(outputs([1] * 6, [0.1] * 6))
 
-    assert finding.message == "From step 0 on, the values of fc:out at rank 1 are 1/10 of those at rank 0."
+    assert (
+        finding.message
+        == "From step 0 on, the values of fc:out at rank 1 are 1/10 of those at rank 0."
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +198,14 @@ def test_of_two_ranks_the_second_is_compared_with_the_first() -> None:
         outputs([1] * 9, [0] * 9, [9] * 9),
         outputs([1] * 12, [64, 1 / 64, 64, 1 / 64, 64, 1 / 64, 64, 6, 6, 6, 6, 6]),
     ],
-    ids=["near", "now and then", "too few steps", "a loss", "nothing but zeros", "all vary as much"],
+    ids=[
+        "near",
+        "now and then",
+        "too few steps",
+        "a loss",
+        "nothing but zeros",
+        "all vary as much",
+    ],
 )
 def test_other_data_at_each_rank_is_no_departure(recording: Recording) -> None:
     """Neither single batches nor small differences, nor what is decided by one batch, is told."""
@@ -192,14 +225,18 @@ def test_ranks_that_take_fewer_steps_are_named(statuses: tuple[int, int], says: 
 
     findings = found(scenes(*ranks, events=ends))
 
-    assert [finding.message for finding in findings] == ["Rank 1 took 18 steps through :out, others up to 20."] * says
+    assert [finding.message for finding in findings] == [
+        "Rank 1 took 18 steps through :out, others up to 20."
+    ] * says
 
 
 def test_light_rows_and_other_schedules_do_not_matter() -> None:
     """Ranks are compared in the steps that all of them measured."""
     recording = weights([1, 1.1, 1.2, 1.3], [1, 1.1, 1.2, 1.3])
     rows = [{"rank": 1, **size(15, "fc.weight:param", 7.0)}]
-    steps = [{"rank": r, **size(10 * i, "fc.weight:param", 1 + i)} for r in (0, 1) for i in range(4)]
+    steps = [
+        {"rank": r, **size(10 * i, "fc.weight:param", 1 + i)} for r in (0, 1) for i in range(4)
+    ]
 
     assert found(recording) == []
     assert found(Recording.build([WEIGHT], steps + rows, roots=NET)) == []

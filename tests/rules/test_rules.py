@@ -71,7 +71,9 @@ def test_a_rule_has_a_page(rule):
 def test_every_threshold_is_on_the_page_with_its_value(rule):
     """Who wants to know why a rule fired finds the number and where it comes from."""
     page = " ".join(inspect.getdoc(type(rule)).split())
-    written = {field.name: f"{field.name} ({_number(field.default)})" for field in dataclasses.fields(rule)}
+    written = {
+        field.name: f"{field.name} ({_number(field.default)})" for field in dataclasses.fields(rule)
+    }
 
     assert {name for name, text in written.items() if text not in page} == set()
 
@@ -162,12 +164,20 @@ def test_one_healthy_step_is_enough_to_read(rule):
     assert list(rule.check(scene.recording())) == []
 
 
-def _light(step: int, sites: list[dict[str, object]], bad: dict[str, float] | None = None) -> list[dict[str, object]]:
+def _light(
+    step: int, sites: list[dict[str, object]], bad: dict[str, float] | None = None
+) -> list[dict[str, object]]:
     """Give the rows of a step in between: norms of outputs and of all gradients, and the loss."""
     kept = [site["site"] for site in sites if str(site["site"]).endswith((":out", ":grad.norm"))]
     squares = {text: (bad or {}).get(text, 0.5 + 0.1 * (step % 3)) for text in kept}
-    rows = [{"step": step, "site": text, "count": 4, "sumsq": value, "level": 1} for text, value in squares.items()]
-    return [row | ({"count": 1, "sum": 0.5 - step / 1000} if row["site"] == "Loss:out" else {}) for row in rows]
+    rows = [
+        {"step": step, "site": text, "count": 4, "sumsq": value, "level": 1}
+        for text, value in squares.items()
+    ]
+    return [
+        row | ({"count": 1, "sum": 0.5 - step / 1000} if row["site"] == "Loss:out" else {})
+        for row in rows
+    ]
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -177,15 +187,25 @@ def test_light_steps_raise_no_false_alarm(broken):
     scene.site(":grad.norm", shape=[32])
     for step in range(0, 400, 10):
         scene.step(step)
-    scene.rows = [row | {"sumsq": 1e-7} if row["site"].endswith(":update") else row for row in scene.rows]
+    scene.rows = [
+        row | {"sumsq": 1e-7} if row["site"].endswith(":update") else row for row in scene.rows
+    ]
     for step in range(384, 400) if broken else []:
-        scene.rows += _light(step, [site for site in scene.sites if site["site"] not in (":grad.norm", "Loss:out")])
+        scene.rows += _light(
+            step, [site for site in scene.sites if site["site"] not in (":grad.norm", "Loss:out")]
+        )
     for step in (step for step in range(400) if step % 10):
-        scene.rows += _light(step, [site for site in scene.sites if site["site"] in (":grad.norm", "Loss:out")])
+        scene.rows += _light(
+            step, [site for site in scene.sites if site["site"] in (":grad.norm", "Loss:out")]
+        )
     if broken:
-        scene.rows += _light(400, scene.sites, all_of(["log:out", "head:out", ":out", "Loss:out", ":grad.norm"], NAN))
+        scene.rows += _light(
+            400, scene.sites, all_of(["log:out", "head:out", ":out", "Loss:out", ":grad.norm"], NAN)
+        )
 
-    assert {finding.code for finding in check(scene.recording())} == ({"NAN-BORN"} if broken else set())
+    assert {finding.code for finding in check(scene.recording())} == (
+        {"NAN-BORN"} if broken else set()
+    )
 
 
 def test_errors_come_first_then_earlier_steps():
@@ -227,13 +247,16 @@ def test_an_unknown_code_names_the_nearest():
         explain("GRAD-VANISHED")
 
     assert isinstance(caught.value, KedgeError)
-    assert str(caught.value).startswith("there is no rule 'GRAD-VANISHED': the nearest are GRAD-VANISH")
+    assert str(caught.value).startswith(
+        "there is no rule 'GRAD-VANISHED': the nearest are GRAD-VANISH"
+    )
 
 
 def test_a_code_like_no_other_lists_all():
     """Where nothing is near, all codes are named."""
     with pytest.raises(
-        NoSuchRule, match="'7': the rules are NAN-BORN, NOT-OPTIMIZED, GRADS-KEPT, NEVER-INITIALISED, RATE-TOO-LARGE"
+        NoSuchRule,
+        match="'7': the rules are NAN-BORN, NOT-OPTIMIZED, GRADS-KEPT, NEVER-INITIALISED, RATE-TOO-LARGE",
     ):
         explain("7")
 

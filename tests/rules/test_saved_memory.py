@@ -13,8 +13,15 @@ from kedge.store.recording import Recording
 
 def saved(step: int = 0, **modules: float) -> dict[str, Any]:
     """Describe what was saved in a step, in MiB by module."""
-    entries = [{"path": path, "bytes": int(size * MIB), "tensors": 3} for path, size in modules.items()]
-    return {"kind": "saved", "step": step, "bytes": sum(e["bytes"] for e in entries), "modules": entries}
+    entries = [
+        {"path": path, "bytes": int(size * MIB), "tensors": 3} for path, size in modules.items()
+    ]
+    return {
+        "kind": "saved",
+        "step": step,
+        "bytes": sum(e["bytes"] for e in entries),
+        "modules": entries,
+    }
 
 
 def found(*events: dict[str, Any]) -> list[Finding]:
@@ -51,7 +58,10 @@ def test_the_step_in_which_most_was_saved_counts():
     """And each module in it that holds so much, the largest first."""
     findings = found(saved(0, a=100, b=90), saved(7, a=120, b=300), saved(9, a=1))
 
-    assert [(finding.site, finding.step) for finding in findings] == [("b:saved", 7), ("a:saved", 7)]
+    assert [(finding.site, finding.step) for finding in findings] == [
+        ("b:saved", 7),
+        ("a:saved", 7),
+    ]
     assert findings[1].evidence["next"] == {}
 
 

@@ -60,7 +60,10 @@ def test_a_whole_number_will_do_for_any_number():
     ("table", "message"),
     [
         ({"selct": []}, "f: [tool.kedge] has an unknown key 'selct'; the nearest are select"),
-        ({"x": 1}, "f: [tool.kedge] has an unknown key 'x'; the known ones are select, ignore, rules"),
+        (
+            {"x": 1},
+            "f: [tool.kedge] has an unknown key 'x'; the known ones are select, ignore, rules",
+        ),
         ({"rules": 3}, "f: [tool.kedge.rules] is 3; it must be a table"),
         ({"rules": {"PLAIN": 3}}, "f: [tool.kedge.rules.PLAIN] is 3; it must be a table"),
         (
@@ -105,9 +108,15 @@ def test_what_cannot_be_used_is_an_error(table, message):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("PLAIN", "f: select in [tool.kedge] is 'PLAIN'; write a list of codes: select = [\"PLAIN\"]"),
+        (
+            "PLAIN",
+            "f: select in [tool.kedge] is 'PLAIN'; write a list of codes: select = [\"PLAIN\"]",
+        ),
         ([1], 'f: select in [tool.kedge] is [1]; write a list of codes: select = ["PLAIN"]'),
-        (["OTHER"], "f: select in [tool.kedge]: there is no rule 'OTHER'; the nearest are OTHER-ONE"),
+        (
+            ["OTHER"],
+            "f: select in [tool.kedge]: there is no rule 'OTHER'; the nearest are OTHER-ONE",
+        ),
     ],
 )
 def test_a_list_of_codes_is_a_list_of_codes(value, message):
@@ -148,7 +157,9 @@ def test_what_is_printed_can_be_read_back():
 
 def test_what_was_changed_names_its_default():
     """So that one sees at a glance what a project changed."""
-    assert toml([Plain(samples=5)], RULES) == ("[tool.kedge.rules.PLAIN]\nratio = 0.001\nsamples = 5  # default: 20\n")
+    assert toml([Plain(samples=5)], RULES) == (
+        "[tool.kedge.rules.PLAIN]\nratio = 0.001\nsamples = 5  # default: 20\n"
+    )
 
 
 def test_every_threshold_can_be_set():
@@ -164,7 +175,10 @@ def test_a_page_shows_the_thresholds_that_apply():
 
     page = explain("grad-vanish", [replace(vanish, ratio=0.5)])
 
-    assert "    [tool.kedge.rules.GRAD-VANISH]\n    ratio = 0.5  # default: 0.001\n    still = 1e-06\n" in page
+    assert (
+        "    [tool.kedge.rules.GRAD-VANISH]\n    ratio = 0.5  # default: 0.001\n    still = 1e-06\n"
+        in page
+    )
 
 
 def test_all_thresholds_stand_in_one_place():

@@ -28,13 +28,19 @@ def recorded(
     made.roots = [_root(name, told) for name, told in zip(names, trained, strict=False)]
     for root in graded:
         made.weight(f"{names[root]}.fc".lstrip("."), steady(0.1, 1e-3, 1e-4), root=root)
-    entries = [{"site": site, "fired": 0, "cause": cause, "remedy": "call it"} for site, cause in silent]
+    entries = [
+        {"site": site, "fired": 0, "cause": cause, "remedy": "call it"} for site, cause in silent
+    ]
     made.events = [{"kind": "ledger", "sites": entries}, {"kind": "end", "steps": 4}]
     return made.recording()
 
 
 def _root(name: str, trained: bool | None) -> dict[str, Any]:
-    return {"name": name or "Net", "prefix": name, **({} if trained is None else {"trained": trained})}
+    return {
+        "name": name or "Net",
+        "prefix": name,
+        **({} if trained is None else {"trained": trained}),
+    }
 
 
 def test_an_optimizer_says_what_is_trained():
@@ -52,14 +58,19 @@ def test_what_no_root_holds_belongs_to_none():
     )
     recording = dataclasses.replace(recording, roots=(root,))
 
-    assert [root_of(recording, path) for path in ("fc.weight", "fc", "bias", "Sequential.0.weight")] == [0, 0, 0, -1]
+    assert [
+        root_of(recording, path) for path in ("fc.weight", "fc", "bias", "Sequential.0.weight")
+    ] == [0, 0, 0, -1]
 
 
 def test_a_path_belongs_to_the_root_with_the_longest_prefix():
     """The plain names to the root without one."""
     recording = recorded(True, False, False)
 
-    assert [root_of(recording, path) for path in ("fc.weight", "Teacher.fc", "Teacher-2.fc", "Teacher", "")] == [
+    assert [
+        root_of(recording, path)
+        for path in ("fc.weight", "Teacher.fc", "Teacher-2.fc", "Teacher", "")
+    ] == [
         *(0, 1, 2, 1, 0),
     ]
 
@@ -74,7 +85,9 @@ def test_a_model_that_never_ran_with_gradients_has_no_unused_parameters(trained,
 
 def test_a_parameter_that_moved_is_not_unused():
     """Layers that train through .forward() fire no hook of a module, and their updates were seen."""
-    recording = recorded(True, silent=(("fc.weight:param.grad", UNREACHED), ("aux.weight:param.grad", UNREACHED)))
+    recording = recorded(
+        True, silent=(("fc.weight:param.grad", UNREACHED), ("aux.weight:param.grad", UNREACHED))
+    )
 
     assert [finding.site for finding in UnusedParam().check(recording)] == ["aux.weight:param.grad"]
 
@@ -95,7 +108,8 @@ def test_what_the_optimizers_hold_is_said_once():
     made.sites = [
         s
         for s in made.sites
-        if (s.get("path"), s.get("kind")) not in {("head.weight", "param"), ("head.weight", "update")}
+        if (s.get("path"), s.get("kind"))
+        not in {("head.weight", "param"), ("head.weight", "update")}
     ]
     assert len(list(UnusedParam().check(made.recording()))) == 1
 
@@ -119,4 +133,6 @@ def test_rules_about_training_speak_of_trained_models_alone(code, trained):
     made.weight("fc", steady(0.1, 1e-3, 1e-4))
     made.weight("Teacher.fc", BAD[code], root=1)
 
-    assert [finding.code for finding in judge(made.recording()).findings if finding.code == code] == [code] * trained
+    assert [
+        finding.code for finding in judge(made.recording()).findings if finding.code == code
+    ] == [code] * trained

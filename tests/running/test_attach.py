@@ -46,7 +46,11 @@ class Running:
 
     def __init__(self, folder, sleep=0):
         self.folder, self.told = folder, None
-        command = [sys.executable, "-c", "import sys; from tests.running.training import main; main(*sys.argv[1:])"]
+        command = [
+            sys.executable,
+            "-c",
+            "import sys; from tests.running.training import main; main(*sys.argv[1:])",
+        ]
         command += [str(folder), str(sleep)]
         self._thread = threading.Thread(target=self._run, args=(command,))
         self._thread.start()
@@ -84,7 +88,13 @@ def running(tmp_path):
 @contextmanager
 def attached(pid, recording, patience=60.0):
     """Attach to a process, and let it go at the end of the block at the latest."""
-    wishes = {"recording": str(recording), "force": False, "sites": "**", "every": 1, "budget": None}
+    wishes = {
+        "recording": str(recording),
+        "force": False,
+        "sites": "**",
+        "every": 1,
+        "budget": None,
+    }
     program = attach(RunningProcess.found(pid), wishes, patience)
     try:
         yield program
@@ -93,7 +103,9 @@ def attached(pid, recording, patience=60.0):
 
 
 @pytest.mark.parametrize("times", [2, full(20)])
-def test_a_training_that_was_watched_now_and_then_has_the_same_losses_and_nothing_left_in_it(running, tmp_path, times):
+def test_a_training_that_was_watched_now_and_then_has_the_same_losses_and_nothing_left_in_it(
+    running, tmp_path, times
+):
     """Attached and let go several times, it computes the same bits, and no hook, thread or open file stays."""
     training = running()
     heard = []
@@ -120,7 +132,19 @@ def test_the_command_watches_for_the_given_time_and_names_the_recording(running,
     training = running()
 
     assert (
-        main(["attach", str(training.pid), "-o", str(tmp_path / "a.kedge"), "--for", "0.3s", "--budget", "none"]) == 0
+        main(
+            [
+                "attach",
+                str(training.pid),
+                "-o",
+                str(tmp_path / "a.kedge"),
+                "--for",
+                "0.3s",
+                "--budget",
+                "none",
+            ]
+        )
+        == 0
     )
     told = training.stop()
     assert told["digest"] == digest_of(told["steps"])
@@ -136,7 +160,11 @@ def test_a_command_that_dies_lets_the_training_go(running, tmp_path):
     training = running()
     with attached(training.pid, tmp_path / "a.kedge") as program:
         assert next(program.events())["event"] == "began"
-    while Recording.open(tmp_path / "a.kedge").end is None if (tmp_path / "a.kedge").exists() else True:
+    while (
+        Recording.open(tmp_path / "a.kedge").end is None
+        if (tmp_path / "a.kedge").exists()
+        else True
+    ):
         time.sleep(0.05)
     time.sleep(0.5)
     told = training.stop()
@@ -163,7 +191,9 @@ def test_a_program_in_a_long_call_is_left_alone(running, tmp_path):
     """The command gives up with a reason; when the call is over, nothing happens any more."""
     training = running(sleep=8)
 
-    with pytest.raises(CannotAttach, match=r"its main thread stays in one long call.*nothing is left in it"):
+    with pytest.raises(
+        CannotAttach, match=r"its main thread stays in one long call.*nothing is left in it"
+    ):
         with attached(training.pid, tmp_path / "a.kedge", patience=2.0):
             pass
     while (Path("/proc") / str(training.pid) / "wchan").read_text() == "hrtimer_nanosleep":
@@ -208,7 +238,9 @@ class Interrupted:
         self.left = True
 
 
-@pytest.mark.parametrize(("always", "last"), [(False, "nothing was recorded"), (True, "stopped at once")])
+@pytest.mark.parametrize(
+    ("always", "last"), [(False, "nothing was recorded"), (True, "stopped at once")]
+)
 def test_ctrl_c_ends_the_watch_and_a_second_one_the_command(always, last, tmp_path, capsys):
     """The first waits for the end of the watch, the second does not; the program goes on in both cases."""
     program = Interrupted(RunningProcess(1, Path("/proc/1")), always=always)

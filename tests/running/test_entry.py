@@ -21,7 +21,10 @@ from kedge.running.private_folder import PrivateFolder
 @pytest.fixture
 def listening():
     """The folder and the socket of a command."""
-    with PrivateFolder((os.geteuid(), os.getegid())) as folder, socket.socket(socket.AF_UNIX) as server:
+    with (
+        PrivateFolder((os.geteuid(), os.getegid())) as folder,
+        socket.socket(socket.AF_UNIX) as server,
+    ):
         server.bind(str(folder.path / entry.CONTROL))
         server.listen(1)
         server.settimeout(0.2)
@@ -77,7 +80,9 @@ def test_a_program_that_is_importing_is_not_entered(tmp_path, monkeypatch):
     """Kedge would import modules that are half made, and both would break."""
     package = tmp_path / "half_made"
     package.mkdir()
-    (package / "__init__.py").write_text("from kedge.running import entry\nentry._check({'names': ['half_made']})\n")
+    (package / "__init__.py").write_text(
+        "from kedge.running import entry\nentry._check({'names': ['half_made']})\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
 
     with pytest.raises(BusyImporting, match="half_made"):

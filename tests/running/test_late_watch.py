@@ -79,7 +79,9 @@ def test_a_watch_in_the_midst_of_a_training_changes_no_bit(command, tables):
 def test_a_watch_that_comes_inside_a_forward_begins_with_the_next_one(command):
     """A model that is half way through would be seen as several small ones."""
     training = Training()
-    hook = training.model[1].register_forward_hook(lambda *_: None if late_watch._active else command.begin())
+    hook = training.model[1].register_forward_hook(
+        lambda *_: None if late_watch._active else command.begin()
+    )
     for _ in range(4):
         training.step()
     hook.remove()
@@ -181,7 +183,12 @@ def test_a_forked_child_is_not_watched(command):
         try:
             training.step()
         finally:
-            os._exit(int(late_watch._active[0]._watch is not None or command.watch._control.fileno() != -1))
+            os._exit(
+                int(
+                    late_watch._active[0]._watch is not None
+                    or command.watch._control.fileno() != -1
+                )
+            )
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     training.step()

@@ -17,7 +17,9 @@ from kedge.running.attached_program import _no_way
 from kedge.running.gdb import SIZE, _reason, free_page
 from kedge.running.process import RunningProcess
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kedge attach works on Linux")
+pytestmark = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="kedge attach works on Linux"
+)
 
 
 class Described(RunningProcess):
@@ -29,7 +31,9 @@ class Described(RunningProcess):
 
 
 def _described(**differently):
-    return type("Described", (Described,), differently)(os.getppid(), Path("/proc") / str(os.getppid()))
+    return type("Described", (Described,), differently)(
+        os.getppid(), Path("/proc") / str(os.getppid())
+    )
 
 
 def _trouble(**differently):
@@ -50,14 +54,20 @@ def test_each_hindrance_has_its_sentence(monkeypatch):
     usual = Described.status
 
     assert "there is no process" in _trouble(status={})
-    assert "let it run on: kill -CONT" in _trouble(status={**usual, "State": "T (stopped)", "TracerPid": "0"})
+    assert "let it run on: kill -CONT" in _trouble(
+        status={**usual, "State": "T (stopped)", "TracerPid": "0"}
+    )
     assert "held by a debugger, process 77" in _trouble(status={**usual, "TracerPid": "77"})
     assert "is a thread of process 12" in _trouble(status={**usual, "Tgid": "12"})
     assert "cannot be inspected" in _trouble(maps="")
-    assert "not a Python process, but /usr/bin/python3" in _trouble(maps="7f00-7f01 r--p /usr/bin/cat\n")
+    assert "not a Python process, but /usr/bin/python3" in _trouble(
+        maps="7f00-7f01 r--p /usr/bin/cat\n"
+    )
     assert "Kedge needs 3.11" in _trouble(maps="7f00-7f01 r--p /usr/bin/python3.9\n")
     assert "has not imported torch" in _trouble(maps="7f00-7f01 r--p /usr/bin/python3.12\n")
-    monkeypatch.setattr(process, "_namespace", lambda proc, kind: "" if kind == "pid" else str(proc))
+    monkeypatch.setattr(
+        process, "_namespace", lambda proc, kind: "" if kind == "pid" else str(proc)
+    )
     assert "docker exec" in _trouble()
 
 
@@ -84,8 +94,15 @@ def test_what_the_system_forbids_is_explained(monkeypatch, tmp_path, scope, may,
 
 def test_the_script_of_a_process_names_the_recording():
     """Options of Python, and of its modules, are left out."""
-    words = {("python", "train.py", "-x"): "train.py", ("python", "-u", "-m", "pkg.train"): "pkg.train"}
-    words |= {("python", "-W", "error", "a/b.py"): "b.py", ("python", "-c", "pass"): "python", ("python",): "python"}
+    words = {
+        ("python", "train.py", "-x"): "train.py",
+        ("python", "-u", "-m", "pkg.train"): "pkg.train",
+    }
+    words |= {
+        ("python", "-W", "error", "a/b.py"): "b.py",
+        ("python", "-c", "pass"): "python",
+        ("python",): "python",
+    }
 
     assert {given: _described(command=list(given)).script for given in words} == words
 
@@ -136,8 +153,14 @@ def test_the_command_refuses_real_processes(capsys):
     other.join()
 
     said = capsys.readouterr().err.splitlines()
-    assert ["is not a Python process, but" in said[0], "there is no process" in said[1]] == [True, True]
-    assert ["this command itself" in said[2], f"is a thread of process {os.getpid()}" in said[3]] == [True, True]
+    assert ["is not a Python process, but" in said[0], "there is no process" in said[1]] == [
+        True,
+        True,
+    ]
+    assert [
+        "this command itself" in said[2],
+        f"is a thread of process {os.getpid()}" in said[3],
+    ] == [True, True]
 
 
 @pytest.mark.parametrize("text", ["5 minutes", "-1", "0", ""])

@@ -23,7 +23,9 @@ HERE = RunningProcess(os.getpid(), Path("/proc/self"))
 def test_a_request_is_taken_back_by_one_for_an_empty_script(monkeypatch):
     """The first script is removed, and nobody can put another in its place that would be run."""
     asked = []
-    monkeypatch.setattr(remote_exec, "_remote_exec", lambda pid, script: asked.append((pid, Path(script))))
+    monkeypatch.setattr(
+        remote_exec, "_remote_exec", lambda pid, script: asked.append((pid, Path(script)))
+    )
     with PrivateFolder((os.geteuid(), os.getegid())) as folder:
         send_by_python(HERE, "text", folder)
         assert asked[0][1].read_text() == "text"
@@ -32,7 +34,9 @@ def test_a_request_is_taken_back_by_one_for_an_empty_script(monkeypatch):
         replace_request(HERE)
 
     assert not asked[0][1].exists()
-    assert [type(node) for node in ast.parse(asked[1][1].read_text()).body] == [ast.Expr]  # a docstring
+    assert [type(node) for node in ast.parse(asked[1][1].read_text()).body] == [
+        ast.Expr
+    ]  # a docstring
 
 
 def test_a_refusal_names_the_settings_that_cause_it(monkeypatch):

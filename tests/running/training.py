@@ -48,7 +48,11 @@ def digest_of(steps):
 def state():
     """Return what an attached watch may not leave behind: threads, open files, hooks for all modules and optimizers."""
     hooks = sum(map(len, global_tables().values()))
-    return {"threads": threading.active_count(), "files": len([*Path("/proc/self/fd").iterdir()]), "hooks": hooks}
+    return {
+        "threads": threading.active_count(),
+        "files": len([*Path("/proc/self/fd").iterdir()]),
+        "hooks": hooks,
+    }
 
 
 def main(folder, sleep):
@@ -63,7 +67,12 @@ def main(folder, sleep):
     while not (folder / "stop").exists():
         training.step()
         time.sleep(0.003)
-    own = [len(table) for m in training.model.modules() for name, table in vars(m).items() if name.endswith("hooks")]
+    own = [
+        len(table)
+        for m in training.model.modules()
+        for name, table in vars(m).items()
+        if name.endswith("hooks")
+    ]
     own += [len(p._post_accumulate_grad_hooks or ()) for p in training.model.parameters()]
     told = {"steps": training.steps, "digest": training.digest.hexdigest()}
     sys.stdout.write(json.dumps({**told, "before": before, "after": state(), "own": sum(own)}))

@@ -30,7 +30,10 @@ def folded(names: list[str], like: dict[str, str] | None = None) -> dict[str, in
         ),
         ([f"e.{a}.x.{b}" for a, b in product(range(3), range(2))], ["e.0-2.x.0-1"]),
         (["s.0.b.0", "s.0.b.1", "s.1.b.0", "s.1.b.1", "s.1.b.2"], ["s.0.b.0-1", "s.1.b.0-2"]),
-        (["h.0.w:param", "h.1.w:param", "h.0.w:out[0]", "h.1.w:out[0]"], ["h.0-1.w:param", "h.0-1.w:out[0]"]),
+        (
+            ["h.0.w:param", "h.1.w:param", "h.0.w:out[0]", "h.1.w:out[0]"],
+            ["h.0-1.w:param", "h.0-1.w:out[0]"],
+        ),
         (["conv1", "conv2", "b.01.x", "b.1.x"], ["conv1", "conv2", "b.01.x", "b.1.x"]),
         (["x:out[cache.1]", "x:out[cache.2]"], ["x:out[cache.1]", "x:out[cache.2]"]),
         (["0", "1", "2"], ["0-2"]),
@@ -47,7 +50,11 @@ def test_what_is_not_alike_does_not_fold() -> None:
     """A block of another type stands alone."""
     names = [f"h.{i}.{part}" for i in range(5) for part in ("attn", "mlp")]
 
-    assert folded(names, {"h.2.mlp": "other"}) == {"h.0-4.attn": 5, "h.0-1,3-4.mlp": 4, "h.2.mlp": 1}
+    assert folded(names, {"h.2.mlp": "other"}) == {
+        "h.0-4.attn": 5,
+        "h.0-1,3-4.mlp": 4,
+        "h.2.mlp": 1,
+    }
 
 
 def test_what_is_in_another_state_stands_next_to_the_others() -> None:
@@ -64,7 +71,9 @@ def test_one_that_must_stand_alone_does() -> None:
     """A member that is far from the others is named by itself."""
     sizes = {f"h.{i}": 1.0 + i / 100 for i in range(20)} | {"h.7": 300.0}
 
-    differing = Folding(str, lambda _: None, differing=lambda group: outliers([sizes[name] for name in group]))
+    differing = Folding(
+        str, lambda _: None, differing=lambda group: outliers([sizes[name] for name in group])
+    )
     made = differing.fold(sizes)
 
     assert [one.name for one in made] == ["h.0-6,8-19", "h.7"]
@@ -109,14 +118,21 @@ def test_numbers_are_written_as_ranges(numbers: list[int], text: str) -> None:
         ([1.0] * 30 + [1e3] * 10, False, []),
     ],
 )
-def test_outliers_are_far_from_the_median(values: list[float | None], share: bool, found: list[int]) -> None:
+def test_outliers_are_far_from_the_median(
+    values: list[float | None], share: bool, found: list[int]
+) -> None:
     """Sizes are compared by their ratio, shares by their difference; where many differ, none stands out."""
     assert outliers(values, share=share) == found
 
 
 def test_the_block_of_a_path_ends_with_its_last_number() -> None:
     """A path in no block is its own."""
-    assert [block(path) for path in ("h.0.attn.c_attn", "s.1.b.2", "lm_head", "")] == ["h.0", "s.1.b.2", "lm_head", ""]
+    assert [block(path) for path in ("h.0.attn.c_attn", "s.1.b.2", "lm_head", "")] == [
+        "h.0",
+        "s.1.b.2",
+        "lm_head",
+        "",
+    ]
 
 
 def tower(blocks: int) -> nn.Module:

@@ -47,7 +47,10 @@ class Box:
 
 
 pytree.register_pytree_node(
-    Box, lambda b: ([b.a, b.b], b.label), lambda c, label: Box(*c, label), serialized_type_name="tests.leaves.Box"
+    Box,
+    lambda b: ([b.a, b.b], b.label),
+    lambda c, label: Box(*c, label),
+    serialized_type_name="tests.leaves.Box",
 )
 
 A, B, C = torch.zeros(2), torch.ones(3), torch.full((4,), 2.0)
@@ -71,11 +74,20 @@ CASES = {
     "dotted keys": (lambda: {"layer.0": A, "layer.1": B}, {"layer.0": A, "layer.1": B}),
     "dataclass": (lambda: Out(A, cache=[B]), {"logits": A, "cache.0": B}),
     "frozen dataclass": (lambda: Frozen(A), {"logits": A}),
-    "nested": (lambda: {"a": [Pair((A,), Out(B)), C]}, {"a.0.logits.0": A, "a.0.hidden.logits": B, "a.1": C}),
-    "ModelOutput": (model_output, {"last_hidden_state": A, "hidden_states.0": B, "hidden_states.1": C}),
+    "nested": (
+        lambda: {"a": [Pair((A,), Out(B)), C]},
+        {"a.0.logits.0": A, "a.0.hidden.logits": B, "a.1": C},
+    ),
+    "ModelOutput": (
+        model_output,
+        {"last_hidden_state": A, "hidden_states.0": B, "hidden_states.1": C},
+    ),
     "pytree": (lambda: Box(A, [B], "keep"), {"0": A, "1.0": B}),
     "torch.return_types": (lambda: torch.max(torch.eye(2), dim=0), None),
-    "PackedSequence": (lambda: torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)]), None),
+    "PackedSequence": (
+        lambda: torch.nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)]),
+        None,
+    ),
 }
 
 
@@ -99,7 +111,9 @@ def test_putting_back_what_was_found_gives_an_equal_value(case: str) -> None:
     again = leaves.put(value, dict(leaves.find(value)))
 
     assert type(again) is type(value)
-    assert [(n, id(t)) for n, t in leaves.find(again)] == [(n, id(t)) for n, t in leaves.find(value)]
+    assert [(n, id(t)) for n, t in leaves.find(again)] == [
+        (n, id(t)) for n, t in leaves.find(value)
+    ]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -112,12 +126,15 @@ def test_each_leaf_can_be_replaced_alone(case: str) -> None:
         new = tensor + 1
         changed = leaves.put(value, {name: new})
         assert type(changed) is type(value)
-        assert [id(t) for _, t in leaves.find(changed)] == [id(new) if n == name else id(t) for n, t in before]
+        assert [id(t) for _, t in leaves.find(changed)] == [
+            id(new) if n == name else id(t) for n, t in before
+        ]
     assert [(n, id(t)) for n, t in leaves.find(value)] == [(n, id(t)) for n, t in before]
 
 
 @pytest.mark.parametrize(
-    "value", [None, (), [], {}, "text", 3, Out(None), [[], {"a": None}], SimpleNamespace(x=A), {1, 2}, Out]
+    "value",
+    [None, (), [], {}, "text", 3, Out(None), [[], {"a": None}], SimpleNamespace(x=A), {1, 2}, Out],
 )
 def test_a_value_without_tensors_has_no_leaves(value: Any) -> None:
     """What holds no tensor, or hides it in an object that is no container, has none to find and is returned as it is."""
@@ -204,7 +221,11 @@ def test_no_two_leaves_have_one_name(value: dict[Any, Any], names: list[str]) ->
     """Keys that are equal as text are told apart, when they are found and when they are put back."""
 
     def of_tensors(inner: Any) -> Any:
-        return {k: of_tensors(v) for k, v in inner.items()} if isinstance(inner, dict) else torch.tensor(inner)
+        return (
+            {k: of_tensors(v) for k, v in inner.items()}
+            if isinstance(inner, dict)
+            else torch.tensor(inner)
+        )
 
     whole = of_tensors(value)
     found = leaves.find(whole)

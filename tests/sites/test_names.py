@@ -16,12 +16,21 @@ from kedge.sites.site import Site
         ([Site("a", call=0)], ["a"]),
         ([Site("a", call=1)], ["a#1"]),
         ([Site("a", call=0), Site("a", call=1)], ["a#0", "a#1"]),
-        ([Site("a", call=0), Site("a", "in", "x", 0), Site("a", "in", "x", 1)], ["a", "a#0:in[x]", "a#1:in[x]"]),
+        (
+            [Site("a", call=0), Site("a", "in", "x", 0), Site("a", "in", "x", 1)],
+            ["a", "a#0:in[x]", "a#1:in[x]"],
+        ),
         ([Site("a", leaf="0", call=0), Site("a", leaf="1", call=1)], ["a#0:out[0]", "a#1:out[1]"]),
         ([Site("a", call=0, op=("relu", 0))], ["a/relu"]),
         ([Site("a", call=0, op=("relu", 1))], ["a/relu#1"]),
-        ([Site("a", call=0, op=("relu", 0)), Site("a", call=0, op=("relu", 1))], ["a/relu#0", "a/relu#1"]),
-        ([Site("a", call=0, op=("relu", 0)), Site("a", call=0, op=("add", 0))], ["a/relu", "a/add"]),
+        (
+            [Site("a", call=0, op=("relu", 0)), Site("a", call=0, op=("relu", 1))],
+            ["a/relu#0", "a/relu#1"],
+        ),
+        (
+            [Site("a", call=0, op=("relu", 0)), Site("a", call=0, op=("add", 0))],
+            ["a/relu", "a/add"],
+        ),
         ([Site("", call=0), Site("", op=("add", 0), call=0)], [":out", "/add"]),
         ([Site("a"), Site("a", call=0)], ["a", "a#0"]),
         ([Site("z", "grad", call=0), Site("z", "acc", call=0)], ["z", "z:acc"]),
@@ -73,7 +82,9 @@ def test_a_pattern_selects_names(text: str, found: list[str]) -> None:
     """As it selects sites of a model: outputs, unless it names something else."""
     names = ["a:in[x]", "a", "b", "a/relu"]
     types = {"b": ("Linear",)}
-    selected, _ = matching(Selector(text), names, {"out", "in"}, lambda: lambda path: types.get(path, ()))
+    selected, _ = matching(
+        Selector(text), names, {"out", "in"}, lambda: lambda path: types.get(path, ())
+    )
 
     assert sorted(selected) == sorted(found)
     assert selected == [name for name in names if name in found]
@@ -84,7 +95,10 @@ def test_what_an_operation_saves_is_of_its_module() -> None:
     names = names_at([Site("a", "saved", "0", 0, ("mm", 0)), Site("a", "saved", "1", 0, ("mm", 1))])
 
     assert matching(Selector("*:saved"), names, {"saved"}, lambda: lambda _path: ())[0] == names
-    assert matching(Selector("*/mm#1:saved"), names, {"saved"}, lambda: lambda _path: ())[0] == names[1:]
+    assert (
+        matching(Selector("*/mm#1:saved"), names, {"saved"}, lambda: lambda _path: ())[0]
+        == names[1:]
+    )
 
 
 def test_types_are_asked_for_only_where_a_pattern_has_them() -> None:

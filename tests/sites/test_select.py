@@ -21,7 +21,11 @@ class Block(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.conv2, self.relu = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1, bias=False), nn.ReLU()
+        self.conv1, self.conv2, self.relu = (
+            nn.Conv2d(2, 2, 1),
+            nn.Conv2d(2, 2, 1, bias=False),
+            nn.ReLU(),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Never called here: a site needs only a module that could be."""
@@ -74,7 +78,9 @@ def test_text_is_read_into_terms(text: str, term: Term | None) -> None:
     terms = parse(text)
 
     assert (
-        terms == (term,) if term else terms == (Term(("**",), ("Dropout",), kind="out", excluded=True), Term(("**",)))
+        terms == (term,)
+        if term
+        else terms == (Term(("**",), ("Dropout",), kind="out", excluded=True), Term(("**",)))
     )
 
 
@@ -115,14 +121,20 @@ def test_a_selector_prints_as_its_text(text: str, printed: str) -> None:
         ("fc.*:param", ["fc.weight:param", "fc.bias:param"]),
         (
             "layer?.**.bias:param.acc",
-            [f"{p}.bias:param.acc" for p in ("layer1.0.conv1", "layer1.1.conv1", "layer2.0", "layer2.1")],
+            [
+                f"{p}.bias:param.acc"
+                for p in ("layer1.0.conv1", "layer1.1.conv1", "layer2.0", "layer2.1")
+            ],
         ),
         ("fc#1:out[0]", ["fc#1:out[0]"]),
         ("fc, fc:in, fc", ["fc:out", "fc:in"]),
         ("**{ReLU}", ["layer1.0.relu:out", "layer1.1.relu:out", "act:out"]),
         ("{Net}", [":out"]),
         ("layer1.0.**{_ConvNd}", ["layer1.0.conv1:out", "layer1.0.conv2:out"]),
-        ("**.weight{Linear}:param", ["layer2.0.weight:param", "layer2.1.weight:param", "fc.weight:param"]),
+        (
+            "**.weight{Linear}:param",
+            ["layer2.0.weight:param", "layer2.1.weight:param", "fc.weight:param"],
+        ),
     ],
 )
 def test_a_selector_resolves_to_sites(text: str, expected: list[str]) -> None:
@@ -175,7 +187,11 @@ def test_a_shared_parameter_has_one_site() -> None:
     model = nn.Sequential(OrderedDict(embed=nn.Embedding(4, 2), head=nn.Linear(2, 4, bias=False)))
     model.head.weight = model.embed.weight
 
-    assert sites("head.weight:param.grad", model) == sites("**.weight:param.grad", model) == ["embed.weight:param.grad"]
+    assert (
+        sites("head.weight:param.grad", model)
+        == sites("**.weight:param.grad", model)
+        == ["embed.weight:param.grad"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -316,6 +332,9 @@ def test_a_module_that_contains_itself_has_its_first_path(kind: str) -> None:
     """Its paths would never end; all sites are found, each once."""
     model, more = cyclic(kind), ["layers.0:out"] if kind == "list" else []
     assert sites("**", model) == [":out", "fc:out", "inner:out", "inner.0:out", *more]
-    assert sites("*.weight:param, inner.**.bias:param", model) == ["fc.weight:param", "inner.0.bias:param"]
+    assert sites("*.weight:param, inner.**.bias:param", model) == [
+        "fc.weight:param",
+        "inner.0.bias:param",
+    ]
     with pytest.raises(kedge.errors.NoSiteMatched, match="matches nothing"):
         sites("inner.parent.fc", model)

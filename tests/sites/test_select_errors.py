@@ -16,8 +16,18 @@ KINDS = "kinds are out, in, out.grad, in.grad, in.share, saved, param, param.gra
 @pytest.mark.parametrize(
     ("text", "column", "problem", "advice"),
     [
-        ("", 1, "it is empty", '":out" selects the output of the model itself, "**:out" that of every module'),
-        ("   ", 1, "it is empty", '":out" selects the output of the model itself, "**:out" that of every module'),
+        (
+            "",
+            1,
+            "it is empty",
+            '":out" selects the output of the model itself, "**:out" that of every module',
+        ),
+        (
+            "   ",
+            1,
+            "it is empty",
+            '":out" selects the output of the model itself, "**:out" that of every module',
+        ),
         ("a,", 3, "a path is missing here", 'write ":out" for the root, "**" for everything'),
         ("a, ,b", 4, "a path is missing here", 'write ":out" for the root, "**" for everything'),
         ("a..b", 1, "an empty segment between dots", "the path was read as ['a', '', 'b']"),
@@ -41,16 +51,27 @@ KINDS = "kinds are out, in, out.grad, in.grad, in.share, saved, param, param.gra
         ("a b", 3, 'unexpected "b"', ""),
         ("a:out]", 3, 'unknown kind "out]"', f'did you mean ":out"? {KINDS}'),
         ("a]", 2, 'unexpected "]"', ""),
-        ("!a, !b", 1, 'every part is excluded with "!"', 'first select sites: "**:out, !**{Dropout}"'),
+        (
+            "!a, !b",
+            1,
+            'every part is excluded with "!"',
+            'first select sites: "**:out, !**{Dropout}"',
+        ),
         ("a\\", 2, "nothing follows the backslash", ""),
     ],
 )
-def test_text_that_cannot_be_read_is_pointed_at(text: str, column: int, problem: str, advice: str) -> None:
+def test_text_that_cannot_be_read_is_pointed_at(
+    text: str, column: int, problem: str, advice: str
+) -> None:
     """The message says what is wrong, shows the text with a caret under the place, and what to write."""
     with pytest.raises(SelectorError) as caught:
         Selector(text)
 
-    lines = [f"cannot read the selector, column {column}: {problem}", f"  {text}", "  " + " " * (column - 1) + "^"]
+    lines = [
+        f"cannot read the selector, column {column}: {problem}",
+        f"  {text}",
+        "  " + " " * (column - 1) + "^",
+    ]
     assert str(caught.value) == "\n".join([*lines, *([advice] if advice else [])])
 
 
@@ -164,7 +185,9 @@ class Net(nn.Module):
         ),
     ],
 )
-def test_a_selector_that_stands_for_nothing_is_an_error(text: str, error: type[Exception], message: str) -> None:
+def test_a_selector_that_stands_for_nothing_is_an_error(
+    text: str, error: type[Exception], message: str
+) -> None:
     """The message names what was asked and the nearest thing that there is."""
     with pytest.raises(error) as caught:
         Selector(text).on(Net())
@@ -174,7 +197,8 @@ def test_a_selector_that_stands_for_nothing_is_an_error(text: str, error: type[E
 
 
 @pytest.mark.parametrize(
-    ("thing", "name"), [(3, "3"), ("layer1", "'layer1'"), (None, "None"), (nn.Linear, "the class Linear; create .*")]
+    ("thing", "name"),
+    [(3, "3"), ("layer1", "'layer1'"), (None, "None"), (nn.Linear, "the class Linear; create .*")],
 )
 def test_a_selector_resolves_on_modules_only(thing: Any, name: str) -> None:
     """What is not a module has no sites."""
@@ -185,7 +209,8 @@ def test_a_selector_resolves_on_modules_only(thing: Any, name: str) -> None:
 def test_a_model_without_modules_inside_has_nothing_near() -> None:
     """The message says so when there is no path to offer."""
     with pytest.raises(
-        NoSiteMatched, match=r'^"a" matches nothing in this model; the nearest paths are none: it is empty$'
+        NoSiteMatched,
+        match=r'^"a" matches nothing in this model; the nearest paths are none: it is empty$',
     ):
         Selector("a").on(nn.ModuleList())
 
@@ -197,7 +222,9 @@ def test_a_function_that_is_taken_for_a_module_is_told_with_its_slash(text: str,
     with pytest.raises(NoSiteMatched) as caught:
         Selector(text).on(model)
 
-    assert str(caught.value).endswith(f'; a function that a forward calls has a slash before it: "{site}"')
+    assert str(caught.value).endswith(
+        f'; a function that a forward calls has a slash before it: "{site}"'
+    )
 
 
 @pytest.mark.parametrize("text", ["relo", "1.relu", "relu:param", "relu/add"])

@@ -75,7 +75,9 @@ def test_an_exclusion_that_leaves_nothing_is_an_error() -> None:
 @pytest.mark.parametrize("kind", ["saved", "in.share", *PARAM_KINDS, "grad", "pre"])
 def test_an_operation_has_values_and_gradients_alone(kind: str) -> None:
     """Other kinds are refused by name."""
-    with pytest.raises(NoSuchKind, match=r"an operation has no :.*; it has :out, :in, :out\.grad, :in\.grad"):
+    with pytest.raises(
+        NoSuchKind, match=r"an operation has no :.*; it has :out, :in, :out\.grad, :in\.grad"
+    ):
         places(f"one/relu:{kind}")
 
 
@@ -112,6 +114,8 @@ def test_a_site_of_an_operation_prints_in_the_site_language(site: Site, text: st
         (("add", 1), ("add", None), False),
     ],
 )
-def test_a_pattern_means_operations(pattern: tuple[str, int | None], op: tuple[str, int | None], meant: bool) -> None:
+def test_a_pattern_means_operations(
+    pattern: tuple[str, int | None], op: tuple[str, int | None], meant: bool
+) -> None:
     """By the whole of the name, and by the index if it has one."""
     assert means_op(pattern, op) is meant

@@ -49,7 +49,10 @@ def spread_over(mesh: DeviceMesh) -> DTensor:
 def test_a_mesh_goes_with_its_process_group() -> None:
     """What is known of how values are spread over it keeps no mesh alive, neither a value's nor the widest of a model's."""
     with one_of_four(0) as mesh:
-        value, narrow = spread_over(mesh), DTensor.from_local(torch.ones(2), mesh["data"], [Shard(0)], run_check=False)
+        value, narrow = (
+            spread_over(mesh),
+            DTensor.from_local(torch.ones(2), mesh["data"], [Shard(0)], run_check=False),
+        )
         assert spread_of(value) is spread_of(value)
         assert spread_of(narrow, mesh).copies == (0, 1)
         assert spread_of(torch.ones(2), mesh).copies == (0, 1, 2, 3)

@@ -17,4 +17,8 @@ def count(values: np.ndarray) -> np.ndarray:
     bucket = np.clip(power - LOWEST + 2, 1, BUCKETS - 1)
     bucket[power < SMALLEST_NORMAL] = 0
     place = bucket + BUCKETS * np.arange(rows)[:, None]
-    return np.bincount(place[counted], minlength=rows * BUCKETS).reshape(rows, BUCKETS).astype(np.int64)
+    return (
+        np.bincount(place[counted], minlength=rows * BUCKETS)
+        .reshape(rows, BUCKETS)
+        .astype(np.int64)
+    )

@@ -23,7 +23,9 @@ def read_table(path: Path) -> tuple[StatsTable, bool]:
 def columns_of(*tables: StatsTable) -> Columns:
     """Read all rows of some tables of files, one after the other."""
     parts = [WrittenColumns(part.batches) for table in tables for part in table.parts]
-    columns = {name: _joined([part[name] for part in parts], dtype) for name, (dtype, _) in COLUMNS.items()}
+    columns = {
+        name: _joined([part[name] for part in parts], dtype) for name, (dtype, _) in COLUMNS.items()
+    }
     for name in BINARY:
         columns[name] = _joined([part[name] for part in parts], np.uint8)
         lengths = _joined([np.diff(part[name + OFFSETS]) for part in parts], np.int64)

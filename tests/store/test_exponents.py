@@ -20,16 +20,22 @@ from kedge.store.formats import FORMATS
 def counted(rows: np.ndarray) -> np.ndarray:
     """Count the numbers of each row, as float32."""
     ends = np.arange(len(rows) + 1) * rows.shape[1]
-    return exponents.count_runs(rows.astype(np.float32).ravel(), np.column_stack([ends[:-1], ends[1:]]))
+    return exponents.count_runs(
+        rows.astype(np.float32).ravel(), np.column_stack([ends[:-1], ends[1:]])
+    )
 
 
 def test_each_power_of_two_has_its_bucket() -> None:
     """The smallest number of a bucket is counted in it, and the one before in the bucket before."""
     powers = np.arange(exponents.LOWEST, exponents.HIGHEST + 1)
     starts = np.exp2(powers.astype(np.float32))
-    assert counted(starts[:, None]).argmax(axis=1).tolist() == (powers - exponents.LOWEST + 2).tolist()
+    assert (
+        counted(starts[:, None]).argmax(axis=1).tolist() == (powers - exponents.LOWEST + 2).tolist()
+    )
     before = np.nextafter(starts, np.float32(0))
-    assert counted(before[:, None]).argmax(axis=1).tolist() == (powers - exponents.LOWEST + 1).tolist()
+    assert (
+        counted(before[:, None]).argmax(axis=1).tolist() == (powers - exponents.LOWEST + 1).tolist()
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,7 +60,8 @@ def test_a_histogram_comes_back_as_it_was(counts: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "damaged", [bytes([80, *[1, 0] * 4]), bytes([0x80 | 80, *[1, 0, 0, 0] * 4]), bytes([3, 1]), bytes([100])]
+    "damaged",
+    [bytes([80, *[1, 0] * 4]), bytes([0x80 | 80, *[1, 0, 0, 0] * 4]), bytes([3, 1]), bytes([100])],
 )
 def test_a_damaged_histogram_is_said_to_be_one(damaged: bytes) -> None:
     """Counts beyond the last bucket, and half of a count, are an error that says what is damaged."""
@@ -110,7 +117,16 @@ def test_headroom_counts_doublings() -> None:
     assert half.lowest_power == -14
 
 
-SHAPES = [(512, 784), (64, 1024), (64, 16, 8, 8), (768, 768), (80, 64, 3, 3), (4096, 1000), (1152, 1152), (1000, 1000)]
+SHAPES = [
+    (512, 784),
+    (64, 1024),
+    (64, 16, 8, 8),
+    (768, 768),
+    (80, 64, 3, 3),
+    (4096, 1000),
+    (1152, 1152),
+    (1000, 1000),
+]
 
 
 @pytest.mark.parametrize("most", [256, 1024])
@@ -124,7 +140,9 @@ def test_no_row_or_column_is_left_out(shape, most):
         assert len(np.unique(places)) >= 0.6 * min(size, most)
 
 
-@pytest.mark.parametrize(("number", "distance"), [(0, 1), (1, 1), (256, 1), (257, 2), (512, 3), (513, 4), (65536, 257)])
+@pytest.mark.parametrize(
+    ("number", "distance"), [(0, 1), (1, 1), (256, 1), (257, 2), (512, 3), (513, 4), (65536, 257)]
+)
 def test_few_elements_are_all_drawn(number, distance):
     """More of them only at a distance that shares no factor with their number."""
     assert spacing(number, 256) == distance

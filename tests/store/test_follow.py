@@ -38,9 +38,14 @@ def write(writer: RecordingWriter, step: int, sites: list[int]) -> None:
     """Write a step in which these sites fired."""
     rng = np.random.default_rng([step, *sites])
     many = len(sites)
-    columns: dict[str, Any] = {"site": sites, "count": np.full(many, 4), "sum": rng.normal(size=many)}
+    columns: dict[str, Any] = {
+        "site": sites,
+        "count": np.full(many, 4),
+        "sum": rng.normal(size=many),
+    }
     columns |= {
-        name: [rng.bytes(3 if name == "active" else int(2 * rng.integers(3)) + 1) for _ in sites] for name in BINARY
+        name: [rng.bytes(3 if name == "active" else int(2 * rng.integers(3)) + 1) for _ in sites]
+        for name in BINARY
     }
     columns["exponents"] = [bytes([7]) + held[1:] for held in columns["exponents"]]
     writer.stats(step, columns)
@@ -59,8 +64,12 @@ def assert_same(left: Recording, right: Recording) -> None:
         ours, theirs = left.rows(each), right.rows(each)
         for name in COLUMNS:
             if name != "site":
-                np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), err_msg=name)
-        assert [getattr(ours, name) for name in BINARY] == [getattr(theirs, name) for name in BINARY]
+                np.testing.assert_array_equal(
+                    getattr(ours, name), getattr(theirs, name), err_msg=name
+                )
+        assert [getattr(ours, name) for name in BINARY] == [
+            getattr(theirs, name) for name in BINARY
+        ]
 
 
 @settings(max_examples=30, deadline=None)
@@ -200,7 +209,12 @@ def test_a_run_that_takes_its_place_is_followed_from_its_start(tmp_path: Path) -
 
     assert old is not None
     assert new is not None
-    assert (new.manifest["script"], new.steps.tolist(), new.events, len(new.sites)) == ("new.py", [7], (), 1)
+    assert (new.manifest["script"], new.steps.tolist(), new.events, len(new.sites)) == (
+        "new.py",
+        [7],
+        (),
+        1,
+    )
     assert old.rows("m1").step.tolist() == [0, 1, 2, 3, 4]
 
 
@@ -271,7 +285,9 @@ for step in range(1_000_000):
 
 def test_a_process_that_writes_as_fast_as_it_can_is_followed(tmp_path: Path, alone: Alone) -> None:
     """Each poll of a growing recording gives whole steps; after a kill the follower has what opening gives."""
-    process = subprocess.Popen(alone(WRITER, tmp_path / "r.kedge"), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        alone(WRITER, tmp_path / "r.kedge"), stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     try:
         assert process.stdout.readline() == "0\n"

@@ -63,7 +63,11 @@ def test_a_recording_from_before_has_none() -> None:
         ("spans", [[7, 1, 24, 0, 2]], r"course\.tensors\.spans has one without a kind"),
         ("spans", [[0, 1, 24, 2, 2]], r"course\.tensors\.spans has one without a kind"),
         ("spans", [[0, 1, 24, 0, 9]], "outside of the 4 moments"),
-        ("spans", [[0, 1, 24, 0]], r"course\.tensors\.spans\[0\] is a list but must be a list of 5"),
+        (
+            "spans",
+            [[0, 1, 24, 0]],
+            r"course\.tensors\.spans\[0\] is a list but must be a list of 5",
+        ),
         ("rest", [1], r"course\.tensors\.rest has 1 sizes at 4 moments"),
         ("shape", [["x"]], r"course\.tensors\.shape\[0\]\[0\] is 'x'"),
     ],

@@ -42,9 +42,14 @@ def folder(tmp_path: Path) -> Path:
     with create(path, {"kedge": "0.1.0", "every": 10}, force=False) as writer:
         writer.sites([SITE, WEIGHT], [ROOT])
         for step in (0, 10):
-            writer.stats(step, {"site": [0, 1], "count": [4, 2], "sum": [step, 1.0], "active": [b"\x81", b""]})
+            writer.stats(
+                step,
+                {"site": [0, 1], "count": [4, 2], "sum": [step, 1.0], "active": [b"\x81", b""]},
+            )
         writer.event({"kind": "note", "step": 3, "text": "näh"})
-        writer.event({"kind": "ledger", "sites": [{"site": "fc:out", "fired": 0, "cause": "never called"}]})
+        writer.event(
+            {"kind": "ledger", "sites": [{"site": "fc:out", "fired": 0, "cause": "never called"}]}
+        )
         writer.event({"kind": "end", "exit": 0})
     return path
 
@@ -87,9 +92,14 @@ def test_a_built_recording_is_as_one_read(folder: Path) -> None:
     rows = [
         {"step": step, "site": site, "count": count, "sum": total, "active": active}
         for step in (10, 0)
-        for site, count, total, active in (("conv1:out", 4, step, [1, 0, 0, 0, 0, 0, 0, 1]), (1, 2, 1.0, b""))
+        for site, count, total, active in (
+            ("conv1:out", 4, step, [1, 0, 0, 0, 0, 0, 0, 1]),
+            (1, 2, 1.0, b""),
+        )
     ]
-    built = Recording.build([SITE, {"site": "conv1.weight:param", "from": [0, None]}], rows, {"every": 10}, [], [ROOT])
+    built = Recording.build(
+        [SITE, {"site": "conv1.weight:param", "from": [0, None]}], rows, {"every": 10}, [], [ROOT]
+    )
 
     assert built.roots == read.roots
     assert built.sites[0] == read.sites[0]
@@ -141,13 +151,18 @@ def test_an_unknown_site_names_the_nearest(folder: Path) -> None:
     with pytest.raises(NoSuchSite) as caught:
         Recording.open(folder).series("conv2:out", "mean")
 
-    assert str(caught.value) == "run.kedge has no site 'conv2:out': it holds 2 sites, the nearest is conv1:out"
+    assert (
+        str(caught.value)
+        == "run.kedge has no site 'conv2:out': it holds 2 sites, the nearest is conv1:out"
+    )
     assert isinstance(caught.value, LookupError)
 
 
 def test_an_unknown_site_like_none_there_is_says_so() -> None:
     """Where nothing is near, no name is offered."""
-    with pytest.raises(NoSuchSite, match=r"^this recording has no site 'zzz': it holds 1 site, none is near it$"):
+    with pytest.raises(
+        NoSuchSite, match=r"^this recording has no site 'zzz': it holds 1 site, none is near it$"
+    ):
         Recording.build(["conv1:out"]).site("zzz")
 
 
@@ -215,12 +230,32 @@ def _spoil(folder: Path, name: str, content: str | None) -> None:
 
 DAMAGED: list[tuple[str, str | None, str]] = [
     ("manifest.json", "{", "{f}/manifest.json is damaged: it is not JSON (Expecting property name"),
-    ("manifest.json", "[]", "{f}/manifest.json is damaged: it is JSON, but not an object; copy the whole folder again"),
-    ("manifest.json", "{}", "{f} is not a recording: its manifest.json has None instead of the number of its format"),
-    ("manifest.json", '{"format": "1"}', "{f} is not a recording: its manifest.json has '1' instead of the number"),
-    ("sites.json", None, "{f}/sites.json is missing, though stats-0.arrows holds rows; copy the whole folder again"),
+    (
+        "manifest.json",
+        "[]",
+        "{f}/manifest.json is damaged: it is JSON, but not an object; copy the whole folder again",
+    ),
+    (
+        "manifest.json",
+        "{}",
+        "{f} is not a recording: its manifest.json has None instead of the number of its format",
+    ),
+    (
+        "manifest.json",
+        '{"format": "1"}',
+        "{f} is not a recording: its manifest.json has '1' instead of the number",
+    ),
+    (
+        "sites.json",
+        None,
+        "{f}/sites.json is missing, though stats-0.arrows holds rows; copy the whole folder again",
+    ),
     ("sites.json", "{", "{f}/sites.json is damaged: it is not JSON"),
-    ("sites.json", "{}", "{f}/sites.json is damaged: it has no 'roots'; copy the whole folder again"),
+    (
+        "sites.json",
+        "{}",
+        "{f}/sites.json is damaged: it has no 'roots'; copy the whole folder again",
+    ),
     (
         "sites.json",
         '{"roots": [], "sites": [7]}',
@@ -231,14 +266,24 @@ DAMAGED: list[tuple[str, str | None, str]] = [
         '{"roots": [], "sites": [{"id": 1, "site": "a:out"}]}',
         "{f}/sites.json is damaged: site 'a:out' has the id 1, not 0; copy the whole folder again",
     ),
-    ("events.jsonl", '{"kind":"note"}\n{"kind\n', "{f}/events.jsonl is damaged: line 2 is not JSON; copy the whole"),
+    (
+        "events.jsonl",
+        '{"kind":"note"}\n{"kind\n',
+        "{f}/events.jsonl is damaged: line 2 is not JSON; copy the whole",
+    ),
     ("events.jsonl", "7\n", "{f}/events.jsonl is damaged: line 1 is not a JSON object"),
-    ("stats-0.arrows", "hello, world", "{f}/stats-0.arrows does not hold the statistics of a recording: it is not an"),
+    (
+        "stats-0.arrows",
+        "hello, world",
+        "{f}/stats-0.arrows does not hold the statistics of a recording: it is not an",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "content", "message"), DAMAGED)
-def test_a_damaged_file_is_named(folder: Path, name: str, content: str | None, message: str) -> None:
+def test_a_damaged_file_is_named(
+    folder: Path, name: str, content: str | None, message: str
+) -> None:
     """What is wrong with which file is said, whichever file it is."""
     _spoil(folder, name, content)
     with pytest.raises(NotARecording) as caught:
@@ -315,7 +360,10 @@ def test_a_file_elsewhere_is_no_recording(tmp_path: Path) -> None:
     """A file that has nothing to do with a recording is an error that says what to name."""
     (tmp_path / "notes.txt").touch()
 
-    with pytest.raises(NotARecording, match=r"notes\.txt is not a recording: it is a file; name a folder that kedge"):
+    with pytest.raises(
+        NotARecording,
+        match=r"notes\.txt is not a recording: it is a file; name a folder that kedge",
+    ):
         Recording.open(tmp_path / "notes.txt")
 
 

@@ -17,11 +17,15 @@ from kedge.store.recording import STATISTICS, SiteInfo
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "recording.md"
 
 
-def test_the_examples_print_what_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_print_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The Python blocks, run in order, print what stands behind each print."""
     monkeypatch.chdir(tmp_path)
     said = io.StringIO()
-    code = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    code = "\n".join(
+        re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    )
     names: dict[str, Any] = {}
     with contextlib.redirect_stdout(said):
         exec(compile(code, str(PAGE), "exec"), names)

@@ -37,9 +37,17 @@ def measured(values: np.ndarray, step: int = 0, channels: int = 0) -> dict[str, 
     with np.errstate(invalid="ignore"):
         total = flat.sum()
     drawn = count(flat[None])[0]
-    row: dict[str, Any] = {"sampled": flat.size, "saturated": int((flat > 2).sum()), "exponents": drawn}
+    row: dict[str, Any] = {
+        "sampled": flat.size,
+        "saturated": int((flat > 2).sum()),
+        "exponents": drawn,
+    }
     row |= {"step": step, "site": 0, "calls": 1, "count": flat.size, "sum": total}
-    row |= {"sumsq": (flat**2).sum(), "nonzero": np.count_nonzero(flat), "nonfinite": (~np.isfinite(flat)).sum()}
+    row |= {
+        "sumsq": (flat**2).sum(),
+        "nonzero": np.count_nonzero(flat),
+        "nonfinite": (~np.isfinite(flat)).sum(),
+    }
     row["nan"] = np.isnan(flat).sum()
     row |= {"min": flat.min() if flat.size else np.nan, "max": flat.max() if flat.size else np.nan}
     if channels:
@@ -64,7 +72,10 @@ def assert_same(left: Rows, right: Rows) -> None:
 def test_every_statistic_is_what_numpy_computes(seed: int) -> None:
     """Each derived statistic of each step agrees with numpy on the elements themselves."""
     rng = np.random.default_rng(seed)
-    steps = [np.maximum(rng.normal(1, 3, (32, 7)), 0).astype(np.float32).astype(np.float64) for _ in range(5)]
+    steps = [
+        np.maximum(rng.normal(1, 3, (32, 7)), 0).astype(np.float32).astype(np.float64)
+        for _ in range(5)
+    ]
     recording = recorded([measured(values, step) for step, values in enumerate(steps)])
     expected = {
         "mean": [v.mean() for v in steps],
@@ -131,12 +142,16 @@ def test_a_site_that_held_no_element_has_no_scale() -> None:
 
     values = {name: recording.series("relu", name)[0] for name in STATISTICS}
     assert (values["count"], values["nonfinite"]) == (0, 0)
-    assert all(np.isnan(values[name]) for name in ("mean", "rms", "std", "absmax", "min", "max", "zero"))
+    assert all(
+        np.isnan(values[name]) for name in ("mean", "rms", "std", "absmax", "min", "max", "zero")
+    )
 
 
 def test_an_unknown_statistic_names_those_there_are() -> None:
     """A wrong statistic is an error that lists the right ones."""
-    with pytest.raises(ValueError, match="'median' is not a statistic of a recording; there are mean, rms, std, "):
+    with pytest.raises(
+        ValueError, match="'median' is not a statistic of a recording; there are mean, rms, std, "
+    ):
         recorded([]).series("relu", "median")
 
 
@@ -152,7 +167,10 @@ ELEMENTS = hnp.arrays(
 def test_rows_split_in_any_way_merge_to_the_whole(values: np.ndarray, data: st.DataObject) -> None:
     """However the elements of a step are dealt to ranks and batches, the merged row is that of all of them."""
     parts = data.draw(st.integers(1, 4))
-    share = np.array(data.draw(st.lists(st.integers(0, parts - 1), min_size=len(values), max_size=len(values))), int)
+    share = np.array(
+        data.draw(st.lists(st.integers(0, parts - 1), min_size=len(values), max_size=len(values))),
+        int,
+    )
     whole = {**measured(values, 7, channels=5), "calls": parts}
     split = [measured(values[share == part], 7, channels=5) for part in range(parts)]
 
@@ -161,7 +179,10 @@ def test_rows_split_in_any_way_merge_to_the_whole(values: np.ndarray, data: st.D
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), min_size=1, max_size=20), st.randoms())
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), min_size=1, max_size=20),
+    st.randoms(),
+)
 def test_the_order_of_rows_does_not_matter(given_rows: list[tuple[int, int]], random: Any) -> None:
     """Rows of several steps read in any order give the same rows, sorted by step."""
     rows = [measured(np.array([float(value)]), step) for step, value in given_rows]
@@ -196,7 +217,9 @@ def test_counts_that_a_part_does_not_have_are_unknown_in_the_whole() -> None:
     """A part of an older version counted bad elements together; of a finite part nothing is lacking."""
     old = measured(np.array([np.nan, np.inf])) | {"nan": -1}
     merged = recorded([old, measured(np.array([np.nan, 2.0]))])
-    sound = recorded([measured(np.array([1.0, 2.0])) | {"nan": -1}, measured(np.array([np.nan, np.inf]))])
+    sound = recorded(
+        [measured(np.array([1.0, 2.0])) | {"nan": -1}, measured(np.array([np.nan, np.inf]))]
+    )
 
     assert (merged.rows("relu").nonfinite[0], merged.rows("relu").nan[0]) == (3, -1)
     assert np.isnan([merged.series("relu", name)[0] for name in ("nan", "inf")]).all()

@@ -9,7 +9,14 @@ def test_a_large_holder_behind_many_equal_ones_is_listed() -> None:
     """Equal layers fill up the table in their order, and do not push out a larger row that follows them."""
     layers = tuple(Sums(f"layers.{number}", 1, 10, 10) for number in range(5))
     account = SavedAccount(
-        Sums(tensors=6, packed=80, bytes=80), 0, 0, (), (*layers, Sums(None, 1, 30, 30)), (), (), BytesOverStep()
+        Sums(tensors=6, packed=80, bytes=80),
+        0,
+        0,
+        (),
+        (*layers, Sums(None, 1, 30, 30)),
+        (),
+        (),
+        BytesOverStep(),
     )
 
     by_module = next(table for table in sections(account, most=3) if table.title == "by module")
@@ -56,7 +63,9 @@ def test_a_block_that_holds_something_else_unfolds() -> None:
     ]
 
 
-@pytest.mark.parametrize(("most", "left"), [(2, " 96 smaller modules left out."), (3, " 48 smaller modules left out.")])
+@pytest.mark.parametrize(
+    ("most", "left"), [(2, " 96 smaller modules left out."), (3, " 48 smaller modules left out.")]
+)
 def test_modules_of_lines_that_are_left_out_are_counted(most: int, left: str) -> None:
     """The note counts modules, not lines."""
     rows, note = by_module(tower(), most)

@@ -42,7 +42,11 @@ def machine(monkeypatch):
     """Let a machine have an accelerator with a module; returns the function that puts it in."""
 
     def put(module, kind="xpu"):
-        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: torch.device(kind))
+        monkeypatch.setattr(
+            torch.accelerator,
+            "current_accelerator",
+            lambda check_available=False: torch.device(kind),
+        )
         monkeypatch.setattr(torch, "get_device_module", lambda device: module)
         monkeypatch.setattr(accelerators, "_known", {})
         return module
@@ -113,7 +117,10 @@ def test_what_a_device_lacks_is_tried_once(machine):
         tried.append(device)
         raise NotImplementedError("Backend doesn't support this.")
 
-    assert [accelerators.can(attempt, torch.device("xpu", index)) for index in (0, 1)] == [False, False]
+    assert [accelerators.can(attempt, torch.device("xpu", index)) for index in (0, 1)] == [
+        False,
+        False,
+    ]
     assert tried == [torch.device("xpu", 0)]
     assert not accelerators.can(attempt, torch.device("cpu"))
 
@@ -228,7 +235,10 @@ def test_a_stream_is_in_force_in_a_block_alone():
     device = torch.zeros(1, device=DEVICE).device
     if not accelerators.has_streams(device):
         pytest.skip(f"{device} has no streams")
-    before, (one, other) = accelerators.current_stream(device), (torch.Stream(device), torch.Stream(device))
+    before, (one, other) = (
+        accelerators.current_stream(device),
+        (torch.Stream(device), torch.Stream(device)),
+    )
     with accelerators.on(one):
         with accelerators.on(other), accelerators.on(one):
             assert accelerators.current_stream(device) == one

@@ -16,7 +16,13 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.torch_internals.source_lines import SourceLine, call_site, forward_of, module_tree, place_of
+from kedge.torch_internals.source_lines import (
+    SourceLine,
+    call_site,
+    forward_of,
+    module_tree,
+    place_of,
+)
 
 NET = """
     import torch
@@ -118,14 +124,22 @@ def test_wrappers_are_passed_over(folder):
 
     assert found[""] == SourceLine("wrapped.py", 32, "run", "return call()")
     line = "return functools.reduce(lambda x, layer: layer(x), [self.a, self.b], x)"
-    assert found["a"] == found["b"] == SourceLine("wrapped.py", 24, "Net.forward.<locals>.<lambda>", line)
+    assert (
+        found["a"]
+        == found["b"]
+        == SourceLine("wrapped.py", 24, "Net.forward.<locals>.<lambda>", line)
+    )
 
 
 def test_code_without_a_file_has_no_text(folder):
     """Executed strings and deleted files give their name and line; the text is None, and never another file's."""
     (folder / "net.py").write_text(dedent(NET), encoding="utf-8")
     for file in ("<string>", "gone.py"):
-        names: dict[str, Any] = {"__name__": __name__, "__loader__": __loader__, "__file__": __file__}
+        names: dict[str, Any] = {
+            "__name__": __name__,
+            "__loader__": __loader__,
+            "__file__": __file__,
+        }
         exec(compile(dedent(NET), file, "exec"), names)
         found = sources(names["Net"](), names["run"])
 
@@ -139,7 +153,9 @@ def test_a_cell_of_a_notebook_is_known_to_linecache(folder):
     exec(compile(dedent(NET), file, "exec"), names)
     linecache.cache[file] = (1, None, dedent(NET).splitlines(keepends=True), file)
 
-    assert sources(names["Net"](), names["run"])["fc"] == SourceLine(file, 12, "Net.forward", "x = self.fc(x)  # grüße")
+    assert sources(names["Net"](), names["run"])["fc"] == SourceLine(
+        file, 12, "Net.forward", "x = self.fc(x)  # grüße"
+    )
 
 
 def test_a_file_that_is_no_utf8_and_a_zip_file_are_read(folder):
@@ -152,7 +168,9 @@ def test_a_file_that_is_no_utf8_and_a_zip_file_are_read(folder):
     broken.write_bytes(dedent(NET).encode("latin-1"))
     names: dict[str, Any] = {}
     exec(compile(dedent(NET), str(broken), "exec"), names)
-    assert sources(names["Net"](), names["run"])["fc"] == SourceLine("broken.py", 12, "Net.forward", None)
+    assert sources(names["Net"](), names["run"])["fc"] == SourceLine(
+        "broken.py", 12, "Net.forward", None
+    )
 
     del sys.modules["net"]
     (folder / "net.py").unlink()
@@ -164,7 +182,9 @@ def test_a_file_that_is_no_utf8_and_a_zip_file_are_read(folder):
     finally:
         sys.path.remove(str(folder / "all.zip"))
     place = f"all.zip{os.sep}net.py"
-    assert sources(net.Net(), net.run)["fc"] == SourceLine(place, 12, "Net.forward", "x = self.fc(x)  # grüße")
+    assert sources(net.Net(), net.run)["fc"] == SourceLine(
+        place, 12, "Net.forward", "x = self.fc(x)  # grüße"
+    )
 
 
 def test_a_file_outside_the_current_folder_has_its_whole_path(folder, monkeypatch):

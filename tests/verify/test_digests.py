@@ -87,9 +87,14 @@ def test_nothing_is_changed(digested):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
         train(model)
-        states.append([*(p.grad for p in model.parameters()), *model.state_dict().values(), torch.rand(1)])
+        states.append(
+            [*(p.grad for p in model.parameters()), *model.state_dict().values(), torch.rand(1)]
+        )
         attributes.append(
-            [sorted(vars(m)) + list(m._forward_hooks) + list(m._forward_pre_hooks) for m in model.modules()]
+            [
+                sorted(vars(m)) + list(m._forward_hooks) + list(m._forward_pre_hooks)
+                for m in model.modules()
+            ]
         )
 
     states: list[list[torch.Tensor]] = []
@@ -147,7 +152,10 @@ def test_tensors_without_a_model_are_named_by_their_optimizer(digested):
         free.sum().backward()
         optimizer.step()
 
-    assert told(digested(program))[:2] == [(0, "gradient", ["Adam[0]"]), (0, "parameter", ["Adam[0]", "Adam[1]"])]
+    assert told(digested(program))[:2] == [
+        (0, "gradient", ["Adam[0]"]),
+        (0, "parameter", ["Adam[0]", "Adam[1]"]),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -173,7 +181,9 @@ def test_a_digest_is_of_bytes_shape_and_dtype(change):
     assert digest(change(x)) != digest(x)
     assert digest(change(x)) == digest(change(x.clone()))
     assert digest(x.t().contiguous().t()) == digest(x)
-    assert digest(x.to(torch.complex64).conj()) == digest(x.to(torch.complex64).conj().resolve_conj())
+    assert digest(x.to(torch.complex64).conj()) == digest(
+        x.to(torch.complex64).conj().resolve_conj()
+    )
 
 
 def test_what_is_transformed_has_the_digest_of_what_is_inside(digested):
@@ -204,7 +214,9 @@ def test_a_failure_is_written_and_the_program_goes_on(digested):
     lines = digested(lambda: Odd()(torch.ones(2)))
 
     assert lines[-1]["step"] == 0
-    assert lines[-1]["failed"].startswith("the digest log failed: RuntimeError: no (verify/digests.py:")
+    assert lines[-1]["failed"].startswith(
+        "the digest log failed: RuntimeError: no (verify/digests.py:"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")

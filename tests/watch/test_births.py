@@ -17,7 +17,19 @@ from kedge.rules.registry import check
 from kedge.rules.rule import Finding
 from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
-from tests.watch.watched import GUARDED, MEASURED, MIXED, Paced, at_levels, batch, descend, names, net, watch, watched
+from tests.watch.watched import (
+    GUARDED,
+    MEASURED,
+    MIXED,
+    Paced,
+    at_levels,
+    batch,
+    descend,
+    names,
+    net,
+    watch,
+    watched,
+)
 
 
 class Log(nn.Module):
@@ -85,7 +97,9 @@ def test_a_module_that_leaves_its_domain(step: int) -> None:
     assert 'in Net.forward: "return self.head(self.middle(self.fc(x)))"' in finding.message
     assert "log made it" in finding.message
     assert "outside of modules" not in finding.message
-    line = "return torch.log(x)" if step else "return self.head(self.middle(self.fc(x)))"  # noted in the second step
+    line = (
+        "return torch.log(x)" if step else "return self.head(self.middle(self.fc(x)))"
+    )  # noted in the second step
     assert finding.evidence["source"]["text"] == line
     before = finding.evidence["before"]
     assert before["steps"] == list(range(step + 1))
@@ -94,13 +108,21 @@ def test_a_module_that_leaves_its_domain(step: int) -> None:
 
 
 @pytest.mark.parametrize("middle", [Log(), torch.log], ids=["module", "operation"])
-def test_an_operation_that_leaves_its_domain_in_a_guarded_step(middle: Callable[[Tensor], Tensor]) -> None:
+def test_an_operation_that_leaves_its_domain_in_a_guarded_step(
+    middle: Callable[[Tensor], Tensor],
+) -> None:
     """No module is seen in it, and yet the operation and its line are: the graph of the loss shows them."""
     finding = born(train(Net(middle), zero_at(13)))
 
     assert (finding.site, finding.step, finding.severity) == ("loss", 13, "error")
-    assert (finding.evidence["how"], finding.evidence["operation"]["operation"]) == ("produced", "log")
-    assert "log(x)" in finding.evidence["source"]["text"] or "self.middle(" in finding.evidence["source"]["text"]
+    assert (finding.evidence["how"], finding.evidence["operation"]["operation"]) == (
+        "produced",
+        "log",
+    )
+    assert (
+        "log(x)" in finding.evidence["source"]["text"]
+        or "self.middle(" in finding.evidence["source"]["text"]
+    )
     assert "its input has 10 zeros" in finding.message
     assert "kedge run" not in finding.remedy
 
@@ -121,7 +143,11 @@ def test_a_derivative_that_is_infinite() -> None:
     """In a full step the module whose backward made it is named."""
     finding = born(train(Net(Root()), zero_at(10)))
 
-    assert (finding.evidence["how"], finding.evidence["module"], finding.step) == ("backward", "middle", 10)
+    assert (finding.evidence["how"], finding.evidence["module"], finding.step) == (
+        "backward",
+        "middle",
+        10,
+    )
     assert finding.evidence["source"]["function"] == "Net.forward"
 
 
@@ -140,7 +166,9 @@ def test_a_learning_rate_that_is_far_too_large(step: int) -> None:
     """The remedy is the learning rate, whichever operation is the first to overflow: nobody is sent to look for another."""
 
     def program() -> None:
-        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+        model = nn.Sequential(
+            nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)
+        )
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
         for number in range(20):
             optimizer.param_groups[0]["lr"] = 1e30 if number == step else 1e-2
@@ -211,7 +239,10 @@ def test_two_models_of_which_one_goes_on() -> None:
 
     def program() -> None:
         good, hurt = nn.Linear(4, 1), Net(Log())
-        first, second = torch.optim.SGD(good.parameters(), lr=0.1), torch.optim.SGD(hurt.parameters(), lr=0.1)
+        first, second = (
+            torch.optim.SGD(good.parameters(), lr=0.1),
+            torch.optim.SGD(hurt.parameters(), lr=0.1),
+        )
         for step in range(45):
             x = torch.rand(5, 4) + 0.5
             for model, optimizer in ((good, first), (hurt, second)):
@@ -350,7 +381,9 @@ class Meeting(nn.Module):
 
 
 @at_levels(GUARDED, MEASURED)
-def test_threads_with_a_model_each_are_told_apart(levels: tuple[StepKind, ...], paced: Paced) -> None:
+def test_threads_with_a_model_each_are_told_apart(
+    levels: tuple[StepKind, ...], paced: Paced
+) -> None:
     """Forwards of two threads that run at once do not mix: a NaN in the one is not looked for in the other."""
     paced(*levels)
     turns = threading.Barrier(2)

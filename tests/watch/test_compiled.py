@@ -141,7 +141,14 @@ def test_a_compiled_model_is_watched_as_it_is_uncompiled(compiled: Any, backend:
     assert sorted(log.texts()) == sorted(eager.texts())
     assert log.steps(level=2)[-1] == 3
     assert (log.steps(level=1), log.steps(level=2)) == ([], [0, 1, 3])
-    for text in ("conv:out", "act:out", ":out", "conv:out.grad", "fc.weight:param.grad", "conv.bias:update"):
+    for text in (
+        "conv:out",
+        "act:out",
+        ":out",
+        "conv:out.grad",
+        "fc.weight:param.grad",
+        "conv.bias:update",
+    ):
         ours, theirs = log.recording().rows(text), eager.recording().rows(text)
         assert ours.sumsq.tolist() == pytest.approx(theirs.sumsq.tolist(), rel=1e-4), text
     torch.testing.assert_close(weights, plain)
@@ -214,7 +221,13 @@ def test_compiled_code_has_two_variants_and_the_kind_of_step_chooses(
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
 @pytest.mark.parametrize(
-    "why", ["too dear", "error_on_recompile", "enable_compiler_collectives", "fail_on_recompile_limit_hit"]
+    "why",
+    [
+        "too dear",
+        "error_on_recompile",
+        "enable_compiler_collectives",
+        "fail_on_recompile_limit_hit",
+    ],
 )
 def test_hooks_stay_in_code_that_is_not_to_be_compiled_twice(
     why: str, paced: Paced, compiled: Any, monkeypatch: pytest.MonkeyPatch
@@ -259,7 +272,10 @@ def test_hooks_stay_where_the_program_has_set_its_own_limit_meanwhile(
     def program(watch: Watcher) -> None:
         model = net()
         fast = compiled(
-            model, backend=graphs, fullgraph=True, **({"recompile_limit": 1} if own == "of the call" else {})
+            model,
+            backend=graphs,
+            fullgraph=True,
+            **({"recompile_limit": 1} if own == "of the call" else {}),
         )
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         for _ in range(6):
@@ -358,7 +374,15 @@ def test_watching_changes_no_bit_of_a_compiled_training(
 REFUSING = ("fail_on_recompile", "eager_on_recompile")
 
 
-def refusing(stance: str, at: int, graphs: Graphs, compiled: Any, *, in_place: bool = False, each: bool = False) -> Any:
+def refusing(
+    stance: str,
+    at: int,
+    graphs: Graphs,
+    compiled: Any,
+    *,
+    in_place: bool = False,
+    each: bool = False,
+) -> Any:
     """Return a program of 12 steps that sets a stance, from one step on, between the step's end and the next forward.
 
     Args:
@@ -395,7 +419,13 @@ def refusing(stance: str, at: int, graphs: Graphs, compiled: Any, *, in_place: b
 @pytest.mark.parametrize("each", [False, True], ids=["to the end", "each forward"])
 @pytest.mark.parametrize("stance", REFUSING)
 def test_hooks_return_to_code_where_a_stance_allows_no_other(
-    stance: str, each: bool, in_place: bool, paced: Paced, compiled: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    stance: str,
+    each: bool,
+    in_place: bool,
+    paced: Paced,
+    compiled: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
 ) -> None:
     """They are out, for code that is still to be compiled: no call fails or runs uncompiled, and one line says so."""
     paced(*SKIPPED, *SKIPPED, *SKIPPED, *MEASURED)
@@ -408,7 +438,12 @@ def test_hooks_return_to_code_where_a_stance_allows_no_other(
     assert log.recording().rows("net.1:out").step.tolist() == [0, 4, 8]
     assert log.watch is not None
     assert not log.watch.failed
-    assert capsys.readouterr().err.count(f'torch.compiler.set_stance("{stance}") allows no more compiling') == 1
+    assert (
+        capsys.readouterr().err.count(
+            f'torch.compiler.set_stance("{stance}") allows no more compiling'
+        )
+        == 1
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
@@ -477,7 +512,9 @@ def test_code_without_hooks_runs_on_where_a_stance_allows_no_other(
         optimizer = torch.optim.SGD(model.parameters(), 0.01)
         for step in range(18):
             optimizer.zero_grad()
-            with torch.compiler.set_stance("fail_on_recompile" if step in range(2, 12) else "default"):
+            with torch.compiler.set_stance(
+                "fail_on_recompile" if step in range(2, 12) else "default"
+            ):
                 fast(batch()).square().mean().backward()
             optimizer.step()
 
@@ -490,7 +527,9 @@ def test_code_without_hooks_runs_on_where_a_stance_allows_no_other(
     assert log.recording().rows("net.1:out").step.tolist()[-1] == 18
 
 
-def test_a_compiled_model_whose_calls_are_not_seen_is_found_by_its_parameters(compiled: Any) -> None:
+def test_a_compiled_model_whose_calls_are_not_seen_is_found_by_its_parameters(
+    compiled: Any,
+) -> None:
     """The search for the holder of an optimizer's parameters finds the compiled model; its sites are those inside it."""
 
     def program() -> None:

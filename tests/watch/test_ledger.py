@@ -145,10 +145,16 @@ def generators_in_turn(watch: Watcher) -> Any:
     return models
 
 
-UNUSED = {f"{site}:param.grad" for site in ("unused.weight", "unused.bias", "evaluated.weight", "evaluated.bias")}
+UNUSED = {
+    f"{site}:param.grad"
+    for site in ("unused.weight", "unused.bias", "evaluated.weight", "evaluated.bias")
+}
 LEDGERS = [
     (critic_first, GUARDED + SKIPPED + GUARDED, None, {"unused:param.grad"}),
-    *((called_now_and_then, levels, 6, {"unused:out"} | UNUSED) for levels in (MEASURED, GUARDED, SKIPPED)),
+    *(
+        (called_now_and_then, levels, 6, {"unused:out"} | UNUSED)
+        for levels in (MEASURED, GUARDED, SKIPPED)
+    ),
     *((stepping_within_a_forward, levels, 7, set()) for levels in (MEASURED, GUARDED, MIXED)),
     (made_anew, MEASURED, 4, {"Branching.never:out"}),
     (generators_in_turn, GUARDED + MEASURED, 6, set()),
@@ -161,7 +167,11 @@ LEDGERS = [
     ids=[f"{program.__name__}-{names(levels)}" for program, levels, _, _ in LEDGERS],
 )
 def test_the_ledger_lists_what_no_step_used(
-    program: Callable[[Watcher], Any], levels: tuple[StepKind, ...], steps: int | None, sites: set[str], paced: Paced
+    program: Callable[[Watcher], Any],
+    levels: tuple[StepKind, ...],
+    steps: int | None,
+    sites: set[str],
+    paced: Paced,
 ) -> None:
     """Whether a step was measured or not, whether it trained, evaluated or called a part alone."""
     paced(*levels)
@@ -190,7 +200,11 @@ def test_the_ledger_says_why_also_where_the_model_is_gone() -> None:
     (event,) = [event for event in log.events if event["kind"] == "ledger"]
 
     assert [(s["site"], s["cause"], s["remedy"]) for s in event["sites"]] == [
-        (f"{i}.drop:out", "bypassed: Drops.forward reads its p without calling it", f'hook "{i}" instead')
+        (
+            f"{i}.drop:out",
+            "bypassed: Drops.forward reads its p without calling it",
+            f'hook "{i}" instead',
+        )
         for i in (0, 1)
     ]
 

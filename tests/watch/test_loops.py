@@ -32,8 +32,15 @@ def params(*models: nn.Module) -> Result:
 
 def alternating() -> Result:
     """A GAN: two models, two optimizers."""
-    generator, critic, losses = net(), nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)), []
-    ours, theirs = torch.optim.Adam(generator.parameters(), 1e-2), torch.optim.SGD(critic.parameters(), 1e-2)
+    generator, critic, losses = (
+        net(),
+        nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)),
+        [],
+    )
+    ours, theirs = (
+        torch.optim.Adam(generator.parameters(), 1e-2),
+        torch.optim.SGD(critic.parameters(), 1e-2),
+    )
     for _ in range(STEPS):
         theirs.zero_grad()
         loss = critic(torch.randn(5, 2)).mean() - critic(generator(batch()).detach()).mean()
@@ -65,7 +72,9 @@ def within_backward() -> Result:
 def closures() -> Result:
     """LBFGS calls the model many times a step."""
     model, x, losses = net(), batch(), []
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        model.parameters(), lr=0.1, max_iter=5, line_search_fn="strong_wolfe"
+    )
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -172,7 +181,9 @@ def scaled() -> Result:
 def normalized() -> Result:
     """Parametrized weights: a norm, and a spectral norm with a state of its own; one is taken off on the way."""
     model = nn.Sequential(
-        parametrizations.weight_norm(nn.Linear(4, 8)), parametrizations.spectral_norm(nn.Linear(8, 8)), nn.Linear(8, 2)
+        parametrizations.weight_norm(nn.Linear(4, 8)),
+        parametrizations.spectral_norm(nn.Linear(8, 8)),
+        nn.Linear(8, 2),
     )
     optimizer = torch.optim.SGD(model.parameters(), 1e-2)
     for step in range(STEPS):
@@ -229,7 +240,10 @@ def averaged() -> Result:
                 mine.lerp_(theirs, 0.1)
         file = io.BytesIO()
         torch.save(model, file)
-        saved += [torch.load(io.BytesIO(file.getvalue()), weights_only=False), pickle.loads(pickle.dumps(model))]
+        saved += [
+            torch.load(io.BytesIO(file.getvalue()), weights_only=False),
+            pickle.loads(pickle.dumps(model)),
+        ]
         saved.append(copy.deepcopy(model))
     with torch.no_grad():
         return [*params(model, average, *saved), *(twin(batch()) for twin in saved)]
@@ -356,8 +370,14 @@ def profiled() -> Result:
 
 
 LOOPS = {
-    **dict.fromkeys((alternating, within_backward, closures, accumulated, penalized, evaluated, generated), STEPS),
-    **dict.fromkeys((scheduled, normalized, changing, frozen, averaged, by_hand, by_two_names, small_and_many), STEPS),
+    **dict.fromkeys(
+        (alternating, within_backward, closures, accumulated, penalized, evaluated, generated),
+        STEPS,
+    ),
+    **dict.fromkeys(
+        (scheduled, normalized, changing, frozen, averaged, by_hand, by_two_names, small_and_many),
+        STEPS,
+    ),
     scaled: STEPS - 1,
     folds: 15,
     profiled: 2 * STEPS,
@@ -374,7 +394,9 @@ def bare(program: Callable[[], Result]) -> Result:
 
 
 @pytest.mark.parametrize("levels", sampled(LEVELS, LEVELS[-1:]), ids=names)
-@pytest.mark.parametrize(("program", "steps"), LOOPS.items(), ids=[program.__name__ for program in LOOPS])
+@pytest.mark.parametrize(
+    ("program", "steps"), LOOPS.items(), ids=[program.__name__ for program in LOOPS]
+)
 def test_watching_changes_no_bit_counts_each_step_and_leaves_nothing(
     program: Callable[[], Result],
     steps: int | None,

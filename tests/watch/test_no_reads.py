@@ -77,7 +77,9 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(modes, "has_data", lambda value: True)
     monkeypatch.setattr(modes, "plainly", nullcontext)
     for module, name in ((reduce, "measurable"), (finiteness, "_measurable")):
-        monkeypatch.setattr(module, name, lambda value: value.is_floating_point() and value.numel() > 0)
+        monkeypatch.setattr(
+            module, name, lambda value: value.is_floating_point() and value.numel() > 0
+        )
     monkeypatch.setattr(accelerators, "to_host", found.to_host)
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device(THERE), found.leaving:
         yield found
@@ -86,8 +88,15 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 def test_the_device_of_these_tests_has_no_values(device: Device) -> None:
     """So whoever asks for one is found out."""
     value = torch.ones(3)
-    for ask in (Tensor.tolist, Tensor.nonzero, lambda v: bool(v.sum()), lambda v: torch.equal(v, v)):
-        with pytest.raises((RuntimeError, DataDependentOutputException, DynamicOutputShapeException)):
+    for ask in (
+        Tensor.tolist,
+        Tensor.nonzero,
+        lambda v: bool(v.sum()),
+        lambda v: torch.equal(v, v),
+    ):
+        with pytest.raises(
+            (RuntimeError, DataDependentOutputException, DynamicOutputShapeException)
+        ):
             ask(value)
     assert device.leaving.names == []
     value.cpu()
@@ -135,14 +144,18 @@ def test_a_watched_training_asks_for_no_value(
     assert device.leaving.names == []
 
 
-def test_a_measured_step_leaves_the_device_in_one_copy(device: Device, paced: Callable[..., None]) -> None:
+def test_a_measured_step_leaves_the_device_in_one_copy(
+    device: Device, paced: Callable[..., None]
+) -> None:
     """With the loss, the norm of all gradients and the updates; after the last step nothing is left to be copied."""
     paced(*MEASURED)
     assert sound(watch(lambda: train(4)))
     assert len(device.tables) == 4
 
 
-def test_guarded_steps_leave_the_device_together(device: Device, paced: Callable[..., None]) -> None:
+def test_guarded_steps_leave_the_device_together(
+    device: Device, paced: Callable[..., None]
+) -> None:
     """What they collect leaves with the next table, or at the end."""
     paced(*GUARDED)
     log = watch(lambda: train(4))
@@ -161,7 +174,9 @@ def test_updates_are_rows_like_others(device: Device, paced: Callable[..., None]
 
 def test_the_norm_of_parameters_on_several_devices_stays_on_one(device: Device) -> None:
     """Not on the CPU, which would have to wait; and one number leaves each of the others."""
-    squares, known = squares_of([torch.ones(2, device="cpu"), torch.ones(3), torch.ones(4, dtype=torch.bfloat16)])
+    squares, known = squares_of(
+        [torch.ones(2, device="cpu"), torch.ones(3), torch.ones(4, dtype=torch.bfloat16)]
+    )
     assert isinstance(squares, Tensor)
     assert (squares.is_meta, known) == (True, False)
     assert device.leaving.names == []
@@ -215,7 +230,9 @@ def test_edits_ask_for_no_value(device: Device, edit: Any) -> None:
     assert device.leaving.names == []
 
 
-@pytest.mark.parametrize("action", [kedge.record(), kedge.record(copy=True), kedge.measure(), kedge.measure("norm")])
+@pytest.mark.parametrize(
+    "action", [kedge.record(), kedge.record(copy=True), kedge.measure(), kedge.measure("norm")]
+)
 def test_recording_asks_for_no_value(device: Device, action: Any) -> None:
     """Until the values are looked at; statistics leave the device as a table."""
     model, x = Net(), torch.randn(5, 1, 6, 6)

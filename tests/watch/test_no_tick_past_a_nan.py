@@ -17,7 +17,10 @@ BAD = 6
 
 
 def trained(
-    loss_of: Callable[[Tensor, bool], Tensor], *, after: Callable[[int, nn.Module], None] | None = None, steps: int = 9
+    loss_of: Callable[[Tensor, bool], Tensor],
+    *,
+    after: Callable[[int, nn.Module], None] | None = None,
+    steps: int = 9,
 ) -> Memory:
     """Train a layer by a loss of its output that is told when to go wrong."""
 

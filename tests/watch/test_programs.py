@@ -39,11 +39,17 @@ class Block(nn.Module):
         super().__init__()
         self.n1, self.n2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (t.unflatten(2, (2, -1)).transpose(1, 2) for t in self.qkv(self.n1(x)).chunk(3, 2))
-        x = x + self.proj(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        q, k, v = (
+            t.unflatten(2, (2, -1)).transpose(1, 2) for t in self.qkv(self.n1(x)).chunk(3, 2)
+        )
+        x = x + self.proj(
+            F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        )
         return x + self.mlp(self.n2(x))
 
 
@@ -72,7 +78,9 @@ def training(make: Any, batch: Any, optimizer: Any) -> Any:
     for step in range(20):
         stepper.zero_grad()
         out = model(batch())
-        loss = F.cross_entropy(out.flatten(0, -2), torch.zeros(out.shape[:-1], dtype=torch.long).flatten())
+        loss = F.cross_entropy(
+            out.flatten(0, -2), torch.zeros(out.shape[:-1], dtype=torch.long).flatten()
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         stepper.step()
@@ -81,7 +89,12 @@ def training(make: Any, batch: Any, optimizer: Any) -> Any:
             with torch.no_grad():
                 losses.append(model.eval()(batch()).sum())
             model.train()
-    return [losses, list(model.state_dict().values()), [p.grad for p in model.parameters()], torch.get_rng_state()]
+    return [
+        losses,
+        list(model.state_dict().values()),
+        [p.grad for p in model.parameters()],
+        torch.get_rng_state(),
+    ]
 
 
 @pytest.mark.parametrize("every", [1, 3, 100])
@@ -162,7 +175,9 @@ class Broken(Memory):
         super().stats(step, columns)
 
 
-def test_a_failure_of_kedge_is_told_once_and_the_program_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_of_kedge_is_told_once_and_the_program_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Nothing raises in the program, every hook goes, and the bits are the same."""
     case: Any = (Net, images, lambda p: torch.optim.SGD(p, 0.1))
     plain, kept, log = training(*case), [], Broken()
@@ -247,4 +262,6 @@ def test_a_model_that_contains_itself_is_watched() -> None:
     assert log.watch is not None
     assert not log.watch.failed
     assert log.steps(level=2) == [0, 1, 2]
-    assert {"first:out", "last.0:out", "first.weight:param.grad", "last.0.bias:update"} <= set(log.texts())
+    assert {"first:out", "last.0:out", "first.weight:param.grad", "last.0.bias:update"} <= set(
+        log.texts()
+    )

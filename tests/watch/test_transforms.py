@@ -12,14 +12,26 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
-from tests.watch.watched import GUARDED, MIXED, SKIPPED, Paced, at_levels, descend, net, watch, watched
+from tests.watch.watched import (
+    GUARDED,
+    MIXED,
+    SKIPPED,
+    Paced,
+    at_levels,
+    descend,
+    net,
+    watch,
+    watched,
+)
 
 
 def transformed(model: nn.Module) -> Any:
     """Call a model in every way that is no plain forward."""
     x, params = torch.ones(3, 4), {n: p.detach() for n, p in model.named_parameters()}
     found = [vmap(model)(x), functional_call(model, params, (x,))]
-    found += vmap(grad(lambda p, x: functional_call(model, p, (x,)).sum()), (None, 0))(params, x).values()
+    found += vmap(grad(lambda p, x: functional_call(model, p, (x,)).sum()), (None, 0))(
+        params, x
+    ).values()
     return [*found, make_fx(model)(x)(x), torch.jit.trace(model, x, check_trace=False)(x)]
 
 
@@ -57,7 +69,9 @@ class Energy(nn.Module):
 
 
 @at_levels(GUARDED, SKIPPED, MIXED)
-def test_a_transform_inside_of_a_forward_is_no_failure(levels: tuple[StepKind, ...], paced: Paced) -> None:
+def test_a_transform_inside_of_a_forward_is_no_failure(
+    levels: tuple[StepKind, ...], paced: Paced
+) -> None:
     """What was wrapped for a transform is searched, when that is over, as what it was inside."""
     paced(*levels)
     model = Energy()
@@ -92,4 +106,6 @@ def test_parameters_that_torch_func_replaced_are_found_at_the_optimizer(transfor
 
     log = watch(program, every=1)
     assert log.watch.step() == 6
-    assert {"0.weight:param", "0.weight:update", "0.weight:param.grad", ":grad.norm"} <= set(log.texts())
+    assert {"0.weight:param", "0.weight:update", "0.weight:param.grad", ":grad.norm"} <= set(
+        log.texts()
+    )

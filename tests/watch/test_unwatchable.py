@@ -30,7 +30,9 @@ class Nameless(nn.Linear):
     def _refused(self, *args: Any, **options: Any) -> Any:
         raise RuntimeError("not here")
 
-    named_modules = named_children = named_parameters = children = modules = parameters = buffers = _refused
+    named_modules = named_children = named_parameters = children = modules = parameters = (
+        buffers
+    ) = _refused
     __eq__ = __hash__ = __bool__ = __iter__ = __repr__ = extra_repr = _refused
 
     def __len__(self) -> int:
@@ -136,7 +138,10 @@ LOST: dict[str, tuple[Callable[[], None], list[str]]] = {
     "fake": (fake, []),
     "methods that raise": (a_layer(Nameless), []),
     "a part whose methods raise": (a_part(Nameless), []),
-    "no hooks": (a_layer(Refusing), ["[kedge] the model Refusing cannot be watched: RuntimeError: no hooks here ("]),
+    "no hooks": (
+        a_layer(Refusing),
+        ["[kedge] the model Refusing cannot be watched: RuntimeError: no hooks here ("],
+    ),
     "a part without hooks": (
         a_part(Refusing),
         [
@@ -144,7 +149,10 @@ LOST: dict[str, tuple[Callable[[], None], list[str]]] = {
             "[kedge] the calls inside Sequential cannot be watched: RuntimeError: no hooks here (",
         ],
     ),
-    "an error without a text": (a_layer(Untold), ["[kedge] the model Untold cannot be watched: UntoldError ("]),
+    "an error without a text": (
+        a_layer(Untold),
+        ["[kedge] the model Untold cannot be watched: UntoldError ("],
+    ),
     "a closed table": (
         a_layer(Untabled),
         [r"[kedge] the model Untabled cannot be watched: KeyError: 'closed\nfor good' ("],
@@ -182,7 +190,9 @@ def test_one_thing_costs_itself_alone(
     assert len(unseen) == len(told)
 
 
-def test_a_value_that_cannot_be_described_does_not_end_the_program(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_value_that_cannot_be_described_does_not_end_the_program(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A tensor of the program's class raises at whatever it is asked."""
 
     class Closing(nn.Module):
@@ -208,7 +218,9 @@ def test_a_value_that_cannot_be_described_does_not_end_the_program(capsys: pytes
     capsys.readouterr()
 
 
-def test_a_thread_that_trains_while_the_watch_ends_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_thread_that_trains_while_the_watch_ends_is_left_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Work that waited for its turn while the watch ended is not begun any more."""
     began, ended = threading.Event(), threading.Event()
     threads: list[threading.Thread] = []

@@ -12,7 +12,18 @@ from torch import Tensor, nn
 from kedge.rules.registry import check
 from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
-from tests.watch.watched import GUARDED, MIXED, SKIPPED, Paced, at_levels, batch, descend, net, watch, watched
+from tests.watch.watched import (
+    GUARDED,
+    MIXED,
+    SKIPPED,
+    Paced,
+    at_levels,
+    batch,
+    descend,
+    net,
+    watch,
+    watched,
+)
 
 
 class Complex(nn.Module):
@@ -27,7 +38,9 @@ class Complex(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "make", [Complex, lambda: nn.Linear(3, 2).bfloat16(), lambda: nn.LSTM(3, 2)], ids=["complex", "bfloat16", "lstm"]
+    "make",
+    [Complex, lambda: nn.Linear(3, 2).bfloat16(), lambda: nn.LSTM(3, 2)],
+    ids=["complex", "bfloat16", "lstm"],
 )
 def test_models_of_other_precisions_and_structures_are_watched(make: Any) -> None:
     """Complex, narrow and structured values are measured, and guarded between: the step after an optimizer's first is, too."""
@@ -44,9 +57,9 @@ def test_models_of_other_precisions_and_structures_are_watched(make: Any) -> Non
     log = watch(program, every=2)
     assert log.steps(level=2) == [0, 1, 2, 4]
     assert log.watch.summary.levels == {"measured": 4, "guarded": 1, "skipped": 0}
-    assert {f"{n}:{k}" for n, _ in model.named_parameters() for k in ("param", "param.grad", "update")} <= set(
-        log.texts()
-    )
+    assert {
+        f"{n}:{k}" for n, _ in model.named_parameters() for k in ("param", "param.grad", "update")
+    } <= set(log.texts())
 
 
 class Odd(nn.Module):
@@ -77,11 +90,19 @@ class ComplexOut(nn.Module):
 @at_levels(GUARDED, SKIPPED, MIXED)
 @pytest.mark.parametrize(
     "make",
-    [lambda: net().double(), lambda: net().half(), Odd, lambda: nn.Sequential(net(), nn.Linear(2, 4), ComplexOut())],
+    [
+        lambda: net().double(),
+        lambda: net().half(),
+        Odd,
+        lambda: nn.Sequential(net(), nn.Linear(2, 4), ComplexOut()),
+    ],
     ids=["double", "half", "bytes-float8-and-nothing", "complex"],
 )
 def test_values_of_any_kind_of_number_are_no_failure(
-    make: Callable[[], nn.Module], levels: tuple[StepKind, ...], paced: Paced, capsys: pytest.CaptureFixture[str]
+    make: Callable[[], nn.Module],
+    levels: tuple[StepKind, ...],
+    paced: Paced,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Doubles, whole numbers, bytes, nothing and complex numbers are measured, or passed over."""
     paced(*levels)

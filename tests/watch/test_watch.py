@@ -23,7 +23,12 @@ def test_sites_are_numbered_as_they_fire_and_know_where_their_inputs_come_from()
     assert log.texts("in") == [":in", "conv:in", "act:in", "fc:in"]
     assert log.texts("out.grad")[-2:] == ["act:out.grad", "conv:out.grad"]
     sources = {e["site"]: e["from"] for e in log.entries if e["kind"] == "in"}
-    assert sources == {":in": [None], "conv:in": [None], "act:in": [ids["conv:out"]], "fc:in": [None]}
+    assert sources == {
+        ":in": [None],
+        "conv:in": [None],
+        "act:in": [ids["conv:out"]],
+        "fc:in": [None],
+    }
     params = ["conv.weight", "conv.bias", "fc.weight", "fc.bias"]
     assert {k: set(log.texts(k)) for k in ("param", "param.grad", "update")} == {
         k: {f"{p}:{k}" for p in params} for k in ("param", "param.grad", "update")
@@ -47,7 +52,11 @@ def test_every_site_is_described() -> None:
     assert (act["channels"], act["type"], act["node"]) == (4, "ReLU", "ReluBackward0")
     assert (weight["owner"], weight["type"], weight["shape"]) == ("conv", "Conv2d", [4, 1, 3, 3])
     (root,) = log.roots
-    assert (root["name"], root["prefix"], root["parameters"]) == ("Conv", "", 4 * 9 + 4 + 64 * 3 + 3)
+    assert (root["name"], root["prefix"], root["parameters"]) == (
+        "Conv",
+        "",
+        4 * 9 + 4 + 64 * 3 + 3,
+    )
     assert [(m["path"], m["type"], m["parameters"]) for m in root["modules"]] == [
         ("", "Conv", 0), ("conv", "Conv2d", 40), ("act", "ReLU", 0), ("fc", "Linear", 195),
     ]  # fmt: skip
@@ -96,9 +105,15 @@ def test_outputs_gradients_and_activity_are_those_of_the_program() -> None:
     recording = watch(lambda: train(model, 1)).recording()
     for path, module in (("conv", model.conv), ("act", model.act)):
         assert norms(recording, f"{path}:out") == pytest.approx([norm(seen[module])], rel=1e-5)
-        assert norms(recording, f"{path}:out.grad") == pytest.approx([norm(seen[module].grad)], rel=1e-5)
+        assert norms(recording, f"{path}:out.grad") == pytest.approx(
+            [norm(seen[module].grad)], rel=1e-5
+        )
     steps, samples, active = recording.active("act:out")
-    assert (steps.tolist(), samples.tolist(), active.tolist()) == ([0], [5 * 16], [[True, True, False, True]])
+    assert (steps.tolist(), samples.tolist(), active.tolist()) == (
+        [0],
+        [5 * 16],
+        [[True, True, False, True]],
+    )
 
 
 def test_parameters_their_gradients_and_updates_have_their_norms() -> None:
@@ -115,9 +130,15 @@ def test_parameters_their_gradients_and_updates_have_their_norms() -> None:
 
     recording = watch(program, every=1).recording()
     for name, param in model.named_parameters():
-        assert norms(recording, f"{name}:param") == pytest.approx([t[name][0] for t in truth], rel=1e-5)
-        assert norms(recording, f"{name}:param.grad") == pytest.approx([t[name][1] for t in truth], rel=1e-5)
-        assert norms(recording, f"{name}:update") == pytest.approx([0.25 * t[name][1] for t in truth], rel=1e-4)
+        assert norms(recording, f"{name}:param") == pytest.approx(
+            [t[name][0] for t in truth], rel=1e-5
+        )
+        assert norms(recording, f"{name}:param.grad") == pytest.approx(
+            [t[name][1] for t in truth], rel=1e-5
+        )
+        assert norms(recording, f"{name}:update") == pytest.approx(
+            [0.25 * t[name][1] for t in truth], rel=1e-4
+        )
         assert recording.rows(f"{name}:update").count.tolist() == [param.numel()] * 3
 
 
@@ -125,7 +146,9 @@ def test_the_update_of_a_large_parameter_is_that_of_a_sample() -> None:
     """At most 1,024 elements are kept from before the step; they are spread over the parameter, and their ratio is its."""
     model = nn.Linear(100, 77)
     log = watch(lambda: train(model, 1, batch=lambda: torch.randn(4, 100)), every=1)
-    count, sumsq = (getattr(log.recording().rows("weight:update"), n)[0] for n in ("count", "sumsq"))
+    count, sumsq = (
+        getattr(log.recording().rows("weight:update"), n)[0] for n in ("count", "sumsq")
+    )
     grad = model.weight.grad.reshape(-1)[:: spacing(7700, 1024)]
     assert count == len(grad) <= 1024
     assert np.sqrt(sumsq) == pytest.approx(0.1 * norm(grad), rel=1e-4)
@@ -165,7 +188,11 @@ def test_a_scripted_module_is_left_alone() -> None:
     [
         ("conv", ["conv:out"], []),
         ("**{ReLU}", ["act:out"], []),
-        ("**, !fc", ["conv:out", "act:out", ":out"], ["conv.bias", "conv.weight", "fc.bias", "fc.weight"]),
+        (
+            "**, !fc",
+            ["conv:out", "act:out", ":out"],
+            ["conv.bias", "conv.weight", "fc.bias", "fc.weight"],
+        ),
         ("**, !fc.*", ["conv:out", "act:out", "fc:out", ":out"], ["conv.bias", "conv.weight"]),
         ("fc.weight", [], ["fc.weight"]),
         ("nothing.here", [], []),

@@ -20,7 +20,9 @@ from kedge.watch.watcher import Watcher
 Paced = Callable[..., None]
 """What the fixture `paced` returns."""
 
-MEASURED, GUARDED, SKIPPED = ((kind,) for kind in (StepKind.MEASURED, StepKind.GUARDED, StepKind.SKIPPED))
+MEASURED, GUARDED, SKIPPED = (
+    (kind,) for kind in (StepKind.MEASURED, StepKind.GUARDED, StepKind.SKIPPED)
+)
 MIXED = (*SKIPPED, *MEASURED, *GUARDED)
 LEVELS = [MEASURED, GUARDED, SKIPPED, MIXED]
 """Of which kinds the steps after the first are, in turn."""
@@ -62,7 +64,9 @@ class Memory:
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
         for i in range(len(columns["site"])):
-            self.rows.append({"step": step, **{name: column[i] for name, column in columns.items()}})
+            self.rows.append(
+                {"step": step, **{name: column[i] for name, column in columns.items()}}
+            )
 
     def event(self, event: Mapping[str, Any]) -> None:
         self.events.append(event)
@@ -76,10 +80,18 @@ class Memory:
     def steps(self, level: int) -> list[int]:
         """List the steps that were written at a level, apart from the curves: the loss and the gradients' norm."""
         curves = {e["id"] for e in self.entries if e["kind"] in ("loss", "grad.norm")}
-        return sorted({row["step"] for row in self.rows if row["level"] == level and row["site"] not in curves})
+        return sorted(
+            {
+                row["step"]
+                for row in self.rows
+                if row["level"] == level and row["site"] not in curves
+            }
+        )
 
 
-def watch(program: Callable[[], Any], *, every: int = 10, sites: str = "**", log: Any = None) -> Any:
+def watch(
+    program: Callable[[], Any], *, every: int = 10, sites: str = "**", log: Any = None
+) -> Any:
     """Run a program watched; returns the log, which knows its watch."""
     log = Memory() if log is None else log
     log.watch = Watcher(Meter(), log, sites=sites, n=every)
@@ -113,7 +125,9 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
-def descend(model: nn.Module, steps: int, *, between: Callable[[int], Any] = lambda step: None) -> list[Tensor]:
+def descend(
+    model: nn.Module, steps: int, *, between: Callable[[int], Any] = lambda step: None
+) -> list[Tensor]:
     """Train; returns the parameters."""
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     dtype = next(p.dtype for p in model.parameters() if p.requires_grad and not p.is_complex())
@@ -143,7 +157,9 @@ def images(n: int = 5) -> Tensor:
     return torch.randn(n, 1, 6, 6)
 
 
-def train(model: nn.Module, steps: int, lr: float = 0.1, batch: Callable[[], Tensor] = images) -> None:
+def train(
+    model: nn.Module, steps: int, lr: float = 0.1, batch: Callable[[], Tensor] = images
+) -> None:
     """Train by the mean of squares."""
     optimizer = torch.optim.SGD(model.parameters(), lr)
     for _ in range(steps):

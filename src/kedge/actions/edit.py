@@ -28,14 +28,26 @@ class Edit:
     """
 
     def __init__(
-        self, name: str, change: Callable[[Tensor], Tensor], *, reshape: bool = False, each: bool = True
+        self,
+        name: str,
+        change: Callable[[Tensor], Tensor],
+        *,
+        reshape: bool = False,
+        each: bool = True,
     ) -> None:
         self.name, self.change, self.reshape, self.each = name, change, reshape, each
 
     def __call__(self, value: Tensor) -> Tensor:
         """Return the value's replacement."""
-        if self.each and value.is_nested and value.layout is torch.strided and len(parts := value.unbind()):
-            changed = [self.change(part) for part in parts]  # PyTorch has few operations on all parts at once
+        if (
+            self.each
+            and value.is_nested
+            and value.layout is torch.strided
+            and len(parts := value.unbind())
+        ):
+            changed = [
+                self.change(part) for part in parts
+            ]  # PyTorch has few operations on all parts at once
             return torch.nested.as_nested_tensor(changed)
         return self.change(value)
 
@@ -66,7 +78,9 @@ def replace(new: Any, *, reshape: bool = False) -> Edit:
             "such as kedge.replace(lambda value: value.clamp(max=1))"
         )
     if callable(new) and not isinstance(new, Tensor):
-        return Edit(f"replace({getattr(new, '__name__', 'function')})", new, reshape=reshape, each=False)
+        return Edit(
+            f"replace({getattr(new, '__name__', 'function')})", new, reshape=reshape, each=False
+        )
     if isinstance(new, Tensor):
         return Edit("replace(tensor)", lambda value: new.clone(), reshape=reshape, each=False)
     return Edit(f"replace({new})", lambda value: _filled(value, new), reshape=reshape)

@@ -28,9 +28,7 @@ from kedge.sites.leaves import describe, find
 from kedge.sites.site import Site
 from kedge.torch_internals.tensors import version_of
 
-_TAKES = (
-    "a forward hook takes (module, args, output) or (module, args, kwargs, output), a forward-pre hook (module, args)"
-)
+_TAKES = "a forward hook takes (module, args, output) or (module, args, kwargs, output), a forward-pre hook (module, args)"
 
 
 class _Answer:
@@ -79,7 +77,11 @@ class HookAction:
         """
         kind = "in" if self.takes == 2 else "out"
         if site.kind != kind or site.op is not None:
-            also = "; a function (grad) is an action for a gradient as it is" if site.is_gradient else ""
+            also = (
+                "; a function (grad) is an action for a gradient as it is"
+                if site.is_gradient
+                else ""
+            )
             raise NoSuchKind(
                 f'{self!r} is for ":{kind}" of modules, and "{site}" is another kind of site: {_TAKES}{also}'
             )
@@ -114,7 +116,9 @@ class HookAction:
             EditError: If another action calls this one in a call of several tensors.
         """
         under_way = self._here.answers[-1:]
-        answer = next((each for each in under_way if any(own is event for own in each.events)), None)
+        answer = next(
+            (each for each in under_way if any(own is event for own in each.events)), None
+        )
         left = self._run(event) if answer is None or answer.left is None else answer.left
         if answer is not None:
             answer.left = left
@@ -174,11 +178,15 @@ def _reads_inputs(hook: Callable[..., Any], takes: int) -> bool:
         return True
     first = 2 if function is not hook else 1
     given = function.__code__.co_varnames[first : first + takes - 2]
-    return any(name in given for each in dis.get_instructions(function) for name in _names(each.argval))
+    return any(
+        name in given for each in dis.get_instructions(function) for name in _names(each.argval)
+    )
 
 
 def _names(given: Any) -> tuple[Any, ...]:
-    return given if isinstance(given, tuple) else (given,)  # Python 3.13 loads two variables at once
+    return (
+        given if isinstance(given, tuple) else (given,)
+    )  # Python 3.13 loads two variables at once
 
 
 def _difference(old: Any, new: Any, at: str = "") -> str | None:
@@ -201,8 +209,14 @@ def _difference(old: Any, new: Any, at: str = "") -> str | None:
         names = [f.name for f in dataclasses.fields(old)]
         parts = ((name, getattr(old, name, None), getattr(new, name, None)) for name in names)
     else:
-        return None if _is_same(old, new) else f"{where}{reprlib.repr(new)} in place of {reprlib.repr(old)}"
-    found = (_difference(before, now, f"{at}.{key}" if at else str(key)) for key, before, now in parts)
+        return (
+            None
+            if _is_same(old, new)
+            else f"{where}{reprlib.repr(new)} in place of {reprlib.repr(old)}"
+        )
+    found = (
+        _difference(before, now, f"{at}.{key}" if at else str(key)) for key, before, now in parts
+    )
     return next((each for each in found if each is not None), None)
 
 
@@ -243,14 +257,20 @@ def from_hook(hook: Callable[..., Any]) -> HookAction:
     if isinstance(hook, (str, nn.Module)):
         raise ActionArity(f"from_hook takes a function, not {described(hook)}: {_TAKES}")
     if hasattr(hook, "bind") or hook.__class__.__module__.startswith("kedge.actions."):
-        raise ActionArity(f"{hook!r} is an action already: pass it to kedge.hook as it is, without from_hook")
+        raise ActionArity(
+            f"{hook!r} is an action already: pass it to kedge.hook as it is, without from_hook"
+        )
     try:
         params = inspect.signature(hook).parameters.values()
     except (TypeError, ValueError) as error:
-        raise ActionArity(f"the arguments of {hook!r} are unknown; wrap it in a function: {_TAKES}") from error
+        raise ActionArity(
+            f"the arguments of {hook!r} are unknown; wrap it in a function: {_TAKES}"
+        ) from error
     places = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p.name for p in places if p.default is p.empty]
-    if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in params) or len(needed) not in (2, 3, 4):
+    if any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in params) or len(
+        needed
+    ) not in (2, 3, 4):
         raise ActionArity(
             f"{getattr(hook, '__qualname__', hook)}{inspect.signature(hook)} is not a forward hook: {_TAKES}"
         )

@@ -100,7 +100,9 @@ class NewestPasses:
             due: Whether the site was to be recorded in a step.
         """
         if gradient:
-            return event.backward < self.backward and event.pass_ < self.differentiated.get(event.replica, -1)
+            return event.backward < self.backward and event.pass_ < self.differentiated.get(
+                event.replica, -1
+            )
         here = self.passes.here
         missed = here.replica == event.replica and event.pass_ < here.pass_ and due(here.step)
         return missed or event.pass_ < self.forward.get(event.replica, -1)
@@ -138,7 +140,9 @@ class SiteRecords:
             return
         self.batches[batch] = [kept]
         if self.keep is not None:
-            same = [b for b in list(self.batches) if b.replica == batch.replica]  # other threads add to it
+            same = [
+                b for b in list(self.batches) if b.replica == batch.replica
+            ]  # other threads add to it
             for old in same[: -self.keep]:
                 del self.batches[old]
 
@@ -148,7 +152,9 @@ class SiteRecords:
         last = self.last()
         if newest is None:
             return last
-        return [kept for kept in last if not newest.is_old(kept.event, gradient=gradient, due=self.due)]
+        return [
+            kept for kept in last if not newest.is_old(kept.event, gradient=gradient, due=self.due)
+        ]
 
     def last(self) -> list[RecordedTensor]:
         """The values of the newest pass of each thread that has any here."""
@@ -200,7 +206,11 @@ class Recorder:
 
     def __repr__(self) -> str:
         """The call that makes this action."""
-        given = [("copy", self.copy, False), ("keep", self.keep, 1), ("recomputes", self.recomputes, False)]
+        given = [
+            ("copy", self.copy, False),
+            ("keep", self.keep, 1),
+            ("recomputes", self.recomputes, False),
+        ]
         return f"record({', '.join(f'{name}={value}' for name, value, default in given if value != default)})"
 
     def bind(self, site: Site) -> Act:
@@ -213,7 +223,11 @@ class Recorder:
 
         def keep(value: Tensor, event: Event) -> None:
             # a transform's wrapper is invalid after the transform
-            alias = untransformed(value).detach() if is_batched(value) else untransformed(value.detach())
+            alias = (
+                untransformed(value).detach()
+                if is_batched(value)
+                else untransformed(value.detach())
+            )
             kept = RecordedTensor(event, alias, copied=copied or records.overwritten)
             records.put(kept)
             if self._overwrites:
@@ -241,7 +255,10 @@ class Recorder:
         self._by_storage.setdefault(storage_of(kept.value), []).append(weakref.ref(kept))
         self._remembered += 1
         if self._remembered > self._prune_at:
-            alive = {k: [ref for ref in refs if ref() is not None] for k, refs in self._by_storage.items()}
+            alive = {
+                k: [ref for ref in refs if ref() is not None]
+                for k, refs in self._by_storage.items()
+            }
             self._by_storage = {k: refs for k, refs in alive.items() if refs}
             self._remembered = sum(map(len, self._by_storage.values()))
             self._prune_at = 2 * self._remembered + _PRUNE
@@ -268,9 +285,13 @@ class Recorder:
         if not found:
             there = [
                 f'"{name_of(k.event)}"'
-                for k in self._find(str(replace(single(name), leaf=None, call=None)), SiteRecords.latest)
+                for k in self._find(
+                    str(replace(single(name), leaf=None, call=None)), SiteRecords.latest
+                )
             ]
-            of_a_gradient = single(name).leaf is not None and Site("", single(name).kind or "out").is_gradient
+            of_a_gradient = (
+                single(name).leaf is not None and Site("", single(name).kind or "out").is_gradient
+            )
             cause = f"the site has {', '.join(there[:8])}" if there else why(name)
             cause += f"; {why(name)}" if there and of_a_gradient else ""
             old = self._find(name, SiteRecords.last)
@@ -296,11 +317,19 @@ class Recorder:
         for name in named if names is None else names:
             first = named[name][0]
             dtype = str(first.value.dtype).removeprefix("torch.")
-            rows.append((name, list(shape_of(first.value)), dtype, len(self._find(name, SiteRecords.all))))
+            rows.append(
+                (name, list(shape_of(first.value)), dtype, len(self._find(name, SiteRecords.all)))
+            )
             lost += [name] if first.overwritten else []
-        gone = f"overwritten by the program: {', '.join(lost)}; record(copy=True) keeps copies" if lost else ""
+        gone = (
+            f"overwritten by the program: {', '.join(lost)}; record(copy=True) keeps copies"
+            if lost
+            else ""
+        )
         old = dict.fromkeys(
-            short(s.site) for s in list(self.by_site.values()) if names is None and s.batches and not s.latest()
+            short(s.site)
+            for s in list(self.by_site.values())
+            if names is None and s.batches and not s.latest()
         )
         older = f"only of older passes, which .records() returns: {', '.join(old)}" if old else ""
         note = "; ".join(filter(None, (gone, older))) if rows or old else "nothing is recorded yet"
@@ -318,12 +347,16 @@ class Recorder:
             named.setdefault(name, []).append(one)
         return named
 
-    def _find(self, name: str, of: Callable[[SiteRecords], list[RecordedTensor]]) -> list[RecordedTensor]:
+    def _find(
+        self, name: str, of: Callable[[SiteRecords], list[RecordedTensor]]
+    ) -> list[RecordedTensor]:
         term = single(name)
         found = [s for s in self._by_path.get(term.literal or "", ()) if meant(term, s.site)]
         kind = kind_meant(term, {s.site.kind for s in found})
         kept = _once([of(s) for s in found if s.site.kind == kind])
-        kept = [k for k in kept if term.names(k.event.site) and term.leaf in (None, k.event.site.leaf)]
+        kept = [
+            k for k in kept if term.names(k.event.site) and term.leaf in (None, k.event.site.leaf)
+        ]
         return [k for k in kept if term.call is None or k.event.call == term.call]
 
 

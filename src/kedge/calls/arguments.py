@@ -31,7 +31,9 @@ def called_as(example: str) -> Callable[[_C], _C]:
             begin = vars(function)["__init__"]
             type.__setattr__(function, "__init__", _explained(begin, function.__name__, example))
             return function
-        explained: _C = _explained(function, function.__qualname__.removesuffix(".__init__"), example)
+        explained: _C = _explained(
+            function, function.__qualname__.removesuffix(".__init__"), example
+        )
         return explained
 
     return decorate
@@ -57,7 +59,9 @@ def _has_begun(error: TypeError) -> bool:
     return own is None or own.tb_next is not None
 
 
-def _refusal(function: Any, name: str, example: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def _refusal(
+    function: Any, name: str, example: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> str:
     signature = inspect.signature(function)
     known = [each for each in signature.parameters if each != "self"]
     if len(known) < len(signature.parameters):
@@ -71,8 +75,16 @@ def _refusal(function: Any, name: str, example: str, args: Sequence[Any], kwargs
         problem = f"there is no argument {unknown!r}"
     near = difflib.get_close_matches(unknown or "", known, 1)
     has = ", ".join(known)
-    advice = f" (did you mean {near[0]}?)" if near else f"; it takes {has or 'no arguments'}" if unknown or args else ""
-    given = ", ".join([*map(described, args), *(f"{each}={described(value)}" for each, value in kwargs.items())])
+    advice = (
+        f" (did you mean {near[0]}?)"
+        if near
+        else f"; it takes {has or 'no arguments'}"
+        if unknown or args
+        else ""
+    )
+    given = ", ".join(
+        [*map(described, args), *(f"{each}={described(value)}" for each, value in kwargs.items())]
+    )
     return f"{name}({given}): {problem}{advice}; use it as in: {example}"
 
 
@@ -119,7 +131,11 @@ def _notes(model: Any, given: Sequence[Any]) -> Iterator[str]:
         if type(one).__name__ in _LOADERS:
             yield f"[kedge] {described(one)} was given where the model takes a batch; use next(iter(loader)), or a loop over it"
     devices = {str(each.device) for each in model.parameters()} if is_module(model) else set()
-    others = [str(one.device) for one in given if "torch.Tensor" in _bases(one) and str(one.device) not in devices]
+    others = [
+        str(one.device)
+        for one in given
+        if "torch.Tensor" in _bases(one) and str(one.device) not in devices
+    ]
     if devices and others:
         (there, *more), here = sorted(devices), others[0]
         if not more:
@@ -130,7 +146,9 @@ def _bases(value: Any) -> set[str]:
     return {f"{base.__module__}.{base.__name__}" for base in type(value).__mro__}
 
 
-def unknown_name(module: str, name: str, known: Sequence[str], others: Mapping[str, Sequence[str]]) -> str:
+def unknown_name(
+    module: str, name: str, known: Sequence[str], others: Mapping[str, Sequence[str]]
+) -> str:
     """Return the message for a name that a module lacks, with the nearest ones.
 
     Args:

@@ -32,10 +32,21 @@ class AttachCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
-        parser.add_argument("pid", metavar="PID", type=_process, help="the process ID of the training")
-        parser.add_argument("-o", metavar="NAME.kedge", dest="output", help="the recording (default: SCRIPT.PID.kedge)")
         parser.add_argument(
-            "--for", metavar="TIME", dest="duration", type=_duration, help="how long to watch, such as 90s, 5m or 2h"
+            "pid", metavar="PID", type=_process, help="the process ID of the training"
+        )
+        parser.add_argument(
+            "-o",
+            metavar="NAME.kedge",
+            dest="output",
+            help="the recording (default: SCRIPT.PID.kedge)",
+        )
+        parser.add_argument(
+            "--for",
+            metavar="TIME",
+            dest="duration",
+            type=_duration,
+            help="how long to watch, such as 90s, 5m or 2h",
         )
         parser.add_argument(
             "--wait",
@@ -135,7 +146,11 @@ class _Heard:
         from kedge.watch.totals import WatchSummary
 
         if self._summary is None:
-            return [] if os.path.exists(self.name) else ["nothing was recorded: no module was called in this time"]
+            return (
+                []
+                if os.path.exists(self.name)
+                else ["nothing was recorded: no module was called in this time"]
+            )
         if not self._summary["made"]:
             return ["nothing was recorded: no step ended in this time"]
         summary = WatchSummary(**self._summary["figures"])

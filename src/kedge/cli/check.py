@@ -55,7 +55,11 @@ class CheckCommand:
             help="github: annotations, which GitHub Actions shows at the lines of the program (default: text)",
         )
         parser.add_argument(
-            "--json", dest="format", action="store_const", const="json", help="the same as --format json"
+            "--json",
+            dest="format",
+            action="store_const",
+            const="json",
+            help="the same as --format json",
         )
         parser.add_argument(
             "--fail-on",
@@ -63,9 +67,19 @@ class CheckCommand:
             default="error",
             help="least severity of a finding that makes the exit status 1 (default: error)",
         )
-        parser.add_argument("--strict", action="store_true", help="exit with 3 if a rule had too little data to judge")
-        parser.add_argument("--select", metavar="CODES", help="run only these rules (codes separated by commas)")
-        parser.add_argument("--ignore", metavar="CODES", help="run all rules except these (codes separated by commas)")
+        parser.add_argument(
+            "--strict",
+            action="store_true",
+            help="exit with 3 if a rule had too little data to judge",
+        )
+        parser.add_argument(
+            "--select", metavar="CODES", help="run only these rules (codes separated by commas)"
+        )
+        parser.add_argument(
+            "--ignore",
+            metavar="CODES",
+            help="run all rules except these (codes separated by commas)",
+        )
         add_quiet(parser)
         add_config(parser)
 

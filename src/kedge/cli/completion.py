@@ -63,8 +63,18 @@ class CompletionCommand:
 
 def _completed(commands: Mapping[str, CommandParser]) -> Iterator[CompletedCommand]:
     for name, parser in commands.items():
-        arguments = [action for action in parser.arguments if not action.option_strings and action.dest in KINDS]
-        words = _codes() if name == "explain" else tuple(arguments[0].choices or ()) if arguments else ()
+        arguments = [
+            action
+            for action in parser.arguments
+            if not action.option_strings and action.dest in KINDS
+        ]
+        words = (
+            _codes()
+            if name == "explain"
+            else tuple(arguments[0].choices or ())
+            if arguments
+            else ()
+        )
         kind = KINDS[arguments[0].dest] if arguments else "file"
         yield CompletedCommand(name, parser.short, dict(_options(parser)), kind, words)
 
@@ -152,9 +162,17 @@ def _described(words: Mapping[str, str]) -> str:
 
 
 def _fish(commands: list[CompletedCommand]) -> str:
-    lines = ["function __kedge_recordings", "    for name in *.kedge", "        echo $name", "    end", "end"]
+    lines = [
+        "function __kedge_recordings",
+        "    for name in *.kedge",
+        "        echo $name",
+        "    end",
+        "end",
+    ]
     for each in commands:
-        lines.append(f"complete -c kedge -n __fish_use_subcommand -f -a {each.name} -d {_fish_text(each.about)}")
+        lines.append(
+            f"complete -c kedge -n __fish_use_subcommand -f -a {each.name} -d {_fish_text(each.about)}"
+        )
         here = f"complete -c kedge -n '__fish_seen_subcommand_from {each.name}'"
         if each.kind == "recording":
             lines.append(f"{here} -f -a '(__kedge_recordings)'")

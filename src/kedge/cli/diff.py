@@ -37,8 +37,12 @@ class DiffCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
         parser.add_argument("a", metavar="A", help="a recording")
-        parser.add_argument("b", metavar="B", nargs="?", help="the other recording (not with --ranks)")
-        parser.add_argument("--ranks", metavar=("R", "S"), nargs=2, type=int, help="compare two ranks of A")
+        parser.add_argument(
+            "b", metavar="B", nargs="?", help="the other recording (not with --ranks)"
+        )
+        parser.add_argument(
+            "--ranks", metavar=("R", "S"), nargs=2, type=int, help="compare two ranks of A"
+        )
         parser.add_argument(
             "--tolerance",
             metavar="R",
@@ -47,13 +51,25 @@ class DiffCommand:
             help="largest relative difference that counts as equal, such as 1e-5 (default: 0, every bit counts)",
         )
         parser.add_argument(
-            "--all", action="store_true", help="list every module that differs, not only the first ones"
+            "--all",
+            action="store_true",
+            help="list every module that differs, not only the first ones",
         )
-        add_sites(parser, "show only the differences of these modules; with --html, begin with this filter")
+        add_sites(
+            parser,
+            "show only the differences of these modules; with --html, begin with this filter",
+        )
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print one JSON object")
-        form.add_argument("--html", action="store_true", help="write a page (one HTML file) instead")
-        parser.add_argument("-o", dest="output", metavar="FILE.html", help="the file of the page (default: A-B.html)")
+        form.add_argument(
+            "--html", action="store_true", help="write a page (one HTML file) instead"
+        )
+        parser.add_argument(
+            "-o",
+            dest="output",
+            metavar="FILE.html",
+            help="the file of the page (default: A-B.html)",
+        )
         add_quiet(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -101,7 +117,9 @@ def _sides(args: argparse.Namespace) -> tuple[Recording, Recording, Names]:
     return a.of_rank(one), a.of_rank(other), Names(f"{args.a} rank {one}", f"{args.a} rank {other}")
 
 
-def _print(comparison: Comparison, verdict: Verdict, names: Names, args: argparse.Namespace) -> None:
+def _print(
+    comparison: Comparison, verdict: Verdict, names: Names, args: argparse.Namespace
+) -> None:
     if args.json:
         from kedge.report.compare.document import document
 
@@ -113,7 +131,9 @@ def _print(comparison: Comparison, verdict: Verdict, names: Names, args: argpars
         render(comparison, verdict, names, console_for(), None if args.all else MOST_MODULES)
 
 
-def _write(comparison: Comparison, verdict: Verdict, names: Names, args: argparse.Namespace) -> None:
+def _write(
+    comparison: Comparison, verdict: Verdict, names: Names, args: argparse.Namespace
+) -> None:
     from pathlib import Path
 
     from kedge.report.compare.page import render_difference

@@ -33,13 +33,17 @@ def judged(name: str, judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def reported(name: str, recording: Recording, judgement: Judgement, lines: Sequence[ModuleLine]) -> dict[str, Any]:
+def reported(
+    name: str, recording: Recording, judgement: Judgement, lines: Sequence[ModuleLine]
+) -> dict[str, Any]:
     """Return a report: the run, its findings, and the newest figures of each module."""
     end: Mapping[str, Any] = recording.end or {}
     run = {key: recording.manifest.get(key) for key in RUN} | {key: end.get(key) for key in END}
     return {
         **judged(name, judgement),
-        "run": for_json(run | {"ended": recording.end is not None, "sampled": len(recording.steps)}),
+        "run": for_json(
+            run | {"ended": recording.end is not None, "sampled": len(recording.steps)}
+        ),
         "models": [{"model": root.name, "parameters": root.parameters} for root in recording.roots],
         "modules": [for_json(_module(line)) for line in lines],
     }

@@ -25,7 +25,9 @@ class ExportCommand:
         add_recording(parser)
         form = parser.add_mutually_exclusive_group(required=True)
         form.add_argument("--parquet", action="store_true", help="write Parquet, the only format")
-        parser.add_argument("-o", metavar="FILE", help="the file to write (default: RUN's name, ending in .parquet)")
+        parser.add_argument(
+            "-o", metavar="FILE", help="the file to write (default: RUN's name, ending in .parquet)"
+        )
         add_sites(parser, "write only these sites")
         parser.add_argument("--force", action="store_true", help="replace an existing file")
         add_quiet(parser)
@@ -41,11 +43,17 @@ class ExportCommand:
         if os.path.lexists(path) and (is_other(path) or not args.force):
             remedy = "name another file with -o"
             if is_other(path):
-                raise RecordingExists(f"cannot write {path}: it exists already, and is not a regular file; {remedy}")
-            raise RecordingExists(f"cannot write {path}: it exists already; replace it with --force, or {remedy}")
+                raise RecordingExists(
+                    f"cannot write {path}: it exists already, and is not a regular file; {remedy}"
+                )
+            raise RecordingExists(
+                f"cannot write {path}: it exists already; replace it with --force, or {remedy}"
+            )
         with progress(f"writing {path}"):
             rows = write_parquet(recording, path)
-        print(f"{path}: {rows:,} rows of {len(recording.sites):,} sites, {sized(path.stat().st_size)}")
+        print(
+            f"{path}: {rows:,} rows of {len(recording.sites):,} sites, {sized(path.stat().st_size)}"
+        )
         return 0
 
 

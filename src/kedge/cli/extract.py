@@ -49,11 +49,21 @@ class ExtractCommand:
             help="the data set or DataLoader, or a function that returns it",
         )
         parser.add_argument(
-            "--sites", metavar="SELECTOR", nargs="+", required=True, help="the sites to extract, such as layer4 avgpool"
+            "--sites",
+            metavar="SELECTOR",
+            nargs="+",
+            required=True,
+            help="the sites to extract, such as layer4 avgpool",
         )
-        parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write or to continue")
         parser.add_argument(
-            "--rename", metavar="SITE=NAME", nargs="+", default=[], help="names for the values of sites"
+            "--out", metavar="DIR", required=True, help="the folder to write or to continue"
+        )
+        parser.add_argument(
+            "--rename",
+            metavar="SITE=NAME",
+            nargs="+",
+            default=[],
+            help="names for the values of sites",
         )
         parser.add_argument(
             "--transform",
@@ -64,7 +74,9 @@ class ExtractCommand:
             "flatten, or MODULE:FUNCTION; where the model does not show the dimensions, such as mean(channels=-1)",
         )
         parser.add_argument(
-            "--dtype", metavar="DTYPE", help="type to keep values in, such as float16 (default: their own)"
+            "--dtype",
+            metavar="DTYPE",
+            help="type to keep values in, such as float16 (default: their own)",
         )
         self._add_summing(parser)
         self._add_loading(parser)
@@ -81,12 +93,20 @@ class ExtractCommand:
             "arguments in parentheses, such as 'conv1=covariance(positions=mean)'; several for one name are allowed",
         )
         parser.add_argument(
-            "--keep", metavar="NAME", nargs="+", default=[], help="values to keep although --reduce names them"
+            "--keep",
+            metavar="NAME",
+            nargs="+",
+            default=[],
+            help="values to keep although --reduce names them",
         )
 
     def _add_loading(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--batch-size", metavar="N", type=int, help=f"samples per batch (default: {BATCH_SIZE})")
-        parser.add_argument("--workers", metavar="N", type=int, help="processes that load samples (default: 0)")
+        parser.add_argument(
+            "--batch-size", metavar="N", type=int, help=f"samples per batch (default: {BATCH_SIZE})"
+        )
+        parser.add_argument(
+            "--workers", metavar="N", type=int, help="processes that load samples (default: 0)"
+        )
         parser.add_argument("--device", metavar="DEVICE", help="device to compute on, such as cuda")
         parser.add_argument(
             "--batch",
@@ -133,13 +153,22 @@ class ExtractCommand:
 
     def _add_writing(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "--format", choices=["safetensors", "zarr", "parquet"], default="safetensors", help="format of the shards"
+            "--format",
+            choices=["safetensors", "zarr", "parquet"],
+            default="safetensors",
+            help="format of the shards",
         )
         parser.add_argument(
-            "--shard-bytes", metavar="N", type=int, help="write a shard when it reaches N bytes (default: 64 MiB)"
+            "--shard-bytes",
+            metavar="N",
+            type=int,
+            help="write a shard when it reaches N bytes (default: 64 MiB)",
         )
         parser.add_argument(
-            "--shard-seconds", metavar="S", type=float, help="write a shard when it is S seconds old (default: 60)"
+            "--shard-seconds",
+            metavar="S",
+            type=float,
+            help="write a shard when it is S seconds old (default: 60)",
         )
 
     def run(self, args: argparse.Namespace) -> int:
@@ -148,7 +177,9 @@ class ExtractCommand:
         from kedge.features.dataset.ranks import SharingRank
         from kedge.features.extract import extract
 
-        _must_be_at_least(args, {"batch_size": 1, "workers": 0, "shard_bytes": 1, "shard_seconds": 0})
+        _must_be_at_least(
+            args, {"batch_size": 1, "workers": 0, "shard_bytes": 1, "shard_seconds": 0}
+        )
         options = _options(args)
         model = _model(args)
         sites = _transforms(args.sites, args.transform)
@@ -176,13 +207,18 @@ def _options(args: argparse.Namespace) -> Options:
         raise ScriptError(
             f"--keep {' '.join(strange)}: these values are kept in any case; name values that --reduce reduces"
         )
-    shards = {name: getattr(args, name) for name in ("shard_bytes", "shard_seconds") if getattr(args, name) is not None}
+    shards = {
+        name: getattr(args, name)
+        for name in ("shard_bytes", "shard_seconds")
+        if getattr(args, name) is not None
+    }
     return Options(
         batch=None if args.batch is None else _function(args.batch, "--batch"),
         keys=None if args.keys is None else _keys(args.keys),
         labels=None if args.labels is None else _entry(args.labels, "--labels"),
         fields={
-            name: _entry(entry, "--fields") for name, entry in (pair(one, "--fields", "ENTRY") for one in args.fields)
+            name: _entry(entry, "--fields")
+            for name, entry in (pair(one, "--fields", "ENTRY") for one in args.fields)
         },
         reduce=reduce,
         keep=args.keep,
@@ -199,7 +235,9 @@ def _options(args: argparse.Namespace) -> Options:
 def _function(text: str, option: str) -> Callable[[Any], Any]:
     found: Callable[[Any], Any] = named(text)
     if not callable(found):
-        raise ScriptError(f"{option} {text}: this is {_a(found)}; name a function that takes a batch")
+        raise ScriptError(
+            f"{option} {text}: this is {_a(found)}; name a function that takes a batch"
+        )
     return found
 
 
@@ -220,14 +258,18 @@ def _keys(text: str) -> Any:
             with path.open(encoding="utf-8") as file:  # only newlines end its lines
                 return [line.removesuffix("\n") for line in file]
         except (OSError, ValueError) as error:
-            raise ScriptError(f"--keys {text}: the file cannot be read ({error}); give UTF-8 text") from error
+            raise ScriptError(
+                f"--keys {text}: the file cannot be read ({error}); give UTF-8 text"
+            ) from error
     if ":" not in text:
         raise ScriptError(
             f"--keys {text}: there is no such file in {Path.cwd()}; name one with a line for each sample, or MODULE:NAME"
         )
     found = named(text)
     if not (callable(found) or hasattr(found, "__iter__")):
-        raise ScriptError(f"--keys {text}: this is {_a(found)}; name a list of keys, or a function that takes a batch")
+        raise ScriptError(
+            f"--keys {text}: this is {_a(found)}; name a list of keys, or a function that takes a batch"
+        )
     return found
 
 
@@ -239,7 +281,9 @@ def _model(args: argparse.Namespace) -> Any:
     device = None if args.device is None else usable(args.device)
     model = _made(args.model, nn.Module)
     if not isinstance(model, nn.Module):
-        raise ScriptError(f"{args.model} is {_a(model)}, not a model; name a module, or a function that returns one")
+        raise ScriptError(
+            f"{args.model} is {_a(model)}, not a model; name a module, or a function that returns one"
+        )
     return model.eval() if device is None else model.eval().to(device)
 
 
@@ -251,12 +295,18 @@ def _loader(args: argparse.Namespace) -> Any:
         size = BATCH_SIZE if args.batch_size is None else args.batch_size
         return DataLoader(data, batch_size=size, num_workers=args.workers or 0)
     given = [
-        word for word, value in (("--batch-size", args.batch_size), ("--workers", args.workers)) if value is not None
+        word
+        for word, value in (("--batch-size", args.batch_size), ("--workers", args.workers))
+        if value is not None
     ]
     if given:
-        raise ScriptError(f"{args.data} is {_a(data)}, which loads its samples itself; leave {' and '.join(given)} out")
+        raise ScriptError(
+            f"{args.data} is {_a(data)}, which loads its samples itself; leave {' and '.join(given)} out"
+        )
     if not hasattr(data, "__iter__"):
-        raise ScriptError(f"{args.data} is {_a(data)}; name a data set, a DataLoader, or a function that returns one")
+        raise ScriptError(
+            f"{args.data} is {_a(data)}; name a data set, a DataLoader, or a function that returns one"
+        )
     return data
 
 
@@ -283,7 +333,9 @@ def _a(value: object) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def _transforms(sites: Sequence[str], texts: Sequence[str]) -> dict[str, Callable[[Any], Any] | None]:
+def _transforms(
+    sites: Sequence[str], texts: Sequence[str]
+) -> dict[str, Callable[[Any], Any] | None]:
     """Return the transform of each site; one without a site is for all of them."""
     from kedge.features.pooling import POOLINGS
 
@@ -291,8 +343,14 @@ def _transforms(sites: Sequence[str], texts: Sequence[str]) -> dict[str, Callabl
     for text in texts:
         site, how = _site_and_how(text)
         if site and site not in found:
-            raise ScriptError(f"--transform {text}: {site} is not among the sites {' '.join(sites)}")
-        transform = _pool(how, text) if how.partition("(")[0] in POOLINGS else function(how, "--transform", POOLINGS)
+            raise ScriptError(
+                f"--transform {text}: {site} is not among the sites {' '.join(sites)}"
+            )
+        transform = (
+            _pool(how, text)
+            if how.partition("(")[0] in POOLINGS
+            else function(how, "--transform", POOLINGS)
+        )
         if not callable(transform):
             raise ScriptError(
                 f"--transform {text}: this is {_a(transform)}; name a function that takes a site's values"
@@ -317,7 +375,9 @@ def _pool(how: str, text: str) -> Callable[[Any], Any]:
     try:
         return Pool(word, *args, **kwargs)  # type: ignore[arg-type]
     except TypeError as error:
-        raise ScriptError(f"--transform {text}: {error}; it takes channels=DIMENSION and padding=keep") from error
+        raise ScriptError(
+            f"--transform {text}: {error}; it takes channels=DIMENSION and padding=keep"
+        ) from error
 
 
 def _dtype(name: str | None) -> Any:
@@ -327,7 +387,9 @@ def _dtype(name: str | None) -> Any:
         return None
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
-        raise ScriptError(f"--dtype {name}: PyTorch has no such type; use float32, float16 or bfloat16, for example")
+        raise ScriptError(
+            f"--dtype {name}: PyTorch has no such type; use float32, float16 or bfloat16, for example"
+        )
     return found
 
 
@@ -338,7 +400,9 @@ def _print(found: FeatureSet, rank: SharingRank) -> None:
 
     if not wait_for_others(rank):
         mine = found.written_by(rank.rank)
-        print(f"{found.path}: {mine:,} samples by rank {rank.rank} of {rank.world}; other ranks may still be writing")
+        print(
+            f"{found.path}: {mine:,} samples by rank {rank.rank} of {rank.world}; other ranks may still be writing"
+        )
         return
     if rank.rank:
         return

@@ -51,7 +51,9 @@ def _from_file(place: str, text: str) -> ModuleType:
     name = os.path.splitext(os.path.basename(place))[0]
     folder = os.path.dirname(os.path.abspath(place))
     if not os.path.exists(place):
-        raise ScriptError(f"cannot import {text!r}: there is no file {place} in {os.getcwd()}; check the path")
+        raise ScriptError(
+            f"cannot import {text!r}: there is no file {place} in {os.getcwd()}; check the path"
+        )
     if folder not in sys.path:
         sys.path.insert(0, folder)  # so that new worker processes find it too
     return importlib.import_module(name)

@@ -34,7 +34,11 @@ def _source(recording: Recording, text: str) -> Mapping[str, Any] | None:
     found = next((site for site in recording.sites if site.site == text), None)
     if found is None:
         return None
-    own = (site.source for site in recording.sites if site.owner == found.owner and site.root == found.root)
+    own = (
+        site.source
+        for site in recording.sites
+        if site.owner == found.owner and site.root == found.root
+    )
     return found.source or next(filter(None, own), None)
 
 

@@ -213,7 +213,9 @@ def _describe() -> int:
     from kedge.native import on_device
     from kedge.torch_internals.corners import described
 
-    print(f"PyTorch {torch.__version__}, and the private parts of it that kedge {metadata.version('kedge')} uses:")
+    print(
+        f"PyTorch {torch.__version__}, and the private parts of it that kedge {metadata.version('kedge')} uses:"
+    )
     for line in described():
         print(f"  {line}")
     print(f"  {on_device.described()}")
@@ -226,7 +228,9 @@ class AllCommands(CommandParser):
     @property
     def own(self) -> dict[str, CommandParser]:
         """The parser of each command."""
-        words = next(action for action in self._actions if isinstance(action, argparse._SubParsersAction))  # noqa: SLF001 - the class has no other name
+        words = next(
+            action for action in self._actions if isinstance(action, argparse._SubParsersAction)
+        )  # noqa: SLF001 - the class has no other name
         return dict(words.choices)
 
     def format_help(self) -> str:

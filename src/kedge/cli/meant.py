@@ -36,14 +36,18 @@ def no_command(word: str, rest: Sequence[str], commands: Mapping[str, CommandPar
     """Return what to say about a first word that is not a command."""
     option = word.partition("=")[0]
     if _is_program(word):
-        return f"{word} is a program, not a command; to run and record it: {_line('run', word, *rest)}"
+        return (
+            f"{word} is a program, not a command; to run and record it: {_line('run', word, *rest)}"
+        )
     if is_recording(word):
         return f"{word} is a recording, not a command; to read it: {_line('report', word, *rest)}"
     if option in commands["run"].options:
         return f"{option} is an option of kedge run, which is missing: {_line('run', word, *rest)}"
     if word.startswith("-"):
         known = nearest(option, ("--help", "--version"))
-        return f"there is no option {option}; " + (f"did you mean {known}?" if known else "see kedge --help")
+        return f"there is no option {option}; " + (
+            f"did you mean {known}?" if known else "see kedge --help"
+        )
     return _no_such_command(word, rest, commands)
 
 
@@ -75,7 +79,9 @@ def no_program(prog: str, target: str, args: Sequence[str]) -> str | None:
     if not target:
         return "the name of the program is empty: name a script, or -m and a module"
     found = "" if os.path.lexists(target) else f"there is no such file in {os.getcwd()}; "
-    remedy = pasted_line(prog, [target, *args]) or (_other_program(prog, target, args) if found else None)
+    remedy = pasted_line(prog, [target, *args]) or (
+        _other_program(prog, target, args) if found else None
+    )
     return None if remedy is None else f"cannot run {target}: {found}{remedy}"
 
 
@@ -93,11 +99,15 @@ def _other_program(prog: str, target: str, args: Sequence[str]) -> str | None:
         return f"did you mean: {_line(prog, '-m', target, *args)}"
     folder, name = os.path.split(target)
     near = nearest(name.removesuffix(".py"), _programs(folder or os.curdir))
-    return f"did you mean: {_line(prog, os.path.join(folder, f'{near}.py'), *args)}" if near else None
+    return (
+        f"did you mean: {_line(prog, os.path.join(folder, f'{near}.py'), *args)}" if near else None
+    )
 
 
 def _is_program(word: str) -> bool:
-    return word.endswith((".py", ".pyc", ".ipynb")) or os.path.isfile(os.path.join(word, "__main__.py"))
+    return word.endswith((".py", ".pyc", ".ipynb")) or os.path.isfile(
+        os.path.join(word, "__main__.py")
+    )
 
 
 def _programs(folder: str) -> list[str]:

@@ -28,4 +28,6 @@ def _plain(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     missing = error.object[error.start : error.end]
-    return "".join(PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode() for c in missing), error.end
+    return "".join(
+        PLAIN.get(c) or c.encode("ascii", "backslashreplace").decode() for c in missing
+    ), error.end

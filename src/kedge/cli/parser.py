@@ -53,12 +53,16 @@ class CommandParser(argparse.ArgumentParser):
             return f"{word!r} is one argument too many; see {self.prog} --help"
         option = word.partition("=")[0]
         near = nearest(option, self.options)
-        return f"there is no option {option}; " + (f"did you mean {near}?" if near else f"see {self.prog} --help")
+        return f"there is no option {option}; " + (
+            f"did you mean {near}?" if near else f"see {self.prog} --help"
+        )
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that a mistyped one resembles most; None if it resembles none."""
-    from difflib import get_close_matches  # only now: a program that is run may have a module of this name
+    from difflib import (
+        get_close_matches,
+    )  # only now: a program that is run may have a module of this name
 
     least = 0.7 if len(word) > SHORT else 0.66  # two of three letters in order, as in "rnu"
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=least)), None)

@@ -17,7 +17,19 @@ _SHELLS = ("bash", "dash", "sh", "zsh", "fish")
 
 #: Programs that start another one, whose words come after theirs.
 STARTERS = (
-    *("env", "mpirun", "nice", "nohup", "numactl", "setsid", "srun", "stdbuf", "sudo", "taskset", "time"),
+    *(
+        "env",
+        "mpirun",
+        "nice",
+        "nohup",
+        "numactl",
+        "setsid",
+        "srun",
+        "stdbuf",
+        "sudo",
+        "taskset",
+        "time",
+    ),
     *("conda", "hatch", "micromamba", "pdm", "pipenv", "pixi", "poetry", "uv"),
 )
 #: Programs and modules that start processes which train, with the option before the name of a module.
@@ -140,7 +152,9 @@ def _starter_line(prog: str, words: Sequence[str]) -> PastedLine | None:
     place = next((i for i, word in enumerate(words) if i and _begins(word)), None)
     if words[0] not in STARTERS or place is None or os.path.lexists(words[0]):
         return None
-    return PastedLine(f"{words[0]} stands before kedge", f"{typed(*words[:place])} {_right(prog, words[place:])}")
+    return PastedLine(
+        f"{words[0]} stands before kedge", f"{typed(*words[:place])} {_right(prog, words[place:])}"
+    )
 
 
 def _is_python(word: str) -> bool:
@@ -168,4 +182,8 @@ def _is_shell_script(path: str) -> bool:
             line = file.readline(200).decode("latin-1").split()
     except OSError:
         return False
-    return bool(line) and line[0].startswith("#!") and any(os.path.basename(word) in _SHELLS for word in line)
+    return (
+        bool(line)
+        and line[0].startswith("#!")
+        and any(os.path.basename(word) in _SHELLS for word in line)
+    )

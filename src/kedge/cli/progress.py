@@ -34,7 +34,9 @@ def heed_quiet(args: argparse.Namespace) -> None:
 
 
 @contextmanager
-def progress(what: str, patience: float = PATIENCE, lines: SpacedLines | None = None) -> Iterator[None]:
+def progress(
+    what: str, patience: float = PATIENCE, lines: SpacedLines | None = None
+) -> Iterator[None]:
     """Show that the work of a block goes on, and for how long.
 
     On a terminal, a line counts the seconds and is erased at the end. Elsewhere, as in a file or in CI, lines stay, and each
@@ -54,7 +56,9 @@ def progress(what: str, patience: float = PATIENCE, lines: SpacedLines | None = 
     if shows_progress(sys.stderr):
         work = threading.Thread(target=_draw, args=(what, sys.stderr, over, patience), daemon=True)
     else:
-        work = threading.Thread(target=_write, args=(what, over, lines or SpacedLines()), daemon=True)
+        work = threading.Thread(
+            target=_write, args=(what, over, lines or SpacedLines()), daemon=True
+        )
     work.start()
     try:
         yield

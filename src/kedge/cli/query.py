@@ -33,7 +33,9 @@ class QueryCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
         add_recording(parser)
-        parser.add_argument("sql", metavar="SQL", help="one query; - reads it from the standard input")
+        parser.add_argument(
+            "sql", metavar="SQL", help="one query; - reads it from the standard input"
+        )
         form = parser.add_mutually_exclusive_group()
         form.add_argument("--json", action="store_true", help="print a list of objects")
         form.add_argument("--csv", action="store_true", help="print comma-separated values")
@@ -60,7 +62,10 @@ class QueryCommand:
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
 
-        recording, rules = open_recording(recording_named(args.recording)), configured_rules(config=args.config)
+        recording, rules = (
+            open_recording(recording_named(args.recording)),
+            configured_rules(config=args.config),
+        )
         chosen = only_sites(recording, args.sites)
         sql = sys.stdin.read() if args.sql == "-" else args.sql
         with progress("querying"):
@@ -84,7 +89,11 @@ def _draw(names: Sequence[str], rows: Sequence[Sequence[Any]], most: int | None)
             console.print(_table(["", ""], list(zip(names, row, strict=True)), header=False))
     else:
         console.print(_table(names, rows[:most]))
-    left = f", the first {most} shown: --all shows every row" if most is not None and len(rows) > most else ""
+    left = (
+        f", the first {most} shown: --all shows every row"
+        if most is not None and len(rows) > most
+        else ""
+    )
     console.print(f"{counted(len(rows), 'row')}{left}")
 
 
@@ -96,7 +105,9 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[Any]], *, header: bool 
     table = Table(box=SIMPLE_HEAD if header else None, pad_edge=False, show_header=header)
     for i, name in enumerate(names):
         figures = all(isinstance(row[i], int | float | None) for row in rows)
-        table.add_column(Text(name), justify="right" if header and rows and figures else "left", overflow="fold")
+        table.add_column(
+            Text(name), justify="right" if header and rows and figures else "left", overflow="fold"
+        )
     for row in rows:
         table.add_row(*map(_cell, row))
     return table

@@ -126,7 +126,9 @@ def _found(entry: os.DirEntry[str]) -> FoundRecording | None:
     with suppress(OSError):  # it may be removed meanwhile, or be another user's
         named = entry.name.endswith(SUFFIX)
         if is_recording(entry.path) and (named or _has_own_manifest(entry.path)):
-            return FoundRecording(os.stat(os.path.join(entry.path, _MANIFEST)).st_mtime_ns, entry.name, whole=True)
+            return FoundRecording(
+                os.stat(os.path.join(entry.path, _MANIFEST)).st_mtime_ns, entry.name, whole=True
+            )
         if named and entry.is_dir():
             return FoundRecording(entry.stat().st_mtime_ns, entry.name, whole=False)
     return None
@@ -161,12 +163,18 @@ def _must_be_near(name: str) -> None:
     if os.path.isfile(name):
         own = [each for each in known if each.startswith(f"{last}.")]
         if own:
-            raise NotARecording(f"{name} is not a recording: it is a file; its newest recording is {own[0]}")
+            raise NotARecording(
+                f"{name} is not a recording: it is a file; its newest recording is {own[0]}"
+            )
     elif known and not os.path.lexists(name):
         stems = {each.removesuffix(SUFFIX): each for each in known}
         near = nearest(last.removesuffix(SUFFIX), stems)
         where = f"in {folder}" if folder else "here"
-        remedy = f"did you mean {os.path.join(folder, stems[near])}?" if near else f"{where} there is {listed(known)}"
+        remedy = (
+            f"did you mean {os.path.join(folder, stems[near])}?"
+            if near
+            else f"{where} there is {listed(known)}"
+        )
         raise NotARecording(f"{name} is not a recording: there is no such folder; {remedy}")
 
 

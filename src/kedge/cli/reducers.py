@@ -80,7 +80,9 @@ def _reducer(name: str, how: str) -> Any:
     except Exception as error:
         raise failed(f"{shown}: {word}", error) from error
     if not hasattr(made, "update"):
-        raise ScriptError(f"{shown}: {word} is a value of type {type(made).__name__}, not a reducer; name a reducer")
+        raise ScriptError(
+            f"{shown}: {word} is a value of type {type(made).__name__}, not a reducer; name a reducer"
+        )
     return made
 
 
@@ -91,8 +93,12 @@ def arguments(text: str, shown: str) -> tuple[list[Any], dict[str, Any]]:
         ScriptError: The text cannot be read as arguments.
     """
     try:
-        call: Any = ast.parse(f"call{text}", mode="eval").body  # the text begins and ends like a call's arguments
-        return [_value(one) for one in call.args], {str(one.arg): _value(one.value) for one in call.keywords}
+        call: Any = ast.parse(
+            f"call{text}", mode="eval"
+        ).body  # the text begins and ends like a call's arguments
+        return [_value(one) for one in call.args], {
+            str(one.arg): _value(one.value) for one in call.keywords
+        }
     except (SyntaxError, ValueError, AttributeError) as error:
         raise ScriptError(
             f"{shown}: {text} cannot be read; arguments are words, numbers and lists, such as (positions=mean) or ([0.5, 0.9])"

@@ -58,7 +58,9 @@ class ReportCommand:
         )
         add_sites(parser, "show only these modules; with --html, begin with this filter")
         parser.add_argument(
-            "--all", action="store_true", help=f"list every module (default: {MOST_MODULES}, and those with findings)"
+            "--all",
+            action="store_true",
+            help=f"list every module (default: {MOST_MODULES}, and those with findings)",
         )
         parser.add_argument(
             "--headroom",
@@ -71,10 +73,19 @@ class ReportCommand:
             help="print the memory that autograd saves for backward, by module and line, and how to free it",
         )
         parser.add_argument("--json", action="store_true", help="print one JSON object")
-        parser.add_argument("--html", action="store_true", help="write a page (one HTML file) instead")
-        parser.add_argument("-o", dest="output", metavar="FILE.html", help="the file of the page (default: RUN.html)")
         parser.add_argument(
-            "--no-source", action="store_true", help="leave source lines and their files out of the page"
+            "--html", action="store_true", help="write a page (one HTML file) instead"
+        )
+        parser.add_argument(
+            "-o",
+            dest="output",
+            metavar="FILE.html",
+            help="the file of the page (default: RUN.html)",
+        )
+        parser.add_argument(
+            "--no-source",
+            action="store_true",
+            help="leave source lines and their files out of the page",
         )
         add_quiet(parser)
         add_config(parser)
@@ -111,7 +122,9 @@ class ReportCommand:
             from kedge.report.page.render import render_page
 
             with progress("drawing the page"):
-                page = render_page(recording, findings, rules, written=written, chosen=args.sites or "")
+                page = render_page(
+                    recording, findings, rules, written=written, chosen=args.sites or ""
+                )
             _write(args, page)
         elif args.json:
             _print_json(recording, findings, args, rules)
@@ -126,9 +139,13 @@ def _check(args: argparse.Namespace) -> None:
     if args.headroom and (args.html or args.all):
         args.parser.refuse("--headroom is a table of its own: leave --html and --all out")
     if args.saved and (args.html or args.headroom or args.sites):
-        args.parser.refuse("--saved is a table of its own: leave --html, --headroom and --sites out")
+        args.parser.refuse(
+            "--saved is a table of its own: leave --html, --headroom and --sites out"
+        )
     if args.json and (args.html or args.headroom or args.saved or args.all):
-        args.parser.refuse("--json prints every module: leave --html, --headroom, --saved and --all out")
+        args.parser.refuse(
+            "--json prints every module: leave --html, --headroom, --saved and --all out"
+        )
     if args.html and args.all:
         args.parser.refuse("a page has all sites: leave --all out")
 
@@ -137,7 +154,9 @@ def _check_several(args: argparse.Namespace) -> None:
     if args.headroom or args.saved or args.all:
         args.parser.refuse("--headroom, --saved and --all are for a single recording: name one")
     if args.sites and not args.html:
-        args.parser.refuse("a table of several recordings has no modules: leave --sites out, add --html, or name one")
+        args.parser.refuse(
+            "a table of several recordings has no modules: leave --sites out, add --html, or name one"
+        )
 
 
 def _draw_headroom(recording: Recording, sites: str | None) -> None:
@@ -155,7 +174,12 @@ def _draw_saved(recording: Recording, *, everything: bool) -> None:
     render_saved(recording, console_for(), None if everything else MOST_ROWS)
 
 
-def _draw(recording: Recording, findings: Sequence[Finding], args: argparse.Namespace, rules: Sequence[Rule]) -> None:
+def _draw(
+    recording: Recording,
+    findings: Sequence[Finding],
+    args: argparse.Namespace,
+    rules: Sequence[Rule],
+) -> None:
     from kedge.report.terminal import ReportExtent, console_for, render
 
     most = None if args.all or args.sites else MOST_MODULES
@@ -164,7 +188,10 @@ def _draw(recording: Recording, findings: Sequence[Finding], args: argparse.Name
 
 
 def _print_json(
-    recording: Recording, findings: Sequence[Finding], args: argparse.Namespace, rules: Sequence[Rule]
+    recording: Recording,
+    findings: Sequence[Finding],
+    args: argparse.Namespace,
+    rules: Sequence[Rule],
 ) -> None:
     from kedge.cli.documents import reported
     from kedge.report.module_lines import lines, matching
@@ -172,7 +199,9 @@ def _print_json(
 
     modules = lines(recording)
     chosen = modules if args.sites is None else matching(modules, args.sites)
-    print_json(reported(args.recording, recording, judgement_of(recording, findings, rules), chosen))
+    print_json(
+        reported(args.recording, recording, judgement_of(recording, findings, rules), chosen)
+    )
 
 
 def _write(args: argparse.Namespace, page: str) -> None:

@@ -46,7 +46,12 @@ class RunCommand:
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Add the command's arguments."""
         add_program(parser)
-        parser.add_argument("-o", metavar="NAME.kedge", dest="output", help="the recording (default: SCRIPT.PID.kedge)")
+        parser.add_argument(
+            "-o",
+            metavar="NAME.kedge",
+            dest="output",
+            help="the recording (default: SCRIPT.PID.kedge)",
+        )
         add_watch_options(parser)
         parser.add_argument(
             "--dump",
@@ -60,9 +65,13 @@ class RunCommand:
         )
         parser.add_argument("-q", "--quiet", action="store_true", help="print only failures")
         parser.add_argument(
-            "--verify", action="store_true", help="check that the program computes the same bits when it is not watched"
+            "--verify",
+            action="store_true",
+            help="check that the program computes the same bits when it is not watched",
         )
-        parser.add_argument("--strict", action="store_true", help="stop the program if it cannot be recorded")
+        parser.add_argument(
+            "--strict", action="store_true", help="stop the program if it cannot be recorded"
+        )
 
     def run(self, args: argparse.Namespace) -> int | Ending:
         """Run the program, finish the recording, print the last lines."""
@@ -81,7 +90,9 @@ class RunCommand:
             from kedge.verify.compare import verify
 
             return verify(program, args)
-        order = WatchOptions(args.sites or "**", args.every, args.budget, args.dump, _bill if args.saved else None)
+        order = WatchOptions(
+            args.sites or "**", args.every, args.budget, args.dump, _bill if args.saved else None
+        )
         return _run(program, order, Output(name, args.force, args.quiet, args.strict))
 
 
@@ -106,8 +117,12 @@ def add_program(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for the program: a script, or ``-m`` and a module, and everything after it."""
     parser.usage = f"{parser.prog} [options] (SCRIPT | -m MODULE) [ARGS ...]"
     rest = argparse.REMAINDER
-    parser.add_argument("-m", metavar="MODULE [ARGS ...]", dest="module", nargs=rest, help="run a module")
-    parser.add_argument("script", metavar="SCRIPT [ARGS ...]", nargs=rest, help="the script, and its arguments")
+    parser.add_argument(
+        "-m", metavar="MODULE [ARGS ...]", dest="module", nargs=rest, help="run a module"
+    )
+    parser.add_argument(
+        "script", metavar="SCRIPT [ARGS ...]", nargs=rest, help="the script, and its arguments"
+    )
 
 
 def program_of(args: argparse.Namespace) -> Program:
@@ -117,7 +132,11 @@ def program_of(args: argparse.Namespace) -> Program:
         del words[0]
     if not words:
         args.parser.refuse("name the program to run: a script, or -m and a module")
-    said = no_program(args.word, words[0], words[1:]) if args.module is None else no_module(args.word, words)
+    said = (
+        no_program(args.word, words[0], words[1:])
+        if args.module is None
+        else no_module(args.word, words)
+    )
     if said is not None:
         args.parser.refuse(said)
     return Program(words[0], args.module is not None, words[1:])
@@ -181,7 +200,11 @@ class RunEnd:
             for line in lines:
                 self.report(line)
         failed = self.recorder.failed or self.watching.failed
-        return replace(ending, status=STATUS) if self.output.strict and failed and not ending.status else ending
+        return (
+            replace(ending, status=STATUS)
+            if self.output.strict and failed and not ending.status
+            else ending
+        )
 
     def _finish(self, ending: Ending) -> WatchSummary | None:
         summary = self.watching.finish()
@@ -192,7 +215,9 @@ class RunEnd:
         self.recorder.close()
         return summary
 
-    def _last_words(self, summary: WatchSummary | None, error: BaseException | None, end: EndClock) -> Iterable[str]:
+    def _last_words(
+        self, summary: WatchSummary | None, error: BaseException | None, end: EndClock
+    ) -> Iterable[str]:
         if summary is None:
             why = ended_before("it imported torch", error) or NO_TORCH
             return [NOTHING if self.watching.failed else f"{NOTHING}: {why}"]
@@ -205,13 +230,22 @@ def _signed(report: Callable[[str], None], rank: int) -> Callable[[str], None]:
     return lambda text: report(f"rank {rank}: {text}")
 
 
-def _recorder(program: Program, order: WatchOptions, output: Output, report: Callable[[str], None]) -> RecordingSink:
-    place, manifest = Path(output.name).absolute(), manifest_of(program.command, program.target, order)
+def _recorder(
+    program: Program, order: WatchOptions, output: Output, report: Callable[[str], None]
+) -> RecordingSink:
+    place, manifest = (
+        Path(output.name).absolute(),
+        manifest_of(program.command, program.target, order),
+    )
 
-    def begin() -> RecordingWriter | None:  # with the first step: numpy and torch are the program's to import first
+    def begin() -> (
+        RecordingWriter | None
+    ):  # with the first step: numpy and torch are the program's to import first
         with OWN_IMPORTS.in_force():
             from kedge.watch.run.begin import begin_recording
 
         return begin_recording(place, manifest, output.force)
 
-    return RecordingSink(place, begin, report, strict=output.strict, waits=LaunchedRank.here().meets)
+    return RecordingSink(
+        place, begin, report, strict=output.strict, waits=LaunchedRank.here().meets
+    )

@@ -37,9 +37,13 @@ class ServeCommand:
         add_sites(parser, "let the page begin with this filter")
         parser.add_argument("--open", action="store_true", help="open the page in the browser")
         parser.add_argument(
-            "--token-file", metavar="FILE", help="write the token to this file, for Prometheus to read /metrics with"
+            "--token-file",
+            metavar="FILE",
+            help="write the token to this file, for Prometheus to read /metrics with",
         )
-        parser.add_argument("--no-source", action="store_true", help="leave out source lines and their files")
+        parser.add_argument(
+            "--no-source", action="store_true", help="leave out source lines and their files"
+        )
         add_config(parser)
 
     def run(self, args: argparse.Namespace) -> int:
@@ -59,7 +63,9 @@ class ServeCommand:
         def condensed(recording: Recording) -> Document:
             shown = shareable(recording, source=not args.no_source)
             reached = pace.at(recording, time.monotonic())
-            return condense(shown, check(shown, rules), rules, written=is_written(recording), pace=reached)
+            return condense(
+                shown, check(shown, rules), rules, written=is_written(recording), pace=reached
+            )
 
         name = recording_named(args.recording)
         follower = Follower(name)
@@ -72,7 +78,9 @@ class ServeCommand:
         with running(server):
             if args.token_file:
                 _write_secret(args.token_file, server.token)
-            address = server.address + (f"#{urlencode({'filter': args.sites})}" if args.sites else "")
+            address = server.address + (
+                f"#{urlencode({'filter': args.sites})}" if args.sites else ""
+            )
             print(f"{name} is served at {address}\npress Ctrl-C to stop", flush=True)
             if args.open:
                 import webbrowser
@@ -114,5 +122,7 @@ def _write_secret(name: str, token: str) -> None:
 
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port; name a number up to 65535, or 0 for a free port")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a port; name a number up to 65535, or 0 for a free port"
+        )
     return int(text)

@@ -65,7 +65,9 @@ def _read(names: Sequence[str], args: argparse.Namespace, rules: Sequence[Rule])
             runs.append(_summary(recording_named(name), said, args, rules))
         except RecordingError as error:
             reason = str(error)
-            left.append(LeftOut(said, reason.replace(name, said)) if args.html else LeftOut(name, reason))
+            left.append(
+                LeftOut(said, reason.replace(name, said)) if args.html else LeftOut(name, reason)
+            )
     if not runs:
         raise NotARecording("; ".join(f"{one.recording}: {one.reason}" for one in left))
     return RunTable(tuple(runs), tuple(left))
@@ -80,7 +82,9 @@ def _summary(path: str, name: str, args: argparse.Namespace, rules: Sequence[Rul
     recording = open_recording(path)
     written, wrote = is_written(recording), None
     if written:
-        wrote = max(file.stat().st_mtime for file in (Path(path), *Path(path).glob("stats-*.arrows")))
+        wrote = max(
+            file.stat().st_mtime for file in (Path(path), *Path(path).glob("stats-*.arrows"))
+        )
     if args.html:
         recording = shareable(recording, source=not args.no_source)
     with progress(f"judging {name}"):
@@ -93,7 +97,11 @@ def pages_beside(names: Sequence[str], page: Path) -> list[str | None]:
     found = []
     for name in names:
         file = page_beside(Path(name))
-        beside = file.parent.resolve() == page.parent.resolve() and file.exists() and file.name != page.name
+        beside = (
+            file.parent.resolve() == page.parent.resolve()
+            and file.exists()
+            and file.name != page.name
+        )
         found.append(file.name if beside else None)
     return found
 

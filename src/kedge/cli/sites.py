@@ -43,7 +43,9 @@ class SitesCommand:
         """Add the command's arguments."""
         ops = "also list the operations in each forward, or of a program without modules, with shapes and lines"
         parser.add_argument("--ops", action="store_true", help=ops)
-        parser.add_argument("--json", action="store_true", help="print a list of objects, one for each model")
+        parser.add_argument(
+            "--json", action="store_true", help="print a list of objects, one for each model"
+        )
         parser.add_argument(
             "--all",
             action="store_true",
@@ -65,7 +67,10 @@ class SitesCommand:
         held: list[Any] = ModelListings() if args.ops else []
         watching = Watching(FirstStepSink(), WatchOptions(every=1), messenger(), holding=held)
         watching.begin()
-        with redirect_stdout(sys.stderr), held.outside() if isinstance(held, ModelListings) else nullcontext():
+        with (
+            redirect_stdout(sys.stderr),
+            held.outside() if isinstance(held, ModelListings) else nullcontext(),
+        ):
             ending = program.run()
         make_writable()
         if args.json:
@@ -73,7 +78,9 @@ class SitesCommand:
         tables = list(_tables(watching.watch, held, args.sites, folded=not args.all))
         if not tables:
             messenger()(
-                _NOTHING if isinstance(held, ModelListings) else f"{_NOTHING}; with --ops, its operations are listed"
+                _NOTHING
+                if isinstance(held, ModelListings)
+                else f"{_NOTHING}; with --ops, its operations are listed"
             )
             return ending if ending.status else 1
         print("\n\n".join(tables))
@@ -146,7 +153,9 @@ class ModelListings(list[Any]):
         listing.add(model, begun=True)
 
 
-def _tables(watch: Watcher | None, held: list[Any], text: str | None, *, folded: bool) -> Iterator[str]:
+def _tables(
+    watch: Watcher | None, held: list[Any], text: str | None, *, folded: bool
+) -> Iterator[str]:
     if watch is None:  # the program has not imported torch, and so Kedge has not
         return
     for root, rows in _listed(watch, text):
@@ -179,7 +188,11 @@ def _documents(watch: Watcher | None, text: str | None) -> Iterator[dict[str, An
     if watch is None:  # as in `_tables`
         return
     for root, rows in _listed(watch, text):
-        about = {"model": root.types[""], "parameters": root.parameters, "prefix": root.prefix or None}
+        about = {
+            "model": root.types[""],
+            "parameters": root.parameters,
+            "prefix": root.prefix or None,
+        }
         yield {**about, "sites": [asdict(row) for row in rows]}
 
 
@@ -209,7 +222,10 @@ def _listed(watch: Watcher, text: str | None) -> list[tuple[RootModule, Sites]]:
     from kedge.sites.table import Sites, sites
 
     models = [(root, root.module()) for root in watch.models.roots]
-    listed = [(root, Sites(tuple(_loose(watch, root))) if one is None else sites(one)) for root, one in models]
+    listed = [
+        (root, Sites(tuple(_loose(watch, root))) if one is None else sites(one))
+        for root, one in models
+    ]
     every = [site for root, rows in listed for site in _row_sites(root, rows)]
     if text is None or not every:
         return listed
@@ -223,7 +239,9 @@ def _row_sites(root: RootModule, rows: Sites) -> Iterator[RowSite]:
     for row in rows:
         owner = row.path if row.shape is None else row.path.rpartition(".")[0]
         for kind in row.kinds:
-            yield RowSite(row, root.label(row.path), kind, types.get(owner, row.type), root.label(owner))
+            yield RowSite(
+                row, root.label(row.path), kind, types.get(owner, row.type), root.label(owner)
+            )
 
 
 def _loose(watch: Watcher, root: RootModule) -> Iterator[SiteRow]:
@@ -234,4 +252,10 @@ def _loose(watch: Watcher, root: RootModule) -> Iterator[SiteRow]:
     for place in watch.models.places:
         tensor = place.param()
         if place.root is root and tensor is not None:
-            yield SiteRow(place.site.path, "Tensor", tuple(tensor.shape), TENSOR_KINDS, trainable=tensor.requires_grad)
+            yield SiteRow(
+                place.site.path,
+                "Tensor",
+                tuple(tensor.shape),
+                TENSOR_KINDS,
+                trainable=tensor.requires_grad,
+            )

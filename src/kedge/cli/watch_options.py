@@ -43,7 +43,9 @@ def check_watched(text: str) -> None:
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps; 1 measures every step, 10 one in ten")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of steps; 1 measures every step, 10 one in ten"
+        )
     return int(text)
 
 

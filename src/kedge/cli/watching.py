@@ -85,7 +85,9 @@ class Watching:
         """Whether something failed, here or in a hook."""
         watch = self.watch
         failed = self._beginning.off or self._ending.off
-        return failed or (watch is not None and (watch.failed or watch.record.first_step.shield.off))
+        return failed or (
+            watch is not None and (watch.failed or watch.record.first_step.shield.off)
+        )
 
     def _begin(self) -> None:
         self._beginning(self._enter)

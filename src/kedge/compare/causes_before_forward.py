@@ -37,7 +37,11 @@ def unseen(facts: FirstParting) -> PartingCause | None:
     begins = facts.earlier("param")
     if begins is None or (facts.compared("param") and not facts.parted("param")):
         return None
-    now = "the parameters differ already" if facts.compared("param") else "the parameters were not measured in both"
+    now = (
+        "the parameters differ already"
+        if facts.compared("param")
+        else "the parameters were not measured in both"
+    )
     return PartingCause(
         "unseen",
         f"they diverge after step {begins}, in steps that were not measured in both",
@@ -106,14 +110,19 @@ def layers(facts: FirstParting) -> PartingCause | None:
     evidence = f"so {_some_begin(facts, parted)} with other values: every layer shifts the random numbers of the next"
     for same in alignment.modules:
         if same.a.parameters and same.b.parameters and not same.kept:
-            return PartingCause("layer", f"a changed layer: {change_between(same.a, same.b)}", evidence)
+            return PartingCause(
+                "layer", f"a changed layer: {change_between(same.a, same.b)}", evidence
+            )
     added = {
-        side: [m for m in only if m.parameters] for side, only in (("A", alignment.only_a), ("B", alignment.only_b))
+        side: [m for m in only if m.parameters]
+        for side, only in (("A", alignment.only_a), ("B", alignment.only_b))
     }
     for side, other in (("B", "A"), ("A", "B")):
         if added[side]:
             return PartingCause(
-                "layer", f"changed layers: {side} has {names_of_modules(added[side])}, {other} does not", evidence
+                "layer",
+                f"changed layers: {side} has {names_of_modules(added[side])}, {other} does not",
+                evidence,
             )
     return None
 
@@ -124,7 +133,9 @@ def parameters(facts: FirstParting) -> PartingCause | None:
     if not parted:
         return None
     known = facts.compared("param")
-    telling = [i for i in known if i in parted or not np.isnan(facts.ratios([i])).all()]  # zeros fit every scale
+    telling = [
+        i for i in known if i in parted or not np.isnan(facts.ratios([i])).all()
+    ]  # zeros fit every scale
     names = names_of_parameters(facts.paths(parted), facts.paths(telling))
     return PartingCause(
         "parameters",
@@ -202,9 +213,13 @@ class SpanOfDifference:
     @staticmethod
     def of(facts: FirstParting, site: int) -> SpanOfDifference:
         """Return the span of one input."""
-        columns = np.flatnonzero(~np.isnan(facts.comparison.apart[site, facts.column :])) + facts.column
+        columns = (
+            np.flatnonzero(~np.isnan(facts.comparison.apart[site, facts.column :])) + facts.column
+        )
         steps = facts.comparison.steps
-        return SpanOfDifference(steps[columns[facts.comparison.parted[site, columns]]], steps[columns])
+        return SpanOfDifference(
+            steps[columns[facts.comparison.parted[site, columns]]], steps[columns]
+        )
 
     @property
     def to_the_end(self) -> bool:
@@ -246,17 +261,25 @@ def data(facts: FirstParting) -> PartingCause | None:
         headline = f"the same batches, but {side} is {which} ahead from step {facts.step} on: it left some out"
         return PartingCause("order", headline, evidence)
     if _has_same_batches(facts, site, span):
-        return PartingCause("order", "another order of the data: the same batches in another sequence", evidence)
+        return PartingCause(
+            "order", "another order of the data: the same batches in another sequence", evidence
+        )
     steps = _steps_to_same_total(facts, site)
     if steps is not None:
         evidence += f"; in {counted(steps, 'step')} they add up to the same in both"
-        return PartingCause("order", "another order of the data: the same samples in other batches", evidence)
+        return PartingCause(
+            "order", "another order of the data: the same samples in other batches", evidence
+        )
     factor = _scale_of_inputs(facts, site, span)
     if factor is not None:
         when = "" if span.to_the_end else f" {span.words.partition(';')[0].partition(',')[0]}"
-        headline = f"another scale of the data: the inputs are {factor:.4g} times as large in B{when}"
+        headline = (
+            f"another scale of the data: the inputs are {factor:.4g} times as large in B{when}"
+        )
         return PartingCause("data", headline, evidence)
-    evidence += f"; their {_NAMES[parting.statistic]} is {parting.a:.4g} in A and {parting.b:.4g} in B"
+    evidence += (
+        f"; their {_NAMES[parting.statistic]} is {parting.a:.4g} in A and {parting.b:.4g} in B"
+    )
     if span.to_the_end:
         return PartingCause("data", "other data, or the same in another order", evidence)
     if len(span.steps) == 1:
@@ -279,7 +302,9 @@ def _scale_of_inputs(facts: FirstParting, site: int, span: SpanOfDifference) -> 
     """Return the factor by which an input is larger in B wherever it differs; None without one."""
     columns = np.searchsorted(facts.comparison.steps, span.steps)
     statistics: tuple[Compared, ...] = ("rms", "min", "max", "mean")
-    return _other_scale([facts.ratios([site], name, int(step)) for name in statistics for step in columns])
+    return _other_scale(
+        [facts.ratios([site], name, int(step)) for name in statistics for step in columns]
+    )
 
 
 def _unrecorded(facts: FirstParting) -> PartingCause | None:
@@ -307,14 +332,29 @@ def _batches(facts: FirstParting, site: int) -> tuple[dict[int, Batch], dict[int
     same, found = facts.sites[site], []
     for recording, own in ((facts.comparison.a, same.a), (facts.comparison.b, same.b)):
         rows = recording.rows(own)
-        values = zip(rows.step.tolist(), rows.count.tolist(), rows.sum.tolist(), rows.sumsq.tolist(), strict=True)
-        found.append({step: (count, total, squares) for step, count, total, squares in values if step >= facts.step})
+        values = zip(
+            rows.step.tolist(),
+            rows.count.tolist(),
+            rows.sum.tolist(),
+            rows.sumsq.tolist(),
+            strict=True,
+        )
+        found.append(
+            {
+                step: (count, total, squares)
+                for step, count, total, squares in values
+                if step >= facts.step
+            }
+        )
     return found[0], found[1]
 
 
 def _has_same_batches(facts: FirstParting, site: int, span: SpanOfDifference) -> bool:
     """Whether the batches of the steps that differ are the same on both sides, nearly all of them."""
-    counts = [Counter(own[step] for step in span.steps.tolist() if step in own) for own in _batches(facts, site)]
+    counts = [
+        Counter(own[step] for step in span.steps.tolist() if step in own)
+        for own in _batches(facts, site)
+    ]
     total = max(sum(count.values()) for count in counts)
     shared = sum((counts[0] & counts[1]).values())
     return total > 1 and shared >= (total if total < LEAST_BATCHES else SAME_BATCHES * total)
@@ -327,8 +367,12 @@ def _batches_ahead(facts: FirstParting, site: int, span: SpanOfDifference) -> in
     a, b = _batches(facts, site)
     for distance in range(1, MOST_AHEAD + 1):
         for ahead, one, other in ((distance, b, a), (-distance, a, b)):
-            pairs = [(one[step], other[step + distance]) for step in one if step + distance in other]
-            if len(pairs) >= LEAST_BATCHES and sum(x == y for x, y in pairs) >= SAME_BATCHES * len(pairs):
+            pairs = [
+                (one[step], other[step + distance]) for step in one if step + distance in other
+            ]
+            if len(pairs) >= LEAST_BATCHES and sum(x == y for x, y in pairs) >= SAME_BATCHES * len(
+                pairs
+            ):
                 return ahead
     return 0
 
@@ -350,11 +394,18 @@ def _steps_to_same_total(facts: FirstParting, site: int) -> int | None:
         [np.cumsum(getattr(own, name)[where[:n]]) for own, where in zip(rows, (a, b), strict=True)]
         for name in ("count", "sum", "sumsq")
     )
-    near = np.minimum(SAME_TOTALS, 1e-3 / np.sqrt(np.maximum(counts[0], 1)))  # far less than totals differ by chance
+    near = np.minimum(
+        SAME_TOTALS, 1e-3 / np.sqrt(np.maximum(counts[0], 1))
+    )  # far less than totals differ by chance
     same_sums = np.abs(sums[0] - sums[1]) <= near * np.sqrt(counts[0] * sizes[0])
     same_sizes = np.abs(sizes[0] - sizes[1]) <= near * sizes[0]
     found = np.flatnonzero(same_sums & same_sizes & (counts[0] == counts[1]))
-    if not len(found) or same_sums[: found[0]].any() or same_sizes[: found[0]].any() or not found[0]:
+    if (
+        not len(found)
+        or same_sums[: found[0]].any()
+        or same_sizes[: found[0]].any()
+        or not found[0]
+    ):
         return None
     return int(found[0]) + 1
 

@@ -50,7 +50,9 @@ def loss(facts: FirstParting) -> PartingCause | None:
     same = facts.first.same
     if same.kind == "loss":
         before = f"at step {facts.step} the forward pass is {facts.equal_before()}"
-        return PartingCause("loss", f"another loss, or other targets: {same.text} is the first to differ", before)
+        return PartingCause(
+            "loss", f"another loss, or other targets: {same.text} is the first to differ", before
+        )
     gradients = facts.compared("out.grad", "param.grad")
     if same.phase != BACKWARD or facts.sites[gradients[0]] is not same:
         return None
@@ -94,7 +96,11 @@ def _without_gradients(facts: FirstParting, a: int, b: int) -> PartingCause:
     comparison, side = facts.comparison, "B" if b < a else "A"
     more, fewer = (comparison.a, comparison.b) if b < a else (comparison.b, comparison.a)
     known, left = _with_gradients(more, facts.step), set(_with_gradients(fewer, facts.step))
-    pairs = [(same.a.path, same.b.path) for same in facts.sites if same.kind in ("param", "param.grad", "update")]
+    pairs = [
+        (same.a.path, same.b.path)
+        for same in facts.sites
+        if same.kind in ("param", "param.grad", "update")
+    ]
     path_there = dict(pairs if b < a else [(other, one) for one, other in pairs])
     lost = [path for path in known if path_there.get(path) not in left]
     evidence = (
@@ -102,10 +108,10 @@ def _without_gradients(facts: FirstParting, a: int, b: int) -> PartingCause:
         "the forward pass and all gradients of backward that both have are equal"
     )
     if not lost:
-        headline = (
-            f"{'fewer' if b < a else 'more'} parameters get gradients in B: some are frozen, or not used, in one run"
+        headline = f"{'fewer' if b < a else 'more'} parameters get gradients in B: some are frozen, or not used, in one run"
+        return PartingCause(
+            "trainable", headline, f"{evidence}; kedge sites lists frozen parameters"
         )
-        return PartingCause("trainable", headline, f"{evidence}; kedge sites lists frozen parameters")
     return PartingCause(
         "trainable",
         f"{_why_without(lost, more, fewer)} in {side}: {names_of_parameters(lost, known)}",
@@ -132,7 +138,11 @@ def _why_without(lost: Sequence[str], more: Recording, fewer: Recording) -> str:
 
 def _trainable(recording: Recording) -> dict[str, int]:
     """Return the number of trainable elements of each module's own parameters."""
-    return {module["path"]: module.get("trainable", 0) for root in recording.roots for module in root.modules}
+    return {
+        module["path"]: module.get("trainable", 0)
+        for root in recording.roots
+        for module in root.modules
+    }
 
 
 def rate(facts: FirstParting) -> PartingCause | None:
@@ -146,19 +156,35 @@ def rate(facts: FirstParting) -> PartingCause | None:
     if factor is None or (len(parted) < len(updates) and abs(factor - 1) <= RATED):
         return None
     chosen, known = facts.paths(parted), facts.paths(updates)
-    changed = "the update is" if len(known) == 1 else f"the updates of {names_of_parameters(chosen, known)} are"
+    changed = (
+        "the update is"
+        if len(known) == 1
+        else f"the updates of {names_of_parameters(chosen, known)} are"
+    )
     others = len(known) - len(chosen)
     evidence = f"at step {facts.step} parameters, forward and gradients are {facts.equal_before()}"
-    evidence += f", and so {'is' if others == 1 else 'are'} {counted(others, 'other update')}" if others else ""
-    evidence += f"; {counted(len(every) - len(updates), 'update')} left out, mere rounding" if updates != every else ""
+    evidence += (
+        f", and so {'is' if others == 1 else 'are'} {counted(others, 'other update')}"
+        if others
+        else ""
+    )
+    evidence += (
+        f"; {counted(len(every) - len(updates), 'update')} left out, mere rounding"
+        if updates != every
+        else ""
+    )
     a, b = (_rates(recording) for recording in (facts.comparison.a, facts.comparison.b))
     if facts.at_start and a and a == b:  # they are those of an optimizer's first step
         evidence += ", and the optimizers of both runs begin with the same learning rates"
         clipped = "gradients are changed differently after backward, for example by clipping"
         if abs(factor - 1) <= RATED:
             other = f"{clipped}, or the optimizer has other settings"
-            return PartingCause("clipping", f"{other}: {changed} hardly larger or smaller in B", evidence)
-        return PartingCause("clipping", f"{clipped}: {changed} {factor:.4g} times as large in B", evidence)
+            return PartingCause(
+                "clipping", f"{other}: {changed} hardly larger or smaller in B", evidence
+            )
+        return PartingCause(
+            "clipping", f"{clipped}: {changed} {factor:.4g} times as large in B", evidence
+        )
     if facts.at_start and a and b:
         evidence += f"; the learning rates are {_listed(a)} in A, {_listed(b)} in B"
     some = " of some parameters" if others else ""
@@ -203,7 +229,11 @@ def optimizer(facts: FirstParting) -> PartingCause | None:
     a, b = (_types(recording) for recording in (facts.comparison.a, facts.comparison.b))
     headline = "another optimizer, or other settings of it"
     if a and b:
-        headline = f"another optimizer: {a} in A, {b} in B" if a != b else f"other settings of the optimizer, {a}"
+        headline = (
+            f"another optimizer: {a} in A, {b} in B"
+            if a != b
+            else f"other settings of the optimizer, {a}"
+        )
     return PartingCause(
         "optimizer",
         headline,
@@ -213,4 +243,6 @@ def optimizer(facts: FirstParting) -> PartingCause | None:
 
 
 def _types(recording: Recording) -> str:
-    return ", ".join(str(entry["type"]) for entry in optimizers(recording) or () if entry.get("type"))
+    return ", ".join(
+        str(entry["type"]) for entry in optimizers(recording) or () if entry.get("type")
+    )

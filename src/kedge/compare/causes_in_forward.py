@@ -54,18 +54,27 @@ def layer(facts: FirstParting) -> PartingCause | None:
         return None
     module = same.module
     if same.kind == "out" and not module.kept:
-        return PartingCause("layer", f"a changed layer: {change_between(module.a, module.b)}", _before(facts))
-    for side, only in (("B", facts.comparison.alignment.only_b), ("A", facts.comparison.alignment.only_a)):
+        return PartingCause(
+            "layer", f"a changed layer: {change_between(module.a, module.b)}", _before(facts)
+        )
+    for side, only in (
+        ("B", facts.comparison.alignment.only_b),
+        ("A", facts.comparison.alignment.only_a),
+    ):
         added = _between(facts, only, side.lower())
         if added:
             other = "A" if side == "B" else "B"
             return PartingCause(
-                "layer", f"a changed layer: {side} has {names_of_modules(added)}, {other} does not", _before(facts)
+                "layer",
+                f"a changed layer: {side} has {names_of_modules(added)}, {other} does not",
+                _before(facts),
             )
     return None
 
 
-def _between(facts: FirstParting, only: Sequence[RecordedModule], side: str) -> list[RecordedModule]:
+def _between(
+    facts: FirstParting, only: Sequence[RecordedModule], side: str
+) -> list[RecordedModule]:
     """Return the modules of one side that fire between the last equal site and the first different one."""
     last = getattr(facts.first.same, side)
     known = [getattr(facts.sites[i], side) for i in facts.compared("in", "out")]
@@ -86,9 +95,15 @@ def rounding(facts: FirstParting) -> PartingCause | None:
     evidence = f"the first difference is as small as rounding; {_before(facts)}"
     for key, name in (("torch", "another version of PyTorch"), ("device", "another device")):
         if a.get(key) != b.get(key) and not facts.column:  # else they were equal all the same
-            return PartingCause(key, f"{name}: {a.get(key, 'unknown')} in A, {b.get(key, 'unknown')} in B", evidence)
-    reasons = "compiled code, another number of threads, or non-deterministic kernels can be the reason"
-    return PartingCause("rounding", "rounding: the same arithmetic in a different order", f"{evidence}; {reasons}")
+            return PartingCause(
+                key, f"{name}: {a.get(key, 'unknown')} in A, {b.get(key, 'unknown')} in B", evidence
+            )
+    reasons = (
+        "compiled code, another number of threads, or non-deterministic kernels can be the reason"
+    )
+    return PartingCause(
+        "rounding", "rounding: the same arithmetic in a different order", f"{evidence}; {reasons}"
+    )
 
 
 def products(facts: FirstParting) -> PartingCause | None:
@@ -96,7 +111,11 @@ def products(facts: FirstParting) -> PartingCause | None:
     same, (least, most) = facts.first.same, COARSE_PRODUCT
     devices = [str(r.manifest.get("device", "")) for r in (facts.comparison.a, facts.comparison.b)]
     kind = same.module.a.type
-    if same.kind != "out" or not PRODUCTS.search(kind) or not any("cuda" in device for device in devices):
+    if (
+        same.kind != "out"
+        or not PRODUCTS.search(kind)
+        or not any("cuda" in device for device in devices)
+    ):
         return None
     if same.a.dtype != "float32" or not least < facts.first.apart < most:
         return None
@@ -111,23 +130,32 @@ def code(facts: FirstParting) -> PartingCause | None:
     """The cause if a module computes something else, or code between modules does."""
     same = facts.first.same
     if same.kind == "in":
-        headline = f"the input of {same.module.label} is computed differently, by code between modules"
+        headline = (
+            f"the input of {same.module.label} is computed differently, by code between modules"
+        )
         return PartingCause(
-            "code", headline, f"{_before(facts)}; functions such as F.dropout are not modules: compare their arguments"
+            "code",
+            headline,
+            f"{_before(facts)}; functions such as F.dropout are not modules: compare their arguments",
         )
     if same.kind != "out":
         return None
     known = [i for i in facts.compared("in") if facts.sites[i].module is same.module]
     inputs = "its inputs are" if known else "everything before is"
     parameters = [i for i in facts.compared("param") if facts.sites[i].module is same.module]
-    given = f"{inputs} {facts.equal_before()}" + (", and so are its parameters" if parameters and known else "")
+    given = f"{inputs} {facts.equal_before()}" + (
+        ", and so are its parameters" if parameters and known else ""
+    )
     if DRAWING.search(same.module.a.type):
         given += "; such a module may drop values at random: compare its rate of dropout, and use the same seed in both"
     name = name_of_module(same.module.a)
     if is_called_from_outside(facts.comparison.a, same) and same.module.leaf:
         given += "; whole numbers, such as targets, are not measured"
         return PartingCause("loss", f"{name} computes something else, or gets other targets", given)
-    a, b = (facts.comparison.value(facts.sites.index(same), facts.column, "rms", side) for side in ("a", "b"))
+    a, b = (
+        facts.comparison.value(facts.sites.index(same), facts.column, "rms", side)
+        for side in ("a", "b")
+    )
     if (a == 0) != (b == 0):
         return PartingCause("code", f"{name} returns only zeros in {'A' if a == 0 else 'B'}", given)
     return PartingCause("code", f"{name} computes something else", given)

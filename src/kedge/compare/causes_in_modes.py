@@ -42,7 +42,9 @@ def mode(facts: FirstParting) -> PartingCause | None:
     if a["training"] != b["training"]:
         who = "the model is"
     else:
-        changed = [each.a for each in facts.comparison.alignment.modules if _modes(each, a, b) == modes]
+        changed = [
+            each.a for each in facts.comparison.alignment.modules if _modes(each, a, b) == modes
+        ]
         who = f"{names_of_modules(changed)} {'is' if len(changed) == 1 else 'are'}"
     return PartingCause(
         "mode",
@@ -52,7 +54,9 @@ def mode(facts: FirstParting) -> PartingCause | None:
     )
 
 
-def _sides(facts: FirstParting, same: SameSite) -> tuple[tuple[Recording, SiteInfo], tuple[Recording, SiteInfo]]:
+def _sides(
+    facts: FirstParting, same: SameSite
+) -> tuple[tuple[Recording, SiteInfo], tuple[Recording, SiteInfo]]:
     return (facts.comparison.a, same.a), (facts.comparison.b, same.b)
 
 
@@ -80,8 +84,16 @@ def dropping(facts: FirstParting) -> PartingCause | None:
     if shares is None:
         return None
     a, b = shares
-    others = [same for same in facts.sites if same.kind == "out" and same.module.a.type == first.module.a.type]
-    changed = [same.module.a for same in others if same is first or _dropped_otherwise(facts, same) is not None]
+    others = [
+        same
+        for same in facts.sites
+        if same.kind == "out" and same.module.a.type == first.module.a.type
+    ]
+    changed = [
+        same.module.a
+        for same in others
+        if same is first or _dropped_otherwise(facts, same) is not None
+    ]
     modules = list(dict.fromkeys(changed))
     steps = counted(len(facts.comparison.steps) - facts.column, "step")
     evidence = f"as measured in {steps}; everything before is {facts.equal_before()}"
@@ -106,7 +118,8 @@ def _dropped_otherwise(facts: FirstParting, same: SameSite) -> tuple[float, floa
     if not RANDOM.search(same.module.a.type) or not same.module.kept:
         return None
     found = [
-        _Dropped.of(recording, site, facts.comparison.steps[facts.column :]) for recording, site in _sides(facts, same)
+        _Dropped.of(recording, site, facts.comparison.steps[facts.column :])
+        for recording, site in _sides(facts, same)
     ]
     a, b = found
     if a is None or b is None:
@@ -130,9 +143,13 @@ class _Dropped:
         if given is None:
             return None
         before, after = recording.rows(given), recording.rows(out)
-        common, i, j = np.intersect1d(before.step, after.step, assume_unique=True, return_indices=True)
+        common, i, j = np.intersect1d(
+            before.step, after.step, assume_unique=True, return_indices=True
+        )
         chosen = np.isin(common, steps) & (before.level[i] == FULL) & (after.level[j] == FULL)
-        alive, left = (1 - rows.statistic("zero")[where][chosen] for rows, where in ((before, i), (after, j)))
+        alive, left = (
+            1 - rows.statistic("zero")[where][chosen] for rows, where in ((before, i), (after, j))
+        )
         known = np.isfinite(alive) & np.isfinite(left) & (alive > 0)
         if not known.any():
             return None

@@ -25,7 +25,9 @@ class Circumstance:
 def circumstances(a: Recording, b: Recording) -> tuple[Circumstance, ...]:
     """Return the differences: words of the commands, versions, the device."""
     typed = (_words(a), _words(b))
-    found = [Circumstance("command", " ".join(one), " ".join(other)) for one, other in _changes(*typed)]
+    found = [
+        Circumstance("command", " ".join(one), " ".join(other)) for one, other in _changes(*typed)
+    ]
     for key in KEYS:
         one, other = a.manifest.get(key), b.manifest.get(key)
         if one is not None and other is not None and one != other:
@@ -47,7 +49,11 @@ def _changes(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[Sequence[str]
 def _places(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
     """Yield where differing words begin and end in either; commands of the same length are compared word by word."""
     if len(a) == len(b):
-        yield from ((i, i + 1, i, i + 1) for i, (one, other) in enumerate(zip(a, b, strict=True)) if one != other)
+        yield from (
+            (i, i + 1, i, i + 1)
+            for i, (one, other) in enumerate(zip(a, b, strict=True))
+            if one != other
+        )
         return
     for tag, *places in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if tag != "equal":

@@ -45,7 +45,9 @@ class Parting:
     @property
     def ulps(self) -> float | None:
         """The distance in units of the last place of the site's dtype, the coarser of the two."""
-        sizes = [size for size in (eps(self.same.a.dtype), eps(self.same.b.dtype)) if size is not None]
+        sizes = [
+            size for size in (eps(self.same.a.dtype), eps(self.same.b.dtype)) if size is not None
+        ]
         return self.apart / max(sizes) if sizes and self.statistic not in COUNTS else None
 
 
@@ -101,13 +103,19 @@ class Comparison:
     @cached_property
     def unlike(self) -> int:
         """The number of steps that are measured in full in one recording alone."""
-        return int(np.isin(self.steps, np.setxor1d(self.a.steps, self.b.steps, assume_unique=True)).sum())
+        return int(
+            np.isin(self.steps, np.setxor1d(self.a.steps, self.b.steps, assume_unique=True)).sum()
+        )
 
     @cached_property
     def first(self) -> Parting | None:
         """The first difference: in the first step with one, at the first site in the order of the data."""
         columns = np.flatnonzero(self.parted.any(axis=0))
-        return self.parting(int(np.argmax(self.parted[:, columns[0]])), int(columns[0])) if len(columns) else None
+        return (
+            self.parting(int(np.argmax(self.parted[:, columns[0]])), int(columns[0]))
+            if len(columns)
+            else None
+        )
 
     def parting(self, site: int, step: int) -> Parting:
         """Return the difference of two sites in one step, by their places in the matrices."""
@@ -161,7 +169,9 @@ def compare(a: Recording, b: Recording, tolerance: float = 0.0) -> Comparison:
             far[i, where] = np.fmax(far[i, where], distance)
     far[far == NOT_MEASURED] = np.nan
     measured = ~np.isnan(far).all(axis=0)
-    return Comparison(a, b, alignment, steps[measured], tolerance, far[:, measured], which[:, measured])
+    return Comparison(
+        a, b, alignment, steps[measured], tolerance, far[:, measured], which[:, measured]
+    )
 
 
 Indices = Ints | slice
@@ -174,7 +184,9 @@ def _common(a: Rows, b: Rows, kind: str) -> tuple[Ints, Indices, Indices]:
     kind alone. An update has some of the elements: other numbers of them mean other elements.
     """
     telling = {"param.grad": "level", "update": "count"}.get(kind)
-    if np.array_equal(a.step, b.step) and (telling is None or np.array_equal(getattr(a, telling), getattr(b, telling))):
+    if np.array_equal(a.step, b.step) and (
+        telling is None or np.array_equal(getattr(a, telling), getattr(b, telling))
+    ):
         return a.step, slice(None), slice(None)
     common, here, there = np.intersect1d(a.step, b.step, assume_unique=True, return_indices=True)
     if telling is not None:

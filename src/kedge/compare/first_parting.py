@@ -59,7 +59,9 @@ class FirstParting:
 
     def compared(self, *kinds: str) -> list[int]:
         """Return the places of the sites of some kinds that were compared in that step."""
-        return [i for i, same in enumerate(self.sites) if same.kind in kinds and self.is_compared(i)]
+        return [
+            i for i, same in enumerate(self.sites) if same.kind in kinds and self.is_compared(i)
+        ]
 
     def is_compared(self, site: int) -> bool:
         """Whether a site was compared in that step."""
@@ -76,20 +78,28 @@ class FirstParting:
     def earlier(self, *kinds: str) -> int | None:
         """Return the last step before in which sites of some kinds were compared; None if there is none."""
         rows = [i for i, same in enumerate(self.sites) if same.kind in kinds]
-        before = ~np.isnan(self.comparison.apart[rows, : self.column]).all(axis=0) if rows else np.zeros(0, dtype=bool)
+        before = (
+            ~np.isnan(self.comparison.apart[rows, : self.column]).all(axis=0)
+            if rows
+            else np.zeros(0, dtype=bool)
+        )
         found = np.flatnonzero(before)
         return int(self.comparison.steps[found[-1]]) if len(found) else None
 
     @cached_property
     def at_start(self) -> bool:
         """Whether both recordings begin with that step."""
-        return all(len(r.steps) and r.steps[0] == self.step for r in (self.comparison.a, self.comparison.b))
+        return all(
+            len(r.steps) and r.steps[0] == self.step for r in (self.comparison.a, self.comparison.b)
+        )
 
     def paths(self, sites: Iterable[int]) -> list[str]:
         """Return the paths of sites in A, such as those of parameters."""
         return [self.sites[i].a.path for i in sites]
 
-    def ratios(self, sites: Iterable[int], statistic: Compared = "rms", column: int | None = None) -> Floats:
+    def ratios(
+        self, sites: Iterable[int], statistic: Compared = "rms", column: int | None = None
+    ) -> Floats:
         """Return a statistic of each site in B relative to A; NaN if both are zero.
 
         Args:
@@ -98,7 +108,10 @@ class FirstParting:
             column: The place of the step; that of the first difference if None.
         """
         column = self.column if column is None else column
-        values = [[self.comparison.value(i, column, statistic, side) for side in ("b", "a")] for i in sites]
+        values = [
+            [self.comparison.value(i, column, statistic, side) for side in ("b", "a")]
+            for i in sites
+        ]
         both = np.array(values, dtype=np.float64).reshape(-1, 2)
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = both[:, 0] / both[:, 1]
@@ -119,7 +132,11 @@ class FirstParting:
 
     def equal_before(self) -> str:
         """Return words for the equality of everything before the difference."""
-        return "equal to the last bit" if not self.comparison.tolerance else "equal within the tolerance"
+        return (
+            "equal to the last bit"
+            if not self.comparison.tolerance
+            else "equal within the tolerance"
+        )
 
 
 def is_from_outside(recording: Recording, same: SameSite) -> bool:

@@ -18,7 +18,11 @@ def names_of_parameters(chosen: Collection[str], known: Collection[str]) -> str:
     """
     others = {part for path in set(known).difference(chosen) for part in _prefixes(path)}
     if not others:
-        return f"all {counted(len(chosen), 'parameter')}" if len(chosen) > 1 else next(iter(chosen), "no parameter")
+        return (
+            f"all {counted(len(chosen), 'parameter')}"
+            if len(chosen) > 1
+            else next(iter(chosen), "no parameter")
+        )
     blocks = (next(part for part in _prefixes(path) if part not in others) for path in chosen)
     return listed(folded_names(dict.fromkeys(blocks)), NAMED)
 

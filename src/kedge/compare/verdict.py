@@ -7,7 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kedge.compare import causes_before_forward, causes_in_backward, causes_in_forward, causes_in_modes
+from kedge.compare import (
+    causes_before_forward,
+    causes_in_backward,
+    causes_in_forward,
+    causes_in_modes,
+)
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.first_parting import FirstParting, PartingCause, is_from_outside
 from kedge.numbers import counted
@@ -71,7 +76,8 @@ def judge(comparison: Comparison) -> Verdict:
     if facts.column and found.code not in ("unseen", "late"):
         before = counted(facts.column, "compared step")
         found = replace(
-            found, evidence=f"{found.evidence}; {before} before it {'is' if facts.column == 1 else 'are'} equal"
+            found,
+            evidence=f"{found.evidence}; {before} before it {'is' if facts.column == 1 else 'are'} equal",
         )
     return Verdict(parted=True, first=first, cause=found)
 
@@ -98,17 +104,25 @@ def _same(comparison: Comparison) -> PartingCause:
         return PartingCause("same", "no difference beyond the tolerance", found)
     rounded = f", those of {counted(comparison.unlike, 'step')} that one alone measured in full up to rounding"
     rounded *= comparison.unlike > 0
-    return PartingCause("same", "no difference", f"{values} in {steps} are equal to the last bit{rounded}")
+    return PartingCause(
+        "same", "no difference", f"{values} in {steps} are equal to the last bit{rounded}"
+    )
 
 
 def _unknown(facts: FirstParting) -> PartingCause:
     return PartingCause(
-        "unknown", f"they diverge in {facts.first.same.text}", f"everything before is {facts.equal_before()}"
+        "unknown",
+        f"they diverge in {facts.first.same.text}",
+        f"everything before is {facts.equal_before()}",
     )
 
 
 def _drift(first: Parting) -> PartingCause:
-    names = {"param": "parameters", "grad.norm": "gradients at the end of backward", "update": "updates"}
+    names = {
+        "param": "parameters",
+        "grad.norm": "gradients at the end of backward",
+        "update": "updates",
+    }
     return PartingCause(
         "drift",
         f"the ranks drift apart: their {names[first.same.kind]} differ from step {first.step} on",
@@ -119,7 +133,9 @@ def _drift(first: Parting) -> PartingCause:
 def _agreement(comparison: Comparison, shared: list[int]) -> PartingCause:
     if np.isnan(comparison.apart[shared]).all():
         return PartingCause(
-            "ranks", "nothing that ranks share was measured in both", "no parameter, gradient norm or update"
+            "ranks",
+            "nothing that ranks share was measured in both",
+            "no parameter, gradient norm or update",
         )
     sites = comparison.alignment.sites
     inputs = [i for i, same in enumerate(sites) if is_from_outside(comparison.a, same)]
@@ -127,6 +143,12 @@ def _agreement(comparison: Comparison, shared: list[int]) -> PartingCause:
     equal = f"parameters, gradient norms and updates are equal in {counted(len(comparison.steps), 'step')}"
     if inputs and not np.isnan(known).all() and not comparison.parted[inputs].any():
         return PartingCause(
-            "same-data", "the ranks agree, and they get the same data: should each rank get a different part?", equal
+            "same-data",
+            "the ranks agree, and they get the same data: should each rank get a different part?",
+            equal,
         )
-    return PartingCause("ranks", "the ranks agree in everything that they share", equal + "; each has data of its own")
+    return PartingCause(
+        "ranks",
+        "the ranks agree in everything that they share",
+        equal + "; each has data of its own",
+    )

@@ -24,13 +24,22 @@ def names_of_modules(modules: Sequence[RecordedModule]) -> str:
 
 def folded_modules(modules: Sequence[RecordedModule]) -> list[str]:
     """Return the names of modules with their types; those of one type whose paths differ only in numbers share a name."""
-    folds = Folding[RecordedModule](lambda module: module.label, lambda module: module.type).fold(modules)
-    return [f"{one.name} ({one.members[0].type})" if one.folded else name_of_module(one.members[0]) for one in folds]
+    folds = Folding[RecordedModule](lambda module: module.label, lambda module: module.type).fold(
+        modules
+    )
+    return [
+        f"{one.name} ({one.members[0].type})" if one.folded else name_of_module(one.members[0])
+        for one in folds
+    ]
 
 
 def name_of_module(module: RecordedModule) -> str:
     """Return the name of a module with its type: ``fc1 (Linear)``, ``CrossEntropyLoss``."""
-    return module.label if module.type in ("", module.label.strip("()")) else f"{module.label} ({module.type})"
+    return (
+        module.label
+        if module.type in ("", module.label.strip("()"))
+        else f"{module.label} ({module.type})"
+    )
 
 
 def change_between(a: RecordedModule, b: RecordedModule) -> str:

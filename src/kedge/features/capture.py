@@ -93,7 +93,9 @@ class Wanted:
 
     def _put(self, value: Tensor) -> Tensor:
         wanted = value.is_floating_point() or value.is_complex()
-        return value.to(self.device or value.device, self.dtype if wanted and self.dtype else value.dtype)
+        return value.to(
+            self.device or value.device, self.dtype if wanted and self.dtype else value.dtype
+        )
 
 
 class CapturedValue(KeptTensor):
@@ -201,7 +203,9 @@ class PoolingOfCall:
         described: What was done with the values that this forward has shown how to pool.
     """
 
-    def __init__(self, given: Arguments, layouts: dict[ValueKey, Layout | None], axes: Axes | None) -> None:
+    def __init__(
+        self, given: Arguments, layouts: dict[ValueKey, Layout | None], axes: Axes | None
+    ) -> None:
         self.given, self.layouts, self.axes = given, layouts, axes
         self.described: dict[ValueKey, str] = {}
         self.seen: dict[ValueKey, tuple[tuple[int, ...], list[Axis]]] = {}
@@ -232,9 +236,14 @@ class ForwardCapture:
         others: The threads that ran before this forward began, and so do not belong to it.
     """
 
-    def __init__(self, wanted: Wanted, plan: CapturePlan | None, pooling: PoolingOfCall | None = None) -> None:
+    def __init__(
+        self, wanted: Wanted, plan: CapturePlan | None, pooling: PoolingOfCall | None = None
+    ) -> None:
         self.wanted, self.plan, self.over, self.pooling = wanted, plan, False, pooling
-        self.plain, self.count = wanted.plain, len(plan.names) if plan is not None and plan.stops else -1
+        self.plain, self.count = (
+            wanted.plain,
+            len(plan.names) if plan is not None and plan.stops else -1,
+        )
         self.values: dict[ValueKey, Taken] = {}
         self.replicas: dict[threading.Thread, dict[ValueKey, Taken]] = {}
         self.others = frozenset(threading.enumerate())
@@ -246,7 +255,11 @@ class ForwardCapture:
             StopForward: If it is the last one wanted and the plan allows an early end.
         """
         self.values[key] = self.keep(key, value)
-        if len(self.values) == self.count and self.plan is not None and self.values.keys() == self.plan.names.keys():
+        if (
+            len(self.values) == self.count
+            and self.plan is not None
+            and self.values.keys() == self.plan.names.keys()
+        ):
             self.over = True
             raise StopForward("every requested value is captured")
 
@@ -264,16 +277,22 @@ class ForwardCapture:
         made = value if self.plain else self.wanted.make(key.number, value)
         transformed = made is not value
         if not isinstance(made, Tensor):
-            return TransformedValue(leaves.put(made, {name: _apart(leaf, value) for name, leaf in leaves.find(made)}))
+            return TransformedValue(
+                leaves.put(made, {name: _apart(leaf, value) for name, leaf in leaves.find(made)})
+            )
         if self.wanted.no_grad and made.requires_grad:
             made = made.detach()
         if transformed and not _shares(made, value):
             return TransformedValue(made)
-        if transformed and is_composite(value):  # its parts do not count the changes that it undergoes
+        if transformed and is_composite(
+            value
+        ):  # its parts do not count the changes that it undergoes
             return TransformedValue(made.clone())
         return CapturedValue(made, copied=self.copies(key), unknown=self.plan is None)
 
-    def _pooled(self, key: ValueKey, transform: Pool, value: Tensor, pooling: PoolingOfCall) -> Taken:
+    def _pooled(
+        self, key: ValueKey, transform: Pool, value: Tensor, pooling: PoolingOfCall
+    ) -> Taken:
         if self.wanted.no_grad:
             value = value.detach()
         if pooling.axes is not None:
@@ -310,7 +329,9 @@ class Replica:
 
     def take(self, key: ValueKey, value: Tensor, event: Event) -> None:
         """Store a value."""
-        if self.call.pooling is not None and isinstance(self.call.wanted.transforms[key.number], Pool):
+        if self.call.pooling is not None and isinstance(
+            self.call.wanted.transforms[key.number], Pool
+        ):
             raise ExtractError(
                 "the model ran in several threads, and the dimensions of its values are followed in one; give a function of "
                 "your own as the transform"
@@ -372,7 +393,9 @@ class CaptureAction:
     observes = True
     keeps = True
 
-    def __init__(self, number: int, keys: ValueKeys, here: CaptureOnThread, adopt: Callable[[], Any]) -> None:
+    def __init__(
+        self, number: int, keys: ValueKeys, here: CaptureOnThread, adopt: Callable[[], Any]
+    ) -> None:
         self.number, self.keys, self.here, self.adopt = number, keys, here, adopt
 
     def __repr__(self) -> str:
@@ -414,7 +437,9 @@ class CaptureAction:
 NOWHERE = Nowhere()
 
 
-def settled(call: ForwardCapture, values: Mapping[ValueKey, Taken], names: Mapping[ValueKey, str]) -> dict[str, Any]:
+def settled(
+    call: ForwardCapture, values: Mapping[ValueKey, Taken], names: Mapping[ValueKey, str]
+) -> dict[str, Any]:
     """Return the values by name, with copies in place of values that the program has overwritten.
 
     Raises:

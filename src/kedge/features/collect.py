@@ -35,9 +35,16 @@ class Collected(Mapping[str, list[Any]]):
         if found:
             return found
         texts = self._wanted.texts
-        number = next((i for i, text in enumerate(texts) if name in (text, self._wanted.rename.get(text))), None)
+        number = next(
+            (i for i, text in enumerate(texts) if name in (text, self._wanted.rename.get(text))),
+            None,
+        )
         there = f"the names are {', '.join(self) or 'none yet'}"
-        why = there if number is None or any(key.number == number for key in names) else self._why(number)
+        why = (
+            there
+            if number is None or any(key.number == number for key in names)
+            else self._why(number)
+        )
         raise NotRecorded(f'nothing was collected under "{name}": {why}')
 
     def __iter__(self) -> Iterator[str]:

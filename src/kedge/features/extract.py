@@ -74,7 +74,9 @@ class Features(nn.Module):
         Returns:
             The features in the folder at the end; errors as in `kedge.features.dataset.extract_dataset`.
         """
-        engine: Any = import_module("kedge.features.dataset")  # half of the import time of kedge.features
+        engine: Any = import_module(
+            "kedge.features.dataset"
+        )  # half of the import time of kedge.features
         written: FeatureSet = engine.extract_dataset(self, loader, out, engine.Options(**options))
         return written
 
@@ -117,10 +119,14 @@ class ExtractSignature(Protocol):
     """``extract(model, sites)``, where the keyword of `sites` may also be torchvision's ``return_nodes``."""
 
     @overload
-    def __call__(self, model: nn.Module, sites: Wishes, **options: Unpack[ExtractOptions]) -> Features: ...
+    def __call__(
+        self, model: nn.Module, sites: Wishes, **options: Unpack[ExtractOptions]
+    ) -> Features: ...
 
     @overload
-    def __call__(self, model: nn.Module, *, return_nodes: Wishes, **options: Unpack[ExtractOptions]) -> Features: ...
+    def __call__(
+        self, model: nn.Module, *, return_nodes: Wishes, **options: Unpack[ExtractOptions]
+    ) -> Features: ...
 
 
 def _also_return_nodes(function: Callable[..., Features]) -> ExtractSignature:
@@ -130,7 +136,9 @@ def _also_return_nodes(function: Callable[..., Features]) -> ExtractSignature:
     def renamed(*args: Any, **kwargs: Any) -> Features:
         if "return_nodes" in kwargs:
             if len(args) > 1 or "sites" in kwargs:
-                raise WrongCall("extract() got sites twice: return_nodes is another name of sites, so give one of them")
+                raise WrongCall(
+                    "extract() got sites twice: return_nodes is another name of sites, so give one of them"
+                )
             kwargs["sites"] = kwargs.pop("return_nodes")
         return function(*args, **kwargs)
 
@@ -179,7 +187,9 @@ def extract(
         torch.Size([8, 4, 6, 6])
     """
     if not isinstance(model, nn.Module):
-        raise ExtractError(f'extract takes a model first, as in extract(model, ["layer4"]), not {not_a_model(model)}')
+        raise ExtractError(
+            f'extract takes a model first, as in extract(model, ["layer4"]), not {not_a_model(model)}'
+        )
     _check_options(rename, device, dtype)
     wishes = _wishes(sites)
     if not wishes:
@@ -187,11 +197,16 @@ def extract(
     names = {text: wish for text, wish in wishes if isinstance(wish, str)}
     twice = [text for text in names if text in (rename or {})]
     if twice:
-        raise ExtractError(f'"{twice[0]}" gets a name both as "{names[twice[0]]}" and in rename; give one of them')
+        raise ExtractError(
+            f'"{twice[0]}" gets a name both as "{names[twice[0]]}" and in rename; give one of them'
+        )
     texts = tuple(text for text, _ in wishes)
     transforms = tuple(None if isinstance(wish, str) else wish for _, wish in wishes)
     place = None if device is None else torch.device(device)
-    return Features(model, Wanted(texts, transforms, {**names, **(rename or {})}, early_stop, no_grad, place, dtype))
+    return Features(
+        model,
+        Wanted(texts, transforms, {**names, **(rename or {})}, early_stop, no_grad, place, dtype),
+    )
 
 
 def _check_options(rename: object, device: object, dtype: object) -> None:
@@ -201,20 +216,32 @@ def _check_options(rename: object, device: object, dtype: object) -> None:
         ExtractError: If one cannot be used.
     """
     if not (rename is None or isinstance(rename, Mapping)):
-        raise ExtractError(f'rename={described(rename)}: give a dict, such as rename={{"layer4": "features"}}')
+        raise ExtractError(
+            f'rename={described(rename)}: give a dict, such as rename={{"layer4": "features"}}'
+        )
     if not (dtype is None or isinstance(dtype, torch.dtype)):
-        raise ExtractError(f"dtype={described(dtype)}: give a torch.dtype, such as dtype=torch.float16")
+        raise ExtractError(
+            f"dtype={described(dtype)}: give a torch.dtype, such as dtype=torch.float16"
+        )
     try:
         torch.device(device or "cpu")  # type: ignore[call-overload]
     except (RuntimeError, TypeError) as error:
-        raise ExtractError(f'device={described(device)} is not a device; give one such as "cpu" or "cuda"') from error
+        raise ExtractError(
+            f'device={described(device)} is not a device; give one such as "cpu" or "cuda"'
+        ) from error
 
 
 def _text(given: object) -> str:
     if isinstance(given, (str, Selector)):
         return str(given)
-    advice = "; print(kedge.sites(model)) lists the paths of its modules" if isinstance(given, nn.Module) else ""
-    raise ExtractError(f'{described(given)} is not the text of a selector, such as "layer4"{advice}')
+    advice = (
+        "; print(kedge.sites(model)) lists the paths of its modules"
+        if isinstance(given, nn.Module)
+        else ""
+    )
+    raise ExtractError(
+        f'{described(given)} is not the text of a selector, such as "layer4"{advice}'
+    )
 
 
 def _wishes(sites: Wishes) -> list[tuple[str, str | Transform | None]]:
@@ -230,10 +257,17 @@ def _wishes(sites: Wishes) -> list[tuple[str, str | Transform | None]]:
             f'{described(sites)} is not a selector: extract(model, ["layer4"]) takes the paths of modules'
         )
     else:
-        given = [(_text(text), None) for text in ([sites] if isinstance(sites, (str, Selector)) else sites)]
+        given = [
+            (_text(text), None)
+            for text in ([sites] if isinstance(sites, (str, Selector)) else sites)
+        ]
     for text, wish in given:
         if wish is not None and not isinstance(wish, str) and not callable(wish):
-            raise ExtractError(f'"{text}": {wish!r} is not a name, a function of the value, or None')
+            raise ExtractError(
+                f'"{text}": {wish!r} is not a name, a function of the value, or None'
+            )
         if wish == "":
-            raise ExtractError(f'"{text}": the name of its value is empty; give a name, or None for the selector')
+            raise ExtractError(
+                f'"{text}": the name of its value is empty; give a name, or None for the selector'
+            )
     return given

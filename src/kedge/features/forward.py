@@ -11,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.errors import ActionError, ExtractError, InTrainingMode, NeverFiredWarning, SelectorError, warn
+from kedge.errors import (
+    ActionError,
+    ExtractError,
+    InTrainingMode,
+    NeverFiredWarning,
+    SelectorError,
+    warn,
+)
 from kedge.features.axes.arguments import Arguments
 from kedge.features.axes.following import followed
 from kedge.features.axes.layout import Layout
@@ -78,15 +85,27 @@ class FeatureForward:
         self.session = Session()
         try:
             keys = ValueKeys()
-            takers = (CaptureAction(number, keys, self.here, self._adopt) for number in range(len(wanted.texts)))
-            self.hooks = [self.session.hook(model, text, take) for text, take in zip(wanted.texts, takers, strict=True)]
-            check(wanted.texts, wanted.rename, [[tap.site for tap in hooked.taps] for hooked in self.hooks])
+            takers = (
+                CaptureAction(number, keys, self.here, self._adopt)
+                for number in range(len(wanted.texts))
+            )
+            self.hooks = [
+                self.session.hook(model, text, take)
+                for text, take in zip(wanted.texts, takers, strict=True)
+            ]
+            check(
+                wanted.texts,
+                wanted.rename,
+                [[tap.site for tap in hooked.taps] for hooked in self.hooks],
+            )
         except BaseException:
             self.session.end(quiet=True)
             raise
         self.session.pause()
 
-    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def run(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
         """Call the model and return the values by name; see Note [The end of a forward]."""
         __tracebackhide__ = True
         kind = self._kind(args, kwargs)
@@ -108,7 +127,9 @@ class FeatureForward:
                 stack.enter_context(torch.no_grad())
             try:
                 model(*args, **kwargs)
-            except Exception:  # our StopForward, or the program's error about it: the capture is complete
+            except (
+                Exception
+            ):  # our StopForward, or the program's error about it: the capture is complete
                 if not call.over:
                     raise
         if pooling is not None and pooling.axes is not None:
@@ -127,7 +148,9 @@ class FeatureForward:
                         self.wanted.transforms[key.number], Pool
                     ):
                         self.inspect(name, layout, pooling.given)
-            self.described = {names[key]: text for key, text in pooling.described.items()} | self.described
+            self.described = {
+                names[key]: text for key, text in pooling.described.items()
+            } | self.described
         return settled(call, values, names)
 
     def _pool(self, call: ForwardCapture, pooling: PoolingOfCall) -> None:
@@ -179,7 +202,9 @@ class FeatureForward:
     def why(self, number: int) -> str:
         """Return the reason why a selector has no value."""
         silent = [
-            str(entry.cause.why) + "; " + entry.cause.remedy for entry in self.hooks[number].ledger() if entry.cause
+            str(entry.cause.why) + "; " + entry.cause.remedy
+            for entry in self.hooks[number].ledger()
+            if entry.cause
         ]
         return (
             silent[0]
@@ -233,15 +258,24 @@ class FeatureForward:
                 if silent := hooked.ledger().silent():
                     warn(NeverFiredWarning(silent))
 
-    def _learn(self, kind: Hashable, call: ForwardCapture, names: Mapping[ValueKey, str], given: Any) -> None:
+    def _learn(
+        self, kind: Hashable, call: ForwardCapture, names: Mapping[ValueKey, str], given: Any
+    ) -> None:
         """Store the plan for forwards of this kind."""
-        tensors = (*(tensor for module in self.modules for tensor in _own(module)), *(t for _, t in leaves.find(given)))
+        tensors = (
+            *(tensor for module in self.modules for tensor in _own(module)),
+            *(t for _, t in leaves.find(given)),
+        )
         owned = {address for tensor in tensors for address in memory_of(tensor)}
         late = any(took.joined_graph for took in call.values.values())
-        copied = {key for key, took in call.values.items() if took.overwritten or took.lies_in(owned)}
+        copied = {
+            key for key, took in call.values.items() if took.overwritten or took.lies_in(owned)
+        }
         for key in copied:
             call.values[key].settle()
-        stops = self.wanted.early_stop and not (self.compiled or late or call.replicas or self._unending(names))
+        stops = self.wanted.early_stop and not (
+            self.compiled or late or call.replicas or self._unending(names)
+        )
         known = call.plan.copied if call.plan is not None else frozenset()
         self.plans[kind] = CapturePlan(names, known | copied, stops)
         while len(self.plans) > _PLANS:
@@ -272,13 +306,17 @@ def _own(module: nn.Module) -> Iterator[Tensor]:
 
 def _shape(value: Any) -> Hashable:
     """Return the part of an argument that a plan may depend on: shapes and types, without the tensors' numbers."""
-    if isinstance(value, Tensor):  # the lengths in a nested tensor differ from batch to batch, or cannot be read
+    if isinstance(
+        value, Tensor
+    ):  # the lengths in a nested tensor differ from batch to batch, or cannot be read
         return (value.dim(), value.size(0)) if value.is_nested else value.shape, value.dtype
     if isinstance(value, (tuple, list)):
         return tuple(map(_shape, value))
     if isinstance(value, Mapping):
         return tuple((str(name), _shape(inner)) for name, inner in value.items())
-    return value if isinstance(value, (bool, int, str)) or value is None else type(value).__qualname__
+    return (
+        value if isinstance(value, (bool, int, str)) or value is None else type(value).__qualname__
+    )
 
 
 untraced(FeatureForward.run, FeatureForward.collecting)

@@ -60,7 +60,10 @@ class Pool:
     @property
     def __name__(self) -> str:
         """The name in messages and in the description of a folder."""
-        named = {"channels": self.channels, "padding": None if self.padding == "leave out" else self.padding}
+        named = {
+            "channels": self.channels,
+            "padding": None if self.padding == "leave out" else self.padding,
+        }
         given = ", ".join(f"{name}={value}" for name, value in named.items() if value is not None)
         return f"{self.how} over positions" + f" ({given})" * bool(given)
 
@@ -112,7 +115,11 @@ class Pool:
         if not layout.positions:
             return "as it is: it has no positions"
         sizes = [shape[dim] for dim in layout.positions]
-        rest = [size for dim, size in enumerate(shape) if dim != layout.samples and dim not in layout.positions]
+        rest = [
+            size
+            for dim, size in enumerate(shape)
+            if dim != layout.samples and dim not in layout.positions
+        ]
         count = counted(sizes[0], "position") if len(sizes) == 1 else f"{_times(sizes)} positions"
         mask = self._mask(layout, given.masks())
         if self.how == "flatten":
@@ -137,7 +144,13 @@ class Pool:
             positions = [dim for dim in range(1, value.dim()) if dim != self.channels % value.dim()]
         nothing = (frozenset[tuple[str, int]](),) * len(positions)
         return Layout(
-            value.dim(), 0, tuple(positions), nothing, nothing, ((),) * len(positions), (False,) * len(positions)
+            value.dim(),
+            0,
+            tuple(positions),
+            nothing,
+            nothing,
+            ((),) * len(positions),
+            (False,) * len(positions),
         )
 
     def _mask(self, layout: Layout, masks: Sequence[Mask]) -> Mask | None:
@@ -161,16 +174,24 @@ class Pool:
                 f'"{name}": {mask.name} leaves sample {row} of a batch no token, so there is nothing to take the {self.how} of; '
                 f"leave such samples out, or count padding with {self._call('padding=keep')}"
             )
-        dim = next(at for at, sources in zip(layout.positions, layout.sources, strict=True) if sources & mask.covers)
+        dim = next(
+            at
+            for at, sources in zip(layout.positions, layout.sources, strict=True)
+            if sources & mask.covers
+        )
         shape = [1] * value.dim()
         shape[layout.samples], shape[dim] = mask.kept.shape
         kept = mask.kept if layout.samples < dim else mask.kept.T
         return kept.reshape(shape).to(value.device)
 
-    def _refuse_hidden_padding(self, value: Tensor, layout: Layout, masks: Sequence[Mask], name: str) -> None:
+    def _refuse_hidden_padding(
+        self, value: Tensor, layout: Layout, masks: Sequence[Mask], name: str
+    ) -> None:
         """Raise ExtractError if the batch has padding, and it is not known which positions of the value are made of it."""
         for mask in masks:
-            for dim, within, known in zip(layout.positions, layout.within, layout.known, strict=True):
+            for dim, within, known in zip(
+                layout.positions, layout.within, layout.known, strict=True
+            ):
                 if (within & mask.covers or not known) and not bool(mask.kept.all()):
                     raise ExtractError(
                         f'"{name}": the batch has padding ({mask.name}, {mask.kept.shape[1]} positions), and the '
@@ -191,7 +212,10 @@ class Pool:
             pooled = value.mean(positions)
         else:
             count = kept.expand(
-                [value.shape[dim] if dim in positions else kept.shape[dim] for dim in range(value.dim())]
+                [
+                    value.shape[dim] if dim in positions else kept.shape[dim]
+                    for dim in range(value.dim())
+                ]
             )
             pooled = torch.where(kept, value, 0).sum(positions) / count.sum(positions)
         return pooled.movedim(layout.samples - sum(dim < layout.samples for dim in positions), 0)
@@ -201,7 +225,9 @@ class Pool:
         values = value.movedim((layout.samples, layout.positions[0]), (0, 1))
         if kept is None:
             return values[:, 0 if self.how == "first" else -1]
-        tokens = kept.movedim((layout.samples, layout.positions[0]), (0, 1)).flatten(1).to(torch.uint8)
+        tokens = (
+            kept.movedim((layout.samples, layout.positions[0]), (0, 1)).flatten(1).to(torch.uint8)
+        )
         places = tokens.argmax(1)
         if self.how == "last":
             places = tokens.shape[1] - 1 - tokens.flip(1).argmax(1)

@@ -176,20 +176,26 @@ class _Columns:
             raise TableError("a table needs at least one sample and got none")
         sides = [np.concatenate(self.blocks.pop(site)) for site in list(self.blocks)]
         if len({len(side) for side in sides}) > 1:
-            rows = ", ".join(f"{site!r} {len(side)}" for site, side in zip(self.names, sides, strict=True))
+            rows = ", ".join(
+                f"{site!r} {len(side)}" for site, side in zip(self.names, sides, strict=True)
+            )
             raise TableError(
                 f"the sites have rows for different numbers of samples: {rows}; leave out the samples that not every site has"
             )
         x = sides[0] if len(sides) == 1 else np.concatenate(sides, axis=1)
         if len(x) != len(keys) or (y is not None and len(y) != len(keys)):
             count = "none" if y is None else len(y)
-            raise TableError(f"{len(keys)} samples have {len(x)} rows of features and {count} labels; each needs one")
+            raise TableError(
+                f"{len(keys)} samples have {len(x)} rows of features and {count} labels; each needs one"
+            )
         return FeatureTable(x, y, keys, [name for names in self.names.values() for name in names])
 
 
 def _layout(positions: Positions | None, channel: int) -> ChannelLayout:
     if positions == "samples":
-        raise TableError("positions='samples': a table has one row for each sample; use 'mean', 'max' or 'elements'")
+        raise TableError(
+            "positions='samples': a table has one row for each sample; use 'mean', 'max' or 'elements'"
+        )
     return ChannelLayout(positions, channel)
 
 

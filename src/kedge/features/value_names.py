@@ -13,7 +13,9 @@ from kedge.sites.site import Site, short
 _SHOWN = 8
 
 
-def name_all(texts: tuple[str, ...], keys: Iterable[ValueKey], why: Callable[[int], str]) -> dict[ValueKey, str]:
+def name_all(
+    texts: tuple[str, ...], keys: Iterable[ValueKey], why: Callable[[int], str]
+) -> dict[ValueKey, str]:
     """Return the names of values: the selector if it has a single value, else site and call.
 
     Args:
@@ -38,7 +40,9 @@ def name_all(texts: tuple[str, ...], keys: Iterable[ValueKey], why: Callable[[in
 def named_apart(keys: list[ValueKey]) -> dict[ValueKey, str]:
     """Return the names of several values of one selector, with call numbers if a module ran several times."""
     calls = Counter(key.site for key in keys)
-    return {key: short(key.site.at(call=key.call) if calls[key.site] > 1 else key.site) for key in keys}
+    return {
+        key: short(key.site.at(call=key.call) if calls[key.site] > 1 else key.site) for key in keys
+    }
 
 
 def renamed(named: Mapping[ValueKey, str], rename: Mapping[str, str]) -> dict[ValueKey, str]:
@@ -67,14 +71,18 @@ def check(texts: tuple[str, ...], rename: Mapping[str, str], sites: list[list[Si
     _refuse_doubles(texts, "a selector is given twice")
     _refuse_doubles(rename.values())
     names = [
-        name for text, of in zip(texts, sites, strict=True) for name in ([text] if len(of) == 1 else map(short, of))
+        name
+        for text, of in zip(texts, sites, strict=True)
+        for name in ([text] if len(of) == 1 else map(short, of))
     ]
     _refuse_doubles([rename.get(name, name) for name in names])
     paths = {site.path for of in sites for site in of}
     for name in rename:
         if name not in texts and not may_be(name, paths):
             shown = ", ".join(f'"{text}"' for text in texts[:_SHOWN])
-            raise ExtractError(f'rename: no value can have the name "{name}"; the selectors are {shown}')
+            raise ExtractError(
+                f'rename: no value can have the name "{name}"; the selectors are {shown}'
+            )
 
 
 def may_be(name: str, paths: Collection[str]) -> bool:
@@ -88,4 +96,6 @@ def may_be(name: str, paths: Collection[str]) -> bool:
 def _refuse_doubles(names: Iterable[str], what: str = "two values would have one name") -> None:
     double = [name for name, count in Counter(names).items() if count > 1]
     if double:
-        raise ExtractError(f'{what}: "{double[0]}"; rename={{...}} gives another, by selector or by site')
+        raise ExtractError(
+            f'{what}: "{double[0]}"; rename={{...}} gives another, by selector or by site'
+        )

@@ -25,7 +25,15 @@ _HOME = {
     "overlay": ("attributions",),
     "plane": ("principal", "scatter"),
 }
-__all__ = ["attributions", "distributions", "effects", "feature_maps", "memory", "principal", "scatter"]
+__all__ = [
+    "attributions",
+    "distributions",
+    "effects",
+    "feature_maps",
+    "memory",
+    "principal",
+    "scatter",
+]
 
 
 def __getattr__(name: str) -> Any:

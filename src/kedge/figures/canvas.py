@@ -100,7 +100,9 @@ def host(value: Any) -> Tensor:
             f"a figure takes a dense tensor of real numbers, and this one is {what}; give a part of it, or .abs()"
         )
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    return tensor.to(device="cpu", dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+    return tensor.to(
+        device="cpu", dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    )
 
 
 def shown(tensor: Tensor) -> Any:

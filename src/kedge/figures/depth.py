@@ -15,11 +15,26 @@ import torch
 from torch import Tensor
 
 from kedge.errors import CannotDraw
-from kedge.figures.canvas import ACCENT, QUIET, TEXT, TITLE, Axes, Drawing, dress, host, plain, shown
+from kedge.figures.canvas import (
+    ACCENT,
+    QUIET,
+    TEXT,
+    TITLE,
+    Axes,
+    Drawing,
+    dress,
+    host,
+    plain,
+    shown,
+)
 from kedge.sites.leaves import describe
 
 _QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-_BANDS = ((0, 6, "#dbe9f4", "1 to 99 %"), (1, 5, "#b3d1e8", "5 to 95 %"), (2, 4, "#7fb2d9", "25 to 75 %"))
+_BANDS = (
+    (0, 6, "#dbe9f4", "1 to 99 %"),
+    (1, 5, "#b3d1e8", "5 to 95 %"),
+    (2, 4, "#7fb2d9", "25 to 75 %"),
+)
 _MOST = 2**20
 _BINS = 120
 _TICKS = 50
@@ -71,11 +86,17 @@ def distributions(
     """
     for given in (values, gradients):
         if given is not None and not isinstance(given, Mapping):
-            raise CannotDraw(f"distributions(...) got {describe(given)}; it takes tensors by site, in a dict")
+            raise CannotDraw(
+                f"distributions(...) got {describe(given)}; it takes tensors by site, in a dict"
+            )
     panels = [(units[0], values)] + ([] if gradients is None else [(units[1], gradients)])
-    spreads = [(unit, [_spread(site, value) for site, value in some.items()]) for unit, some in panels]
+    spreads = [
+        (unit, [_spread(site, value) for site, value in some.items()]) for unit, some in panels
+    ]
     if not all(found for _, found in spreads):
-        raise CannotDraw("distributions(...) got no site; it takes tensors by site, such as kedge.extract returns")
+        raise CannotDraw(
+            "distributions(...) got no site; it takes tensors by site, such as kedge.extract returns"
+        )
     if kind not in ("bands", "ridges"):
         raise CannotDraw(f'kind={kind!r}: use "bands" or "ridges"')
     draw = _bands if kind == "bands" else _ridges
@@ -113,8 +134,12 @@ def _bands(panels: Sequence[tuple[str, list[SiteSpread]]]) -> Drawing:
 
 def _band(axes: Axes, unit: str, found: Sequence[SiteSpread]) -> None:
     places = list(range(len(found)))
-    quantiles = torch.tensor([[_quantile(spread, q) for q in _QUANTILES] for spread in found], dtype=torch.float64)
-    ends = [-0.25, 0.25] if len(found) == 1 else places  # otherwise the bands of a single site have no width
+    quantiles = torch.tensor(
+        [[_quantile(spread, q) for q in _QUANTILES] for spread in found], dtype=torch.float64
+    )
+    ends = (
+        [-0.25, 0.25] if len(found) == 1 else places
+    )  # otherwise the bands of a single site have no width
     wide = quantiles.expand(len(ends), -1)
     for low, high, tint, label in _BANDS:
         axes.fill_between(
@@ -125,7 +150,9 @@ def _band(axes: Axes, unit: str, found: Sequence[SiteSpread]) -> None:
             lw=0,
             label=label,
         )
-    axes.plot(places, quantiles[:, 3].tolist(), color=ACCENT, marker="o", ms=3.5, lw=1.4, label="median")
+    axes.plot(
+        places, quantiles[:, 3].tolist(), color=ACCENT, marker="o", ms=3.5, lw=1.4, label="median"
+    )
     _bad(axes, found)
     if bool((quantiles > 0).any()):
         axes.set_yscale("log")
@@ -134,7 +161,14 @@ def _band(axes: Axes, unit: str, found: Sequence[SiteSpread]) -> None:
 
 
 def _legend(axes: Axes) -> None:
-    axes.legend(fontsize=TEXT - 1, frameon=False, ncols=5, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2)
+    axes.legend(
+        fontsize=TEXT - 1,
+        frameon=False,
+        ncols=5,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        borderaxespad=0.2,
+    )
 
 
 def _bad(axes: Axes, found: Sequence[SiteSpread]) -> None:
@@ -142,7 +176,15 @@ def _bad(axes: Axes, found: Sequence[SiteSpread]) -> None:
     bad = [place for place, spread in enumerate(found) if spread.nonfinite]
     if bad:
         above = axes.get_xaxis_transform()
-        axes.scatter(bad, [0.97] * len(bad), marker="x", color=_WARM, transform=above, label="has NaN or Inf", zorder=3)
+        axes.scatter(
+            bad,
+            [0.97] * len(bad),
+            marker="x",
+            color=_WARM,
+            transform=above,
+            label="has NaN or Inf",
+            zorder=3,
+        )
 
 
 def _zeros(axes: Axes, found: Sequence[SiteSpread]) -> None:
@@ -161,7 +203,9 @@ def _zeros(axes: Axes, found: Sequence[SiteSpread]) -> None:
 def _ridges(panels: Sequence[tuple[str, list[SiteSpread]]]) -> Drawing:
     most = max(len(found) for _, found in panels)
     figure = Drawing(min(0.34 * most + 1.2, 24))
-    for axes, (unit, found) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    for axes, (unit, found) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+    ):
         _ridge(axes, unit, found)
     return figure
 
@@ -174,7 +218,9 @@ def _ridge(axes: Axes, unit: str, found: Sequence[SiteSpread]) -> None:
         counts = torch.histc(spread.magnitudes.log10().float(), _BINS, low, high)
         curve = line + 1.5 * counts / max(float(counts.max()), 1.0)
         bins = torch.logspace(low, high, _BINS)
-        axes.fill_between(shown(bins), line, shown(curve), color=_BANDS[1][2], lw=0, zorder=place + 1)
+        axes.fill_between(
+            shown(bins), line, shown(curve), color=_BANDS[1][2], lw=0, zorder=place + 1
+        )
         axes.plot(shown(bins), shown(curve), color="white", lw=1.6, zorder=place + 1)
         axes.plot(shown(bins), shown(curve), color=ACCENT, lw=0.9, zorder=place + 1)
     axes.set_xscale("log")

@@ -124,11 +124,21 @@ def _own(node: HeldNode, path: str = "") -> Iterator[tuple[str, int]]:
             yield from _own(inner, f"{path}.{inner.label}".lstrip("."))
 
 
-def _at_peak(axes: Axes, holders: Sequence[tuple[str, int]], peak: int, divisor: float, unit: str) -> None:
+def _at_peak(
+    axes: Axes, holders: Sequence[tuple[str, int]], peak: int, divisor: float, unit: str
+) -> None:
     places = range(len(holders))
-    axes.barh(places, [size / divisor for _, size in holders], color=ACCENT, alpha=0.75, height=0.65)
-    axes.set_yticks(places, [plain(cut(name, _LONGEST_NAME)) for name, _ in holders], fontsize=TEXT - 1)
+    axes.barh(
+        places, [size / divisor for _, size in holders], color=ACCENT, alpha=0.75, height=0.65
+    )
+    axes.set_yticks(
+        places, [plain(cut(name, _LONGEST_NAME)) for name, _ in holders], fontsize=TEXT - 1
+    )
     axes.invert_yaxis()
     rest = peak - sum(size for _, size in holders)
-    dress(axes, "at the peak, by module", x=f"{unit}" + (f"; {sized(rest)} in others" if rest > 0 else ""))
+    dress(
+        axes,
+        "at the peak, by module",
+        x=f"{unit}" + (f"; {sized(rest)} in others" if rest > 0 else ""),
+    )
     axes.tick_params(axis="y", length=0)

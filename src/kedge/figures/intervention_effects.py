@@ -72,7 +72,12 @@ def effects(
         rows, values = list(dict.fromkeys(row.site for row in values.rows)), values.effects
     table = host(values)
     table = table[:, None] if table.dim() == 1 else table
-    if table.dim() != 2 or len(rows) != len(table) or (columns and len(columns) != table.shape[1]) or not table.numel():
+    if (
+        table.dim() != 2
+        or len(rows) != len(table)
+        or (columns and len(columns) != table.shape[1])
+        or not table.numel()
+    ):
         raise CannotDraw(
             f"effects(...) got {describe(values)} with {len(rows)} rows' and {len(columns)} columns' names; it takes "
             "[sites] or [sites, positions] and a name for each"
@@ -85,11 +90,15 @@ def effects(
     figure = Drawing(min(0.27 * height + 1.1, 24), min(3.0 + 0.55 * width, WIDTH))
     axes = figure.subplots()
     colour_map = TWO_SIGNS if signed else ONE_SIGN
-    image = axes.imshow(shown(table), cmap=colour_map, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
+    image = axes.imshow(
+        shown(table), cmap=colour_map, vmin=low, vmax=high, aspect="auto", interpolation="nearest"
+    )
     axes.set_facecolor(NOTHING)
     dress(axes, title)
     axes.set_yticks(range(height), [plain(row) for row in rows], fontsize=TEXT - 1)
-    axes.set_xticks(range(width) if columns else [], [plain(column) for column in columns], fontsize=TEXT - 1)
+    axes.set_xticks(
+        range(width) if columns else [], [plain(column) for column in columns], fontsize=TEXT - 1
+    )
     if columns and max(len(str(column)) for column in columns) * width > 80:
         axes.tick_params(axis="x", labelrotation=90)
     axes.tick_params(length=0)

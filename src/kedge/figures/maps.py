@@ -8,7 +8,17 @@ from typing import Any, Literal
 from torch import Tensor
 
 from kedge.errors import CannotDraw
-from kedge.figures.canvas import ONE_SIGN, TWO_SIGNS, WIDTH, Drawing, bare, colours, host, plain, shown
+from kedge.figures.canvas import (
+    ONE_SIGN,
+    TWO_SIGNS,
+    WIDTH,
+    Drawing,
+    bare,
+    colours,
+    host,
+    plain,
+    shown,
+)
 from kedge.sites.leaves import describe
 
 _COLUMNS = 8
@@ -49,7 +59,11 @@ def feature_maps(
             'or "index", and scale "shared" or "own"'
         )
     strength = maps.abs().flatten(1).mean(1)
-    chosen = strength.argsort(descending=True, stable=True)[:most] if order == "strength" else range(len(maps))[:most]
+    chosen = (
+        strength.argsort(descending=True, stable=True)[:most]
+        if order == "strength"
+        else range(len(maps))[:most]
+    )
     drawn = [int(channel) for channel in chosen]
     signed = bool((maps < 0).any())
     figure = Drawing(_height(maps, len(drawn)))
@@ -57,16 +71,24 @@ def feature_maps(
     image: Any = None
     for axes, channel in zip(grid.flat, drawn, strict=False):
         low, high = _range(maps[channel] if scale == "own" else maps[drawn], signed=signed)
-        image = axes.imshow(shown(maps[channel]), cmap=TWO_SIGNS if signed else ONE_SIGN, vmin=low, vmax=high)
+        image = axes.imshow(
+            shown(maps[channel]), cmap=TWO_SIGNS if signed else ONE_SIGN, vmin=low, vmax=high
+        )
         bare(axes, f"{channel}" if scale == "shared" else f"{channel}: to {high:.2g}")
     for axes in grid.flat[len(drawn) :]:
         axes.set_visible(False)
     if scale == "shared":
         colours(figure, image, list(grid.flat), "activation")
     chosen_by = "strongest first, by mean magnitude" if order == "strength" else "by index"
-    ranges = "one range of colours for all" if scale == "shared" else "each with its own range of colours"
+    ranges = (
+        "one range of colours for all"
+        if scale == "shared"
+        else "each with its own range of colours"
+    )
     subtitle = f"{len(drawn)} of {len(maps)} channels, {chosen_by}; {ranges}"
-    figure.suptitle(f"{plain(title)}\n{subtitle}" if title else subtitle, fontsize=10, x=0.01, ha="left")
+    figure.suptitle(
+        f"{plain(title)}\n{subtitle}" if title else subtitle, fontsize=10, x=0.01, ha="left"
+    )
     return figure
 
 

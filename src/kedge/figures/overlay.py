@@ -10,7 +10,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from kedge.errors import CannotDraw
-from kedge.figures.canvas import ONE_SIGN, TWO_SIGNS, WIDTH, Drawing, bare, colours, host, plain, shown
+from kedge.figures.canvas import (
+    ONE_SIGN,
+    TWO_SIGNS,
+    WIDTH,
+    Drawing,
+    bare,
+    colours,
+    host,
+    plain,
+    shown,
+)
 from kedge.sites.leaves import describe
 
 _COVER = 0.85
@@ -46,7 +56,9 @@ def attributions(
         >>> figure = figures.attributions(maps, images)
     """
     if how not in ("beside", "over") or (isinstance(maps, Mapping) and not maps):
-        raise CannotDraw(f'attributions(...) needs at least one map, and how="beside" or "over"; got how={how!r}')
+        raise CannotDraw(
+            f'attributions(...) needs at least one map, and how="beside" or "over"; got how={how!r}'
+        )
     pictures = _images(images)
     given = maps if isinstance(maps, Mapping) else {"": maps}
     named = {name: _maps(value, len(pictures)) for name, value in given.items()}
@@ -54,7 +66,9 @@ def attributions(
     beside = how == "beside"
     columns, (height, width) = len(named) + beside, pictures.shape[1:3]
     each = min((WIDTH - 1.45) / columns, 1.9)  # the rest is for the colour bar and its label
-    figure = Drawing(min(each * height / width + 0.2, 4) * len(pictures) + 0.4, min(WIDTH, each * columns + 1.5))
+    figure = Drawing(
+        min(each * height / width + 0.2, 4) * len(pictures) + 0.4, min(WIDTH, each * columns + 1.5)
+    )
     grid = figure.subplots(len(pictures), columns, squeeze=False)
     image: Any = None
     for row, picture in enumerate(pictures):
@@ -78,13 +92,23 @@ def _draw(axes: Any, found: Tensor, picture: Tensor, *, over: bool, signed: bool
     relative = found / ((float(finite.abs().max()) if finite.numel() else 0.0) or 1.0)
     relative[~found.isfinite()] = nan
     height, width = picture.shape[:2]
-    style = {"cmap": TWO_SIGNS if signed else ONE_SIGN, "vmin": -1.0 if signed else 0.0, "vmax": 1.0}
+    style = {
+        "cmap": TWO_SIGNS if signed else ONE_SIGN,
+        "vmin": -1.0 if signed else 0.0,
+        "vmax": 1.0,
+    }
     if not over:
-        return axes.imshow(shown(relative), extent=(0, width, height, 0), interpolation="nearest", **style)
-    fitted = functional.interpolate(relative[None, None], (height, width), mode="bilinear", align_corners=False)[0, 0]
+        return axes.imshow(
+            shown(relative), extent=(0, width, height, 0), interpolation="nearest", **style
+        )
+    fitted = functional.interpolate(
+        relative[None, None], (height, width), mode="bilinear", align_corners=False
+    )[0, 0]
     grey = picture if picture.dim() == 2 else picture.mean(-1)
     axes.imshow(shown(grey), cmap="gray", vmin=-0.2, vmax=1.2)
-    return axes.imshow(shown(fitted), alpha=shown(fitted.abs().clamp(0, 1).nan_to_num() * _COVER), **style)
+    return axes.imshow(
+        shown(fitted), alpha=shown(fitted.abs().clamp(0, 1).nan_to_num() * _COVER), **style
+    )
 
 
 def _images(images: Any) -> Tensor:

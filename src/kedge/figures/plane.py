@@ -9,7 +9,18 @@ import torch
 from torch import Tensor
 
 from kedge.errors import CannotDraw
-from kedge.figures.canvas import ACCENT, CLASSES, MARKERS, TEXT, Axes, Drawing, dress, host, plain, shown
+from kedge.figures.canvas import (
+    ACCENT,
+    CLASSES,
+    MARKERS,
+    TEXT,
+    Axes,
+    Drawing,
+    dress,
+    host,
+    plain,
+    shown,
+)
 from kedge.sites.leaves import describe
 
 _LINES = 22
@@ -38,7 +49,9 @@ def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
     """
     table = host(features).double()
     if table.dim() < 2 or len(table) < 2 or not table.numel():
-        raise CannotDraw(f"principal components need at least 2 samples, [n, ...], and got {describe(features)}")
+        raise CannotDraw(
+            f"principal components need at least 2 samples, [n, ...], and got {describe(features)}"
+        )
     table = table.flatten(1)
     if not bool(table.isfinite().all()):
         rows = (~table.isfinite().all(1)).nonzero().flatten().tolist()
@@ -54,10 +67,14 @@ def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
     variance = (sizes / sizes.max().clamp_min(torch.finfo(sizes.dtype).tiny)).square()
     share = variance[:components] / variance.sum().clamp_min(torch.finfo(variance.dtype).tiny)
     missing = components - len(directions)
-    return torch.nn.functional.pad(centred @ directions.T, (0, missing)), torch.nn.functional.pad(share, (0, missing))
+    return torch.nn.functional.pad(centred @ directions.T, (0, missing)), torch.nn.functional.pad(
+        share, (0, missing)
+    )
 
 
-def scatter(features: Any, labels: Any = None, *, names: Sequence[str] = (), title: str = "") -> Drawing:
+def scatter(
+    features: Any, labels: Any = None, *, names: Sequence[str] = (), title: str = ""
+) -> Drawing:
     """Draw samples in the plane of the first two principal components of their features.
 
     Args:
@@ -86,14 +103,26 @@ def scatter(features: Any, labels: Any = None, *, names: Sequence[str] = (), tit
         found = classes.unique().tolist()
         for number, label in enumerate(found):
             name = plain(names[label] if 0 <= label < len(names) else label)
-            name = f"\u200b{name}" if name.startswith("_") else name  # a legend leaves out names that begin with _
+            name = (
+                f"\u200b{name}" if name.startswith("_") else name
+            )  # a legend leaves out names that begin with _
             some, marker = points[classes == label], MARKERS[number % len(MARKERS)]
             colour = CLASSES[number % len(CLASSES)]
             axes.scatter(
-                shown(some[:, 0]), shown(some[:, 1]), s=size, c=colour, marker=marker, lw=0, alpha=0.75, label=name
+                shown(some[:, 0]),
+                shown(some[:, 1]),
+                s=size,
+                c=colour,
+                marker=marker,
+                lw=0,
+                alpha=0.75,
+                label=name,
             )
         _legend(axes, len(found))
-    first, second = (f"principal component {i + 1} ({float(part):.1%} of variance)" for i, part in enumerate(share))
+    first, second = (
+        f"principal component {i + 1} ({float(part):.1%} of variance)"
+        for i, part in enumerate(share)
+    )
     dress(axes, title, first, second)
     axes.set_aspect("equal", adjustable="datalim")
     return figure

@@ -38,7 +38,9 @@ def told(what: str, then: str = "") -> Iterator[None]:
     except OSError as error:
         cause = error.strerror or str(error)
         advice = _ADVICE.get(error.errno or 0, "check the disk, or name another place")
-        raise RecordingError(f"cannot {what}: {cause}; {advice}" + (f"; {then}" if then else "")) from error
+        raise RecordingError(
+            f"cannot {what}: {cause}; {advice}" + (f"; {then}" if then else "")
+        ) from error
 
 
 def replace(path: Path, text: str) -> None:

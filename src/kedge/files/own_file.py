@@ -155,14 +155,22 @@ class OwnFile(OwnDescriptor):
 
     def _open_again(self) -> os.stat_result:
         try:
-            again = os.open(self.path, self._flags) if _place_of(os.stat(self.path)) == self._place else -1  # noqa: PTH116
+            again = (
+                os.open(self.path, self._flags)
+                if _place_of(os.stat(self.path)) == self._place
+                else -1
+            )  # noqa: PTH116
         except OSError:
             again = -1
         if again < 0:
-            raise DescriptorTaken(errno.EBADF, "the program has closed the file, which is no longer at its path")
+            raise DescriptorTaken(
+                errno.EBADF, "the program has closed the file, which is no longer at its path"
+            )
         if _place_of(os.fstat(again)) != self._place:
             os.close(again)
-            raise DescriptorTaken(errno.EBADF, "the program has closed the file, which was just replaced")
+            raise DescriptorTaken(
+                errno.EBADF, "the program has closed the file, which was just replaced"
+            )
         self._hold(again)
         self.opened_again(self)
         return os.fstat(self._number)

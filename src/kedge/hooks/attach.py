@@ -85,7 +85,11 @@ class Attachments:
     def __repr__(self) -> str:
         """The number of its hooks, and whether they are in place."""
         sites = {str(tap.site) for tap in self.taps}
-        state = "ended" if self.ended else f"{counted(len(self.taps), 'action')} at {counted(len(sites), 'site')}"
+        state = (
+            "ended"
+            if self.ended
+            else f"{counted(len(self.taps), 'action')} at {counted(len(sites), 'site')}"
+        )
         return f"<kedge.session: {state}>"
 
     def complain(self, warning: ActionDisabled) -> None:
@@ -98,7 +102,9 @@ class Attachments:
 
     def refresh_hooked(self) -> None:
         """Have the hooked models compile again, after code was compiled while the hooks were out."""
-        models = [model for target in self.targets.values() if (model := target.model()) is not None]
+        models = [
+            model for target in self.targets.values() if (model := target.model()) is not None
+        ]
         if self.finder is not None:
             self.refresh()
         elif models:
@@ -126,10 +132,18 @@ class Attachments:
             elif isinstance(target, (Node, GradientEdge)):
                 place_node(self, target, selector, spec)
             elif isinstance(target, (Tensor, Mapping)):
-                named = {name_of_argument("hook", "target", target): target} if isinstance(target, Tensor) else target
+                named = (
+                    {name_of_argument("hook", "target", target): target}
+                    if isinstance(target, Tensor)
+                    else target
+                )
                 self._attach_tensors(named, selector, spec)
             else:
-                advice = "; selectors without a model are a text or a list of texts" if selects(target) else ""
+                advice = (
+                    "; selectors without a model are a text or a list of texts"
+                    if selects(target)
+                    else ""
+                )
                 raise NoSiteMatched(
                     f"cannot hook {not_a_model(target)}; a target is a module, kedge.everywhere, a tensor, a dict of named "
                     f"tensors or an autograd node{advice}"
@@ -174,7 +188,11 @@ class Attachments:
 
     def unmatched(self, taps: Iterable[Tap]) -> list[tuple[Site, Cause]]:
         """Return the patterns that matched no module of any model, of the hook with these taps, or of all hooks."""
-        return [] if self.finder is None else self.finder.unmatched(None if taps is self.taps else taps)
+        return (
+            []
+            if self.finder is None
+            else self.finder.unmatched(None if taps is self.taps else taps)
+        )
 
     def _attach_block(self, selector: Selector, spec: Spec) -> None:
         if self.block is None:
@@ -182,8 +200,12 @@ class Attachments:
             self.block = BlockSaves(self)
         self.block.place(selector, spec)
 
-    def _attach_tensors(self, named: Mapping[str, Any], selector: Selector | None, spec: Spec) -> None:
-        if selector is not None and not any(means(t, name) for t in selector.terms for name in named):
+    def _attach_tensors(
+        self, named: Mapping[str, Any], selector: Selector | None, spec: Spec
+    ) -> None:
+        if selector is not None and not any(
+            means(t, name) for t in selector.terms for name in named
+        ):
             raise NoSiteMatched(f'"{selector}" matches none of the tensors {", ".join(named)}')
         for name, tensor in named.items():
             place_tensor(self, name, tensor, selector, spec)
@@ -265,14 +287,29 @@ def refresh(*models: nn.Module) -> None:
 
 def _check_order(target: Any, what: tuple[Any, ...]) -> None:
     """Refuse a path and then the model that has it: a module is a valid action, so this would hook every model with it."""
-    if isinstance(target, str) and what and isinstance(what[0], nn.Module) and target in dict(what[0].named_modules()):
+    if (
+        isinstance(target, str)
+        and what
+        and isinstance(what[0], nn.Module)
+        and target in dict(what[0].named_modules())
+    ):
         raise WrongCall(f'the model comes before the selector: hook(model, "{target}", action)')
     if isinstance(target, (list, tuple)) and any(isinstance(one, nn.Module) for one in target):
         raise WrongCall(f"cannot hook {not_a_model(target)}")
-    if isinstance(target, nn.Module) and len(what) > 1 and isinstance(what[0], (nn.Module, nn.Parameter)):
-        named = {id(each): path for path, each in (*target.named_modules(), *target.named_parameters())}
-        path = named.get(id(what[0]), "layer4") + (":param.grad" if isinstance(what[0], nn.Parameter) else "")
-        raise WrongCall(f'{described(what[0])} is not a selector; name it by its path: hook(model, "{path}", action)')
+    if (
+        isinstance(target, nn.Module)
+        and len(what) > 1
+        and isinstance(what[0], (nn.Module, nn.Parameter))
+    ):
+        named = {
+            id(each): path for path, each in (*target.named_modules(), *target.named_parameters())
+        }
+        path = named.get(id(what[0]), "layer4") + (
+            ":param.grad" if isinstance(what[0], nn.Parameter) else ""
+        )
+        raise WrongCall(
+            f'{described(what[0])} is not a selector; name it by its path: hook(model, "{path}", action)'
+        )
 
 
 def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
@@ -286,10 +323,14 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
     selector = Selector(what[0]) if what and selects(what[0]) else None
     actions = what if selector is None else what[1:]
     if not actions:
-        raise WrongCall('no action given; hook(model, "layer4", kedge.record()) takes at least one after the selector')
+        raise WrongCall(
+            'no action given; hook(model, "layer4", kedge.record()) takes at least one after the selector'
+        )
     for action in actions:
         if is_schedule(action):
-            raise WrongCall(f"{action!r} is a schedule and not an action; pass it as when=kedge.{action!r}")
+            raise WrongCall(
+                f"{action!r} is a schedule and not an action; pass it as when=kedge.{action!r}"
+            )
         if not callable(action) and not hasattr(action, "bind"):
             advice = f'; a path is a text: "{action}"' if isinstance(action, int) else ""
             advice = (
@@ -301,7 +342,9 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
                 f"{described(action)} is not an action: it cannot be called; the order is target, selector, actions{advice}"
             )
         ours = inspect.isfunction(action) and action.__module__.startswith("kedge.actions.")
-        if ours and action.__annotations__.get("return") != "bool":  # which is a condition of `error_if`
+        if (
+            ours and action.__annotations__.get("return") != "bool"
+        ):  # which is a condition of `error_if`
             raise ActionArity(
                 f"kedge.{action.__name__} makes actions and is not one: call it, as in kedge.{action.__name__}(...)"
             )
@@ -310,12 +353,18 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
 
 def _of_model(selector: Selector | None) -> Selector:
     if selector is None:
-        raise SelectorError('a model needs a selector: hook(model, "layer4", action); "**:out" selects everything')
+        raise SelectorError(
+            'a model needs a selector: hook(model, "layer4", action); "**:out" selects everything'
+        )
     return selector
 
 
 def _check_grads(selector: Selector, places: tuple[SitePlace, ...]) -> None:
-    frozen = [p for p in places if p.param is not None and p.site.kind != "param" and not p.param.requires_grad]
+    frozen = [
+        p
+        for p in places
+        if p.param is not None and p.site.kind != "param" and not p.param.requires_grad
+    ]
     if places and len(frozen) == len(places):
         raise NoSuchKind(
             f'"{selector}": {_names(frozen)} requires no grad, so there is no gradient; call requires_grad_() first'

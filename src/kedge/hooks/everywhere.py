@@ -141,12 +141,16 @@ class HookEverywhere:
         """Note that a model has parameters without a shape, which its first forward gives them."""
         for term in self.selector.terms:
             if not term.excluded:
-                self.missing.setdefault(term, "its parameters had no shape before its first forward; call it again")
+                self.missing.setdefault(
+                    term, "its parameters had no shape before its first forward; call it again"
+                )
 
 
 def _unnamed(place: SitePlace) -> Site:
     """Return the site of a place without the path of its module."""
-    return replace(place.site, path="" if place.param is None else place.site.path.rpartition(".")[2])
+    return replace(
+        place.site, path="" if place.param is None else place.site.path.rpartition(".")[2]
+    )
 
 
 class FoundRoot:
@@ -159,7 +163,9 @@ class FoundRoot:
         taps: All taps on it.
     """
 
-    def __init__(self, owner: RootOwner, model: nn.Module, name: str, earlier: Sequence[FoundRoot]) -> None:
+    def __init__(
+        self, owner: RootOwner, model: nn.Module, name: str, earlier: Sequence[FoundRoot]
+    ) -> None:
         self.owner, self.name, self.earlier = owner, name, earlier
         self._model = weakref.ref(model)
         self._hooks: list[HookEverywhere] = []
@@ -185,7 +191,9 @@ class FoundRoot:
         finally:
             installed.cleanup = outer
 
-    def attach(self, hook: HookEverywhere, model: nn.Module, new: Collection[int], past: FoundRoot | None) -> bool:
+    def attach(
+        self, hook: HookEverywhere, model: nn.Module, new: Collection[int], past: FoundRoot | None
+    ) -> bool:
         """Attach a hook, with all its taps or none; to the new modules alone, if the model had it before.
 
         Args:
@@ -278,7 +286,9 @@ class RootFinder:
         """
         for term in selector.terms:
             if term.kind in TENSOR_KINDS + NODE_KINDS:
-                raise NoSuchKind(f'"{term}": :{term.kind} belongs to tensors and nodes; hook(tensor, ...) takes them')
+                raise NoSuchKind(
+                    f'"{term}": :{term.kind} belongs to tensors and nodes; hook(tensor, ...) takes them'
+                )
         for action in spec.actions:
             if not isinstance(action, Bindable):
                 as_act(action)
@@ -287,9 +297,13 @@ class RootFinder:
             for term in selector.terms:
                 if not term.excluded:
                     action.check(_pattern(term))
-        self._hooks.append(HookEverywhere(selector, spec, {t: "" for t in selector.terms if not t.excluded}))
+        self._hooks.append(
+            HookEverywhere(selector, spec, {t: "" for t in selector.terms if not t.excluded})
+        )
         self.owner.installed.on_failure(self.forget, spec.taps)
-        self._again = {id(model): root for root in self._roots if (model := root.module()) is not None}
+        self._again = {
+            id(model): root for root in self._roots if (model := root.module()) is not None
+        }
 
     def forget(self, taps: list[Tap]) -> None:
         """Attach the hook of these taps to no further model."""
@@ -307,7 +321,8 @@ class RootFinder:
         if not self._called and self._scripted:
             scripted = ", ".join(self._scripted)
             return Cause(
-                f"only scripted modules were called, which run without Python: {scripted}", "hook before scripting"
+                f"only scripted modules were called, which run without Python: {scripted}",
+                "hook before scripting",
             )
         if not self._called:
             return Cause(
@@ -315,9 +330,12 @@ class RootFinder:
                 "call one inside the block, as model(x): model.forward(x) calls no hook, nor does code compiled as a whole",
             )
         names = list(self._called)
-        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        shown = ", ".join(names[:_SHOWN]) + (
+            f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        )
         return Cause(
-            f"no model that was called has it: {shown}", f"of the last one: {why}" if why else "call the model again"
+            f"no model that was called has it: {shown}",
+            f"of the last one: {why}" if why else "call the model again",
         )
 
     def __call__(self, module: nn.Module, args: Any) -> Any:
@@ -326,7 +344,9 @@ class RootFinder:
             return None
         if module in self._seen and not (self._busy or self._again):
             return None
-        with self._lock:  # for which a thread waits that calls a model while another attaches the hooks to it
+        with (
+            self._lock
+        ):  # for which a thread waits that calls a model while another attaches the hooks to it
             known = set(before_forward(module))
             self._busy = True
             try:
@@ -352,7 +372,9 @@ class RootFinder:
         whole = _holder(model)
         new = {id(m) for m in whole.modules() if m not in self._seen}
         self._release_gone()
-        root = next((known for known in self._roots if known.module() is whole), None) or self._add(whole, new)
+        root = next((known for known in self._roots if known.module() is whole), None) or self._add(
+            whole, new
+        )
         root.target.compiled = root.target.compiled or dynamo.compiles(module)
         root.target.kinds = {n: weakref.ref(type(m)) for n, m in named_modules(whole).items()}
         self._seen.add(whole.modules())
@@ -363,7 +385,11 @@ class RootFinder:
         name = free_name(type(model).__name__, {root.name for root in self._roots})
         known = {id(m) for m in model.modules()}.difference(new)
         whole = [(root, root.module()) for root in self._roots] if known else []
-        earlier = [root for root, m in whole if m is not None and not known.isdisjoint(map(id, m.modules()))]
+        earlier = [
+            root
+            for root, m in whole
+            if m is not None and not known.isdisjoint(map(id, m.modules()))
+        ]
         root = FoundRoot(self.owner, model, name, earlier)
         self._called[name] = None
         self._roots.append(root)
@@ -383,7 +409,14 @@ class RootFinder:
         if not all(attached):
             self._again[id(model)] = root
 
-    def _begin(self, module: nn.Module, args: Any, known: Collection[int], root: FoundRoot, frame: FrameType) -> Any:
+    def _begin(
+        self,
+        module: nn.Module,
+        args: Any,
+        known: Collection[int],
+        root: FoundRoot,
+        frame: FrameType,
+    ) -> Any:
         """Run the forward-pre hooks that are new, in PyTorch's way; returns the arguments by position if they changed."""
         given = args
         by_name: dict[str, Any] = (given_to(module) or (args, {}))[1]
@@ -394,8 +427,12 @@ class RootFinder:
             else:
                 hook(module, args)
             if hook is root.target.begin:
-                root.target.passes.here.frame = frame  # as if it had called the hook, for a model that calls itself
-        if kwargs is not by_name:  # PyTorch's own dict for this call, which a global hook cannot return
+                root.target.passes.here.frame = (
+                    frame  # as if it had called the hook, for a model that calls itself
+                )
+        if (
+            kwargs is not by_name
+        ):  # PyTorch's own dict for this call, which a global hook cannot return
             by_name.clear()
             by_name.update(kwargs)
         return None if args is given else args

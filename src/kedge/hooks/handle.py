@@ -57,7 +57,9 @@ class Hooked(RecordedValues[V_co]):
         """The actions' own notebook output, such as statistics; the ledger if they have none."""
         tables = [table.html() for table in self._tables()]
         own = [action for action in self.actions if not isinstance(action, Listed)]
-        shows = [show() for action in own if (show := getattr(action, "_repr_html_", None)) is not None]
+        shows = [
+            show() for action in own if (show := getattr(action, "_repr_html_", None)) is not None
+        ]
         return "".join([*tables, *shows]) or self.ledger()._repr_html_()
 
     def _heading(self) -> str:
@@ -90,7 +92,10 @@ class Hooked(RecordedValues[V_co]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
     ) -> None:
         """Remove the hook."""
         if self.end is not None:

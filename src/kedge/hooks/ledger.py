@@ -50,7 +50,9 @@ class LedgerEntry:
 class Ledger(notebook.Printed):
     """How often each site of a session fired, or why it did not."""
 
-    def __init__(self, entries: Iterable[LedgerEntry], leaves: Mapping[Site, Cause] | None = None) -> None:
+    def __init__(
+        self, entries: Iterable[LedgerEntry], leaves: Mapping[Site, Cause] | None = None
+    ) -> None:
         self.entries = tuple(entries)
         self._leaves = leaves or {}  # of sites that fired: why one of their leaves would not have
 
@@ -64,7 +66,9 @@ class Ledger(notebook.Printed):
         with explaining_many(session):
             for (_, site), group in by_site.items():
                 fired = max(t.fired for t in group)
-                entries.append(LedgerEntry(site, fired, None if fired else explain(group[0], session)))
+                entries.append(
+                    LedgerEntry(site, fired, None if fired else explain(group[0], session))
+                )
                 found = explain_leaves(group[0], session) if fired else {}
                 leaves.update({replace(site, leaf=leaf): cause for leaf, cause in found.items()})
         entries += [LedgerEntry(site, 0, cause) for site, cause in session.unmatched(taps)]
@@ -94,14 +98,25 @@ class Ledger(notebook.Printed):
         width = max(len(str(e.site)) for e in self.entries)
         lines = []
         for e in self.entries:
-            what = f"fired {counted(e.fired, 'time')}" if e.cause is None else f"never fired: {e.cause.why}"
+            what = (
+                f"fired {counted(e.fired, 'time')}"
+                if e.cause is None
+                else f"never fired: {e.cause.why}"
+            )
             lines.append(f"{e.site!s:{width}}  {what}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """The table for a notebook, with the causes and remedies of sites that never fired; alike blocks share a line."""
-        rows = [(one.name, f"{one.members[0].fired:,}", _causes(one)) for one in _FOLDING.shown(self.entries)]
-        return notebook.table(("site", "fired", "cause"), rows, align="mrl") if rows else notebook.paragraph(str(self))
+        rows = [
+            (one.name, f"{one.members[0].fired:,}", _causes(one))
+            for one in _FOLDING.shown(self.entries)
+        ]
+        return (
+            notebook.table(("site", "fired", "cause"), rows, align="mrl")
+            if rows
+            else notebook.paragraph(str(self))
+        )
 
     def silent(self) -> str:
         """The sites that never fired, grouped by cause, as a message; empty if all did.
@@ -111,7 +126,9 @@ class Ledger(notebook.Printed):
         groups: dict[Cause, list[str]] = {}
         fired = {(e.site.kind, e.site.op) for e in self.entries if e.fired}
         for e in self.entries:
-            if e.cause is not None and not (isinstance(e.cause, ExpectedSilence) and (e.site.kind, e.site.op) in fired):
+            if e.cause is not None and not (
+                isinstance(e.cause, ExpectedSilence) and (e.site.kind, e.site.op) in fired
+            ):
                 groups.setdefault(e.cause, []).append(str(e.site))
         if not groups:
             return ""
@@ -125,12 +142,17 @@ class Ledger(notebook.Printed):
     def why(self, name: str) -> str:
         """Return why nothing was recorded under a name, as far as the ledger knows."""
         term = parse(name)[0]
-        here = [e for e in self.entries if e.site.path == term.literal and (e.site.op is None) == (term.op is None)]
+        here = [
+            e
+            for e in self.entries
+            if e.site.path == term.literal and (e.site.op is None) == (term.op is None)
+        ]
         causes = [str(e) for e in here if e.cause is not None]
         causes += [
             str(LedgerEntry(site, 0, cause))
             for site, cause in self._leaves.items()
-            if (site.path, site.kind, site.leaf, site.op) == (term.literal, term.kind, term.leaf, term.op)
+            if (site.path, site.kind, site.leaf, site.op)
+            == (term.literal, term.kind, term.leaf, term.op)
         ]
         if causes:
             return "; ".join(causes)
@@ -189,14 +211,19 @@ class Timeline(notebook.Printed):
             return _SILENT
         rows = [_COLUMNS, *self._rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
         return "\n".join([*lines, *([_LAST] if len(self) == MOST_FIRINGS else [])])
 
     def _repr_html_(self) -> str:
         """The firings for a notebook."""
         if not self.entries:
             return notebook.paragraph(_SILENT)
-        return notebook.table(_COLUMNS, self._rows(), align="rlrmm", note=_LAST if len(self) == MOST_FIRINGS else "")
+        return notebook.table(
+            _COLUMNS, self._rows(), align="rlrmm", note=_LAST if len(self) == MOST_FIRINGS else ""
+        )
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [

@@ -49,7 +49,9 @@ def in_block(session: S) -> S:
     return session
 
 
-def taps_on(model: nn.Module, sites: Collection[Site] | None = None) -> list[tuple[OpenSession, list[Tap]]]:
+def taps_on(
+    model: nn.Module, sites: Collection[Site] | None = None
+) -> list[tuple[OpenSession, list[Tap]]]:
     """Return the open sessions with hooks on a model, each with its actions there.
 
     Args:
@@ -57,7 +59,9 @@ def taps_on(model: nn.Module, sites: Collection[Site] | None = None) -> list[tup
         sites: The only sites that matter; None for all.
     """
     model = dynamo.unwrap(model)
-    found = ((session, _taps(session, model, sites)) for session in list(_OPEN) if not session.ended)
+    found = (
+        (session, _taps(session, model, sites)) for session in list(_OPEN) if not session.ended
+    )
     return [(session, taps) for session, taps in found if taps]
 
 
@@ -65,7 +69,9 @@ def _taps(session: OpenSession, model: nn.Module, sites: Collection[Site] | None
     target = session.targets.get(id(model))
     if target is None or target.model() is not model:
         return []
-    taps = [tap for tap in session.taps if tap.gate is not None and (sites is None or tap.site in sites)]
+    taps = [
+        tap for tap in session.taps if tap.gate is not None and (sites is None or tap.site in sites)
+    ]
     return [tap for tap in taps if target.module_of(tap.gate) is not None]
 
 
@@ -73,7 +79,9 @@ def warn_of_repeated(session: OpenSession, target: Any, new: Sequence[Tap]) -> N
     """Warn if the same action stands at the same site of a model already, in another session that no block ends."""
     if not _OPEN or not isinstance(target, nn.Module):
         return
-    others = [taps for other, taps in taps_on(target, {tap.site for tap in new}) if other is not session]
+    others = [
+        taps for other, taps in taps_on(target, {tap.site for tap in new}) if other is not session
+    ]
     made = {_key(tap): tap for tap in new} if others else {}
     before: Counter[Any] = Counter()
     for taps in others:
@@ -94,7 +102,11 @@ def warn_of_repeated(session: OpenSession, target: Any, new: Sequence[Tap]) -> N
 
 def _key(tap: Tap) -> Any:
     action = tap.action
-    own = _sameness(action) if isinstance(action, (FunctionType, MethodType, nn.Module)) else _parts(action, _DEPTH)
+    own = (
+        _sameness(action)
+        if isinstance(action, (FunctionType, MethodType, nn.Module))
+        else _parts(action, _DEPTH)
+    )
     return tap.site, tap.label, own, _sameness(tap.when)
 
 
@@ -121,4 +133,8 @@ def _sameness(held: Any, depth: int = _DEPTH) -> Any:
 def _parts(action: Any, depth: int) -> Any:
     """Return keys of the functions and tensors that an action object holds, which its name leaves out."""
     held = getattr(action, "__dict__", {}).values()
-    return tuple(_sameness(each, depth) for each in held if isinstance(each, (FunctionType, MethodType, Tensor)))
+    return tuple(
+        _sameness(each, depth)
+        for each in held
+        if isinstance(each, (FunctionType, MethodType, Tensor))
+    )

@@ -36,7 +36,18 @@ _VIEWS = frozenset(
             "narrow",
             "permute",
         ),
-        *("reshape", "select", "split", "squeeze", "swapaxes", "t", "to", "transpose", "unbind", "unflatten"),
+        *(
+            "reshape",
+            "select",
+            "split",
+            "squeeze",
+            "swapaxes",
+            "t",
+            "to",
+            "transpose",
+            "unbind",
+            "unflatten",
+        ),
         *("unsqueeze", "view", "view_as"),
     )
 )
@@ -101,7 +112,9 @@ class _Reader(ast.NodeVisitor):
             if isinstance(node, ast.FunctionDef):
                 for argument in node.args.args[1:]:
                     self._origins[argument.arg] = {_ARGUMENTS}
-                for _ in range(2):  # a write in a loop may come before the line that makes the value
+                for _ in range(
+                    2
+                ):  # a write in a loop may come before the line that makes the value
                     for statement in node.body:
                         self.visit(statement)
 

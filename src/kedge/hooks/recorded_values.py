@@ -84,7 +84,9 @@ class ChosenValues(NamedValues[_V]):
             NotRecorded: If there is none.
         """
         if name not in self._values:
-            raise NotRecorded(f"{name!r} is not among the selected values{_nearest(name, self.names())}")
+            raise NotRecorded(
+                f"{name!r} is not among the selected values{_nearest(name, self.names())}"
+            )
         return self._values[name]
 
     def names(self) -> list[str]:
@@ -170,7 +172,9 @@ class RecordedValues(NamedValues[V_co]):
         action = self._action()
         if isinstance(action, Listed):
             return action.names()
-        return list(dict.fromkeys(short(tap.site) for tap in self.taps if action.records(str(tap.site))))
+        return list(
+            dict.fromkeys(short(tap.site) for tap in self.taps if action.records(str(tap.site)))
+        )
 
     def ledger(self) -> Ledger:
         """Return how often each of its sites fired, or why it did not."""
@@ -187,7 +191,10 @@ class RecordedValues(NamedValues[V_co]):
 
     def _chosen(self, selector: Selector, *, each: bool) -> ChosenValues[V_co]:
         """Return the selected values; with `each`, every term must select some."""
-        terms = ["!" * term.excluded + self._canonical(str(replace(term, excluded=False))) for term in selector.terms]
+        terms = [
+            "!" * term.excluded + self._canonical(str(replace(term, excluded=False)))
+            for term in selector.terms
+        ]
         kinds = {tap.site.kind for tap in self.taps}
         names, idle = matching(Selector(terms), self.names(), kinds, self._types)
         if not names or (each and idle):
@@ -196,7 +203,8 @@ class RecordedValues(NamedValues[V_co]):
             raise NotRecorded(f'nothing was recorded under "{wanted}"; the names are {there}')
         action = self._action()
         return ChosenValues(
-            {name: self[name] for name in names}, action.table(names) if isinstance(action, Listed) else None
+            {name: self[name] for name in names},
+            action.table(names) if isinstance(action, Listed) else None,
         )
 
     def _types(self) -> Callable[[str], tuple[str, ...]]:
@@ -241,7 +249,9 @@ class RecordedValues(NamedValues[V_co]):
             return frozenset()
         known = self._known
         if known is None or known.count != len(taps) or known.last is not taps[-1]:
-            known = self._known = HookedPaths(len(taps), taps[-1], frozenset(tap.site.path for tap in taps))
+            known = self._known = HookedPaths(
+                len(taps), taps[-1], frozenset(tap.site.path for tap in taps)
+            )
         return known.paths
 
     def _canonical(self, name: str) -> str:
@@ -250,10 +260,16 @@ class RecordedValues(NamedValues[V_co]):
         path, paths = term.literal, self._paths()
         if path is not None and path not in paths:
             targets = self.session.targets.values()
-            path = next((first for first in (t.first_name(path) for t in targets) if first in paths), path)
+            path = next(
+                (first for first in (t.first_name(path) for t in targets) if first in paths), path
+            )
         leaf = term.leaf
         if leaf is not None and term.op is None and term.kind in ("in", "in.grad", "in.share"):
-            gates = (t.gate.canonical for t in self.taps if t.site.path == path and hasattr(t.gate, "canonical"))
+            gates = (
+                t.gate.canonical
+                for t in self.taps
+                if t.site.path == path and hasattr(t.gate, "canonical")
+            )
             leaf = next((rename(leaf) for rename in gates), leaf)
         if path is None or (path, leaf) == (term.literal, term.leaf):
             return name
@@ -279,7 +295,11 @@ class HookedPaths:
 def _is_single(text: str) -> bool:
     terms = parse(text)
     op = terms[0].op
-    return len(terms) == 1 and terms[0].literal is not None and (op is None or not set(op[0]) & set("*?["))
+    return (
+        len(terms) == 1
+        and terms[0].literal is not None
+        and (op is None or not set(op[0]) & set("*?["))
+    )
 
 
 def _nearest(name: object, names: list[str]) -> str:

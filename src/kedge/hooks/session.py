@@ -24,7 +24,9 @@ class Session(Attachments):
         on_error: What to do if an action fails: "raise" its error, or "warn" and switch the action off.
     """
 
-    def __init__(self, *, strict: bool = False, on_error: Literal["raise", "warn"] = "raise") -> None:
+    def __init__(
+        self, *, strict: bool = False, on_error: Literal["raise", "warn"] = "raise"
+    ) -> None:
         super().__init__(on_error)
         self.strict = strict
 
@@ -111,7 +113,10 @@ class Session(Attachments):
         return in_block(self)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
     ) -> None:
         self.end(quiet=kind is not None)
 

@@ -18,16 +18,31 @@ class HookSignature(Protocol):
     """``hook(target, selector, *actions)``; the last action decides what the handle's values are."""
 
     @overload
-    def __call__(self, target: Any, action: Readable[_V], /, *, when: Schedule | None = None) -> Hooked[_V]: ...
-
-    @overload
     def __call__(
-        self, target: Any, selector: object, action: Readable[_V], /, *, when: Schedule | None = None
+        self, target: Any, action: Readable[_V], /, *, when: Schedule | None = None
     ) -> Hooked[_V]: ...
 
     @overload
     def __call__(
-        self, target: Any, selector: object, edit: object, action: Readable[_V], /, *, when: Schedule | None = None
+        self,
+        target: Any,
+        selector: object,
+        action: Readable[_V],
+        /,
+        *,
+        when: Schedule | None = None,
+    ) -> Hooked[_V]: ...
+
+    @overload
+    def __call__(
+        self,
+        target: Any,
+        selector: object,
+        edit: object,
+        action: Readable[_V],
+        /,
+        *,
+        when: Schedule | None = None,
     ) -> Hooked[_V]: ...
 
     @overload
@@ -36,7 +51,9 @@ class HookSignature(Protocol):
 
 def typed(hook: Callable[..., Hooked[Any]]) -> HookSignature:
     """Return the function, which explains calls that do not fit; type checkers see the `HookSignature`."""
-    return called_as('kedge.hook(model, "layer4", kedge.record()), and when=kedge.every(10) for a schedule')(hook)
+    return called_as(
+        'kedge.hook(model, "layer4", kedge.record()), and when=kedge.every(10) for a schedule'
+    )(hook)
 
 
 def documented_like(other: Any) -> Callable[[_F], _F]:

@@ -128,7 +128,11 @@ class HookedModel:
         layout, name = ModelLayout(model), self._own_path(name)
         if name in layout.modules:
             return self.passes.label(layout.first[id(layout.modules[name])])
-        return self.passes.label(layout.first_param[id(layout.params[name])]) if name in layout.params else None
+        return (
+            self.passes.label(layout.first_param[id(layout.params[name])])
+            if name in layout.params
+            else None
+        )
 
     def module_of(self, gate: Any) -> nn.Module | None:
         """Return the module of a gate, the owner of a parameter's; None if the gate is not the model's."""
@@ -151,7 +155,9 @@ class HookedModel:
 
     def knows(self, place: SitePlace) -> bool:
         """Whether the place's module is hooked already, so that code was compiled with hooks on it."""
-        return self.modules.knows(place.module) or (self.ops is not None and self.ops.knows(place.module))
+        return self.modules.knows(place.module) or (
+            self.ops is not None and self.ops.knows(place.module)
+        )
 
     def release(self) -> None:
         """Drop the references to the model when the session has ended."""

@@ -31,7 +31,8 @@ def explain(tap: Tap, session: Attachments) -> Cause:
     steps = range(tap.since.step, now.step + 1)
     if tap.when is not None and not any(map(tap.when, steps)):
         return Cause(
-            f"its schedule did not select any of the steps {steps[0]} to {steps[-1]}", "start it earlier, or run longer"
+            f"its schedule did not select any of the steps {steps[0]} to {steps[-1]}",
+            "start it earlier, or run longer",
         )
     if tap.failed == "raised":
         return Cause("its action raised an error each time", "see the error")
@@ -48,7 +49,10 @@ def explain(tap: Tap, session: Attachments) -> Cause:
 
 def _explain_parameter(tap: Tap, param: nn.Parameter, session: Attachments) -> Cause | None:
     if not param.requires_grad:
-        return Cause("it requires no grad, or did not when it was hooked", "call requires_grad_() before hooking")
+        return Cause(
+            "it requires no grad, or did not when it was hooked",
+            "call requires_grad_() before hooking",
+        )
     if tap.gate.emptied:
         return Cause(
             "another hook had used its .grad and set it to None, as an optimizer that steps inside the backward does",
@@ -83,7 +87,9 @@ def _explain_backward(tap: Tap, session: Attachments, now: Counts) -> Cause:
                 "keep the hook until backward() has returned",
             )
         if tap.until is not None:
-            return Cause("the hook was removed before a backward reached a hook of this session", _KEEP)
+            return Cause(
+                "the hook was removed before a backward reached a hook of this session", _KEEP
+            )
         return Cause(
             "no backward reached a hook of this session",
             f"call backward() inside the block, on a value that depends on it; {_CUTS}",
@@ -105,7 +111,9 @@ def _explain_cut(tap: Tap, session: Attachments) -> Cause | None:
     if passes is None or tap.gate.path == "":
         return None
     # The calls of the latest pass, in the order in which they returned.
-    calls = [gate for gate in passes.here.calls if isinstance(gate, OutputGate) and gate.taps["out.grad"]]
+    calls = [
+        gate for gate in passes.here.calls if isinstance(gate, OutputGate) and gate.taps["out.grad"]
+    ]
     of_tap = [i for i, gate in enumerate(calls) if gate.path == tap.gate.path]
     if not of_tap:
         return None
@@ -144,13 +152,19 @@ def _explain_gate(tap: Tap, session: Attachments, now: Counts) -> Cause:
 def _explain_unbegun(tap: Tap) -> Cause:
     """Return the cause where no forward pass of the model began while a tap was attached."""
     if tap.until is not None:
-        return Cause("the hook was removed before the model was called", "keep it until the model has been called")
+        return Cause(
+            "the hook was removed before the model was called",
+            "keep it until the model has been called",
+        )
     if tap.since.during == "forward":
         return Cause(
-            "it was hooked inside a forward that did not call it after that", "hook before the model is called"
+            "it was hooked inside a forward that did not call it after that",
+            "hook before the model is called",
         )
     if tap.since.passes:
-        return Cause("the model was not called again after it was hooked", "hook before the model is called")
+        return Cause(
+            "the model was not called again after it was hooked", "hook before the model is called"
+        )
     return Cause("the model was not called", "call it inside the block, or before remove()")
 
 
@@ -164,7 +178,9 @@ def _explain_operation(tap: Tap, session: Attachments) -> Cause | None:
 
 
 def _target_of(tap: Tap, session: Attachments) -> HookedModel | None:
-    return next((target for target in session.targets.values() if target.passes is tap.gate.passes), None)
+    return next(
+        (target for target in session.targets.values() if target.passes is tap.gate.passes), None
+    )
 
 
 def _explain_saved(tap: Tap, session: Attachments, now: Counts) -> Cause:
@@ -188,7 +204,9 @@ def _explain_saved(tap: Tap, session: Attachments, now: Counts) -> Cause:
             "record the recompute with record(recomputes=True), or hook the module around the checkpoint",
         )
     if gate.ungraded == forward:
-        return Cause("it ran without grad, so nothing was saved", "call the model with grad enabled")
+        return Cause(
+            "it ran without grad, so nothing was saved", "call the model with grad enabled"
+        )
     return _explain_unsaved(tap)
 
 
@@ -213,10 +231,15 @@ def _explain_value(tap: Tap) -> Cause | None:
     gate, site = tap.gate, tap.site
     if gate.seen.again == gate.called:
         return Cause(
-            "it ran only in a checkpoint's recompute", "observers skip recomputes; use record(recomputes=True)"
+            "it ran only in a checkpoint's recompute",
+            "observers skip recomputes; use record(recomputes=True)",
         )
     if gate.seen.empty is not None and not gate.seen.leaves:
-        remedy = "hook the module inside that makes the tensor" if site.op is None else "hook its result, at :out"
+        remedy = (
+            "hook the module inside that makes the tensor"
+            if site.op is None
+            else "hook its result, at :out"
+        )
         return Cause(f"its value contains no tensor: {gate.seen.empty}", remedy)
     if site.leaf is not None and site.leaf not in gate.seen.leaves:
         has = ", ".join(f"[{leaf}]" if leaf else "a bare tensor" for leaf in gate.seen.leaves)
@@ -227,13 +250,20 @@ def _explain_value(tap: Tap) -> Cause | None:
 def explain_leaves(tap: Tap, session: Attachments) -> dict[str, Cause]:
     """Return, for a gradient of several leaves that fired, why each leaf would not have."""
     seen = getattr(tap.gate, "seen", None)
-    if seen is None or not tap.site.is_gradient or tap.site.leaf is not None or len(seen.leaves) < 2:
+    if (
+        seen is None
+        or not tap.site.is_gradient
+        or tap.site.leaf is not None
+        or len(seen.leaves) < 2
+    ):
         return {}
     now = tap.until or tap.gate.counts()
     return {leaf: _explain_gradient(tap, session, now, leaf) for leaf in seen.leaves}
 
 
-def _explain_gradient(tap: Tap, session: Attachments, now: Counts, leaf: str | None = None) -> Cause:
+def _explain_gradient(
+    tap: Tap, session: Attachments, now: Counts, leaf: str | None = None
+) -> Cause:
     seen, kind = tap.gate.seen, tap.site.kind
     leaf = tap.site.leaf if leaf is None else leaf
     if any(of == kind and leaf in (None, unused) for of, unused in seen.unused):
@@ -267,10 +297,16 @@ def _explain_ungraded(kind: str, noted: list[str]) -> Cause:
         noted: What ruled out its gradient in the first calls.
     """
     if not noted or len(set(noted)) > 1:
-        words = {"transform": "a transform of torch.func", "nothing trainable": "nothing trainable before it"}
+        words = {
+            "transform": "a transform of torch.func",
+            "nothing trainable": "nothing trainable before it",
+        }
         seen = ", ".join(words.get(each, each) for each in dict.fromkeys(noted))
         given = f": {seen}" if seen else ""
-        return Cause(f"its value requires no grad{given}", "call the model with grad enabled, on trainable values")
+        return Cause(
+            f"its value requires no grad{given}",
+            "call the model with grad enabled, on trainable values",
+        )
     mode, inside = noted[0].partition(" ")[::2]
     if mode in ("no_grad", "inference_mode") and inside:
         return Cause(
@@ -278,7 +314,10 @@ def _explain_ungraded(kind: str, noted: list[str]) -> Cause:
             f"look for torch.{mode} around it; it also cuts the gradient of everything before",
         )
     if mode in ("no_grad", "inference_mode"):
-        return Cause(f"its value requires no grad: the forward ran under {mode}", "call the model with grad enabled")
+        return Cause(
+            f"its value requires no grad: the forward ran under {mode}",
+            "call the model with grad enabled",
+        )
     if kind == "in.grad" and noted[0] == "nothing trainable":
         return _UNGRADED_INPUT
     return _UNGRADED.get(noted[0], Cause("its value requires no grad", "it ran in a checkpoint"))
@@ -314,14 +353,24 @@ def _explain_skipped(tap: Tap) -> Cause:
     if tap.site.call is not None:
         return Cause(f"no forward called it {tap.site.call + 1} times", "calls are counted from 0")
     if tap.when is not None:
-        return Cause("never called in the steps of its schedule", "choose other steps, or run longer")
+        return Cause(
+            "never called in the steps of its schedule", "choose other steps, or run longer"
+        )
     if tap.until is not None:
-        return Cause("the hook was removed before a value arrived", "keep it until the model has been called")
+        return Cause(
+            "the hook was removed before a value arrived", "keep it until the model has been called"
+        )
     before = tap.gate.taps[tap.site.kind]
-    raised = [each.label for each in before[: before.index(tap)] if each.failed] if tap in before else []
+    raised = (
+        [each.label for each in before[: before.index(tap)] if each.failed] if tap in before else []
+    )
     if raised:
-        return Cause(f"an action before it, {raised[0]}, raised an error each time", "see the error")
-    return Cause("each call ended before its action had returned, as by an interrupt", "see the error")
+        return Cause(
+            f"an action before it, {raised[0]}, raised an error each time", "see the error"
+        )
+    return Cause(
+        "each call ended before its action had returned, as by an interrupt", "see the error"
+    )
 
 
 def _explain_uncalled(tap: Tap, session: Attachments, now: Counts) -> Cause:
@@ -333,26 +382,36 @@ def _explain_uncalled(tap: Tap, session: Attachments, now: Counts) -> Cause:
         kinds = (known.get(path) for path in (parent_path, tap.gate.path))
         kind, child = (None if ref is None else ref() for ref in kinds)
         if kind is None:
-            return Cause(f"never called {session.while_hooked}", "the model is gone, so the cause is unknown")
+            return Cause(
+                f"never called {session.while_hooked}", "the model is gone, so the cause is unknown"
+            )
     else:
         try:
             parent = model.get_submodule(parent_path)
         except AttributeError:
-            return Cause("it is no longer part of the model", "hook again after the model has changed")
+            return Cause(
+                "it is no longer part of the model", "hook again after the model has changed"
+            )
         kind, child = type(parent), getattr(parent, name, None)
         if name and child is None:
-            return Cause("it is no longer part of the model", "hook again after the model has changed")
+            return Cause(
+                "it is no longer part of the model", "hook again after the model has changed"
+            )
         if name and _is_replaced(tap, target, child):
             return Cause(
                 "another module is at its path now: the program has replaced the hooked one",
                 "hook after the replacement; for a module that a forward replaces, hook the one around it",
             )
         if not takes_hooks(child if name else model):
-            return Cause("TorchScript runs its module without Python", "hook the model before it is scripted or traced")
+            return Cause(
+                "TorchScript runs its module without Python",
+                "hook the model before it is scripted or traced",
+            )
     called = _called_with(tap, session)
     if now.during == "forward" and now.passes == tap.since.passes + 1:
         return Cause(
-            "a forward was still running, and had not called it", "keep the hook until the forward has returned"
+            "a forward was still running, and had not called it",
+            "keep the hook until the forward has returned",
         )
     by_parent = _explain_by_parent(kind, child, tap.gate.path, called) if name else None
     return by_parent or _explain_by_calls(tap, called, session)
@@ -364,7 +423,9 @@ def _is_replaced(tap: Tap, target: HookedModel, child: Any) -> bool:
     return stood is not None and stood() is not child
 
 
-def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: CalledPaths) -> Cause | None:
+def _explain_by_parent(
+    kind: type[nn.Module], child: Any, place: str, called: CalledPaths
+) -> Cause | None:
     """Return a cause found in the parent's source; None without one.
 
     Args:
@@ -376,7 +437,9 @@ def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: Ca
     path, _, name = place.rpartition(".")
     remedy = f'hook "{path or ":out"}" instead'
     if name == "out_proj" and issubclass(kind, nn.MultiheadAttention):
-        return Cause("bypassed by a fused path: attention uses its weights without calling it", remedy)
+        return Cause(
+            "bypassed by a fused path: attention uses its weights without calling it", remedy
+        )
     if _calls_forward(kind, name):
         return Cause(
             f"{kind.__name__}.forward calls its .forward() directly, which fires no hook",
@@ -386,8 +449,14 @@ def _explain_by_parent(kind: type[nn.Module], child: Any, place: str, called: Ca
         return None  # the forward skips it and calls its children
     used = " and ".join(_reads(kind, child, name)) if path in called or not path else ""
     if used and issubclass(kind, nn.TransformerEncoderLayer):
-        return Cause("bypassed by a fused path: the layer uses its weights without calling it", remedy)
-    return Cause(f"bypassed: {kind.__name__}.forward reads its {used} without calling it", remedy) if used else None
+        return Cause(
+            "bypassed by a fused path: the layer uses its weights without calling it", remedy
+        )
+    return (
+        Cause(f"bypassed: {kind.__name__}.forward reads its {used} without calling it", remedy)
+        if used
+        else None
+    )
 
 
 def _explain_by_calls(tap: Tap, called: CalledPaths, session: Attachments) -> Cause:
@@ -397,11 +466,17 @@ def _explain_by_calls(tap: Tap, called: CalledPaths, session: Attachments) -> Ca
             "hook the modules inside it, or call the module itself: layer(x)",
         )
     if tap.when is not None:
-        return Cause("never called in the steps of its schedule", "choose other steps, or run longer")
+        return Cause(
+            "never called in the steps of its schedule", "choose other steps, or run longer"
+        )
     if not tap.gate.passes.begun.whole:
-        return Cause("the model itself was not called, only parts of it were", "call the model, or hook these parts")
+        return Cause(
+            "the model itself was not called, only parts of it were",
+            "call the model, or hook these parts",
+        )
     return Cause(
-        f"never called {session.while_hooked}", "this forward takes another path, or calls its .forward() directly"
+        f"never called {session.while_hooked}",
+        "this forward takes another path, or calls its .forward() directly",
     )
 
 
@@ -442,7 +517,11 @@ def _reads(kind: type[nn.Module], child: Any, name: str) -> list[str]:
     """Return the attributes of a child that a module's methods read, as attention reads a dropout's ``p`` for a fused kernel."""
     if kind not in _read_by:
         _read_by[kind] = _attributes_read(kind)
-    return [attribute for attribute in _read_by[kind].get(name, ()) if not callable(getattr(child, attribute, None))]
+    return [
+        attribute
+        for attribute in _read_by[kind].get(name, ())
+        if not callable(getattr(child, attribute, None))
+    ]
 
 
 _read_by: WeakKeyDictionary[type[nn.Module], dict[str, dict[str, None]]] = WeakKeyDictionary()
@@ -453,7 +532,11 @@ def _attributes_read(kind: type[nn.Module]) -> dict[str, dict[str, None]]:
     """Return what a class's forward reads as ``self.<name>.<attribute>``, by name."""
     found: dict[str, dict[str, None]] = {}
     for node in _run_by_forward(kind):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and is_self(node.value.value):
+        if (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Attribute)
+            and is_self(node.value.value)
+        ):
             found.setdefault(node.value.attr, {})[node.attr] = None
     return found
 
@@ -486,5 +569,7 @@ def _calls_forward(kind: type[nn.Module], name: str) -> bool:
     return name in known[1]
 
 
-_forwards_called: WeakKeyDictionary[type[nn.Module], tuple[Any, frozenset[str]]] = WeakKeyDictionary()
+_forwards_called: WeakKeyDictionary[type[nn.Module], tuple[Any, frozenset[str]]] = (
+    WeakKeyDictionary()
+)
 """For each class whose forward was read, the code of that, and the attributes whose own ``forward`` it calls."""

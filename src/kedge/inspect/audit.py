@@ -78,7 +78,9 @@ def audit(target: Any, names: Names = None) -> Audit:
         this model has no hooks
     """
     if not (names is None or isinstance(names, (nn.Module, Mapping))):
-        raise WrongCall(f"audit(names={described(names)}): names is a model, or a dict of tensors by their names")
+        raise WrongCall(
+            f"audit(names={described(names)}): names is a model, or a dict of tensors by their names"
+        )
     if isinstance(target, nn.Module):
         return _audit_model(target)
     if isinstance(target, Tensor):
@@ -86,7 +88,9 @@ def audit(target: Any, names: Names = None) -> Audit:
         known = (name for name, tensor in named.items() if tensor is target)
         return audit_tensor(target, written if written != UNNAMED else next(known, UNNAMED), named)
     if isinstance(target, (Node, GradientEdge)):
-        return audit_node(target.node if isinstance(target, GradientEdge) else target, _named(names))
+        return audit_node(
+            target.node if isinstance(target, GradientEdge) else target, _named(names)
+        )
     if isinstance(target, Optimizer):
         return audit_optimizer(target, _named(names))
     several = "; audit several one by one" if isinstance(target, (list, tuple, dict)) else ""
@@ -109,10 +113,14 @@ def _audit_model(model: nn.Module) -> Audit:
     everywhere = _on_everything("inside" if where else "")
     trial = CopyTrial({id(module) for _, module in named})
     found = itertools.chain(_on_modules(named, where), _on_tensors(inner), everywhere)
-    return Audit(type(inner).__name__, tuple(entry_of(f, trial) for f in found), audited=weakref.ref(inner))
+    return Audit(
+        type(inner).__name__, tuple(entry_of(f, trial) for f in found), audited=weakref.ref(inner)
+    )
 
 
-def _on_modules(named: list[tuple[str, nn.Module]], where: Mapping[int, Standing]) -> Iterator[FoundHook]:
+def _on_modules(
+    named: list[tuple[str, nn.Module]], where: Mapping[int, Standing]
+) -> Iterator[FoundHook]:
     for path, module in named:
         for found in _on_module(module):
             name = f"{path}{found.path}".removeprefix(".")
@@ -137,7 +145,9 @@ def _on_module(module: nn.Module) -> Iterator[FoundHook]:
 
 
 def _on_tensors(model: nn.Module) -> Iterator[FoundHook]:
-    named: list[tuple[str, Tensor, str]] = [(name, p, "Parameter") for name, p in model.named_parameters()]
+    named: list[tuple[str, Tensor, str]] = [
+        (name, p, "Parameter") for name, p in model.named_parameters()
+    ]
     named += [(name, b, "buffer") for name, b in model.named_buffers()]
     for name, tensor, type_ in named:
         for one in hook_tables.hooks_on_tensor(tensor):

@@ -17,7 +17,12 @@ from kedge.torch_internals.autograd_nodes import behind, is_freed
 from kedge.torch_internals.hook_tables import hooks_on_tensor
 from kedge.torch_internals.tensors import base_of, version_of
 
-_KINDS = {"pre": "node-pre", "post": "node-post", "tensor": "tensor", "accumulated": "post-accumulate"}
+_KINDS = {
+    "pre": "node-pre",
+    "post": "node-post",
+    "tensor": "tensor",
+    "accumulated": "post-accumulate",
+}
 _SHOWN = 6
 
 
@@ -87,7 +92,9 @@ def audit_tensor(tensor: Tensor, name: str, named: Mapping[str, Tensor]) -> Tens
         named: Other tensors by their names.
     """
     kind = "Parameter" if isinstance(tensor, nn.Parameter) else "Tensor"
-    found = (FoundHook(one.kind, one.hook, name, kind, one.order) for one in hooks_on_tensor(tensor))
+    found = (
+        FoundHook(one.kind, one.hook, name, kind, one.order) for one in hooks_on_tensor(tensor)
+    )
     own, nodes = _entries(found), read_graph(tensor, named=named)
     made_by = tensor.grad_fn
     facts = [*_state(tensor), *_graph(nodes, _starts(tensor))]
@@ -115,7 +122,11 @@ def audit_node(node: Node, named: Mapping[str, Tensor]) -> NodeAudit:
     nodes = read_graph(node, named=named)
     name = nodes[-1].name
     found = (FoundHook(_KINDS[kind], hook, name, "", i) for kind, i, hook in hooks_of_node(node))
-    facts = [("takes", _taken(nodes)), ("saved", _saved(nodes[-1], freed=is_freed(node))), *_graph(nodes, [node])]
+    facts = [
+        ("takes", _taken(nodes)),
+        ("saved", _saved(nodes[-1], freed=is_freed(node))),
+        *_graph(nodes, [node]),
+    ]
     others = (*_entries(found), *_in_graph(nodes, on_root=("pre", "post")))
     return NodeAudit(name, others, "node", tuple(facts), nodes=nodes)
 
@@ -140,14 +151,25 @@ def _state(tensor: Tensor) -> Iterator[tuple[str, str]]:
     if made_by is None:
         yield (
             "leaf",
-            "yes" if tensor.requires_grad else "yes: it does not require grad, so it has no graph and no gradient",
+            "yes"
+            if tensor.requires_grad
+            else "yes: it does not require grad, so it has no graph and no gradient",
         )
     else:
         number = f", output {tensor.output_nr}" if tensor.output_nr else ""
         yield "leaf", f"no: made by {made_by.name().rpartition('::')[2]}{number}"
     if tensor.requires_grad:
-        there = "" if not _retains(tensor) else f", now {'None' if tensor.grad is None else describe(tensor.grad)}"
-        yield "grad", f"kept in .grad{there}" if _retains(tensor) else "not kept: call retain_grad() or hook the tensor"
+        there = (
+            ""
+            if not _retains(tensor)
+            else f", now {'None' if tensor.grad is None else describe(tensor.grad)}"
+        )
+        yield (
+            "grad",
+            f"kept in .grad{there}"
+            if _retains(tensor)
+            else "not kept: call retain_grad() or hook the tensor",
+        )
     version = version_of(tensor)
     yield "version", "not counted" if version < 0 else f"{version}: {_changes(version)}"
     if (base := base_of(tensor)) is not None:
@@ -155,7 +177,9 @@ def _state(tensor: Tensor) -> Iterator[tuple[str, str]]:
 
 
 def _changes(version: int) -> str:
-    return "never changed in place" if version == 0 else f"changed in place {counted(version, 'time')}"
+    return (
+        "never changed in place" if version == 0 else f"changed in place {counted(version, 'time')}"
+    )
 
 
 def _graph(nodes: Sequence[GraphNode], starts: Sequence[Node]) -> Iterator[tuple[str, str]]:
@@ -170,12 +194,15 @@ def _graph(nodes: Sequence[GraphNode], starts: Sequence[Node]) -> Iterator[tuple
     freed = any(is_freed(node) for node in behind(starts))
     yield (
         "holds",
-        f"{sized(size)} for backward" + ("; a backward has freed the rest, and another one raises" if freed else ""),
+        f"{sized(size)} for backward"
+        + ("; a backward has freed the rest, and another one raises" if freed else ""),
     )
 
 
 def _leaves(nodes: Sequence[GraphNode]) -> tuple[str, ...]:
-    return tuple(node.leaf or f"{list(node.shape or ())}" for node in nodes if node.kind != "operation")
+    return tuple(
+        node.leaf or f"{list(node.shape or ())}" for node in nodes if node.kind != "operation"
+    )
 
 
 def _taken(nodes: Sequence[GraphNode]) -> str:
@@ -192,7 +219,10 @@ def _named(node: GraphNode) -> str:
 def _saved(node: GraphNode, *, freed: bool) -> str:
     if freed:
         return "nothing any more: a backward has freed it"
-    shown = [f"{field.name} {'packed' if field.shape is None else list(field.shape)}" for field in node.saved]
+    shown = [
+        f"{field.name} {'packed' if field.shape is None else list(field.shape)}"
+        for field in node.saved
+    ]
     return f"{listed(shown, _SHOWN)}; {sized(node.bytes)} held by it first" if shown else "nothing"
 
 

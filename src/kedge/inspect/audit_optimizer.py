@@ -12,7 +12,11 @@ from torch.optim import Optimizer
 from kedge.inspect.effects import CopyTrial, FoundHook
 from kedge.inspect.hook_entries import EVERY_OPTIMIZER, Audit, entry_of
 from kedge.numbers import counted, listed, thousands
-from kedge.torch_internals.hook_tables import hooks_on_every_optimizer, hooks_on_optimizer, hooks_on_tensor
+from kedge.torch_internals.hook_tables import (
+    hooks_on_every_optimizer,
+    hooks_on_optimizer,
+    hooks_on_tensor,
+)
 
 _SHOWN = 8
 
@@ -64,9 +68,17 @@ def audit_optimizer(optimizer: Optimizer, named: Mapping[str, Tensor]) -> Optimi
         FoundHook(h.kind, h.hook, "optimizer", kind, h.order, flags=h.flags, of_optimizer=True)
         for h in hooks_on_optimizer(optimizer)
     ]
-    every = [FoundHook(h.kind, h.hook, EVERY_OPTIMIZER, "", h.order) for h in hooks_on_every_optimizer()]
+    every = [
+        FoundHook(h.kind, h.hook, EVERY_OPTIMIZER, "", h.order) for h in hooks_on_every_optimizer()
+    ]
     on_parameters = [
-        FoundHook(h.kind, h.hook, name, "Parameter" if isinstance(tensor, nn.Parameter) else "Tensor", h.order)
+        FoundHook(
+            h.kind,
+            h.hook,
+            name,
+            "Parameter" if isinstance(tensor, nn.Parameter) else "Tensor",
+            h.order,
+        )
         for name, _, tensor in held
         for h in hooks_on_tensor(tensor)
     ]
@@ -86,7 +98,11 @@ def _held(optimizer: Optimizer, named: Mapping[str, Tensor]) -> Iterator[tuple[s
     for number, group in enumerate(optimizer.param_groups):
         own = group.get("param_names") or ()
         for place, tensor in enumerate(group["params"]):
-            name = own[place] if place < len(own) else names.get(id(tensor), f"group {number}[{place}]")
+            name = (
+                own[place]
+                if place < len(own)
+                else names.get(id(tensor), f"group {number}[{place}]")
+            )
             yield name, number, tensor
 
 
@@ -106,12 +122,22 @@ def _facts(optimizer: Optimizer, parameters: Sequence[HeldParameter]) -> Iterato
     for number, group in enumerate(optimizer.param_groups):
         here = [p for p in parameters if p.group == number]
         size = sum(tensor.numel() for tensor in group["params"])
-        count = f"{counted(len(here), 'parameter')} of {thousands(size)} elements" if here else "no parameters"
+        count = (
+            f"{counted(len(here), 'parameter')} of {thousands(size)} elements"
+            if here
+            else "no parameters"
+        )
         yield f"group {number}", f"{count}, {_settings(group)}"
     yield from _lacking(
-        "frozen", (p for p in parameters if not p.trains), "every step skips those, until they require grad"
+        "frozen",
+        (p for p in parameters if not p.trains),
+        "every step skips those, until they require grad",
     )
-    yield from _lacking("no gradient", (p for p in parameters if p.trains and not p.has_grad), "a step now skips those")
+    yield from _lacking(
+        "no gradient",
+        (p for p in parameters if p.trains and not p.has_grad),
+        "a step now skips those",
+    )
     bare = [p for p in parameters if not p.hooks]
     if len(bare) < len(parameters):
         yield from _lacking("no hook", bare, "the others have one")
@@ -119,7 +145,9 @@ def _facts(optimizer: Optimizer, parameters: Sequence[HeldParameter]) -> Iterato
 
 def _settings(group: Mapping[str, Any]) -> str:
     shown = (
-        f"{key} {value}" for key, value in group.items() if isinstance(value, (int, float)) and value not in (False, 0)
+        f"{key} {value}"
+        for key, value in group.items()
+        if isinstance(value, (int, float)) and value not in (False, 0)
     )
     return ", ".join(shown) or "no settings"
 

@@ -167,7 +167,11 @@ def following(model: nn.Module) -> Iterator[CallFollower]:
     model = dynamo.unwrap(model)
     layout, calls = ModelLayout(model), CallFollower()
     try:
-        calls.add(model, [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)], str)
+        calls.add(
+            model,
+            [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)],
+            str,
+        )
         yield calls
     finally:
         calls.close()
@@ -198,13 +202,19 @@ class _Reader:
     """One reading of one graph."""
 
     def __init__(
-        self, results: Any, model: nn.Module | None, calls: CallFollower | None, named: Mapping[str, Tensor]
+        self,
+        results: Any,
+        model: nn.Module | None,
+        calls: CallFollower | None,
+        named: Mapping[str, Tensor],
     ) -> None:
         self.roots = [tensor for _, tensor in leaves.find(results)]
         self.begins = [results] if isinstance(results, Node) else []
         self.calls, self.named = calls, named
         self.others = {id(tensor): name for name, tensor in named.items()}
-        self.names = {id(p): name for name, p in model.named_parameters()} if model is not None else {}
+        self.names = (
+            {id(p): name for name, p in model.named_parameters()} if model is not None else {}
+        )
         owned = [*model.parameters(), *model.buffers()] if model is not None else []
         self.owned = set(storages(owned))
         self.counted: dict[int, torch.UntypedStorage] = {}
@@ -212,7 +222,10 @@ class _Reader:
 
     def nodes(self) -> Iterator[GraphNode]:
         """Yield the nodes in order."""
-        made_by = [*self.begins, *(edge.node for r in self.roots if (edge := edge_of(r)) is not None)]
+        made_by = [
+            *self.begins,
+            *(edge.node for r in self.roots if (edge := edge_of(r)) is not None),
+        ]
         found = _in_order(behind(made_by))
         places = {node: place for place, node in enumerate(found)}
         self._collect(found)
@@ -221,23 +234,39 @@ class _Reader:
             yield GraphNode(
                 number=place,
                 name=node.name().rpartition("::")[2],
-                kind="operation" if variable is None else "parameter" if id(variable) in self.names else "leaf",
+                kind="operation"
+                if variable is None
+                else "parameter"
+                if id(variable) in self.names
+                else "leaf",
                 leaf="" if variable is None else self._named(variable),
                 shape=first_shape(node) if variable is None else leaves.shape_of(variable),
-                calls=self.calls.of(sequence_number(node)) if self.calls is not None and variable is None else (),
+                calls=self.calls.of(sequence_number(node))
+                if self.calls is not None and variable is None
+                else (),
                 saved=tuple(self._saved(node)),
                 hooks=tuple(self._hooks(node, variable)),
-                takes=tuple(dict.fromkeys(places[before] for before, _ in node.next_functions if before is not None)),
+                takes=tuple(
+                    dict.fromkeys(
+                        places[before] for before, _ in node.next_functions if before is not None
+                    )
+                ),
             )
 
     def _named(self, variable: Tensor) -> str:
         arguments = self.calls.arguments if self.calls is not None else {}
-        return self.names.get(id(variable)) or arguments.get(id(variable)) or self.others.get(id(variable), "")
+        return (
+            self.names.get(id(variable))
+            or arguments.get(id(variable))
+            or self.others.get(id(variable), "")
+        )
 
     def _saved(self, node: Node) -> Iterator[SavedField]:
         for name, saved in saved_by(node):
             yield from self._field(name, saved.data, saved)
-        for kept in getattr(node, "__dict__", {}).values():  # attributes that a function of the program set on its ctx
+        for kept in getattr(
+            node, "__dict__", {}
+        ).values():  # attributes that a function of the program set on its ctx
             yield from self._field("", kept, None) if isinstance(kept, Tensor) else ()
 
     def _field(self, name: str, value: Any, saved: Any) -> Iterator[SavedField]:
@@ -246,14 +275,20 @@ class _Reader:
                 size, why = self._charge(value)
                 yield SavedField(name, leaves.shape_of(value), size, why)
         elif isinstance(saved, SavedTensor) and value is not None:
-            yield SavedField(name, None, 0, "packed" if frame_of(saved.unpack_hook) is None else "checkpoint")
+            yield SavedField(
+                name, None, 0, "packed" if frame_of(saved.unpack_hook) is None else "checkpoint"
+            )
 
     def _charge(self, value: Tensor) -> tuple[int, str]:
         """Count the storages of a tensor that no tensor before it saved."""
         own = storages([value])
         if self.owned.issuperset(own):
             return 0, "parameter"
-        new = {n: storage for n, storage in own.items() if n not in self.counted and n not in self.owned}
+        new = {
+            n: storage
+            for n, storage in own.items()
+            if n not in self.counted and n not in self.owned
+        }
         self.counted |= new
         return sum(storage.nbytes() for storage in new.values()), "" if new else "shared"
 
@@ -289,7 +324,9 @@ def _in_order(found: Iterable[Node]) -> list[Node]:
     """Return the leaves in the order in which they are used, then the other nodes in the order of execution."""
     nodes = list(found)
     operations = in_order(node for node in nodes if not is_leaf(node))
-    used = dict.fromkeys(before for node in operations for before, _ in node.next_functions if before is not None)
+    used = dict.fromkeys(
+        before for node in operations for before, _ in node.next_functions if before is not None
+    )
     others = [node for node in nodes if is_leaf(node)]
     return [*(n for n in used if is_leaf(n)), *(n for n in others if n not in used), *operations]
 

@@ -52,7 +52,9 @@ _WITHOUT = "a pickled or deep-copied model lacks it"
 _WARNED = ", and pickle warns about that"
 _WITHOUT_WARNED = _WITHOUT + _WARNED
 _WITHOUT_TENSOR = "a pickled or deep-copied tensor lacks it"
-_WITHOUT_STEP = "a pickled or deep-copied optimizer lacks it; saving its state_dict() leaves it out too"
+_WITHOUT_STEP = (
+    "a pickled or deep-copied optimizer lacks it; saving its state_dict() leaves it out too"
+)
 _PARAMETRIZED = "its module is parametrized"
 _NO_COPY = "deepcopy of the model raises ({})"
 _SAME = "a deep copy of the model calls the same function, with all objects it refers to"
@@ -123,7 +125,12 @@ def function_in(hook: Any) -> Any:
 
 def effects(found: FoundHook, trial: CopyTrial) -> tuple[Effect, ...]:
     """Return all effects of a hook."""
-    return (*_on_compile(found), *_on_gradients(found), *_in_place(found), *_on_copies(found, trial))
+    return (
+        *_on_compile(found),
+        *_on_gradients(found),
+        *_in_place(found),
+        *_on_copies(found, trial),
+    )
 
 
 def _on_compile(found: FoundHook) -> Iterator[Effect]:
@@ -163,7 +170,9 @@ def standings(modules: Iterable[nn.Module]) -> dict[int, Standing]:
             at.setdefault(id(module), "root")
             _mark(inner, "inside" if _is_torchs(inner) else "root", at)
         elif dynamo.is_compiled_in_place(module):
-            entry = _is_torchs(module) and dynamo.takes_calls_in() and at.get(id(module)) != "inside"
+            entry = (
+                _is_torchs(module) and dynamo.takes_calls_in() and at.get(id(module)) != "inside"
+            )
             _mark(module, "inside" if entry else "root", at)
             if entry:
                 at[id(module)] = "entry"
@@ -185,7 +194,9 @@ def _is_torchs(module: nn.Module) -> bool:
 
 def _on_gradients(found: FoundHook) -> Iterator[Effect]:
     if found.kind in FULL:
-        yield Effect("gradients", _IDENTITY + _KEYWORDS * (found.kind == "full-backward"), harms=True)
+        yield Effect(
+            "gradients", _IDENTITY + _KEYWORDS * (found.kind == "full-backward"), harms=True
+        )
     elif found.kind == "legacy-backward":
         yield Effect("gradients", _LAST, harms=True)
 
@@ -213,7 +224,11 @@ def _on_copies(found: FoundHook, trial: CopyTrial) -> Iterator[Effect]:
         yield Effect("pickle", _WITHOUT)
     elif found.module is not None:
         refused = trial.pickle(found.hook)
-        yield Effect("pickle", _REFUSED.format(refused), harms=True) if refused else Effect("pickle", _PICKLED)
+        yield (
+            Effect("pickle", _REFUSED.format(refused), harms=True)
+            if refused
+            else Effect("pickle", _PICKLED)
+        )
         yield _deepcopied(found, trial)
 
 
@@ -226,20 +241,33 @@ def _compiled(found: FoundHook) -> Effect:
 def _deepcopied(found: FoundHook, trial: CopyTrial) -> Effect:
     name = computed_by(found.hook)
     if name is not None and not _copies(getattr(found.module, name, None)):
-        return Effect("deepcopy", _NO_COPY.format(f"{name} is computed from others, so it is not a leaf"), harms=True)
+        return Effect(
+            "deepcopy",
+            _NO_COPY.format(f"{name} is computed from others, so it is not a leaf"),
+            harms=True,
+        )
     refused = trial.deepcopy(found.hook)
     if refused:
         return Effect("deepcopy", _NO_COPY.format(refused), harms=True)
     hook = hook_tables.unwrapped(found.hook) or found.hook
     held = getattr(hook, "__self__", hook)
-    return Effect("deepcopy", _SAME if isinstance(held, _ATOMIC) else _OWN.format(type(held).__name__))
+    return Effect(
+        "deepcopy", _SAME if isinstance(held, _ATOMIC) else _OWN.format(type(held).__name__)
+    )
 
 
 def _copies(value: Any) -> bool:
     return not isinstance(value, Tensor) or value.is_leaf
 
 
-_ATOMIC = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, property, weakref.ref)
+_ATOMIC = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    property,
+    weakref.ref,
+)
 
 
 class CopyTrial:

@@ -77,7 +77,11 @@ class FunctionOperation:
     @property
     def rms(self) -> float:
         """The root mean square of all results; NaN without any."""
-        return math.sqrt(self.squares / finite) if (finite := self.count - self.nonfinite) else math.nan
+        return (
+            math.sqrt(self.squares / finite)
+            if (finite := self.count - self.nonfinite)
+            else math.nan
+        )
 
     def add(self, value: Tensor) -> None:
         """Add the statistics of a result."""
@@ -126,7 +130,8 @@ class FunctionOperations(notebook.Printed):
         left = {0, 2, 3, len(_HEAD) - 2, len(_HEAD) - 1}
         return "\n".join(
             "  ".join(
-                c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))
+                c.ljust(w) if i in left else c.rjust(w)
+                for i, (c, w) in enumerate(zip(line, widths, strict=True))
             ).rstrip()
             for line in lines
         )
@@ -142,14 +147,30 @@ class FunctionOperations(notebook.Printed):
 
 def _cells(row: FunctionOperation) -> tuple[str, ...]:
     known = row.count > row.nonfinite
-    figures = [compact(each) if known else "-" for each in (row.mean, row.rms, row.least, row.largest)]
-    line = ("", "") if row.source is None else (f"{row.source.file}:{row.source.line}", row.source.text or "")
+    figures = [
+        compact(each) if known else "-" for each in (row.mean, row.rms, row.least, row.largest)
+    ]
+    line = (
+        ("", "")
+        if row.source is None
+        else (f"{row.source.file}:{row.source.line}", row.source.text or "")
+    )
     nonfinite = str(row.nonfinite) if row.count else "-"
-    return (row.name, str(row.calls), _shapes(row.inputs), _shapes(row.outputs), *figures, nonfinite, *line)
+    return (
+        row.name,
+        str(row.calls),
+        _shapes(row.inputs),
+        _shapes(row.outputs),
+        *figures,
+        nonfinite,
+        *line,
+    )
 
 
 def _shapes(shapes: list[tuple[int, ...]]) -> str:
-    return " ".join(str(list(shape)) for shape in shapes[:_SHOWN]) + (" ..." if len(shapes) > _SHOWN else "")
+    return " ".join(str(list(shape)) for shape in shapes[:_SHOWN]) + (
+        " ..." if len(shapes) > _SHOWN else ""
+    )
 
 
 class OutsideListing(TorchFunctionMode):
@@ -169,7 +190,10 @@ class OutsideListing(TorchFunctionMode):
         """Run a function; list it if it is an operation."""
         result = func(*args, **(kwargs or {}))
         if self._up and not is_compiling():
-            with torch.no_grad(), modes.without_function_modes():  # modes of the program see its own calls alone
+            with (
+                torch.no_grad(),
+                modes.without_function_modes(),
+            ):  # modes of the program see its own calls alone
                 self._see(func, args, kwargs, result)
         return result
 
@@ -182,7 +206,9 @@ class OutsideListing(TorchFunctionMode):
                 self._list(name, source_of(frame), (args, kwargs), made)
 
     def _list(self, name: str, source: SourceLine, given: Any, made: list[Tensor]) -> None:
-        row = self._rows.setdefault((name, source.file, source.line), FunctionOperation(name, source))
+        row = self._rows.setdefault(
+            (name, source.file, source.line), FunctionOperation(name, source)
+        )
         if not row.calls:
             row.inputs = [leaves.shape_of(tensor) for _, tensor in leaves.find(given)]
             row.outputs = [tuple(tensor.shape) for tensor in made]
@@ -229,7 +255,9 @@ def _made(name: str, args: Any, result: Any) -> list[Tensor]:
 
 def _is_plain(value: Tensor) -> bool:
     """Whether a tensor has numbers that can be read here."""
-    plain = type(value) in (Tensor, Parameter) and value.layout == torch.strided and not value.is_nested
+    plain = (
+        type(value) in (Tensor, Parameter) and value.layout == torch.strided and not value.is_nested
+    )
     return plain and modes.has_data(value) and not modes.is_transforming()
 
 

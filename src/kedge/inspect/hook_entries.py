@@ -13,7 +13,17 @@ from torch import nn
 from kedge import notebook
 from kedge.errors import WrongCall
 from kedge.hooks.open_sessions import taps_on
-from kedge.inspect.effects import BACKWARD, FORWARD, STATE, TENSOR, CopyTrial, Effect, FoundHook, effects, function_in
+from kedge.inspect.effects import (
+    BACKWARD,
+    FORWARD,
+    STATE,
+    TENSOR,
+    CopyTrial,
+    Effect,
+    FoundHook,
+    effects,
+    function_in,
+)
 from kedge.inspect.owners import library_of, name_of, serves, source_of
 from kedge.numbers import listed
 from kedge.sites.folding import Folding
@@ -62,7 +72,9 @@ class HookEntry:
     def __str__(self) -> str:
         """One line."""
         named = (self.path or "the model") + (f" ({self.type})" if self.type else "")
-        return ", ".join((f"{self.kind} {self.order} on {named}: {self.name}", self.owner, *self.notes))
+        return ", ".join(
+            (f"{self.kind} {self.order} on {named}: {self.name}", self.owner, *self.notes)
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,18 +148,32 @@ class Audit(notebook.Printed):
         if not self.entries:
             return "\n".join([_headline(self), *facts])
         effects_ = list(_sentences(self.entries))
-        return "\n".join([_headline(self), *facts, "", *_places(self.entries), *([""] if effects_ else []), *effects_])
+        return "\n".join(
+            [
+                _headline(self),
+                *facts,
+                "",
+                *_places(self.entries),
+                *([""] if effects_ else []),
+                *effects_,
+            ]
+        )
 
     def _repr_html_(self) -> str:
         """The hooks and their effects, for a notebook; alike blocks share a line."""
         facts = notebook.table(("about", self.what), self.facts, align="lm") if self.facts else ""
         if not self.entries:
             return notebook.paragraph(_headline(self)) + facts
-        hooks = [(one.name or "the model", *_cells(one.members[0])) for one in _FOLDING.shown(self.entries)]
+        hooks = [
+            (one.name or "the model", *_cells(one.members[0]))
+            for one in _FOLDING.shown(self.entries)
+        ]
         columns = ("place", "type", "order", "kind", "name", "owner", "notes")
         done = [(effect.on, _subject(on), effect.what) for effect, on in _by_effect(self.entries)]
         effects_ = notebook.table(("to", "hooks", "effects"), done, align="l") if done else ""
-        return notebook.table(columns, hooks, title=_headline(self), align="mmrlm") + effects_ + facts
+        return (
+            notebook.table(columns, hooks, title=_headline(self), align="mmrlm") + effects_ + facts
+        )
 
 
 def _cells(entry: HookEntry) -> tuple[object, ...]:
@@ -165,7 +191,17 @@ def entry_of(found: FoundHook, trial: CopyTrial) -> HookEntry:
     notes = found.flags + (serves(found.hook, found.path) if found.ours else ())
     name = found.hook if found.kind == "compiled" else name_of(found.hook)
     owner = "torch" if found.kind == "compiled" else owner or source or "built in"
-    return HookEntry(found.kind, found.path, found.type, found.order, name, owner, source, notes, effects(found, trial))
+    return HookEntry(
+        found.kind,
+        found.path,
+        found.type,
+        found.order,
+        name,
+        owner,
+        source,
+        notes,
+        effects(found, trial),
+    )
 
 
 def _headline(audit: Audit) -> str:
@@ -187,15 +223,24 @@ def _places(entries: Iterable[HookEntry]) -> Iterator[str]:
     """The table by place; places with the same hooks share one."""
     at: dict[tuple[str, str], list[tuple[str, ...]]] = {}
     for e in entries:
-        at.setdefault((e.path, e.type), []).append((str(e.order), e.kind, e.name, e.owner, ", ".join(e.notes)))
+        at.setdefault((e.path, e.type), []).append(
+            (str(e.order), e.kind, e.name, e.owner, ", ".join(e.notes))
+        )
     alike: dict[tuple[str, tuple[tuple[str, ...], ...]], list[tuple[str, str]]] = {}
     for place, rows in at.items():
-        alike.setdefault(("tensors" if place[1] in _TENSORS else "modules", tuple(rows)), []).append(place)
+        alike.setdefault(
+            ("tensors" if place[1] in _TENSORS else "modules", tuple(rows)), []
+        ).append(place)
     widths = [max(len(row[i]) for rows in at.values() for row in rows) for i in range(4)]
     for (what, shared), places in alike.items():
         yield _where(places, what)
         for row in shared:
-            yield ("  " + "  ".join(f"{text:{width}}" for text, width in zip(row, [*widths, 0], strict=True))).rstrip()
+            yield (
+                "  "
+                + "  ".join(
+                    f"{text:{width}}" for text, width in zip(row, [*widths, 0], strict=True)
+                )
+            ).rstrip()
 
 
 def _where(places: list[tuple[str, str]], what: str) -> str:

@@ -55,7 +55,9 @@ class Operations(notebook.Printed):
     def __init__(self, rows: tuple[Operation, ...]) -> None:
         self.rows = rows
         self._several = {r.site.path for r in rows if r.site.call}
-        self._numbered = {(r.site.path, r.site.op[0]) for r in rows if r.site.op is not None and r.site.op[1]}
+        self._numbered = {
+            (r.site.path, r.site.op[0]) for r in rows if r.site.op is not None and r.site.op[1]
+        }
 
     def __iter__(self) -> Iterator[Operation]:
         """The operations."""
@@ -84,7 +86,10 @@ class Operations(notebook.Printed):
         return str(site).removesuffix(":out")
 
     def _cells(self) -> list[tuple[str, ...]]:
-        return [(self.name(r), _shapes(r.inputs), _shapes(r.outputs), *_line(r.source)) for r in self.rows]
+        return [
+            (self.name(r), _shapes(r.inputs), _shapes(r.outputs), *_line(r.source))
+            for r in self.rows
+        ]
 
     def __str__(self) -> str:
         """A table: operation, shapes in and out, and the line that makes it."""
@@ -93,13 +98,19 @@ class Operations(notebook.Printed):
         lines = [_HEAD, *self._cells()]
         widths = [max(len(line[i]) for line in lines) for i in range(len(_HEAD) - 1)]
         return "\n".join(
-            "  ".join([*(cell.ljust(w) for cell, w in zip(line, widths, strict=False)), line[-1]]).rstrip()
+            "  ".join(
+                [*(cell.ljust(w) for cell, w in zip(line, widths, strict=False)), line[-1]]
+            ).rstrip()
             for line in lines
         )
 
     def _repr_html_(self) -> str:
         """The table for a notebook."""
-        return notebook.table(_HEAD, self._cells(), align="mmmmm") if self.rows else notebook.paragraph(str(self))
+        return (
+            notebook.table(_HEAD, self._cells(), align="mmmmm")
+            if self.rows
+            else notebook.paragraph(str(self))
+        )
 
 
 def _shapes(shapes: dict[str, tuple[int, ...]]) -> str:

@@ -95,5 +95,9 @@ def taps_behind(hook: Any) -> tuple[Tap, ...]:
     cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
     holders = [hook, getattr(hook, "__self__", None), *cells]
     taps = [h.taps for h in holders if isinstance(h, TensorGate)]
-    taps += [h.gate.taps.get(h.origin.site.kind, ()) for h in holders if isinstance(h, (GradientListener, InputShare))]
+    taps += [
+        h.gate.taps.get(h.origin.site.kind, ())
+        for h in holders
+        if isinstance(h, (GradientListener, InputShare))
+    ]
     return tuple(itertools.chain(*taps))

@@ -24,6 +24,8 @@ class LightningCallback(WatchCallback, Callback):
         """End the watch."""
         self.end()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:  # noqa: ARG002 - as above
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:  # noqa: ARG002 - as above
         """End the watch, and record the exception."""
         self.end(exception)

@@ -74,4 +74,6 @@ def _verdict(watched: WatchBlock) -> str:
     from kedge.rules.nonfinite.nan_born import NanBorn
 
     found = watched.findings([NanBorn()])
-    return "\n".join(f"{finding.code}: {finding.message}\n{finding.remedy}".rstrip() for finding in found)
+    return "\n".join(
+        f"{finding.code}: {finding.message}\n{finding.remedy}".rstrip() for finding in found
+    )

@@ -36,7 +36,9 @@ class Scalars:
     def __init__(self, statistics: Sequence[str]) -> None:
         unknown = [name for name in statistics if name not in STATISTICS]
         if unknown:
-            raise ValueError(f"{unknown[0]!r} is not a statistic of a recording; there are {', '.join(STATISTICS)}")
+            raise ValueError(
+                f"{unknown[0]!r} is not a statistic of a recording; there are {', '.join(STATISTICS)}"
+            )
         self.statistics = tuple(statistics)
         self.step = 0
         self._sites: Entries = ()
@@ -77,14 +79,22 @@ class Scalars:
             kind, place = site["kind"], _place(site)
             named: Iterable[tuple[str, float]] = ()
             if kind == "grad.norm":
-                named = [(f"kedge/norm_of_gradients/{place}".rstrip("/"), float(np.sqrt(rows.sumsq[i])))]
+                named = [
+                    (f"kedge/norm_of_gradients/{place}".rstrip("/"), float(np.sqrt(rows.sumsq[i])))
+                ]
             elif kind == "loss":
                 named = [(f"kedge/{site['site']}", values["mean"][i])]
             elif kind == "out" and rows.count[i] == rows.calls[i] and not site["shape"]:
-                named = [] if self._has_loss else [(f"kedge/loss/{place or self._root(site)}", values["mean"][i])]
+                named = (
+                    []
+                    if self._has_loss
+                    else [(f"kedge/loss/{place or self._root(site)}", values["mean"][i])]
+                )
             elif kind != "in" and rows.level[i] == FULL:
                 title = place or self._root(site)
-                named = [(f"kedge_{name}_{kind}/{title}", values[name][i]) for name in self.statistics]
+                named = [
+                    (f"kedge_{name}_{kind}/{title}", values[name][i]) for name in self.statistics
+                ]
             yield from ((name, value) for name, value in named if not (isnan(value) and clean[i]))
 
     def _root(self, site: Mapping[str, Any]) -> str:

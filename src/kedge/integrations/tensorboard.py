@@ -24,7 +24,9 @@ class TensorBoard(Scalars):
         statistics: The statistics of each site to write.
     """
 
-    def __init__(self, logdir: str | os.PathLike[str] | SummaryWriter, statistics: Sequence[str] = ("rms",)) -> None:
+    def __init__(
+        self, logdir: str | os.PathLike[str] | SummaryWriter, statistics: Sequence[str] = ("rms",)
+    ) -> None:
         super().__init__(statistics)
         self.given = logdir
         self._own: SummaryWriter | None = None
@@ -51,7 +53,9 @@ class TensorBoard(Scalars):
         """Add a finding to the text, which is written as a whole: of many texts, TensorBoard shows ten drawn at random."""
         step = f", step {finding['step']}" if finding["step"] >= 0 else ""
         head = f"**{finding['code']}** ({finding['severity']}) at {finding['site']}{step}"
-        self._texts.append("\n\n".join([head, finding["message"], *filter(None, [finding["remedy"]])]))
+        self._texts.append(
+            "\n\n".join([head, finding["message"], *filter(None, [finding["remedy"]])])
+        )
         self._found, self._waits = max(self._found, finding["step"]), True
 
     def _write_findings(self) -> None:
@@ -62,7 +66,9 @@ class TensorBoard(Scalars):
     def close(self) -> None:
         """Write everything that waits."""
         if not self._texts:
-            self.writer.add_text(FINDINGS, "no findings; `kedge check` lists the rules that could judge", self.step)
+            self.writer.add_text(
+                FINDINGS, "no findings; `kedge check` lists the rules that could judge", self.step
+            )
         self._write_findings()
         self.writer.flush()
         if self._own is not None:

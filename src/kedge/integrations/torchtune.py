@@ -21,7 +21,13 @@ class TorchtuneLogger(WatchCallback, DiskLogger):
         **options: Further arguments of the `DiskLogger`.
     """
 
-    def __init__(self, log_dir: str, filename: str | None = None, recording: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        log_dir: str,
+        filename: str | None = None,
+        recording: str | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(recording)
         DiskLogger.__init__(self, log_dir, filename, **options)
         self.begin(log_dir)

@@ -39,7 +39,9 @@ class Wandb(Scalars):
             push the step ahead.
     """
 
-    def __init__(self, run: wandb.Run, statistics: Sequence[str] = ("rms",), *, commit: bool = True) -> None:
+    def __init__(
+        self, run: wandb.Run, statistics: Sequence[str] = ("rms",), *, commit: bool = True
+    ) -> None:
         super().__init__(statistics)
         self.run, self.commit = run, commit
         self._counts = dict.fromkeys(_COUNTS, 0)
@@ -47,7 +49,9 @@ class Wandb(Scalars):
         self._logged: set[str] = set()
         run.define_metric(_STEP, hidden=True)
         run.define_metric("kedge/*", step_metric=_STEP)
-        run.define_metric(f"{_OF_SITES}*", step_metric=_STEP, summary="none")  # see Note [The summary of a run]
+        run.define_metric(
+            f"{_OF_SITES}*", step_metric=_STEP, summary="none"
+        )  # see Note [The summary of a run]
 
     def send(self, step: int, numbers: Mapping[str, float]) -> None:
         """Log the numbers of one step."""
@@ -64,7 +68,11 @@ class Wandb(Scalars):
             self._named.add(code)
             self.run.summary[f"kedge/{code}"] = text_of(finding)
         if severity == "error":
-            self.run.alert(title=cut(f"{code} at {finding['site']}", _TITLE), text=text_of(finding), level="ERROR")
+            self.run.alert(
+                title=cut(f"{code} at {finding['site']}", _TITLE),
+                text=text_of(finding),
+                level="ERROR",
+            )
 
     def _keep_out_of_summary(self, name: str) -> None:
         if name.startswith(_OF_SITES) and "." in name:
@@ -76,7 +84,11 @@ class Wandb(Scalars):
             self.run.summary[_COUNTS[severity]] = count
 
 
-def export(recording: Recording | str | os.PathLike[str], run: wandb.Run, statistics: Sequence[str] = ("rms",)) -> None:
+def export(
+    recording: Recording | str | os.PathLike[str],
+    run: wandb.Run,
+    statistics: Sequence[str] = ("rms",),
+) -> None:
     """Log the statistics and findings of a recording to a run of Weights & Biases.
 
     Args:

@@ -31,7 +31,9 @@ MANY_LINES = frozenset({"detail", "error", "text", "cause", "remedy"})
 AS_THEY_ARE = frozenset({"command", "script"})
 
 # A document with none of these bytes has no such character: most documents need no second look.
-_SUSPECT = re.compile(rb"\\[ubfnrt]|\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
+_SUSPECT = re.compile(
+    rb"\\[ubfnrt]|\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xa8-\xae]|\xe2\x81[\xa6-\xa9]"
+)
 
 
 class BadJson(ValueError):
@@ -80,7 +82,9 @@ def parse(content: bytes, *, exact: bool = False) -> Any:
     """
     try:
         text = content.decode("utf-8")
-        document = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite)
+        document = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite
+        )
     except UnicodeDecodeError as error:
         raise BadJson(f"it is not JSON (byte {error.start} is not UTF-8)") from error
     except RecursionError:

@@ -60,24 +60,34 @@ flag = _simple("true or false", lambda value: type(value) is bool)
 whole = _simple("a whole number", lambda value: type(value) is int and -MOST <= value < MOST)
 count = _simple("a whole number, 0 or more", lambda value: type(value) is int and 0 <= value < MOST)
 total = _simple("a whole number, 0 or more", lambda value: type(value) is int and value >= 0)
-positive = _simple("a whole number, 1 or more", lambda value: type(value) is int and 1 <= value < MOST)
+positive = _simple(
+    "a whole number, 1 or more", lambda value: type(value) is int and 1 <= value < MOST
+)
 number = _simple(
     "a number",
-    lambda value: (type(value) is float and math.isfinite(value)) or (type(value) is int and -MOST <= value < MOST),
+    lambda value: (
+        (type(value) is float and math.isfinite(value))
+        or (type(value) is int and -MOST <= value < MOST)
+    ),
 )
 count_or_flag = _simple(
-    "a whole number, 0 or more", lambda value: type(value) is bool or (type(value) is int and value >= 0)
+    "a whole number, 0 or more",
+    lambda value: type(value) is bool or (type(value) is int and value >= 0),
 )
 mapping = _simple("an object", lambda value: type(value) is dict)
 plain_name = _simple(
     "the name of a file in the folder",
-    lambda value: type(value) is str and value not in ("", ".", "..") and not set("/\\\0") & set(value),
+    lambda value: (
+        type(value) is str and value not in ("", ".", "..") and not set("/\\\0") & set(value)
+    ),
 )
 
 
 def one_of(*values: str) -> Check:
     """Return the check of a text that is one of a few."""
-    return _simple(" or ".join(map(repr, values)), lambda value: type(value) is str and value in values)
+    return _simple(
+        " or ".join(map(repr, values)), lambda value: type(value) is str and value in values
+    )
 
 
 def nullable(check: Check) -> Check:

@@ -41,7 +41,9 @@ def _load() -> tuple[ModuleType | None, str]:
     except ImportError as missing:
         return None, f"it was not built when Kedge was installed ({missing})"
     try:
-        compiled.connect(Tensor, torch.nn.Parameter, Tensor.is_neg, Tensor.is_conj, torch.get_num_threads)
+        compiled.connect(
+            Tensor, torch.nn.Parameter, Tensor.is_neg, Tensor.is_conj, torch.get_num_threads
+        )
     except (AttributeError, RuntimeError, ValueError) as unknown:
         return None, f"this PyTorch does not describe its tensors to C ({unknown})"
     return compiled, ""
@@ -81,7 +83,9 @@ def _refuse(_table: Any, _row: int, _tensor: Tensor, _what: int = 0) -> int:
     return 0
 
 
-def _refuse_all(_table: Any, _first: int, tensors: Iterable[Tensor | None], _what: int = 0) -> list[int]:
+def _refuse_all(
+    _table: Any, _first: int, tensors: Iterable[Tensor | None], _what: int = 0
+) -> list[int]:
     return [i for i, tensor in enumerate(tensors) if tensor is not None]
 
 
@@ -105,7 +109,9 @@ measure_into: Callable[..., int] = _refuse if _compiled is None else _compiled.m
 
 #: ``measure_many(table, first_row, tensors, what=0)`` measures many values, one row each; None leaves its row unchanged.
 #: Returns the indices of the values that it refuses.
-measure_many: Callable[..., list[int]] = _refuse_all if _compiled is None else _compiled.measure_many
+measure_many: Callable[..., list[int]] = (
+    _refuse_all if _compiled is None else _compiled.measure_many
+)
 
 #: ``known_nonfinite(tensors)`` returns, for the values that it can read, the sum of squares and the count of non-finite
 #: numbers; and the indices of those that it refuses.
@@ -121,18 +127,22 @@ channels_above_zero: Callable[[Tensor, int], bytes | None] = (
 
 #: ``draw_many(numbers, tensors, most)`` copies up to `most` numbers of each of many tensors, evenly spread, to an array of
 #: float32 or float64, one tensor after another. Returns the count for each tensor; 0 for a tensor that it refuses.
-draw_many: Callable[[Any, Iterable[Tensor], int], list[int]] = _draw_none if _compiled is None else _compiled.draw_many
+draw_many: Callable[[Any, Iterable[Tensor], int], list[int]] = (
+    _draw_none if _compiled is None else _compiled.draw_many
+)
 
 #: ``squared_changes(numbers, tensors, counts, most)`` draws again from tensors of which `draw_many` drew `counts` numbers.
 #: Returns for each tensor the count of numbers compared and the sum of the squared changes; 0 and NaN if its size has changed.
 #: None without the compiled part.
-squared_changes: Callable[[Any, Iterable[Tensor], Sequence[int], int], tuple[list[int], list[float]]] | None = (
-    None if _compiled is None else _compiled.squared_changes
-)
+squared_changes: (
+    Callable[[Any, Iterable[Tensor], Sequence[int], int], tuple[list[int], list[float]]] | None
+) = None if _compiled is None else _compiled.squared_changes
 
 #: ``histograms(buckets, rows)`` returns the histograms of magnitudes with their counts in the first rows of an array of
 #: uint16, as `kedge.store.exponents.encode` writes them. None without the compiled part.
-histograms: Callable[[Any, int], list[bytes]] | None = None if _compiled is None else _compiled.histograms
+histograms: Callable[[Any, int], list[bytes]] | None = (
+    None if _compiled is None else _compiled.histograms
+)
 
 #: Class that measures a step's values into the arrays of a `kedge.actions.measure.host.HostTable`, each once even if it is
 #: at several sites:

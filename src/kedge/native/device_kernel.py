@@ -106,7 +106,9 @@ def _is_not_finite(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit(do_not_specialize=("first", "count"))
-def statistics(numbers: tl.tensor, rows: tl.tensor, first: tl.int32, count: tl.int64, what: tl.constexpr) -> None:
+def statistics(
+    numbers: tl.tensor, rows: tl.tensor, first: tl.int32, count: tl.int64, what: tl.constexpr
+) -> None:
     """Write the statistics of contiguous numbers into a table, a row for each program.
 
     Args:

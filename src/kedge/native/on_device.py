@@ -71,7 +71,10 @@ def available(device: torch.device) -> bool:
     if any(variant[0] == device for variant in _ran):
         return True
     try:
-        one, table = torch.ones(1, device=device), torch.empty(1, _COLUMNS, dtype=torch.float64, device=device)
+        one, table = (
+            torch.ones(1, device=device),
+            torch.empty(1, _COLUMNS, dtype=torch.float64, device=device),
+        )
     except RuntimeError as error:  # not every device has float64
         _failed[device.type] = _first_line(error)
         return False
@@ -111,7 +114,12 @@ def measure_into(table: Tensor, first: int, numbers: Tensor, what: int) -> bool:
         Whether it is measured; if not, the rows are unchanged.
     """
     kind = numbers.device.type
-    if kind in _failed or numbers.dtype not in _READ or type(numbers) is not Tensor or not numbers.is_contiguous():
+    if (
+        kind in _failed
+        or numbers.dtype not in _READ
+        or type(numbers) is not Tensor
+        or not numbers.is_contiguous()
+    ):
         return False
     address = numbers.data_ptr()
     if not address:  # its memory was given back
@@ -121,7 +129,9 @@ def measure_into(table: Tensor, first: int, numbers: Tensor, what: int) -> bool:
         return False
     try:
         with torch.accelerator.device_index(numbers.device.index):
-            _kernel()[(rows_for(numbers.numel()),)](numbers, table, first, numbers.numel(), what, num_warps=_WARPS)
+            _kernel()[(rows_for(numbers.numel()),)](
+                numbers, table, first, numbers.numel(), what, num_warps=_WARPS
+            )
     except Exception as error:  # noqa: BLE001 - compilers raise anything; PyTorch's reductions raise again what is wrong with the device
         _failed[kind] = _first_line(error)
         return False
@@ -133,7 +143,9 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def folded(table: NDArray[Any], firsts: Sequence[int], counts: Sequence[int]) -> NDArray[np.float64]:
+def folded(
+    table: NDArray[Any], firsts: Sequence[int], counts: Sequence[int]
+) -> NDArray[np.float64]:
     """Return the rows of values from a table with one or more rows for each.
 
     Args:
@@ -144,7 +156,9 @@ def folded(table: NDArray[Any], firsts: Sequence[int], counts: Sequence[int]) ->
     begins, lengths = np.asarray(firsts, dtype=np.intp), np.asarray(counts, dtype=np.intp)
     ends = np.cumsum(lengths)
     starts = ends - lengths
-    with np.errstate(all="ignore"):  # values with infinities, and of devices that write signaling NaNs
+    with np.errstate(
+        all="ignore"
+    ):  # values with infinities, and of devices that write signaling NaNs
         if (lengths == 1).all():
             return table[begins].astype(np.float64)
         each = table[np.repeat(begins - starts, lengths) + np.arange(ends[-1])].astype(np.float64)

@@ -221,7 +221,9 @@ class ModuleAccount:
         with self._lock:
             step, storage = self.step, outcome.storage
             if storage is not None and outcome.number not in (seen := self._account.seen):
-                seen[outcome.number] = StorageWeakRef(storage)  # the reference keeps the number from being reused
+                seen[outcome.number] = StorageWeakRef(
+                    storage
+                )  # the reference keeps the number from being reused
                 step.unique.add(storage.nbytes())
             step.book(outcome)
 
@@ -307,14 +309,22 @@ class OffloadAccount(Printed):
         """A table of averages over steps: a line for each module, the sum, and remarks."""
         steps = self.steps + 1  # the current one too, or none if nothing was ever saved
         tallies = {_name(path): self.module(path) for path in list(self.rows)}
-        largest = sorted(tallies, key=lambda name: tallies[name].resident - tallies[name].naive)[:_MOST]
+        largest = sorted(tallies, key=lambda name: tallies[name].resident - tallies[name].naive)[
+            :_MOST
+        ]
         shown = [name for name in tallies if name in largest]
         width = max(map(len, [*shown, "module", "(999 more)"]))
-        lines = [f"{'module':{width}}  tensors     saved  resident      kept   rebuilt     moved  (MB per step)"]
+        lines = [
+            f"{'module':{width}}  tensors     saved  resident      kept   rebuilt     moved  (MB per step)"
+        ]
         lines += [f"{name:{width}}  {_figures([tallies[name]], steps)}" for name in shown]
         if rest := [tally for name, tally in tallies.items() if name not in shown]:
             lines.append(f"{f'({len(rest)} more)':{width}}  {_figures(rest, steps)}")
-        lines += [f"{'all':{width}}  {_figures(tallies.values(), steps)}", "", *self._remarks(steps)]
+        lines += [
+            f"{'all':{width}}  {_figures(tallies.values(), steps)}",
+            "",
+            *self._remarks(steps),
+        ]
         return "\n".join(lines)
 
     def _remarks(self, steps: int) -> Iterator[str]:
@@ -365,5 +375,9 @@ def _figures(tallies: Iterable[Tally], steps: int) -> str:
 
 def _list(what: str, counts: dict[str, Count], mb: float) -> str:
     most = sorted(counts.items(), key=lambda pair: -pair[1].bytes)
-    parts = (f"{_WORDING.get(name, name)} {count.bytes / mb:.1f} MB" for name, count in most if count.number)
+    parts = (
+        f"{_WORDING.get(name, name)} {count.bytes / mb:.1f} MB"
+        for name, count in most
+        if count.number
+    )
     return f"{what}: {', '.join(parts) or 'nothing'}"

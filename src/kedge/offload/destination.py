@@ -16,7 +16,9 @@ def _check_flag(owner: object, name: str, *, optional: bool = False) -> None:
     value = getattr(owner, name)
     if not (isinstance(value, bool) or (optional and value is None)):
         kinds = "True, False or None" if optional else "True or False"
-        raise OffloadError(f"{type(owner).__name__}({name}={described(value)}): {name} must be {kinds}")
+        raise OffloadError(
+            f"{type(owner).__name__}({name}={described(value)}): {name} must be {kinds}"
+        )
 
 
 @called_as("kedge.offload(model, to=kedge.Rebuild())")

@@ -87,7 +87,9 @@ def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
         items = value.items() if len(value) <= _MOST else ()
     else:
         items = () if isinstance(value, _NO_OBJECTS) else getattr(value, "__dict__", {}).items()
-    yield from ((str(name), each) for name, each in list(items) if isinstance(each, (nn.Module, Tensor)))
+    yield from (
+        (str(name), each) for name, each in list(items) if isinstance(each, (nn.Module, Tensor))
+    )
 
 
 def values_of(function: Any) -> FunctionValues:

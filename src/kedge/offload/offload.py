@@ -45,7 +45,10 @@ class Offload(StandIn):
         return account
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         """End the block; saved tensors can be read as long as they are needed."""
         around_of(self).__exit__(kind, error, traceback)
@@ -124,7 +127,9 @@ def offload(
         NoSuchCodec: If there is no such codec.
     """
     if isinstance(model, Destination):
-        raise OffloadError(f"kedge.offload takes a destination as to=: kedge.offload(model, to={model!r})")
+        raise OffloadError(
+            f"kedge.offload takes a destination as to=: kedge.offload(model, to={model!r})"
+        )
     if not (model is None or isinstance(model, nn.Module)):
         raise OffloadError(
             f"kedge.offload takes a torch.nn.Module, not {described(model)}; for several models, give torch.nn.ModuleList([...])"
@@ -135,7 +140,9 @@ def offload(
             "for several models, give torch.nn.ModuleList([...])"
         )
     if isinstance(where, Destination):
-        raise OffloadError(f"kedge.offload takes a destination as to=: kedge.offload(model, to={where!r})")
+        raise OffloadError(
+            f"kedge.offload takes a destination as to=: kedge.offload(model, to={where!r})"
+        )
     settings = OffloadSettings(where, to, min_bytes, codec, max_memory, max_slowdown)
     around = Offloading(None if model is None else original(model), settings)
     if model is None:

@@ -76,7 +76,11 @@ class OffloadSettings:
     def __str__(self) -> str:
         """The settings as arguments, without those that have their default."""
         plain = OffloadSettings()
-        return "".join(f", {name}={value!r}" for name, value in vars(self).items() if value != getattr(plain, name))
+        return "".join(
+            f", {name}={value!r}"
+            for name, value in vars(self).items()
+            if value != getattr(plain, name)
+        )
 
 
 class Offloading:
@@ -97,7 +101,9 @@ class Offloading:
             settings.check_without_model()
         self.settings = settings
         self._model, self._policy = model, policy
-        self._paths = None if model is None or settings.where == EVERYTHING else _paths(model, settings.where)
+        self._paths = (
+            None if model is None or settings.where == EVERYTHING else _paths(model, settings.where)
+        )
         self._lock = threading.Lock()
         self._block: ExitStack | None = None
         self._calls, self._calling = 0, ExitStack()
@@ -110,7 +116,9 @@ class Offloading:
     def __enter__(self) -> OffloadAccount:
         """Offload the tensors saved on this thread from now on, and on others while they call the model."""
         if self._block is not None:
-            raise OffloadError("this kedge.offload block is open already; create another one to nest them")
+            raise OffloadError(
+                "this kedge.offload block is open already; create another one to nest them"
+            )
         self._block = ExitStack()
         try:
             self._put_in_force(self._block, ambient=True)
@@ -120,7 +128,10 @@ class Offloading:
         return self.account
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         """End the block; saved tensors can be read as long as they are needed."""
         explain(error)
@@ -177,7 +188,14 @@ class Offloading:
         with own_work(), ExitStack() as undo:
             model = nn.Module() if self._model is None else self._model
             hear(undo, model, self._engine.begin)
-            keep(undo, model, self._engine, places=self._selects, outside=self._paths is None, ambient=ambient)
+            keep(
+                undo,
+                model,
+                self._engine,
+                places=self._selects,
+                outside=self._paths is None,
+                ambient=ambient,
+            )
             stack.push(undo.pop_all())
 
     def _selects(self, path: str) -> bool:
@@ -186,7 +204,11 @@ class Offloading:
 
 def explain(error: BaseException | None) -> None:
     """Add the reason and the remedy to PyTorch's error for a second pair of hooks on one saved tensor."""
-    if isinstance(error, RuntimeError) and _TWO_PAIRS in str(error) and not getattr(error, "__notes__", None):
+    if (
+        isinstance(error, RuntimeError)
+        and _TWO_PAIRS in str(error)
+        and not getattr(error, "__notes__", None)
+    ):
         error.add_note(
             "kedge.offload has hooks on every tensor that autograd saves here, and PyTorch allows one pair for each. Leave "
             "this code outside of the block, or give your pair to torch.autograd.graph.saved_tensors_hooks, around this "

@@ -30,9 +30,7 @@ from kedge.torch_internals.kernels import keeping_versions
 from kedge.torch_internals.module_tables import own_buffers, put_back
 
 Loss = Callable[[Any], Any]
-_LOSS = (
-    "[kedge] loss is called with the output alone; give the rest with it: loss=lambda output: loss_fn(output, labels)"
-)
+_LOSS = "[kedge] loss is called with the output alone; give the rest with it: loss=lambda output: loss_fn(output, labels)"
 _INFERENCE = (
     "[kedge] kedge.saved makes its call with gradients on, and an argument was made in inference mode; "
     "make the arguments outside of torch.inference_mode()"
@@ -47,13 +45,21 @@ def saved(
 
 @overload
 def saved(
-    target: Callable[..., Any], *, loss: Loss | None = None, backward: bool = False, min_bytes: int = LEAST
+    target: Callable[..., Any],
+    *,
+    loss: Loss | None = None,
+    backward: bool = False,
+    min_bytes: int = LEAST,
 ) -> Any: ...
 
 
 @called_as("kedge.saved(model)(images), with the arguments of the model in a call of their own")
 def saved(
-    target: Callable[..., Any], *, loss: Loss | None = None, backward: bool = False, min_bytes: int = LEAST
+    target: Callable[..., Any],
+    *,
+    loss: Loss | None = None,
+    backward: bool = False,
+    min_bytes: int = LEAST,
 ) -> Any:
     """List the tensors that autograd saves in one call of a model or a function, and the memory that they hold.
 
@@ -104,7 +110,9 @@ def saved(
 class BillOfCall:
     """Waits for the arguments of a model or a function, and returns the bill of a call with them."""
 
-    def __init__(self, target: Callable[..., Any], loss: Loss | None, least: int, *, backward: bool) -> None:
+    def __init__(
+        self, target: Callable[..., Any], loss: Loss | None, least: int, *, backward: bool
+    ) -> None:
         self._target, self._loss, self._least, self._backward = target, loss, least, backward
 
     def __repr__(self) -> str:
@@ -114,7 +122,9 @@ class BillOfCall:
 
     def __getattr__(self, name: str) -> Any:
         if name in dir(Bill):
-            raise AttributeError(f"the bill needs a call of the model first: kedge.saved(model)(images).{name}")
+            raise AttributeError(
+                f"the bill needs a call of the model first: kedge.saved(model)(images).{name}"
+            )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Bill:
@@ -123,7 +133,9 @@ class BillOfCall:
         if isinstance(target, nn.Module):
             found: FunctionValues | None = None
         elif isinstance(owner := getattr(target, "__self__", None), nn.Module):
-            found = FunctionValues(dynamo.unwrap(owner), [""], given, compiled=dynamo.compiles(owner))
+            found = FunctionValues(
+                dynamo.unwrap(owner), [""], given, compiled=dynamo.compiles(owner)
+            )
         else:
             found = values_of(target)
             found.tensors += given
@@ -131,7 +143,9 @@ class BillOfCall:
         made_in_inference = any(tensor.is_inference() for tensor in given)
         noted = noting(RuntimeError, _INFERENCE) if made_in_inference else nullcontext()
         with noted_arguments(target, args, kwargs), noted:
-            return billing.bill(lambda: target(*args, **kwargs), self._loss, backward=self._backward)
+            return billing.bill(
+                lambda: target(*args, **kwargs), self._loss, backward=self._backward
+            )
 
 
 class _Billing:
@@ -146,19 +160,32 @@ class _Billing:
     def __init__(self, model: Any, least: int, function: FunctionValues | None) -> None:
         self.model, self.function, self.storages = model, function, StorageNumbers()
         self.spans = ModuleCalls(self.storages.of)
-        self.keeper = BillKeeper(lambda: self.spans.innermost, self.storages, find, least, lambda: self.spans.around)
+        self.keeper = BillKeeper(
+            lambda: self.spans.innermost, self.storages, find, least, lambda: self.spans.around
+        )
 
     def bill(self, call: Callable[[], Any], loss: Loss | None, *, backward: bool) -> Bill:
         """Return the bill of one call."""
-        before, given, gradients_were_off = self._owned(), self._given(), not torch.is_grad_enabled()
-        with ExitStack() as stack, _as_before(self.model), torch.inference_mode(mode=False), torch.enable_grad():
+        before, given, gradients_were_off = (
+            self._owned(),
+            self._given(),
+            not torch.is_grad_enabled(),
+        )
+        with (
+            ExitStack() as stack,
+            _as_before(self.model),
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+        ):
             made = self._forward(call, loss, stack)
             given_to = {path: set(numbers) for path, numbers in self.spans.given.items()}
             self.keeper.walk(made)
             moment: int | None = len(self.keeper.timeline)
             if self.function is not None and not self.keeper.timeline.alive(moment):
                 moment = None
-            parameters, buffers = (mine | now for mine, now in zip(before, self._owned(), strict=True))
+            parameters, buffers = (
+                mine | now for mine, now in zip(before, self._owned(), strict=True)
+            )
             if backward:
                 _back(made, self._wanted(made))
             del made
@@ -168,7 +195,9 @@ class _Billing:
         bill.gradients_were_off = gradients_were_off
         return bill
 
-    def _forward(self, call: Callable[[], Any], loss: Loss | None, stack: ExitStack) -> list[Tensor]:
+    def _forward(
+        self, call: Callable[[], Any], loss: Loss | None, stack: ExitStack
+    ) -> list[Tensor]:
         """Call the target; returns its results. The stack ends the recording."""
         model = dynamo.unwrap(self.model)
         layout = ModelLayout(model)
@@ -185,7 +214,11 @@ class _Billing:
 
     def _owned(self) -> tuple[frozenset[int], frozenset[int]]:
         """Return the storages of parameters, those that a function reaches by itself among them, and of buffers."""
-        loose = (t for t in self.function.tensors if isinstance(t, nn.Parameter)) if self.function is not None else ()
+        loose = (
+            (t for t in self.function.tensors if isinstance(t, nn.Parameter))
+            if self.function is not None
+            else ()
+        )
         parameters = self.storages.of_all(itertools.chain(self.model.parameters(), loose))
         return parameters, self.storages.of_all(self.model.buffers())
 
@@ -205,7 +238,9 @@ def _back(made: list[Tensor], wanted: list[Tensor]) -> None:
     """Run the backward pass, and drop the gradients."""
     roots = [tensor for tensor in made if tensor.requires_grad]
     if roots and wanted:
-        torch.autograd.grad(roots, wanted, [torch.ones_like(root) for root in roots], allow_unused=True)
+        torch.autograd.grad(
+            roots, wanted, [torch.ones_like(root) for root in roots], allow_unused=True
+        )
 
 
 @contextmanager
@@ -213,7 +248,9 @@ def _as_before(model: nn.Module) -> Iterator[None]:
     """Context that restores random number generators and buffers at its end."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - models draw from it, not Kedge
     buffers = [(module, dict(own_buffers(module))) for module in model.modules()]
-    values = {id(b): (b, b.detach().clone()) for _, own in buffers for b in own.values() if b is not None}
+    values = {
+        id(b): (b, b.detach().clone()) for _, own in buffers for b in own.values() if b is not None
+    }
     try:
         with same_random_numbers():
             yield

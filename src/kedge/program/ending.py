@@ -79,7 +79,9 @@ def end_with(error: BaseException | None) -> Ending:
 def _exit_status(left: SystemExit) -> int:
     """Return the status of a ``SystemExit``; print a code that is not a number as a message."""
     code: Any = left
-    with suppress(BaseException):  # a class of the program's may compute it; then the exception is printed itself
+    with suppress(
+        BaseException
+    ):  # a class of the program's may compute it; then the exception is printed itself
         code = left.code
     if code is None:
         return 0

@@ -97,7 +97,11 @@ class OwnImports(MetaPathFinder):
             return None
         found = PathFinder.find_spec(fullname, self._path, target)
         if found is None and self._in_folder(fullname) is not None:
-            others = (finder.find_spec(fullname, None, target) for finder in sys.meta_path if not _is_usual(finder))
+            others = (
+                finder.find_spec(fullname, None, target)
+                for finder in sys.meta_path
+                if not _is_usual(finder)
+            )
             found = next((spec for spec in others if spec is not None), None)
             if found is None:
                 raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
@@ -106,7 +110,11 @@ class OwnImports(MetaPathFinder):
     def _taken_out(self) -> dict[str, ModuleType]:
         """Remove the modules of the folder's names from ``sys.modules``, and return them."""
         names = {name for name in _tops() if name not in self._at_start and self._differs(name)}
-        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] in names}
+        return {
+            name: sys.modules.pop(name)
+            for name in list(sys.modules)
+            if name.partition(".")[0] in names
+        }
 
     def _differs(self, name: str) -> bool:
         """Whether the program's module of a name, or none, is another one than Kedge's."""
@@ -116,13 +124,21 @@ class OwnImports(MetaPathFinder):
         if name == "numpy" and hasattr(sys.modules.get(name), "ndarray"):
             return False
         own = PathFinder.find_spec(name, self._path)
-        return own is None or own.origin is None or os.path.realpath(own.origin) != os.path.realpath(place)
+        return (
+            own is None
+            or own.origin is None
+            or os.path.realpath(own.origin) != os.path.realpath(place)
+        )
 
     def _is_from_folder(self, name: str) -> bool:
         """Whether a module that is imported now comes from the program's folder."""
         place, spec = self._in_folder(name), getattr(sys.modules.get(name), "__spec__", None)
         origin = getattr(spec, "origin", None)
-        return place is not None and origin is not None and os.path.realpath(origin) == os.path.realpath(place)
+        return (
+            place is not None
+            and origin is not None
+            and os.path.realpath(origin) == os.path.realpath(place)
+        )
 
     def _in_folder(self, name: str) -> str | None:
         """Return the place of the module that the program's folder has of a name; None if python would not import it."""
@@ -142,7 +158,9 @@ def _is_built_in(name: str) -> bool:
 
 
 def _is_usual(finder: object) -> bool:
-    return isinstance(finder, OwnImports) or finder is PathFinder or not hasattr(finder, "find_spec")
+    return (
+        isinstance(finder, OwnImports) or finder is PathFinder or not hasattr(finder, "find_spec")
+    )
 
 
 OWN_IMPORTS = OwnImports()

@@ -93,7 +93,9 @@ class Program:
         left = found[0](), found[1]()
         silence[0](None)
         silence[1](None)
-        return replace(end_with(_from_program(error) if error is not None else None), observers=left)
+        return replace(
+            end_with(_from_program(error) if error is not None else None), observers=left
+        )
 
     def unparsed(self, refused: ScriptError) -> Ending:
         """Print the syntax error of a program that does not parse, as Python does.

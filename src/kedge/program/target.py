@@ -59,9 +59,13 @@ def read_script(path: str) -> ProgramCode:
     try:
         source = Path(path).read_bytes()
     except FileNotFoundError:
-        raise ScriptError(f"cannot run {path}: there is no such file in {os.getcwd()}; check the path") from None
+        raise ScriptError(
+            f"cannot run {path}: there is no such file in {os.getcwd()}; check the path"
+        ) from None
     except OSError as error:
-        raise ScriptError(f"cannot run {path}: it cannot be read ({error.strerror}); check its permissions") from error
+        raise ScriptError(
+            f"cannot run {path}: it cannot be read ({error.strerror}); check its permissions"
+        ) from error
     loader: SourceFileLoader | SourcelessFileLoader = SourceFileLoader("__main__", filename)
     if source.startswith(importlib.util.MAGIC_NUMBER):
         loader = SourcelessFileLoader("__main__", filename)
@@ -100,7 +104,9 @@ def check_module(name: str) -> None:
         spec = _spec_without_import(name)
         top = name.partition(".")[0]
         if spec is None and top not in sys.modules and _spec_without_import(top) is None:
-            raise ScriptError(f"cannot run -m {name}: there is no module {top}; {_instead_of_a_module(name)}")
+            raise ScriptError(
+                f"cannot run -m {name}: there is no module {top}; {_instead_of_a_module(name)}"
+            )
         if spec and spec.submodule_search_locations is not None:
             spec = _first_spec(f"{name}.__main__", spec.submodule_search_locations)
             if spec is None:
@@ -128,9 +134,13 @@ def read_module(name: str) -> ProgramCode:
             raise
         raise ScriptError(f"cannot run -m {name}: {error}; {_instead_of_a_module(name)}") from None
     except (AttributeError, TypeError, ValueError) as error:
-        raise ScriptError(f"cannot run -m {name}: the search for it failed with {error!r}; check the name") from error
+        raise ScriptError(
+            f"cannot run -m {name}: the search for it failed with {error!r}; check the name"
+        ) from error
     if spec is None:
-        raise ScriptError(f"cannot run -m {name}: there is no module of that name; {_instead_of_a_module(name)}")
+        raise ScriptError(
+            f"cannot run -m {name}: there is no module of that name; {_instead_of_a_module(name)}"
+        )
     if spec.submodule_search_locations is None:
         return _from_spec(spec, spec.origin or name, f"-m {name}")
     if name.endswith(".__main__") or importlib.util.find_spec(f"{name}.__main__") is None:

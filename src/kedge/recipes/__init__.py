@@ -15,7 +15,15 @@ from kedge.calls.arguments import unknown_name
 
 if TYPE_CHECKING:
     from kedge.features.extract import Features, extract
-    from kedge.features.reduce import Covariance, Histogram, Mean, Quantiles, Reducer, TopK, frechet_distance
+    from kedge.features.reduce import (
+        Covariance,
+        Histogram,
+        Mean,
+        Quantiles,
+        Reducer,
+        TopK,
+        frechet_distance,
+    )
     from kedge.features.tables import FeatureTable, feature_table, stored_table
     from kedge.figures.graph.drawn import Graph
     from kedge.recipes.attribution.attribution import Attribution, gradient, saliency
@@ -36,7 +44,15 @@ _HOME = {
     "recipes.interventions.ablation": ("Ablation", "Means", "ablate", "means", "resample"),
     "recipes.interventions.patching": ("Patching", "patch"),
     "recipes.interventions.steering": ("Steering", "contrast", "steer"),
-    "features.reduce": ("Covariance", "Histogram", "Mean", "Quantiles", "Reducer", "TopK", "frechet_distance"),
+    "features.reduce": (
+        "Covariance",
+        "Histogram",
+        "Mean",
+        "Quantiles",
+        "Reducer",
+        "TopK",
+        "frechet_distance",
+    ),
     "features.tables": ("FeatureTable", "feature_table", "stored_table"),
 }
 __all__ = [
@@ -78,4 +94,6 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOME.items():
         if name in names:
             return getattr(import_module(f"kedge.{home}"), name)
-    raise AttributeError(unknown_name("kedge.recipes", name, [] if name.startswith("_") else __all__, {}))
+    raise AttributeError(
+        unknown_name("kedge.recipes", name, [] if name.startswith("_") else __all__, {})
+    )

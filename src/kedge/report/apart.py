@@ -53,8 +53,14 @@ def apart_blocks(made: Sequence[ModuleLine]) -> list[ApartBlock]:
     for line in made:
         if not isinstance(line, FoldedLine) and (others := groups.get(_kind(line))) is not None:
             block = _block(line, others)
-            found[block.name] = max(found.get(block.name, block), block, key=lambda one: one.distance)
-    return [block for block in found.values() if not any(holder in found for holder in _holders(block.name))]
+            found[block.name] = max(
+                found.get(block.name, block), block, key=lambda one: one.distance
+            )
+    return [
+        block
+        for block in found.values()
+        if not any(holder in found for holder in _holders(block.name))
+    ]
 
 
 def sentence(blocks: Sequence[ApartBlock]) -> str:
@@ -110,7 +116,9 @@ class _Others:
         if figure not in self._zeros:
             courses = [getattr(member, figure) for member in self.members]
             alike = all(isinstance(course, ScaleSeries) for course in courses)
-            self._zeros[figure] = np.any([course.rms == 0 for course in courses], axis=0) if alike else None
+            self._zeros[figure] = (
+                np.any([course.rms == 0 for course in courses], axis=0) if alike else None
+            )
         return self._zeros[figure]
 
     def hold(self, name: str) -> bool:
@@ -120,7 +128,9 @@ class _Others:
     @cached_property
     def _holders(self) -> frozenset[str]:
         paths = (member.path.split(".") for member in self.members)
-        return frozenset(".".join(parts[:end]) for parts in paths for end in range(1, len(parts) + 1))
+        return frozenset(
+            ".".join(parts[:end]) for parts in paths for end in range(1, len(parts) + 1)
+        )
 
     def ends(self, place: int) -> tuple[int, int]:
         """Return the least and the greatest number that stands at one place of their paths."""
@@ -149,8 +159,13 @@ def _reasons(line: ModuleLine, others: _Others) -> Iterator[tuple[float, str]]:
         own, known = line.newest_finite(figure), others.known(figure)
         distance = _distance(own, known, share=figure == "zero")
         if own is not None and distance:
-            said = [spread(values, share=figure == "zero").plain for values in ([own], known.tolist())]
-            yield distance, f"{line.label} has {_TITLES.get(figure, figure)} {said[0]}, the others {said[1]}"
+            said = [
+                spread(values, share=figure == "zero").plain for values in ([own], known.tolist())
+            ]
+            yield (
+                distance,
+                f"{line.label} has {_TITLES.get(figure, figure)} {said[0]}, the others {said[1]}",
+            )
         else:
             yield from _zeros(line, others, figure)
 
@@ -174,4 +189,7 @@ def _zeros(line: ModuleLine, others: _Others, figure: str) -> Iterator[tuple[flo
         steps = np.flatnonzero((own.rms == 0) & ~had)
         if len(steps):
             step = int(line.recording.steps[steps[0]])
-            yield 1.0, f"{line.label} had {_TITLES.get(figure, figure)} 0 at step {step}, the others had not"
+            yield (
+                1.0,
+                f"{line.label} had {_TITLES.get(figure, figure)} 0 at step {step}, the others had not",
+            )

@@ -62,7 +62,10 @@ def curves_of(recording: Recording) -> Iterator[Curve]:
 
 def early_end(recording: Recording, curves: Sequence[Curve]) -> str:
     """Return a sentence on curves that end long before the run, with the cause if it is the budget; otherwise nothing."""
-    last, end = max((int(curve.steps[-1]) for curve in curves if len(curve.steps)), default=-1), recording.end or {}
+    last, end = (
+        max((int(curve.steps[-1]) for curve in curves if len(curve.steps)), default=-1),
+        recording.end or {},
+    )
     steps, skipped = end.get("steps") or 0, (end.get("levels") or {}).get("skipped", 0)
     if last < 0 or steps - 1 - last <= steps // 10:
         return ""
@@ -75,10 +78,19 @@ def losses_of(recording: Recording) -> Iterator[Curve]:
 
     A loss is the tensor that a backward pass began at. Without a backward pass, it is a single number returned by a root.
     """
-    losses = recording.of_kind("loss") or [site for site in recording.sites if is_number(recording, site)]
+    losses = recording.of_kind("loss") or [
+        site for site in recording.sites if is_number(recording, site)
+    ]
     for site in losses:
         rows = recording.rows(site)
-        yield Curve("loss", _loss(recording, site, len(losses)), site.id, rows.step, number(rows), _bad(rows))
+        yield Curve(
+            "loss",
+            _loss(recording, site, len(losses)),
+            site.id,
+            rows.step,
+            number(rows),
+            _bad(rows),
+        )
 
 
 def norms_of(recording: Recording) -> Iterator[Curve]:
@@ -93,7 +105,11 @@ def norms_of(recording: Recording) -> Iterator[Curve]:
 
 def is_number(recording: Recording, site: SiteInfo) -> bool:
     """Whether a site is a root's only output and a single number."""
-    if site.kind != "out" or site.path not in root_paths(recording) or any(size != 1 for size in site.shape):
+    if (
+        site.kind != "out"
+        or site.path not in root_paths(recording)
+        or any(size != 1 for size in site.shape)
+    ):
         return False
     rows = recording.rows(site)
     return len(rows) > 0 and bool((rows.count == rows.calls).all())
@@ -127,14 +143,22 @@ def _from_parameters(recording: Recording) -> Iterator[Curve]:
 def _loss(recording: Recording, site: SiteInfo, many: int) -> str:
     if site.kind != "loss":
         return f"{_root(recording, site)} ({site.site})"
-    called = f"backward at {_printable(site.source['file'])}:{site.source['line']}" if site.source else ""
+    called = (
+        f"backward at {_printable(site.source['file'])}:{site.source['line']}"
+        if site.source
+        else ""
+    )
     name = site.site if many > 1 or not called else ""
     return ", ".join(part for part in (name, called, *_meaning(recording, site)) if part)
 
 
 def _meaning(recording: Recording, site: SiteInfo) -> Iterator[str]:
     """Yield what distinguishes the numbers from the tensor that one backward pass began at."""
-    graphs = (event for event in recording.events if event.get("kind") == "loss-graph" and event["site"] == site.site)
+    graphs = (
+        event
+        for event in recording.events
+        if event.get("kind") == "loss-graph" and event["site"] == site.site
+    )
     if any(event.get("unscaled") for event in graphs):
         yield "without the GradScaler's scale"
     calls = recording.rows(site).calls
@@ -144,7 +168,11 @@ def _meaning(recording: Recording, site: SiteInfo) -> Iterator[str]:
 
 
 def _root(recording: Recording, site: SiteInfo) -> str:
-    return _printable(recording.roots[site.root].name) if 0 <= site.root < len(recording.roots) else "the model"
+    return (
+        _printable(recording.roots[site.root].name)
+        if 0 <= site.root < len(recording.roots)
+        else "the model"
+    )
 
 
 def _printable(text: str) -> str:

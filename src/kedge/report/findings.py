@@ -21,7 +21,9 @@ SHOWN_PER_RULE = 5
 INDENT = 4
 
 
-def render_findings(findings: Sequence[Finding], console: Console, limit: int | None = SHOWN_PER_RULE) -> None:
+def render_findings(
+    findings: Sequence[Finding], console: Console, limit: int | None = SHOWN_PER_RULE
+) -> None:
     """Print findings, grouped by rule and severity.
 
     Args:
@@ -36,13 +38,19 @@ def render_findings(findings: Sequence[Finding], console: Console, limit: int | 
         _render_group(severity, code, group, console, limit)
 
 
-def _render_group(severity: str, code: str, group: list[Finding], console: Console, limit: int | None) -> None:
+def _render_group(
+    severity: str, code: str, group: list[Finding], console: Console, limit: int | None
+) -> None:
     head = Text.assemble((f"{MARKS[severity]} {severity:<7} {code}", STYLES[severity]))
     head.append(f"  {_where(group[0])}" if len(group) == 1 else f"  in {len(group):,} places")
     print_paragraph(head, console)
     for remedy, same in groupby(group[:limit], key=lambda finding: finding.remedy):
         for finding in same:
-            print_paragraph(Text(finding.message if len(group) == 1 else f"· {finding.message}"), console, INDENT)
+            print_paragraph(
+                Text(finding.message if len(group) == 1 else f"· {finding.message}"),
+                console,
+                INDENT,
+            )
             for line in lead_up(finding.evidence):
                 console.print(Text(" " * INDENT).append_text(line), soft_wrap=True)
         if remedy:

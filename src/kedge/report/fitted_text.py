@@ -81,6 +81,8 @@ def _without_words(path: str, width: int) -> str:
 
 def joined(cells: Sequence[str | Text], style: str = "") -> Text:
     """Return cells as one line, with a space between them."""
-    text = Text(" ", style, no_wrap=True).join([Text(cell) if isinstance(cell, str) else cell for cell in cells])
+    text = Text(" ", style, no_wrap=True).join(
+        [Text(cell) if isinstance(cell, str) else cell for cell in cells]
+    )
     text.rstrip()
     return text

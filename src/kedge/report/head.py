@@ -82,7 +82,9 @@ def _amounts(recording: Recording) -> Iterator[str]:
     yield f"{counted(end.get('steps', sampled), 'step')}, {sampled:,} measured"
     total, watching = end.get("seconds"), end.get("watching")
     if total:
-        yield seconds(total) + (f", {percent(watching / total)} of it for watching" if watching is not None else "")
+        yield seconds(total) + (
+            f", {percent(watching / total)} of it for watching" if watching is not None else ""
+        )
 
 
 def lost_ranks(recording: Recording) -> Iterator[str]:
@@ -105,9 +107,7 @@ def _named(ranks: Sequence[int]) -> str:
 
 def stopped_writing(event: Mapping[str, Any]) -> str:
     """Return words for an event of kind ``stopped``: ``the recording ends before step 4: No space left on device``."""
-    return (
-        f"the recording ends before step {event.get('step', 0)}, which could not be written: {visible(event['error'])}"
-    )
+    return f"the recording ends before step {event.get('step', 0)}, which could not be written: {visible(event['error'])}"
 
 
 def _troubles(recording: Recording) -> Iterator[Text]:

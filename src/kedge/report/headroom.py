@@ -95,11 +95,17 @@ def render_headroom(recording: Recording, console: Console, pattern: str | None 
     for title in ("largest", "small"):
         table.add_column(title, justify="right", no_wrap=True)
     for title in ("own", *(_short(name) for name in WHAT_IF)):
-        table.add_column(title, justify="right")  # in a narrow terminal the share goes into a line of its own
+        table.add_column(
+            title, justify="right"
+        )  # in a narrow terminal the share goes into a line of its own
     for reach in reaches(recording, pattern):
         formats = [FORMATS[reach.site.dtype], *(FORMATS[name] for name in WHAT_IF)]
         table.add_row(
-            reach.site.site, reach.site.dtype, compact(reach.largest), compact(reach.small), *_cells(reach, formats)
+            reach.site.site,
+            reach.site.dtype,
+            compact(reach.largest),
+            compact(reach.small),
+            *_cells(reach, formats),
         )
     if not table.row_count:
         console.print("nothing was measured in full: no output or gradient of a module was watched")
@@ -127,4 +133,9 @@ def _share(lost: float) -> str:
 
 
 def _short(name: str) -> str:
-    return {"float16": "fp16", "bfloat16": "bf16", "float8_e5m2": "fp8 e5m2", "float8_e4m3fn": "fp8 e4m3"}[name]
+    return {
+        "float16": "fp16",
+        "bfloat16": "bf16",
+        "float8_e5m2": "fp8 e5m2",
+        "float8_e4m3fn": "fp8 e4m3",
+    }[name]

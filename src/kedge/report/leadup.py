@@ -28,19 +28,25 @@ def lead_up(evidence: Mapping[str, Any]) -> list[Text]:
         return []
     names = [cut(name, NAME) for name in sites]
     width = max(map(len, names))
-    lines = [_line(name.ljust(width), course) for name, course in zip(names, sites.values(), strict=True)]
+    lines = [
+        _line(name.ljust(width), course) for name, course in zip(names, sites.values(), strict=True)
+    ]
     head = Text(f"rms in steps {steps[0]:,} to {steps[-1]:,}", "dim")
     return [head, *reversed(lines)]
 
 
 def _line(name: str, course: Mapping[str, Any]) -> Text:
-    rms = np.array([np.nan if value is None else value for value in course["rms"]], dtype=np.float64)
+    rms = np.array(
+        [np.nan if value is None else value for value in course["rms"]], dtype=np.float64
+    )
     states = course["state"]
     broken = np.array([state in ("inf", "nan") for state in states], dtype=bool)
     drawn = sparkline(ScaleSeries(rms, broken, None, int(broken.sum())), max(len(rms), 1)) or GAP
     finite = rms[np.isfinite(rms)]
     ends = (
-        [compact(float(finite[0])), *([compact(float(finite[-1]))] if len(finite) > 1 else [])] if len(finite) else []
+        [compact(float(finite[0])), *([compact(float(finite[-1]))] if len(finite) > 1 else [])]
+        if len(finite)
+        else []
     )
     ends += [states[-1]] if len(broken) and broken[-1] else []
     return Text.assemble((f"  {name}  ", "dim"), drawn, ("  " + " → ".join(ends), "dim"))

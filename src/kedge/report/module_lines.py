@@ -42,7 +42,10 @@ class ModuleLine:
     @property
     def all_sites(self) -> list[SiteInfo]:
         """All its sites, those of its parameters last."""
-        return [*self.sites.values(), *(site for sites in self.parameters.values() for site in sites)]
+        return [
+            *self.sites.values(),
+            *(site for sites in self.parameters.values() for site in sites),
+        ]
 
     @property
     def texts(self) -> set[str]:
@@ -64,7 +67,9 @@ class ModuleLine:
     def size(self) -> int:
         """The number of its own parameters."""
         kinds = [{site.path: site for site in sites} for sites in self.parameters.values()]
-        return max((sum(math.prod(site.shape) for site in kind.values()) for kind in kinds), default=0)
+        return max(
+            (sum(math.prod(site.shape) for site in kind.values()) for kind in kinds), default=0
+        )
 
     @cached_property
     def out(self) -> ScaleSeries | None:
@@ -190,9 +195,13 @@ def folded(made: Sequence[ModuleLine], findings: Sequence[Finding] = ()) -> list
         codes.setdefault(finding.site, set()).add(finding.code)
 
     def state(line: ModuleLine) -> Hashable:
-        return line.broken > 0, frozenset(code for text in line.texts for code in codes.get(text, ()))
+        return line.broken > 0, frozenset(
+            code for text in line.texts for code in codes.get(text, ())
+        )
 
-    folds = Folding(lambda line: line.label, lambda line: line.structure, state, _outlying).shown(made)
+    folds = Folding(lambda line: line.label, lambda line: line.structure, state, _outlying).shown(
+        made
+    )
     return [FoldedLine(one.name, one.members) if one.folded else one.members[0] for one in folds]
 
 
@@ -200,8 +209,14 @@ def _outlying(group: Sequence[ModuleLine]) -> set[int]:
     """Return the places of the lines with a figure that is far from that of the others."""
     found: set[int] = set()
     for figure in FIGURES:
-        found |= set(outliers([line.newest_finite(figure) for line in group], share=figure == "zero"))
-    return found | _only_zeros([line.out for line in group]) | _only_zeros([line.gradient for line in group])
+        found |= set(
+            outliers([line.newest_finite(figure) for line in group], share=figure == "zero")
+        )
+    return (
+        found
+        | _only_zeros([line.out for line in group])
+        | _only_zeros([line.gradient for line in group])
+    )
 
 
 def _only_zeros(group: Sequence[ScaleSeries | None]) -> set[int]:
@@ -215,7 +230,9 @@ def _only_zeros(group: Sequence[ScaleSeries | None]) -> set[int]:
     return set(np.flatnonzero((zeros & rare).any(axis=1)).tolist())
 
 
-def _ratio(recording: Recording, change: SiteInfo, value: SiteInfo) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _ratio(
+    recording: Recording, change: SiteInfo, value: SiteInfo
+) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return np.asarray(recording.series(change, "rms") / recording.series(value, "rms"))
 
@@ -243,7 +260,11 @@ def _placed(made: list[ModuleLine]) -> list[ModuleLine]:
     placed = [line for line in made if "out" in line.sites]
     for line in made:
         if "out" not in line.sites:
-            holders = [i for i, other in enumerate(placed) if line.path.startswith(f"{other.path}." * bool(other.path))]
+            holders = [
+                i
+                for i, other in enumerate(placed)
+                if line.path.startswith(f"{other.path}." * bool(other.path))
+            ]
             nearest = max(holders, key=lambda i: len(placed[i].path), default=len(placed))
             placed.insert(nearest, line)
     return placed
@@ -290,7 +311,9 @@ def matching(all_lines: Sequence[ModuleLine], text: str) -> tuple[ModuleLine, ..
         NoSuchSite: No module has such a path.
         SelectorError: The text cannot be read.
     """
-    paths = {path for line in all_lines for path in (line.path, *(site.path for site in line.all_sites))}
+    paths = {
+        path for line in all_lines for path in (line.path, *(site.path for site in line.all_sites))
+    }
     chosen, sites = SiteFilter(text, paths), [site for line in all_lines for site in line.all_sites]
     problem = chosen.problem(sites)
     if problem:

@@ -53,7 +53,9 @@ class TableColumn:
         return fit(self.title, self.width, right=self.right)
 
 
-def columns(shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[str, Text]) -> list[TableColumn]:
+def columns(
+    shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[str, Text]
+) -> list[TableColumn]:
     """Return the columns that are not empty and fit, with their widths.
 
     Args:
@@ -63,7 +65,11 @@ def columns(shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[
         marks: The marks in front of lines, by label.
     """
     figures = _figures(shown)
-    courses = [("over the steps", flow) for flow in ("out", "gradient") if any(getattr(line, flow) for line in shown)]
+    courses = [
+        ("over the steps", flow)
+        for flow in ("out", "gradient")
+        if any(getattr(line, flow) for line in shown)
+    ]
     longest = max([len(line.label) for line in shown], default=0)
     least_label = min(max(longest, LEAST_LABEL), 24)
     least_course = max(len("trend"), min(steps, LEAST_COURSE))
@@ -74,12 +80,18 @@ def columns(shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[
     free = _free(width, figures, courses)
     details = []
     for column in _details(shown, widest_type=12 if width < 120 else 24):
-        if free - column.width - 1 >= max(least, min(longest, MOST_LABEL) + len(courses) * least_course):
+        if free - column.width - 1 >= max(
+            least, min(longest, MOST_LABEL) + len(courses) * least_course
+        ):
             details.append(column)
             free -= column.width + 1
-    course_width = max(least_course, min(steps, MOST_COURSE, (free - least_label) // max(len(courses), 1)))
+    course_width = max(
+        least_course, min(steps, MOST_COURSE, (free - least_label) // max(len(courses), 1))
+    )
     if any(isinstance(line, FoldedLine) for line in shown):  # its name has more to say
-        course_width = max(least_course, min(course_width, (free - longest) // max(len(courses), 1)))
+        course_width = max(
+            least_course, min(course_width, (free - longest) // max(len(courses), 1))
+        )
     label_width = max(LEAST_LABEL, min(longest, MOST_LABEL, free - len(courses) * course_width))
     chosen = [
         TableColumn("", 1, lambda line: marks.get(line.label, Text(""))),
@@ -89,11 +101,15 @@ def columns(shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[
     for name, column in figures.items():
         chosen.append(column)
         if name in ("out", "gradient"):
-            chosen.append(TableColumn("trend", course_width, partial(_series, flow=name, width=course_width)))
+            chosen.append(
+                TableColumn("trend", course_width, partial(_series, flow=name, width=course_width))
+            )
     return chosen
 
 
-def _free(width: int, figures: Mapping[str, TableColumn], courses: Sequence[tuple[str, str]]) -> int:
+def _free(
+    width: int, figures: Mapping[str, TableColumn], courses: Sequence[tuple[str, str]]
+) -> int:
     return width - 2 - sum(column.width + 1 for column in figures.values()) - len(courses)
 
 
@@ -106,7 +122,11 @@ def _figures(shown: Sequence[ModuleLine]) -> dict[str, TableColumn]:
         ("zero", _ZERO, lambda line: line.zero is not None),
         ("broken", BROKEN, lambda line: line.broken > 0),
     ]
-    return {name: wide_enough(column, shown) for name, column, said in made if any(said(line) for line in shown)}
+    return {
+        name: wide_enough(column, shown)
+        for name, column, said in made
+        if any(said(line) for line in shown)
+    }
 
 
 def wide_enough(column: TableColumn, shown: Sequence[ModuleLine]) -> TableColumn:
@@ -122,7 +142,9 @@ def _details(shown: Sequence[ModuleLine], widest_type: int) -> list[TableColumn]
     made = [
         TableColumn("type", min(max(types, 4), widest_type), lambda line: line.type),
         TableColumn("shape", min(max(shapes, 5), 18), lambda line: line.shape),
-        TableColumn("params", 6, lambda line: thousands(line.size) if line.size else "", right=True),
+        TableColumn(
+            "params", 6, lambda line: thousands(line.size) if line.size else "", right=True
+        ),
     ]
     present = [types, shapes, max([line.size for line in shown], default=0)]
     return [column for column, some in zip(made, present, strict=True) if some]
@@ -135,7 +157,10 @@ def spread(values: Sequence[float], *, share: bool = False) -> Text:
     finite = [value for value in values if isfinite(value)]
     ends = [min(finite), max(finite)] if finite else []
     ends += [value for value in values if not isfinite(value)][:1]
-    said = [f"{value:.0%}" if share else compact(value) if len(values) == 1 else brief(value) for value in ends]
+    said = [
+        f"{value:.0%}" if share else compact(value) if len(values) == 1 else brief(value)
+        for value in ends
+    ]
     if said[0] == said[-1]:
         said = said[:1] if share else [compact(ends[0])]
     text = said[0] if len(said) == 1 else f"{said[0].removesuffix('%')}..{said[-1]}"
@@ -164,7 +189,11 @@ def over_steps(series: ScaleSeries | None, width: int, style: str) -> Text:
 
 
 def _series(line: ModuleLine, flow: str, width: int) -> Text:
-    return over_steps(line.out, width, "cyan") if flow == "out" else over_steps(line.gradient, width, "green")
+    return (
+        over_steps(line.out, width, "cyan")
+        if flow == "out"
+        else over_steps(line.gradient, width, "green")
+    )
 
 
 def drawn(line: ModuleLine, chosen: Sequence[TableColumn]) -> Text:

@@ -63,7 +63,9 @@ def console_for(stream: TextIO | None = None) -> Console:
     ``NO_COLOR`` turns colours off, and so does ``CI`` without ``FORCE_COLOR``; ``COLUMNS`` sets another width.
     """
     stream = stream or sys.stdout
-    plain = True if os.environ.get("CI") and not os.environ.get("FORCE_COLOR") else None  # None: as NO_COLOR says
+    plain = (
+        True if os.environ.get("CI") and not os.environ.get("FORCE_COLOR") else None
+    )  # None: as NO_COLOR says
     console = OutputConsole(file=stream, highlight=False, soft_wrap=False, no_color=plain)
     width = console.width if console.is_terminal or os.environ.get("COLUMNS") else PLAIN_WIDTH
     console.width = min(max(width, NARROWEST), WIDEST)
@@ -109,7 +111,9 @@ def render(
 
 def _render_verdict(judgement: Judgement, console: Console, extent: ReportExtent) -> None:
     findings = judgement.findings
-    worst = next((severity for severity in SEVERITIES if any(f.severity == severity for f in findings)), None)
+    worst = next(
+        (severity for severity in SEVERITIES if any(f.severity == severity for f in findings)), None
+    )
     if worst is None and not judgement.measured:
         return
     style = STYLES[worst] if worst is not None else "green" if judgement.complete else ""
@@ -136,7 +140,12 @@ def _render_curves(recording: Recording, console: Console) -> None:
         text.append(f"  {cut(curve.label, console.width - text.cell_len - 2)}", "dim")
         console.print(text)
     if len(found) > _MOST_CURVES:
-        console.print(Text(f"  … {counted(len(found) - _MOST_CURVES, 'curve')} more on the page (--html)", "dim"))
+        console.print(
+            Text(
+                f"  … {counted(len(found) - _MOST_CURVES, 'curve')} more on the page (--html)",
+                "dim",
+            )
+        )
     if found:
         early = early_end(recording, found)
         if early:
@@ -153,7 +162,11 @@ def _nothing(recording: Recording) -> Text:
 
 
 def _render_table(
-    made: Sequence[ModuleLine], modules: int, marks: dict[str, Text], console: Console, most: int | None
+    made: Sequence[ModuleLine],
+    modules: int,
+    marks: dict[str, Text],
+    console: Console,
+    most: int | None,
 ) -> set[str]:
     """Print the table, and return the titles of the columns for which there was room."""
     shown = _chosen_lines(made, marks, most)
@@ -162,12 +175,20 @@ def _render_table(
     console.print(header(layout))
     for left_out, index in _with_gaps(shown, len(made)):
         if left_out:
-            console.print(Text(f"  … {counted(left_out, 'line' if len(made) < modules else 'module')} left out", "dim"))
+            console.print(
+                Text(
+                    f"  … {counted(left_out, 'line' if len(made) < modules else 'module')} left out",
+                    "dim",
+                )
+            )
         if index is not None:
             console.print(drawn(made[index], layout))
     for amount in _amounts(made, shown, modules):
         console.print()
-        print_paragraph(Text(f"{amount}; --all shows every module, --sites SELECTOR the ones you choose"), console)
+        print_paragraph(
+            Text(f"{amount}; --all shows every module, --sites SELECTOR the ones you choose"),
+            console,
+        )
     apart = sentence(apart_blocks(made))
     if apart:
         print_paragraph(Text(apart), console)
@@ -178,7 +199,9 @@ def _amounts(made: Sequence[ModuleLine], shown: Sequence[int], modules: int) -> 
     """Yield the numbers of modules and of lines, if some modules have no line of their own."""
     if len(made) < modules:
         amount = f"{counted(modules, 'module')} in {counted(len(made), 'line')}, with similar blocks in one"
-        yield amount + (f"; {len(shown):,} of the lines are shown" if len(shown) < len(made) else "")
+        yield amount + (
+            f"; {len(shown):,} of the lines are shown" if len(shown) < len(made) else ""
+        )
     elif len(shown) < len(made):
         yield f"{len(shown):,} of {counted(len(made), 'module')} shown"
 
@@ -195,7 +218,9 @@ def marks_of(chosen: Sequence[ModuleLine], findings: Sequence[Finding]) -> dict[
     return marks
 
 
-def _chosen_lines(chosen: Sequence[ModuleLine], marks: dict[str, Text], most: int | None) -> list[int]:
+def _chosen_lines(
+    chosen: Sequence[ModuleLine], marks: dict[str, Text], most: int | None
+) -> list[int]:
     """Return the indices of the lines to show: those with a finding, and the first of the others."""
     if most is None or len(chosen) <= most:
         return list(range(len(chosen)))
@@ -217,7 +242,11 @@ def _legend(recording: Recording, made: Sequence[ModuleLine], titles: set[str]) 
     first, last = int(recording.steps[0]), int(recording.steps[-1])
     since = any(series.since for line in made for series in (line.out, line.gradient) if series)
     folds = next((f" {line.label}{_FOLDED}" for line in made if isinstance(line, FoldedLine)), "")
-    narrow = [name for name in ("update", "zero") if name not in titles and any(line.newest(name) for line in made)]
+    narrow = [
+        name
+        for name in ("update", "zero")
+        if name not in titles and any(line.newest(name) for line in made)
+    ]
     wider = f" A wider terminal shows {' and '.join(narrow)}." if narrow else ""
     return Text(
         f"out, grad: root mean square of a module's output and of its gradient, at step {last}, the last measured one"

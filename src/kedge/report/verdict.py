@@ -14,9 +14,14 @@ NAMED_LACKS = 3
 
 def tally(findings: Sequence[Finding]) -> str:
     """Return the number of findings by severity: ``1 error, 2 warnings``."""
-    counts = [(severity, sum(finding.severity == severity for finding in findings)) for severity in SEVERITIES]
+    counts = [
+        (severity, sum(finding.severity == severity for finding in findings))
+        for severity in SEVERITIES
+    ]
     named = [
-        f"{number:,} info" if severity == "info" else counted(number, severity) for severity, number in counts if number
+        f"{number:,} info" if severity == "info" else counted(number, severity)
+        for severity, number in counts
+        if number
     ]
     return ", ".join(named) or "no findings"
 
@@ -79,14 +84,23 @@ def _none(judgement: Judgement) -> str:
 
 def advice(judgement: Judgement) -> Iterator[str]:
     """Yield the command with which every rule can judge, and what to mend before; nothing if each could."""
-    helped, others = list(judgement.helped), [x for x in judgement.unjudged if x.code not in judgement.helped]
+    helped, others = (
+        list(judgement.helped),
+        [x for x in judgement.unjudged if x.code not in judgement.helped],
+    )
     if helped:
-        all_of_them = "to get enough for it" if len(helped) == 1 else "to get enough for all of them"
+        all_of_them = (
+            "to get enough for it" if len(helped) == 1 else "to get enough for all of them"
+        )
         yield f"{all_of_them if not others else f'to get enough for {listed(helped, NAMED_LACKS)}'}: {judgement.command}"
     short = [lack.code for lack in others if lack.grows]
     if short:
         all_of_them = "it" if len(short) == 1 else "them"
-        named = listed(short, NAMED_LACKS) if helped or len(short) < len(judgement.unjudged) else all_of_them
+        named = (
+            listed(short, NAMED_LACKS)
+            if helped or len(short) < len(judgement.unjudged)
+            else all_of_them
+        )
         yield (
             f"the run is too short for {named}"
             if judgement.sound is None

@@ -41,7 +41,9 @@ class CallHooks:
         late: Called with a call that had begun before it was hooked, once it has ended and its inputs are known.
     """
 
-    def __init__(self, checks: PendingChecks, shield: Shield, late: Callable[[RecordedCall], None]) -> None:
+    def __init__(
+        self, checks: PendingChecks, shield: Shield, late: Callable[[RecordedCall], None]
+    ) -> None:
         self._checks, self._late = checks, late
         self._gradients = GradientHooks(checks, shield)
         self._known: ByIdentity[nn.Module, WatchedModule] = ByIdentity()
@@ -86,7 +88,9 @@ class CallHooks:
         """Record a call that begins."""
         outer = calls.notes[-1].call if calls.notes else None
         call = RecordedCall(module, watched.label, outer)
-        found = call.state.take(*given, copy=watched.overwrites or getattr(module, "inplace", False) is True)
+        found = call.state.take(
+            *given, copy=watched.overwrites or getattr(module, "inplace", False) is True
+        )
         edges = CallEdges(tensor for _, tensor in found)
         self._begin(watched, call, found)
         return ActiveCall(watched, call, edges)
@@ -107,16 +111,22 @@ class CallHooks:
         if not calls.modules or call.gathers:
             self._checks.read()
 
-    def _begin(self, watched: WatchedModule, call: RecordedCall, found: Iterable[tuple[str, Tensor]]) -> None:
+    def _begin(
+        self, watched: WatchedModule, call: RecordedCall, found: Iterable[tuple[str, Tensor]]
+    ) -> None:
         self._recorded.add(call)
         watched.add(call)
         own = own_parameters(call.module)
-        call.gradients.awaited = {name for name, p in own.items() if p is not None and p.requires_grad}
+        call.gradients.awaited = {
+            name for name, p in own.items() if p is not None and p.requires_grad
+        }
         for name, tensor in found:
             self._checks.add("in", (call,), tensor)
             self._gradients.follow_input(call, name, tensor)
 
-    def _follow_edges(self, calls: OpenCalls[ActiveCall], ended: ActiveCall, returned: list[Tensor]) -> None:
+    def _follow_edges(
+        self, calls: OpenCalls[ActiveCall], ended: ActiveCall, returned: list[Tensor]
+    ) -> None:
         """Check each share that a call adds to the gradients of its inputs."""
         if ended.edges is None:
             return

@@ -85,11 +85,15 @@ class CallState:
         self.args: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None
         self.inputs: dict[str, HeldTensor] = {}
         self.buffers: dict[tuple[int, str], Tensor] = {}
-        self.versions = {name: version_of(p) for name, p in own_parameters(module).items() if p is not None}
+        self.versions = {
+            name: version_of(p) for name, p in own_parameters(module).items() if p is not None
+        }
         self.random: dict[str, Tensor] = {}
         self.surroundings = Surroundings.now()
 
-    def take(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, copy: bool = False) -> list[tuple[str, Tensor]]:
+    def take(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, copy: bool = False
+    ) -> list[tuple[str, Tensor]]:
         """Keep the arguments; returns their tensors by name."""
         found = [*leaves.find(args, "args"), *leaves.find(kwargs, "kwargs")]
         self.inputs = {name: held(tensor, copy=copy) for name, tensor in found}
@@ -171,7 +175,9 @@ class RecordedCall:
 
         Those of a lazy module have no values before its first call.
         """
-        own = {n: b for n, b in own_buffers(self.module).items() if b is not None and not is_lazy(b)}
+        own = {
+            n: b for n, b in own_buffers(self.module).items() if b is not None and not is_lazy(b)
+        }
         if not (own and self.module.training) or sum(b.nbytes for b in own.values()) > CHEAP:
             return
         for name, buffer in own.items():

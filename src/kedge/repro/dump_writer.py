@@ -60,7 +60,11 @@ class DumpWriter:
 
     def run_again(self) -> None:
         """Run the written call once more to name its operations."""
-        made = self._rerun(self._written) if self._rerun is not None and self._written is not None else []
+        made = (
+            self._rerun(self._written)
+            if self._rerun is not None and self._written is not None
+            else []
+        )
         if made and self._written is not None:
             self._log.event({"kind": "operation", "folder": self._written.name, "operations": made})
 

@@ -64,7 +64,9 @@ class PendingChecks:
             return
         if where == "out":
             self._returned[id(value)] = weakref.ref(value), version_of(value)
-        value = value.detach() if value.requires_grad else value  # a gradient must keep its identity
+        value = (
+            value.detach() if value.requires_grad else value
+        )  # a gradient must keep its identity
         part = own_part(value)
         total = torch.view_as_real(part.resolve_conj()) if part.is_complex() else part
         total = (total.float() if total.itemsize == 1 else total).sum(dtype=torch.float32)
@@ -77,7 +79,8 @@ class PendingChecks:
         checks, self._waiting = self._waiting, []
         devices = {check.total.device for check in checks}
         totals = {
-            d: torch.stack([check.total for check in checks if check.total.device == d]).tolist() for d in devices
+            d: torch.stack([check.total for check in checks if check.total.device == d]).tolist()
+            for d in devices
         }
         for check in checks:
             total = totals[check.total.device].pop(0)
@@ -109,7 +112,9 @@ class PendingChecks:
 def bad(value: Tensor) -> Bad | None:
     """Return "nan" if a tensor holds a NaN, "inf" if it holds only infinities, and None if all of it is finite."""
     value = own_part(value)
-    value = value.float() if value.itemsize == 1 else value  # PyTorch cannot compare eight-bit floats
+    value = (
+        value.float() if value.itemsize == 1 else value
+    )  # PyTorch cannot compare eight-bit floats
     if bool(value.isfinite().all()):
         return None
     return "nan" if bool(value.isnan().any()) else "inf"
@@ -119,7 +124,11 @@ def counts(value: Tensor) -> dict[str, int]:
     """Return the numbers of NaN, of infinities and of all elements in a tensor."""
     value = own_part(value)
     value = value.float() if value.itemsize == 1 else value
-    return {"nan": int(value.isnan().sum()), "inf": int(value.isinf().sum()), "elements": value.numel()}
+    return {
+        "nan": int(value.isnan().sum()),
+        "inf": int(value.isinf().sum()),
+        "elements": value.numel(),
+    }
 
 
 def _measurable(value: Tensor) -> bool:

@@ -59,7 +59,9 @@ class FirstBadCall:
         limit: int = LIMIT,
     ) -> None:
         self._log, self._step = log, step
-        self._shield = Shield("--dump", "it is off from here on, and the program goes on", on_failure=self._stop)
+        self._shield = Shield(
+            "--dump", "it is off from here on, and the program goes on", on_failure=self._stop
+        )
         self._checks = PendingChecks(self._report)
         self._hooks = CallHooks(self._checks, self._shield, self._keep_late)
         self._search = FirstBadSearch(self._keep, step)
@@ -178,12 +180,16 @@ class FirstBadCall:
         self._dump.write()
 
     def _note(self, text: str, step: int | None = None) -> None:
-        self._log.event({"kind": "note", "step": self._step() if step is None else step, "text": text})
+        self._log.event(
+            {"kind": "note", "step": self._step() if step is None else step, "text": text}
+        )
 
 
 def _spoils(optimizer: Optimizer) -> bool:
     """Whether the step that an optimizer is about to make would write non-finite values into the parameters."""
-    skipped = getattr(optimizer, "found_inf", None)  # set by GradScaler on an optimizer that skips by itself
+    skipped = getattr(
+        optimizer, "found_inf", None
+    )  # set by GradScaler on an optimizer that skips by itself
     if isinstance(skipped, Tensor) and bool(skipped):
         return False
     params: Iterable[Tensor] = (p for group in optimizer.param_groups for p in group["params"])

@@ -39,10 +39,14 @@ class GradientCheck:
 class InputEdgeCheck:
     """A hook on one operation's share in the gradient of a call's input; see Note [Shares of a gradient]."""
 
-    def __init__(self, shield: Shield, checks: PendingChecks, call: RecordedCall, place: int) -> None:
+    def __init__(
+        self, shield: Shield, checks: PendingChecks, call: RecordedCall, place: int
+    ) -> None:
         self.shield, self.checks, self.call, self.place = shield, checks, call, place
 
-    def __call__(self, shares: tuple[Tensor | None, ...], gradients: tuple[Tensor | None, ...]) -> None:
+    def __call__(
+        self, shares: tuple[Tensor | None, ...], gradients: tuple[Tensor | None, ...]
+    ) -> None:
         """Called as the hook of an autograd node; checks the share."""
         share = shares[self.place]
         with own_work():
@@ -87,7 +91,9 @@ class GradientHooks:
             takers: Its nodes that took inputs, each with the position of the input.
         """
         for node, place in takers:
-            self._installed.keep(node.register_hook(InputEdgeCheck(self._shield, self._checks, call, place)))
+            self._installed.keep(
+                node.register_hook(InputEdgeCheck(self._shield, self._checks, call, place))
+            )
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -41,7 +41,9 @@ class CallEdges:
         Args:
             returned: The outputs of the call.
         """
-        waiting = [t.grad_fn for t in returned if t.grad_fn is not None and _edge(t) not in self.entries]
+        waiting = [
+            t.grad_fn for t in returned if t.grad_fn is not None and _edge(t) not in self.entries
+        ]
         known = set(waiting)
         while waiting:
             node = waiting.pop()

@@ -78,7 +78,9 @@ class CallPackage:
         self._inputs(call)
         for device, state in call.state.random.items():
             self._add(f"random.{device}", state)
-        for name, gradient in call.gradients.arrived.items() if self.suspect.direction == "backward" else ():
+        for name, gradient in (
+            call.gradients.arrived.items() if self.suspect.direction == "backward" else ()
+        ):
             self._add(f"grad.{name}", gradient.tensor)
         self._note(call)
         if self.suspect.seen is not None:
@@ -91,7 +93,11 @@ class CallPackage:
         temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
         with told(f"write {folder}"):
             temporary.mkdir()
-            about = {"site": visible(self.suspect.site), "step": str(self.step), "notes": json.dumps(self.notes)}
+            about = {
+                "site": visible(self.suspect.site),
+                "step": str(self.step),
+                "notes": json.dumps(self.notes),
+            }
             about["seen"] = json.dumps(self.seen)
             save_file(self.tensors, temporary / TENSORS, metadata=about)
             (temporary / SCRIPT).write_text(self.script, encoding="utf-8")
@@ -132,8 +138,12 @@ class CallPackage:
     def _inputs(self, call: RecordedCall) -> None:
         for name, kept in call.state.inputs.items():
             if not kept.intact:
-                self.notes.append(f"{name} was changed in place after the call began: its original value is lost")
-                self._names[id(kept.tensor)] = f"missing({f'{name}, which was changed in place since'!r})"
+                self.notes.append(
+                    f"{name} was changed in place after the call began: its original value is lost"
+                )
+                self._names[id(kept.tensor)] = (
+                    f"missing({f'{name}, which was changed in place since'!r})"
+                )
                 continue
             graded = ", graded=True" if kept.graded else ""
             self._names[id(kept.tensor)] = f"tensor({name!r}{_layout(kept.tensor)}{graded})"
@@ -148,8 +158,12 @@ class CallPackage:
         for name, version in call.state.versions.items():
             param = own_parameters(call.module).get(name)
             if param is not None and version_of(param) != version:
-                self.notes.append(f"the parameter {name} was changed in place since the call; its new value is saved")
-        if any(m.training and own_buffers(m) and not _copied(call, m) for m in (call.module, *inner)):
+                self.notes.append(
+                    f"the parameter {name} was changed in place since the call; its new value is saved"
+                )
+        if any(
+            m.training and own_buffers(m) and not _copied(call, m) for m in (call.module, *inner)
+        ):
             self.notes.append(
                 "buffers larger than 1 MiB were not copied before the call; they have their values from after it"
             )
@@ -214,12 +228,17 @@ def _tensors_of(call: RecordedCall) -> Iterator[tuple[str, Tensor]]:
     yield from parameters_in(call.module).items()
     yield from buffers_in(call.module).items()
     yield from (
-        (f"the gradient of its output {name}".rstrip(), kept.tensor) for name, kept in call.gradients.arrived.items()
+        (f"the gradient of its output {name}".rstrip(), kept.tensor)
+        for name, kept in call.gradients.arrived.items()
     )
 
 
 def _copied(call: RecordedCall, module: nn.Module) -> bool:
-    return all((id(module), n) in call.state.buffers for n, b in own_buffers(module).items() if b is not None)
+    return all(
+        (id(module), n) in call.state.buffers
+        for n, b in own_buffers(module).items()
+        if b is not None
+    )
 
 
 def _layout(value: Tensor) -> str:
@@ -262,10 +281,19 @@ def _called(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -
     folders, script = _places(call.module)
     used = (
         value.device
-        for value in (*(kept.tensor for kept in call.state.inputs.values()), *parameters_in(call.module).values())
+        for value in (
+            *(kept.tensor for kept in call.state.inputs.values()),
+            *parameters_in(call.module).values(),
+        )
     )
     device = next((device for device in used if device.type != "cpu"), "cpu")
-    autocast = "{" + ", ".join(f'"{kind}": {dtype}' for kind, dtype in call.state.surroundings.autocast.items()) + "}"
+    autocast = (
+        "{"
+        + ", ".join(
+            f'"{kind}": {dtype}' for kind, dtype in call.state.surroundings.autocast.items()
+        )
+        + "}"
+    )
     return (
         f'SITE, STEP, DIRECTION, DEVICE = {call.label!r}, {package.step}, "{package.suspect.direction}", "{device}"\n'
         f"NOTES: list[str] = {_lines(package.notes)}\n"
@@ -292,11 +320,18 @@ def _modules(root: nn.Module, writer: SourceWriter) -> tuple[str, dict[str, str]
         own = ", ".join(f"{n!r}: {writer.write(v)}" for n, v in attributes(module).items())
         source = (name, kind.__module__, kind.__qualname__, module.training)
         rows += f"        ({', '.join(map(repr, source))}, {{{own}}}, {_entries(module)!r}),\n"
-    for name, module in named.items():  # a module inside itself has its first name alone among these
+    for (
+        name,
+        module,
+    ) in named.items():  # a module inside itself has its first name alone among these
         inside = {
-            f"{name}.{own}".lstrip("."): child for own, child in own_children(module).items() if child is not None
+            f"{name}.{own}".lstrip("."): child
+            for own, child in own_children(module).items()
+            if child is not None
         }
-        shared.update((path, first[id(child)]) for path, child in inside.items() if path not in named)
+        shared.update(
+            (path, first[id(child)]) for path, child in inside.items() if path not in named
+        )
     return rows, shared
 
 

@@ -54,7 +54,11 @@ class SourceWriter:
                 self.new(value)
             return self.names[id(value)]
         if type(value) in _PLAIN:
-            return repr(value) if not isinstance(value, (str, bytes)) or len(value) < _LONG else self.lacking(value)
+            return (
+                repr(value)
+                if not isinstance(value, (str, bytes)) or len(value) < _LONG
+                else self.lacking(value)
+            )
         if isinstance(value, _TORCH):
             return str(value)
         if type(value) is float:
@@ -78,7 +82,9 @@ class SourceWriter:
         if kind is dict:
             return "{" + ", ".join(f"{write(k)}: {write(v)}" for k, v in value.items()) + "}"
         if isinstance(value, functools.partial):
-            given = f", **{write(value.keywords)}" if value.keywords else ""  # any text can be such a name
+            given = (
+                f", **{write(value.keywords)}" if value.keywords else ""
+            )  # any text can be such a name
             return f"functools.partial({', '.join(map(write, (value.func, *value.args)))}{given})"
         return imported(value) or self._named(value, depth)
 
@@ -94,8 +100,12 @@ class SourceWriter:
     def _object(self, value: Any, depth: int) -> str:
         """Return an object as an expression of its class and its attributes."""
         kind: Any = type(value)
-        plain = kind.__new__ is object.__new__ and isinstance(getattr(value, "__dict__", None), dict)
-        heap = kind.__flags__ & (1 << 9)  # a class defined in Python, so without state besides its attributes
+        plain = kind.__new__ is object.__new__ and isinstance(
+            getattr(value, "__dict__", None), dict
+        )
+        heap = kind.__flags__ & (
+            1 << 9
+        )  # a class defined in Python, so without state besides its attributes
         if isinstance(value, nn.Module) or not (plain and heap and imported(kind)):
             return self.lacking(value)
         if isinstance(value, Mapping) or hasattr(kind, "__slots__"):
@@ -109,7 +119,11 @@ def imported(thing: Any) -> str:
     if not isinstance(name, str) or "<" in name:
         return ""
     last = name.rpartition(".")[2]
-    for home, own in ((module, name), ("torch", last), ("torch.nn.functional", last)):  # torch.log has an inner name
+    for home, own in (
+        (module, name),
+        ("torch", last),
+        ("torch.nn.functional", last),
+    ):  # torch.log has an inner name
         found: Any = sys.modules.get(home or "")
         for part in own.split("."):
             found = getattr(found, part, None)

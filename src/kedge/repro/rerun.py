@@ -44,7 +44,9 @@ from kedge.torch_internals.graph_task import current_node
 PATIENCE = 60.0
 """Most seconds that a call may take; most of them go to importing torch and the program's modules."""
 
-_PLACING = frozenset({"masked_fill", "masked_fill_", "where", "setitem", "full", "full_like", "new_full", "fill_"})
+_PLACING = frozenset(
+    {"masked_fill", "masked_fill_", "where", "setitem", "full", "full_like", "new_full", "fill_"}
+)
 _MARK = "kedge found: "
 _PLACE_IN_RUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -64,7 +66,9 @@ def operations_of(folder: Path) -> Found:
     if not sys.executable:
         return []
     environment = {name: value for name, value in os.environ.items() if name not in _PLACE_IN_RUN}
-    environment["PYTHONPATH"] = os.pathsep.join(each or os.curdir for each in sys.path if isinstance(each, str))
+    environment["PYTHONPATH"] = os.pathsep.join(
+        each or os.curdir for each in sys.path if isinstance(each, str)
+    )
     command = [sys.executable, "-B", "-P", "-m", "kedge.repro.rerun", str(folder)]
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     try:
@@ -79,7 +83,12 @@ def operations_of(folder: Path) -> Found:
             **quiet,
         )
         return list(json.loads(ended.stdout.rpartition(_MARK)[2])) if _MARK in ended.stdout else []
-    except (OSError, ValueError, subprocess.SubprocessError, KeyboardInterrupt):  # an interrupt ends the waiting too
+    except (
+        OSError,
+        ValueError,
+        subprocess.SubprocessError,
+        KeyboardInterrupt,
+    ):  # an interrupt ends the waiting too
         return []
 
 
@@ -106,7 +115,11 @@ def rerun(folder: Path) -> Found:
     if script.DIRECTION == "backward":
         return listing.described(_spoiled(script, listing, output), script.SITE, "in.grad")
     own = [counts(tensor) for _, tensor in script.leaves(output, "")]
-    return listing.described(listing.made, script.SITE, "out") if seen in (*listing.counted, *own) else []
+    return (
+        listing.described(listing.made, script.SITE, "out")
+        if seen in (*listing.counted, *own)
+        else []
+    )
 
 
 class BadOperationListing(Listing):
@@ -204,7 +217,11 @@ def _spoiled(script: Any, listing: BadOperationListing, output: Any) -> list[tup
     with Nodes() as seen:
         torch.autograd.backward(outputs, gradients)
     known = [(kind, listing.nodes.get(node)) for kind, node in seen.found]
-    return [(kind, key) for kind, key in known if key is not None] if all(key for _, key in known) else []
+    return (
+        [(kind, key) for kind, key in known if key is not None]
+        if all(key for _, key in known)
+        else []
+    )
 
 
 def _bad(value: Tensor) -> str:
@@ -236,7 +253,10 @@ def main() -> None:
     """Entry point of the other process; see Note [A process of its own]."""
     faulthandler.dump_traceback_later(PATIENCE, exit=True)
     try:
-        with os.fdopen(os.dup(1), "w", encoding="utf-8") as out, Path(os.devnull).open("w") as nowhere:
+        with (
+            os.fdopen(os.dup(1), "w", encoding="utf-8") as out,
+            Path(os.devnull).open("w") as nowhere,
+        ):
             os.dup2(nowhere.fileno(), 1)
             out.write(f"{_MARK}{json.dumps(rerun(Path(sys.argv[1])))}\n")
     finally:

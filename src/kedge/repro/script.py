@@ -62,12 +62,18 @@ TENSORS: dict[str, torch.Tensor] = {}
 LACKING: list[str] = []
 
 
-def tensor(name: str, stride: tuple[int, ...] | None = None, *, graded: bool = False) -> torch.Tensor:
+def tensor(
+    name: str, stride: tuple[int, ...] | None = None, *, graded: bool = False
+) -> torch.Tensor:
     """Return a saved tensor with its original memory layout."""
     value = TENSORS[name]
     if stride is not None:
-        value = torch.empty_strided(value.shape, stride, dtype=value.dtype, device=value.device).copy_(value)
-    return value.requires_grad_().clone() if graded else value  # a leaf could not be changed in place
+        value = torch.empty_strided(
+            value.shape, stride, dtype=value.dtype, device=value.device
+        ).copy_(value)
+    return (
+        value.requires_grad_().clone() if graded else value
+    )  # a leaf could not be changed in place
 
 
 def missing(what: str) -> Any:
@@ -110,20 +116,26 @@ def is_definition(node: ast.stmt) -> bool:
     """Whether a statement only defines something and runs nothing."""
     if isinstance(node, (ast.Assign, ast.AnnAssign)):
         return not any(isinstance(inner, (ast.Call, ast.Await)) for inner in ast.walk(node))
-    return isinstance(node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    return isinstance(
+        node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    )
 
 
 def build() -> nn.Module:
     """Rebuild the module: its classes without their constructors, then their contents."""
     made: dict[str, nn.Module] = {}
-    contents: dict[str, nn.Module] = {}  # filled first, since a class's own code may fail on a module without contents
+    contents: dict[
+        str, nn.Module
+    ] = {}  # filled first, since a class's own code may fail on a module without contents
     for name, source, kind, training, attributes, entries in modules():
         cls = imported(source, kind)
         made[name], contents[name] = cls.__new__(cls), nn.Module().train(training)
         vars(made[name]).update(attributes)
         if name:
             put(contents, name, "module", made[name])
-        for entry in entries:  # None for now; so children are in their order, those that are shared too
+        for (
+            entry
+        ) in entries:  # None for now; so children are in their order, those that are shared too
             what, _, own = entry.partition(" ")
             put(contents, f"{name}.{own}" if name else own, what, None)
     for name, first in SHARED.items():
@@ -134,7 +146,9 @@ def build() -> nn.Module:
         vars(module).update(vars(contents[name]))
     for module in made.values():
         if isinstance(module, nn.RNNBase):
-            module.to(next(module.parameters()).device)  # where it is already: this rebuilds its list of weights
+            module.to(
+                next(module.parameters()).device
+            )  # where it is already: this rebuilds its list of weights
     return made[""]
 
 
@@ -168,7 +182,15 @@ def put(contents: dict[str, nn.Module], path: str, what: str, value: Any) -> Non
 
 # -- the check of every operation ----------------------------------------------------------------
 
-_UNSET = ("empty", "empty_strided", "new_empty", "empty_like", "new_empty_strided", "set_", "resize_")
+_UNSET = (
+    "empty",
+    "empty_strided",
+    "new_empty",
+    "empty_like",
+    "new_empty_strided",
+    "set_",
+    "resize_",
+)
 _INFINITIES = 3
 
 
@@ -233,7 +255,9 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
         return [value] if value.is_floating_point() or value.is_complex() else []
     if isinstance(value, dict):
         value = list(value.values())
-    return [t for part in value for t in tensors_in(part)] if isinstance(value, (list, tuple)) else []
+    return (
+        [t for part in value for t in tensors_in(part)] if isinstance(value, (list, tuple)) else []
+    )
 
 
 def bad(value: torch.Tensor) -> str:
@@ -257,7 +281,10 @@ def line(stack: traceback.StackSummary) -> str:
     """Return the innermost line of a stack that is neither torch's nor this file's; empty if there is none."""
     inside = str(Path(torch.__file__).parent)
     for frame in reversed(stack):
-        if not frame.filename.startswith((inside, "<")) and Path(frame.filename).resolve() != Path(__file__).resolve():
+        if (
+            not frame.filename.startswith((inside, "<"))
+            and Path(frame.filename).resolve() != Path(__file__).resolve()
+        ):
             return f"    {frame.filename}:{frame.lineno}, in {frame.name}\n        {frame.line}"
     return ""
 
@@ -314,7 +341,9 @@ def leaves(value: Any, name: str) -> list[tuple[str, torch.Tensor]]:
     if isinstance(value, (list, tuple)):
         value = dict(enumerate(value))
     parts = value.items() if hasattr(value, "items") else ()
-    return [leaf for key, part in parts for leaf in leaves(part, f"{name}.{key}" if name else str(key))]
+    return [
+        leaf for key, part in parts for leaf in leaves(part, f"{name}.{key}" if name else str(key))
+    ]
 
 
 def set_random(device: str) -> None:
@@ -342,7 +371,9 @@ def is_here(device: str) -> bool:
 
 def shown(text: str) -> str:
     """Return a text of the program, such as a name, whose control characters can be seen."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 def main() -> int:

@@ -78,10 +78,18 @@ class FirstBadSearch:
         site = f"{call.label}:{where}"
         if value == "inf":
             self.infinite.add(site)
-        if value in self.forward or "nan" in self.forward or (value == "inf" and site in self.habitual):
+        if (
+            value in self.forward
+            or "nan" in self.forward
+            or (value == "inf" and site in self.habitual)
+        ):
             return
         blamed = call if where == "out" else call.outer
-        why = _spoiled(blamed) if blamed is not None else f"the value came from outside of the model, at {site}"
+        why = (
+            _spoiled(blamed)
+            if blamed is not None
+            else f"the value came from outside of the model, at {site}"
+        )
         self._take(SuspectCall(blamed, "forward", value, site, self.step(), why, seen))
 
     def saw_gradient(
@@ -106,7 +114,11 @@ class FirstBadSearch:
         self.task = task
         blamed = self._maker(where, calls)
         site = f"{(blamed if blamed in calls else calls[0]).label}:{where}"
-        why = "" if blamed is not None else f"the gradient that entered {calls[0].label or 'the model'} was not finite"
+        why = (
+            ""
+            if blamed is not None
+            else f"the gradient that entered {calls[0].label or 'the model'} was not finite"
+        )
         self._take(SuspectCall(blamed, "backward", value, site, self.step(), why, gradient))
 
     def choose(self, *, reached: bool) -> SuspectCall | None:
@@ -144,22 +156,35 @@ class FirstBadSearch:
         if not suspect.why:
             self.keep(suspect)
 
-    def _nearer(self, known: SuspectCall, where: Where, call: RecordedCall, gradient: Tensor) -> bool:
+    def _nearer(
+        self, known: SuspectCall, where: Where, call: RecordedCall, gradient: Tensor
+    ) -> bool:
         """Whether the same gradient, seen again, belongs to a call inside of the known one."""
         around = known.call is None or known.call in call.outside()
-        return known.seen is gradient and where == "in.grad" and around and call.gradients.entered_finite
+        return (
+            known.seen is gradient
+            and where == "in.grad"
+            and around
+            and call.gradients.entered_finite
+        )
 
     def _maker(self, where: Where, calls: list[RecordedCall]) -> RecordedCall | None:
         """Return the innermost call that made a gradient out of finite ones; None if there is none."""
         first = calls[0]
-        inside = [] if where == "out.grad" else [call for call in calls if call.gradients.entered_finite]
-        return next((call for call in (*inside, *first.outside()) if call.gradients.entered_finite), None)
+        inside = (
+            [] if where == "out.grad" else [call for call in calls if call.gradients.entered_finite]
+        )
+        return next(
+            (call for call in (*inside, *first.outside()) if call.gradients.entered_finite), None
+        )
 
 
 def _spoiled(call: RecordedCall) -> str:
     """Describe a parameter or buffer that was non-finite before the call; empty if there is none."""
     for name, value in (*parameters_in(call.module).items(), *buffers_in(call.module).items()):
-        if value.is_floating_point() and not usable(value, masks=not isinstance(value, nn.Parameter)):
+        if value.is_floating_point() and not usable(
+            value, masks=not isinstance(value, nn.Parameter)
+        ):
             return f"{'.'.join(p for p in (call.label, name) if p)} was not finite before the call"
     return ""
 

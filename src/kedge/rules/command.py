@@ -76,7 +76,9 @@ def _command(recording: Recording, *, dump: bool) -> str:
     options = ["--budget", "none", "--every", "1"] if measures_all(recording) or not dump else []
     options += (["--dump"] if dump else []) + (["--sites", sites] if sites != "**" else [])
     variable = _UNCOMPILED if dump and is_compiled(recording) else ""
-    return variable + typed(*_launcher(manifest.get("world")), "run", *options, *(command or [script or _ANY]))
+    return variable + typed(
+        *_launcher(manifest.get("world")), "run", *options, *(command or [script or _ANY])
+    )
 
 
 def _launcher(world: object) -> list[str]:

@@ -32,7 +32,10 @@ FOLLOWS: tuple[tuple[str, frozenset[str]], ...] = tuple(
     (cause, frozenset(effects.split()))
     for cause, effects in (
         # Equal weights get equal gradients; weights of zero get none, and pass none on.
-        ("NEVER-INITIALISED", "INIT-SCALE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SPIKE NO-LEARNING"),
+        (
+            "NEVER-INITIALISED",
+            "INIT-SCALE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SPIKE NO-LEARNING",
+        ),
         # Inputs or weights that are too large or too small at the first step make outputs, gradients and steps so.
         (
             "INPUT-SCALE",
@@ -53,7 +56,10 @@ FOLLOWS: tuple[tuple[str, frozenset[str]], ...] = tuple(
             "DOUBLE-SOFTMAX",
             "LOSS-BELOW-ZERO RATE-TOO-LARGE GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
         ),
-        ("LOSS-BELOW-ZERO", "RATE-TOO-LARGE GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large"),
+        (
+            "LOSS-BELOW-ZERO",
+            "RATE-TOO-LARGE GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
+        ),
         # Gradients that add up make steps that are too long.
         (
             "GRADS-KEPT",
@@ -90,7 +96,9 @@ def follow(recording: Recording, findings: Iterable[Finding]) -> list[Finding]:
     found = list(findings)
     models = _Models(recording)
     for cause, effects in FOLLOWS:
-        causes = [i for i, each in enumerate(found) if each.severity != "info" and cause in _kinds(each)]
+        causes = [
+            i for i, each in enumerate(found) if each.severity != "info" and cause in _kinds(each)
+        ]
         for at, finding in enumerate(found):
             hinted = finding.severity == "info" and finding.code != SYMPTOM
             if hinted or "follows" in finding.evidence or not _kinds(finding) & effects:
@@ -98,7 +106,8 @@ def follow(recording: Recording, findings: Iterable[Finding]) -> list[Finding]:
             why = next((i for i in causes if models.may_follow(finding, found[i])), None)
             if why is not None:
                 found[why] = replace(
-                    found[why], severity=min(found[why].severity, finding.severity, key=SEVERITIES.index)
+                    found[why],
+                    severity=min(found[why].severity, finding.severity, key=SEVERITIES.index),
                 )
                 found[at] = _lowered(finding, cause.partition(":")[0])
     return found
@@ -142,7 +151,9 @@ class _Models:
         if not 0 <= own < len(roots) or roots[own].trained is False:
             return None
         held = set(roots[own].optimizers)
-        return frozenset(i for i, root in enumerate(roots) if i == own or held & set(root.optimizers))
+        return frozenset(
+            i for i, root in enumerate(roots) if i == own or held & set(root.optimizers)
+        )
 
 
 def _kinds(finding: Finding) -> frozenset[str]:

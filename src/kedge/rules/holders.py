@@ -14,7 +14,9 @@ MOST = 64
 """Most ranks that are judged one by one."""
 
 
-def naming_ranks(recording: Recording, rules: Iterable[Rule], findings: Sequence[Finding]) -> list[Finding]:
+def naming_ranks(
+    recording: Recording, rules: Iterable[Rule], findings: Sequence[Finding]
+) -> list[Finding]:
     """Return the findings of a recording, each with the ranks whose own recordings show it too, or that have its site.
 
     Args:
@@ -43,12 +45,20 @@ def naming_ranks(recording: Recording, rules: Iterable[Rule], findings: Sequence
 def _having(recording: Recording, text: str) -> list[int]:
     """Return the ranks that have a site at all, if others do not, as in a pipeline."""
     site = next((site for site in recording.sites if site.site == text), None)
-    having = [rank for rank in recording.ranks if site is not None and len(recording.of_rank(rank).rows(site))]
+    having = [
+        rank
+        for rank in recording.ranks
+        if site is not None and len(recording.of_rank(rank).rows(site))
+    ]
     return having if len(having) < len(recording.ranks) else []
 
 
 def _with_ranks(finding: Finding, ranks: Sequence[int], world: int) -> Finding:
-    some = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    some = (
+        f"rank {ranks[0]}"
+        if len(ranks) == 1
+        else f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+    )
     held = f"all {world} ranks" if len(ranks) == world else some
     return replace(
         finding,

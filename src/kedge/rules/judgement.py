@@ -52,7 +52,9 @@ class Judgement:
 
 
 def judge(
-    recording: Recording, rules: Iterable[Rule] | None = None, is_over: Callable[[], bool] = lambda: False
+    recording: Recording,
+    rules: Iterable[Rule] | None = None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Judgement:
     """Return the judgement of some rules about a recording.
 
@@ -73,12 +75,21 @@ def judge(
     return replace(judgement, left=len(asked) - len(ran))
 
 
-def judgement_of(recording: Recording, findings: Iterable[Finding], rules: Iterable[Rule] | None = None) -> Judgement:
+def judgement_of(
+    recording: Recording, findings: Iterable[Finding], rules: Iterable[Rule] | None = None
+) -> Judgement:
     """Return the judgement of a recording whose findings are known."""
     asked, found = list(ALL if rules is None else rules), tuple(findings)
     spoke = {finding.code for finding in found}
-    lacks = [lack for rule in asked if rule.code not in spoke and (lack := _lack_of(rule, recording)) is not None]
-    sound = min((f.step for f in found if f.code == "NAN-BORN" and f.severity == "error" and f.step >= 0), default=None)
+    lacks = [
+        lack
+        for rule in asked
+        if rule.code not in spoke and (lack := _lack_of(rule, recording)) is not None
+    ]
+    sound = min(
+        (f.step for f in found if f.code == "NAN-BORN" and f.severity == "error" and f.step >= 0),
+        default=None,
+    )
     helped = tuple(lack.code for lack in lacks if helps(recording, lack, sound))
     command = closer_look(recording) if helped else ""
     return Judgement(
@@ -90,7 +101,11 @@ def judgement_of(recording: Recording, findings: Iterable[Finding], rules: Itera
         helped=helped if command else (),
         sound=sound,
         ended=recording.end is not None,
-        unseen=tuple(dict.fromkeys(_words(event) for event in recording.events if event.get("kind") == "unseen")),
+        unseen=tuple(
+            dict.fromkeys(
+                _words(event) for event in recording.events if event.get("kind") == "unseen"
+            )
+        ),
     )
 
 

@@ -17,7 +17,10 @@ NAME = "pyproject.toml"
 
 
 def configured_rules(
-    select: str | None = None, ignore: str | None = None, config: str | None = None, folder: Path | None = None
+    select: str | None = None,
+    ignore: str | None = None,
+    config: str | None = None,
+    folder: Path | None = None,
 ) -> tuple[Rule, ...]:
     """Return the rules that apply, with their thresholds.
 
@@ -49,7 +52,9 @@ def _read(config: str | None, folder: Path | None) -> tuple[str, Mapping[str, An
     if config is not None:
         table = _table_of(Path(config))
         if table is None:
-            raise ConfigError(f"{config} has no table [tool.kedge]; add one, or name another file with --config")
+            raise ConfigError(
+                f"{config} has no table [tool.kedge]; add one, or name another file with --config"
+            )
         return config, table
     start = Path.cwd() if folder is None else folder
     for place in (start, *start.parents):
@@ -62,7 +67,9 @@ def _table_of(path: Path) -> Mapping[str, Any] | None:
     try:
         document = tomllib.loads(read_regular(path).decode("utf-8"))
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}; name another file with --config") from error
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror or error}; name another file with --config"
+        ) from error
     except ValueError as error:
         raise ConfigError(
             f"cannot read {path}: it is not TOML ({error}); correct it, or name another file with --config"

@@ -89,12 +89,18 @@ class RankDeparts:
         """Return the lack of steps that all ranks measured; a single process has no ranks to compare."""
         if len(recording.ranks) < 2:
             return None
-        return too_few(self.code, len(_Group(recording).steps), self.sustained, "steps that all ranks measured")
+        return too_few(
+            self.code, len(_Group(recording).steps), self.sustained, "steps that all ranks measured"
+        )
 
     def _out_of_sync(self, group: _Group) -> Iterator[Finding]:
         sites = [site for site in group.recording.of_kind("param") if group.whole(site)]
         courses = {site.site: group.rms(site) for site in sites}
-        if len(group.steps) < 2 or not sites or any(self._differs(c[:, :1]).any() for c in courses.values()):
+        if (
+            len(group.steps) < 2
+            or not sites
+            or any(self._differs(c[:, :1]).any() for c in courses.values())
+        ):
             return
         departed = {name: np.flatnonzero(self._differs(course)) for name, course in courses.items()}
         first = {name: int(found[0]) for name, found in departed.items() if len(found)}
@@ -107,7 +113,11 @@ class RankDeparts:
         parted = self._gradients_part(group)
         never = parted is not None and parted <= group.steps[0]
         odd = group.odd_one(values)
-        who = f"rank {odd} departed from the others" if odd is not None else "the ranks no longer agree"
+        who = (
+            f"rank {odd} departed from the others"
+            if odd is not None
+            else "the ranks no longer agree"
+        )
         yield Finding(
             code=self.code,
             severity="warning" if never else "error",
@@ -119,7 +129,9 @@ class RankDeparts:
             f"{int(group.steps[at - 1])} all ranks held the same parameters.",
             evidence={
                 "rank": odd,
-                "rms": {str(rank): plain(value) for rank, value in zip(group.ranks, values, strict=True)},
+                "rms": {
+                    str(rank): plain(value) for rank, value in zip(group.ranks, values, strict=True)
+                },
                 "parameters": len(names),
                 "of": len(sites),
                 "gradients_part_at": parted,
@@ -133,7 +145,10 @@ class RankDeparts:
 
     def _gradients_part(self, group: _Group) -> int | None:
         """Return the first step in which the ranks' gradients differ at the end of the backward pass."""
-        parted = [group.first_difference(site, self.tolerance) for site in group.recording.of_kind("grad.norm")]
+        parted = [
+            group.first_difference(site, self.tolerance)
+            for site in group.recording.of_kind("grad.norm")
+        ]
         return min((step for step in parted if step is not None), default=None)
 
     def _not_finite(self, group: _Group) -> Iterator[Finding]:
@@ -176,7 +191,9 @@ class RankDeparts:
                 continue
             bar = max(math.log2(self.factor), self.spread * course.usual)
             late = course.logs[:, -self.sustained :]
-            for place in np.flatnonzero((late > bar).all(axis=1) | (late < -bar).all(axis=1)).tolist():
+            for place in np.flatnonzero(
+                (late > bar).all(axis=1) | (late < -bar).all(axis=1)
+            ).tolist():
                 if place not in told:
                     told.add(place)
                     yield self._distant(group, course, place)
@@ -188,7 +205,11 @@ class RankDeparts:
         start = int(near[-1]) + 1 if len(near) else 0
         step, site = int(course.steps[start]), course.site.site
         how = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.3g} of"
-        others = "those of the rank in the middle" if len(group.ranks) > 2 else f"those at rank {group.ranks[0]}"
+        others = (
+            "those of the rank in the middle"
+            if len(group.ranks) > 2
+            else f"those at rank {group.ranks[0]}"
+        )
         return Finding(
             code=self.code,
             severity="warning",
@@ -198,7 +219,10 @@ class RankDeparts:
             evidence={
                 "rank": rank,
                 "times": plain(times),
-                "rms": {str(r): plain(value) for r, value in zip(group.ranks, course.rms[:, -1], strict=True)},
+                "rms": {
+                    str(r): plain(value)
+                    for r, value in zip(group.ranks, course.rms[:, -1], strict=True)
+                },
                 "steps": len(course.steps) - start,
             },
             confidence=0.7 if len(group.ranks) > 2 else 0.5,
@@ -207,7 +231,11 @@ class RankDeparts:
 
     def _steps(self, group: _Group) -> Iterator[Finding]:
         ends = [share.end for share in group.shares]
-        ended = {rank: end for rank, end in zip(group.ranks, ends, strict=True) if end and not end.get("exit")}
+        ended = {
+            rank: end
+            for rank, end in zip(group.ranks, ends, strict=True)
+            if end and not end.get("exit")
+        }
         taken = {rank: end["steps"] for rank, end in ended.items() if "steps" in end}
         if len(taken) < len(ends) or len(set(taken.values())) < 2 or not group.recording.sites:
             return
@@ -290,7 +318,10 @@ class _Group:
         for share in self.shares:
             rows = share.rows(site)
             kept = (rows.level == FULL) & np.isin(rows.step, self.steps)
-            if int(kept.sum()) < len(self.steps) or not (rows.count[kept] == size * rows.calls[kept]).all():
+            if (
+                int(kept.sum()) < len(self.steps)
+                or not (rows.count[kept] == size * rows.calls[kept]).all()
+            ):
                 return False
         return True
 
@@ -328,7 +359,9 @@ def _last_step(share: Recording) -> int:
     """Return the last step in a rank's recording, or before its end."""
     if share.end is not None:
         return int(share.end.get("steps", 1)) - 1
-    return max((int(rows.step[-1]) for site in share.sites if len(rows := share.rows(site))), default=-1)
+    return max(
+        (int(rows.step[-1]) for site in share.sites if len(rows := share.rows(site))), default=-1
+    )
 
 
 def _sound_until(share: Recording, step: int) -> bool:
@@ -345,7 +378,9 @@ def _ranks(ranks: Sequence[int]) -> str:
     """Return the names of some ranks for the beginning of a sentence."""
     if len(ranks) == 1:
         return f"Rank {ranks[0]}"
-    return f"Ranks {', '.join(map(str, ranks[:NAMED]))}{' and others' if len(ranks) > NAMED else ''}"
+    return (
+        f"Ranks {', '.join(map(str, ranks[:NAMED]))}{' and others' if len(ranks) > NAMED else ''}"
+    )
 
 
 _NEVER = (

@@ -71,7 +71,9 @@ ALL: tuple[Rule, ...] = (
 )
 
 
-OF_THE_BEGINNING = frozenset(rule.code for rule in (NeverInitialised(), RateTooLarge(), InitScale(), NoLearning()))
+OF_THE_BEGINNING = frozenset(
+    rule.code for rule in (NeverInitialised(), RateTooLarge(), InitScale(), NoLearning())
+)
 """Rules about the first steps of a training."""
 
 
@@ -91,14 +93,21 @@ def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Fi
         The findings, errors first, then in the order of steps. Findings that may follow from another one are info.
     """
     judging = [rule for rule in (ALL if rules is None else rules) if can_judge(rule, recording)]
-    return in_order(recording, judging, [finding for rule in judging for finding in rule.check(recording)])
+    return in_order(
+        recording, judging, [finding for rule in judging for finding in rule.check(recording)]
+    )
 
 
-def in_order(recording: Recording, judging: Sequence[Rule], each: list[Finding]) -> tuple[Finding, ...]:
+def in_order(
+    recording: Recording, judging: Sequence[Rule], each: list[Finding]
+) -> tuple[Finding, ...]:
     """Return the findings of some rules, as `check` does, given what each rule found."""
     found = naming_ranks(recording, judging, each)
     return tuple(
-        sorted(follow(recording, found), key=lambda finding: (SEVERITIES.index(finding.severity), finding.step))
+        sorted(
+            follow(recording, found),
+            key=lambda finding: (SEVERITIES.index(finding.severity), finding.step),
+        )
     )
 
 

@@ -15,7 +15,9 @@ Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 
-@called_as('kedge.Finding(code="MY-RULE", severity="warning", site="fc:out", step=0, message="...")')
+@called_as(
+    'kedge.Finding(code="MY-RULE", severity="warning", site="fc:out", step=0, message="...")'
+)
 @dataclass(frozen=True)
 class Finding:
     """One problem that a rule found in a recording.

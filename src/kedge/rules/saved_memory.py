@@ -63,7 +63,9 @@ class SavedMemory:
         """Return None: a run without this hint about memory is judged in full."""
         return None
 
-    def _finding(self, event: Mapping[str, Any], module: Mapping[str, Any], after: list[Mapping[str, Any]]) -> Finding:
+    def _finding(
+        self, event: Mapping[str, Any], module: Mapping[str, Any], after: list[Mapping[str, Any]]
+    ) -> Finding:
         held, total, path = module["bytes"], event["bytes"], module["path"]
         return Finding(
             code=self.code,

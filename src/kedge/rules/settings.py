@@ -20,9 +20,15 @@ def thresholds(rule: Rule) -> dict[str, int | float]:
     return {name: getattr(rule, name) for name in _names(rule)}
 
 
-def chosen(rules: Iterable[R], select: Sequence[str] | None, ignore: Sequence[str]) -> tuple[R, ...]:
+def chosen(
+    rules: Iterable[R], select: Sequence[str] | None, ignore: Sequence[str]
+) -> tuple[R, ...]:
     """Return the rules that are selected and not ignored; all are selected if ``select`` is None."""
-    return tuple(rule for rule in rules if (select is None or rule.code in select) and rule.code not in ignore)
+    return tuple(
+        rule
+        for rule in rules
+        if (select is None or rule.code in select) and rule.code not in ignore
+    )
 
 
 def configured(rules: Sequence[Rule], table: Mapping[str, Any], where: str) -> tuple[Rule, ...]:
@@ -43,14 +49,20 @@ def configured(rules: Sequence[Rule], table: Mapping[str, Any], where: str) -> t
     given = _table(table.get("rules", {}), "[tool.kedge.rules]", where)
     by_code = {_code(code, rules, f"[tool.kedge.rules.{code}]", where): code for code in given}
     return tuple(
-        _with(rule, _table(given[by_code[rule.code]], f"[tool.kedge.rules.{by_code[rule.code]}]", where), where)
+        _with(
+            rule,
+            _table(given[by_code[rule.code]], f"[tool.kedge.rules.{by_code[rule.code]}]", where),
+            where,
+        )
         if rule.code in by_code
         else rule
         for rule in rules
     )
 
 
-def codes(rules: Sequence[Rule], table: Mapping[str, Any], key: str, where: str) -> list[str] | None:
+def codes(
+    rules: Sequence[Rule], table: Mapping[str, Any], key: str, where: str
+) -> list[str] | None:
     """Return a list of codes of a table; None if it has no such list.
 
     Raises:
@@ -80,7 +92,9 @@ def _section(rule: Rule, usual: Thresholds) -> str:
     lines = [f"[tool.kedge.rules.{rule.code}]"]
     for name, value in thresholds(rule).items():
         default = usual.get(name, value)
-        lines.append(f"{name} = {value!r}" + (f"  # default: {default!r}" if value != default else ""))
+        lines.append(
+            f"{name} = {value!r}" + (f"  # default: {default!r}" if value != default else "")
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -92,7 +106,8 @@ def _with(rule: Rule, given: Mapping[str, Any], where: str) -> Rule:
     name = f"[tool.kedge.rules.{rule.code}]"
     _require_known(name, given, _names(rule), where)
     values: Any = {
-        key: _number(value, thresholds(rule)[key], f"{key} in {name}", where) for key, value in given.items()
+        key: _number(value, thresholds(rule)[key], f"{key} in {name}", where)
+        for key, value in given.items()
     }
     changed: Any = rule
     return replace(changed, **values)  # type: ignore[no-any-return]
@@ -101,7 +116,11 @@ def _with(rule: Rule, given: Mapping[str, Any], where: str) -> Rule:
 def _number(value: Any, default: float, name: str, where: str) -> float:
     """Return a threshold: a whole number where the default is one, any number elsewhere."""
     whole = isinstance(default, int)
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or math.isnan(value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int if whole else int | float)
+        or math.isnan(value)
+    ):
         raise ConfigError(
             f"{where}: {name} is {value!r}; it must be a {'whole ' if whole else ''}number, such as {default!r}"
         )
@@ -117,7 +136,9 @@ def _table(value: Any, name: str, where: str) -> Mapping[str, Any]:
 def _code(code: str, rules: Sequence[Rule], name: str, where: str) -> str:
     known = [rule.code for rule in rules]
     if code.upper() not in known:
-        raise ConfigError(f"{where}: {name}: there is no rule {code!r}; {_nearest(code.upper(), known)}")
+        raise ConfigError(
+            f"{where}: {name}: there is no rule {code!r}; {_nearest(code.upper(), known)}"
+        )
     return code.upper()
 
 
@@ -129,4 +150,6 @@ def _require_known(name: str, given: Mapping[str, Any], known: Sequence[str], wh
 
 def _nearest(word: str, known: Sequence[str]) -> str:
     near = get_close_matches(word, known, n=3, cutoff=0.4)
-    return f"the nearest are {', '.join(near)}" if near else f"the known ones are {', '.join(known)}"
+    return (
+        f"the nearest are {', '.join(near)}" if near else f"the known ones are {', '.join(known)}"
+    )

@@ -23,7 +23,17 @@ from kedge.running.remote_exec import FIRST, has_remote_exec, replace_request, s
 
 OLDEST_TORCH = 2, 12
 
-LENT = ("kedge", "cloudpickle", "markdown_it", "mdurl", "nanoarrow", "numpy", "pygments", "rich", "safetensors")
+LENT = (
+    "kedge",
+    "cloudpickle",
+    "markdown_it",
+    "mdurl",
+    "nanoarrow",
+    "numpy",
+    "pygments",
+    "rich",
+    "safetensors",
+)
 """What is lent to an environment without Kedge: Kedge, and all that it needs but PyTorch."""
 
 _PAUSE = 0.2
@@ -110,7 +120,10 @@ def attach(process: RunningProcess, wishes: Mapping[str, Any], patience: float) 
 
 
 def _enter(process: RunningProcess, order: Mapping[str, Any]) -> AttachedProgram:
-    with PrivateFolder(process.owner) as folder, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+    with (
+        PrivateFolder(process.owner) as folder,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening,
+    ):
         place = folder.path / entry.CONTROL
         listening.bind(str(place))
         place.chmod(0o600)
@@ -159,7 +172,11 @@ def sent_text(order: Mapping[str, Any]) -> str:
 
 def _surroundings() -> dict[str, Any]:
     """Return where this Kedge is, and what has to fit the program's environment."""
-    folders = [str(Path(__file__).parents[2]), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    folders = [
+        str(Path(__file__).parents[2]),
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+    ]
     return {
         "version": metadata.version("kedge"),
         "python": tuple(sys.version_info[:2]),

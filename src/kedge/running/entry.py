@@ -77,7 +77,9 @@ def _begin(control: socket.socket, order: Mapping[str, Any]) -> None:
             sys.meta_path.append(lent)
         else:
             _check_kedge(order)
-        late_watch = importlib.import_module("kedge.running.late_watch")  # found only now, and perhaps lent
+        late_watch = importlib.import_module(
+            "kedge.running.late_watch"
+        )  # found only now, and perhaps lent
         late_watch.LateWatch(control, order, lent).begin()
     except BaseException as error:  # noqa: BLE001  # the program must not see it
         event, text = "failed", f"{type(error).__name__}: {error}"
@@ -94,7 +96,11 @@ def _connected(folder: Path) -> socket.socket | None:
     own = (0, os.geteuid())
     try:
         home = folder.lstat()
-        if home.st_uid not in own or home.st_mode & 0o077 or (folder / CONTROL).lstat().st_uid not in own:
+        if (
+            home.st_uid not in own
+            or home.st_mode & 0o077
+            or (folder / CONTROL).lstat().st_uid not in own
+        ):
             return None
         control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     except OSError:
@@ -125,7 +131,9 @@ def _half_imported(packages: set[str]) -> str | None:
     for frame in sys._current_frames().values():
         at: FrameType | None = frame
         while at is not None:
-            if at.f_code.co_name == "_find_and_load" and at.f_code.co_filename.startswith("<frozen importlib"):
+            if at.f_code.co_name == "_find_and_load" and at.f_code.co_filename.startswith(
+                "<frozen importlib"
+            ):
                 name = str(at.f_locals.get("name"))
                 if name.partition(".")[0] in packages:
                     return name
@@ -217,7 +225,9 @@ class HeldSignals:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         if self._arrived:
-            threading.Thread(target=self._send_again, args=(threading.get_ident(),), daemon=True).start()
+            threading.Thread(
+                target=self._send_again, args=(threading.get_ident(),), daemon=True
+            ).start()
 
     def _send_again(self, thread: int) -> None:
         while self._is_inside(thread):

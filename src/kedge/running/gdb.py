@@ -53,7 +53,10 @@ def is_installed() -> bool:
 
 def free_page(maps: str) -> int:
     """Return an address with nothing near it, from the text of ``/proc/PID/maps``."""
-    taken = [(int(a, 16), int(b, 16)) for a, b in re.findall(r"^([0-9a-f]+)-([0-9a-f]+) ", maps, re.MULTILINE)]
+    taken = [
+        (int(a, 16), int(b, 16))
+        for a, b in re.findall(r"^([0-9a-f]+)-([0-9a-f]+) ", maps, re.MULTILINE)
+    ]
     while True:
         page = _LOWEST + secrets.randbelow((_HIGHEST - _LOWEST) // SIZE) * SIZE
         if all(page + 2 * SIZE < begin or end < page - SIZE for begin, end in taken):
@@ -81,7 +84,10 @@ def send_by_gdb(process: RunningProcess, text: str, page: int, folder: PrivateFo
 
 def _run(*words: str) -> str:
     """Run gdb, out of reach of the terminal's Ctrl-C, to its end; returns what it printed."""
-    quick = [f"-iex=set {what}" for what in ("auto-solib-add off", "debuginfod enabled off", "auto-load off")]
+    quick = [
+        f"-iex=set {what}"
+        for what in ("auto-solib-add off", "debuginfod enabled off", "auto-load off")
+    ]
     command = ["gdb", "-batch", "-nx", "-nw", *quick, *words]
     with subprocess.Popen(  # noqa: S603  # leaving the block waits for it, and does not kill it
         command,
@@ -101,11 +107,11 @@ def _run(*words: str) -> str:
 
 def _reason(said: str) -> str:
     if "ptrace" in said and "not permitted" in said:
-        return (
-            "the system does not permit it (ptrace). Attach as root; in a container, start it with --cap-add=SYS_PTRACE"
-        )
+        return "the system does not permit it (ptrace). Attach as root; in a container, start it with --cap-add=SYS_PTRACE"
     if "No symbol" in said:
-        return "it shows no Python that can run code; is it a program with a Python of its own inside?"
+        return (
+            "it shows no Python that can run code; is it a program with a Python of its own inside?"
+        )
     if "kedge: -1" in said:
         return "Python has too many other things to do first; try again"
     lines = [line for line in said.splitlines() if line.strip()]

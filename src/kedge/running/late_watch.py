@@ -147,7 +147,9 @@ class LateWatch:
         self._undo.callback(show_warnings)
         self._undo.enter_context(reports_to(self.tell))
         if dynamo.refresh():
-            self.tell("the program's compiled code is compiled again, with the hooks; after the watch once more")
+            self.tell(
+                "the program's compiled code is compiled again, with the hooks; after the watch once more"
+            )
         watch = make_watch(self._recording, _options(self._order))
         with ExitStack() as undo:
             undo.push(watch)
@@ -159,7 +161,12 @@ class LateWatch:
 
     def _program_ends(self) -> None:
         error = getattr(sys, "last_value", None)
-        self._end("the program ended" if error is None else f"the program ended with {type(error).__name__}", error)
+        self._end(
+            "the program ended"
+            if error is None
+            else f"the program ended with {type(error).__name__}",
+            error,
+        )
 
     def end_if_outside(self) -> None:
         """End the watch if no thread is inside PyTorch; called in the main thread between two of its instructions."""
@@ -193,7 +200,9 @@ class LateWatch:
         with self._lock:
             if self._state is LateState.CLOSED or self._pid != os.getpid():
                 return
-            self._state = LateState.CLOSED  # first: the main thread may be called back in the midst of this
+            self._state = (
+                LateState.CLOSED
+            )  # first: the main thread may be called back in the midst of this
             self._stop_waiting()
             atexit.unregister(self._program_ends)
             Shield(*ENDING, tell=self.tell)(self._close, error)
@@ -220,8 +229,15 @@ def _options(order: Mapping[str, Any]) -> WatchOptions:
 
 
 def _recorder(order: Mapping[str, Any], complain: Callable[[str], None]) -> RecordingSink:
-    place, described = Path(order["recording"]), manifest_of(sys.argv, script_name(), _options(order))
-    alone = {**described, **LaunchedRank().describe(), "late": True}  # one process, whatever others run beside it
+    place, described = (
+        Path(order["recording"]),
+        manifest_of(sys.argv, script_name(), _options(order)),
+    )
+    alone = {
+        **described,
+        **LaunchedRank().describe(),
+        "late": True,
+    }  # one process, whatever others run beside it
     return RecordingSink(place, lambda: begin_recording(place, alone, order["force"]), complain)
 
 

@@ -26,12 +26,17 @@ class PrivateFolder:
 
     def __enter__(self) -> Self:
         usual = tempfile.gettempdir()
-        self.path = Path(tempfile.mkdtemp(prefix="kedge-", dir=usual if len(usual) <= _LONGEST else "/tmp"))  # noqa: S108
+        self.path = Path(
+            tempfile.mkdtemp(prefix="kedge-", dir=usual if len(usual) <= _LONGEST else "/tmp")
+        )  # noqa: S108
         self.own(self.path)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
     ) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 

@@ -37,7 +37,9 @@ class RunningProcess:
             CannotAttach: It cannot; the message gives the reason and the remedy.
         """
         if not sys.platform.startswith("linux"):
-            raise CannotAttach("kedge attach works on Linux; elsewhere start the program with kedge run")
+            raise CannotAttach(
+                "kedge attach works on Linux; elsewhere start the program with kedge run"
+            )
         process = cls(pid, Path("/proc") / str(pid))
         process.check()
         return process
@@ -53,7 +55,11 @@ class RunningProcess:
                 f"there is no process {self.pid}; list the Python processes: pgrep -a python. Inside a container they have "
                 "other numbers"
             )
-        for trouble in (self._kind_of_trouble(), self._trouble_with_access(), self._trouble_with_content()):
+        for trouble in (
+            self._kind_of_trouble(),
+            self._trouble_with_access(),
+            self._trouble_with_content(),
+        ):
             if trouble:
                 raise CannotAttach(f"process {self.pid} {trouble}")
 

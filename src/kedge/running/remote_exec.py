@@ -52,7 +52,9 @@ def replace_request(process: RunningProcess) -> None:
 
 def _request(process: RunningProcess, script: Path) -> None:
     if _remote_exec is None:
-        raise CannotAttach(f"Python 3.{sys.version_info[1]} cannot enter other processes; 3.{FIRST} can")
+        raise CannotAttach(
+            f"Python 3.{sys.version_info[1]} cannot enter other processes; 3.{FIRST} can"
+        )
     try:
         _remote_exec(process.pid, str(script))
     except (OSError, RuntimeError) as error:

@@ -41,7 +41,9 @@ def all_are_outside() -> bool:
     """Whether no thread but this one is inside PyTorch, and this one's callers are not either."""
     mine = threading.get_ident()
     others = (frame for thread, frame in sys._current_frames().items() if thread != mine)
-    return not _is_inside(sys._getframe(1)) and not any(map(_is_inside, others)) and not is_capturing()
+    return (
+        not _is_inside(sys._getframe(1)) and not any(map(_is_inside, others)) and not is_capturing()
+    )
 
 
 def _is_inside(frame: FrameType | None) -> bool:

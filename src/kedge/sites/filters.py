@@ -81,7 +81,9 @@ class SiteFilter:
         for said, term in zip(self._read, self.terms, strict=True):
             if not term.excluded and not any(means(term, site) for site in sites):
                 alone = replace(term, kind=None, op=None, leaf=None, call=None)
-                kinds = dict.fromkeys(site.kind for site in sites if site.kind in KINDS and means(alone, site))
+                kinds = dict.fromkeys(
+                    site.kind for site in sites if site.kind in KINDS and means(alone, site)
+                )
                 if kinds and alone != term:
                     has = ", ".join(f":{kind}" for kind in kinds)
                     return f'"{said}" selects nothing in {where}; of the modules and parameters it names there is {has}'
@@ -139,7 +141,9 @@ def widened(terms: Iterable[Term], paths: Collection[str]) -> tuple[Term, ...]:
         terms: The terms.
         paths: The paths that there are.
     """
-    return tuple(_widened(term) if term.literal and term.literal not in paths else term for term in terms)
+    return tuple(
+        _widened(term) if term.literal and term.literal not in paths else term for term in terms
+    )
 
 
 def _widened(term: Term) -> Term:
@@ -151,7 +155,9 @@ def means(term: Term, site: Named) -> bool:
     """Whether a term selects a site; without a kind, it selects every site of a module, and of its parameters."""
     kind, types = site.kind.partition("[")[0], (site.type,)
     if term.kind is None:
-        named = term.matches(site.owner, types) or (term.literal is not None and term.literal == site.path)
+        named = term.matches(site.owner, types) or (
+            term.literal is not None and term.literal == site.path
+        )
     else:
         inside = kind in PARAM_KINDS and term.matches(site.owner, types)
         named = kind == term.kind and (inside or term.matches(site.path, types))
@@ -159,7 +165,11 @@ def means(term: Term, site: Named) -> bool:
         return named
     own = single(site.site)
     leaf = term.leaf in (None, own.leaf)
-    return leaf and term.call in (None, own.call or 0) and (term.op is None or term.op[0] == (own.op or ("",))[0])
+    return (
+        leaf
+        and term.call in (None, own.call or 0)
+        and (term.op is None or term.op[0] == (own.op or ("",))[0])
+    )
 
 
 def nearest(term: Term, paths: Iterable[str], types: Iterable[str] = ()) -> str:
@@ -199,6 +209,8 @@ def _near_names(term: Term, known: Sequence[str]) -> list[str]:
     if "." in plain:
         near = difflib.get_close_matches(plain, known, 12, 0.4)
         return list({pattern(path): path for path in reversed(near)}.values())[::-1][:3]
-    segments = dict.fromkeys(segment for path in known for segment in path.split(".") if not segment.isdecimal())
+    segments = dict.fromkeys(
+        segment for path in known for segment in path.split(".") if not segment.isdecimal()
+    )
     near = difflib.get_close_matches(plain, segments, 3, 0.5)
     return near or sorted(name for name in segments if plain and plain in name)[:3]

@@ -111,7 +111,9 @@ class Folding(Generic[T]):
         folds = []
         for box in _boxes(found):
             members = tuple(item for numbers, item in found.items() if _within(numbers, box))
-            folds.append(Fold(self.name(members[0]) if len(members) == 1 else _named(around, box), members))
+            folds.append(
+                Fold(self.name(members[0]) if len(members) == 1 else _named(around, box), members)
+            )
         return folds + self.each(single)
 
 
@@ -131,7 +133,9 @@ def block(path: str) -> str:
     return path[: found[-1].end()] if found else path
 
 
-def outliers(values: Sequence[float | None] | NDArray[np.float64], *, share: bool = False) -> list[int]:
+def outliers(
+    values: Sequence[float | None] | NDArray[np.float64], *, share: bool = False
+) -> list[int]:
     """Return the places of values that are far from the others of a group, the farthest first.
 
     Args:
@@ -144,7 +148,9 @@ def outliers(values: Sequence[float | None] | NDArray[np.float64], *, share: boo
         return []
     known = given[places] if share else np.log(given[places])
     apart = np.abs(known - np.median(known))
-    least = max(OUTLYING * float(np.median(apart)), LEAST_SHARE if share else math.log(LEAST_FACTOR))
+    least = max(
+        OUTLYING * float(np.median(apart)), LEAST_SHARE if share else math.log(LEAST_FACTOR)
+    )
     far = np.flatnonzero(apart > least)
     if len(far) > max(FEW_OUTLIERS, len(known) * MOST_OUTLIERS):
         return []  # the group has two halves
@@ -197,7 +203,9 @@ def _within(numbers: Numbers, box: Box) -> bool:
 
 
 def _named(around: Pattern, box: Box) -> str:
-    return around[0] + "".join(ranges(numbers) + part for numbers, part in zip(box, around[1:], strict=True))
+    return around[0] + "".join(
+        ranges(numbers) + part for numbers, part in zip(box, around[1:], strict=True)
+    )
 
 
 def ranges(numbers: Sequence[int]) -> str:

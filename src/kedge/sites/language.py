@@ -50,7 +50,9 @@ class Term:
 
     def matches(self, path: str, types: tuple[str, ...]) -> bool:
         """Whether it selects a module or parameter of this path and these class names."""
-        if self.literal is not None:  # no pattern to compile: there may be such a term for each of 10,000 modules
+        if (
+            self.literal is not None
+        ):  # no pattern to compile: there may be such a term for each of 10,000 modules
             return path == self.literal
         named = self.pattern.fullmatch(f".{path}" if path else "") is not None
         return named and (not self.types or any(t in types for t in self.types))
@@ -67,9 +69,15 @@ class Term:
 
         The operation that made a saved tensor may be left out: the number of the save tells it apart.
         """
-        if self.literal != site.path or ((self.op is None) != (site.op is None) and site.kind != "saved"):
+        if self.literal != site.path or (
+            (self.op is None) != (site.op is None) and site.kind != "saved"
+        ):
             return False
-        return self.op is None or site.op is None or (self.op[0] == site.op[0] and self.op[1] in (None, site.op[1]))
+        return (
+            self.op is None
+            or site.op is None
+            or (self.op[0] == site.op[0] and self.op[1] in (None, site.op[1]))
+        )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -85,7 +93,9 @@ def means_op(pattern: tuple[str, int | None], op: tuple[str, int | None]) -> boo
 
 def _path_regex(segments: tuple[str, ...]) -> str:
     """Return a regular expression over a path with a dot before each segment, so that ``**`` may match none."""
-    return "".join(r"(?:\.[^.]+)*" if s == "**" else r"\." + _segment_regex(s) for s in segments if s)
+    return "".join(
+        r"(?:\.[^.]+)*" if s == "**" else r"\." + _segment_regex(s) for s in segments if s
+    )
 
 
 def _segment_regex(segment: str) -> str:
@@ -100,7 +110,9 @@ def _piece_regex(piece: str) -> str:
         inner = piece[1:-1]
         negated, chars = inner.startswith("!"), inner.removeprefix("!")
         pieces = re.findall(r"(.)-(.)|(.)", chars, re.DOTALL)
-        inside = "".join(re.escape(one) or f"{re.escape(low)}-{re.escape(high)}" for low, high, one in pieces)
+        inside = "".join(
+            re.escape(one) or f"{re.escape(low)}-{re.escape(high)}" for low, high, one in pieces
+        )
         return r"(?!\.)[" + "^" * negated + inside + "]"
     return re.escape(piece.removeprefix("\\"))
 
@@ -113,7 +125,11 @@ class _Reader:
 
     def error(self, problem: str, at: int | None = None, advice: str = "") -> SelectorError:
         at = self.at if at is None else at
-        lines = [f"cannot read the selector, column {at + 1}: {problem}", f"  {self.text}", f"  {' ' * at}^"]
+        lines = [
+            f"cannot read the selector, column {at + 1}: {problem}",
+            f"  {self.text}",
+            f"  {' ' * at}^",
+        ]
         return SelectorError("\n".join([*lines, *([advice] if advice else [])]))
 
     def peek(self) -> str:
@@ -146,7 +162,10 @@ class _Reader:
             raise self.error("this bracket is never closed")
         if end == self.at + 1 or self.text[self.at + 1 : end] == "!":
             raise self.error("empty brackets match nothing")
-        if any(low > high for low, high in re.findall(r"(.)-(.)", self.text[self.at + 1 : end], re.DOTALL)):
+        if any(
+            low > high
+            for low, high in re.findall(r"(.)-(.)", self.text[self.at + 1 : end], re.DOTALL)
+        ):
             raise self.error("this range runs backwards")
         self.at = end + 1
 
@@ -165,7 +184,9 @@ class _Reader:
         while self.peek().isdecimal():
             self.at += 1
         if start == self.at:
-            raise self.error('a number must follow "#"', start, 'calls are counted from 0: "encoder#2:out"')
+            raise self.error(
+                'a number must follow "#"', start, 'calls are counted from 0: "encoder#2:out"'
+            )
         return int(self.text[start : self.at])
 
     def term(self) -> Term:
@@ -195,20 +216,34 @@ class _Reader:
         if not text:
             if self.peek() in (":", "#", "{", "/"):
                 return ()
-            raise self.error("a path is missing here", start, 'write ":out" for the root, "**" for everything')
-        segments = tuple(re.findall(r"(?:\\.|\[[^\]]*\]|[^.\\\[])+|(?<=\.)(?=\.|$)|^(?=\.)", text, re.DOTALL))
+            raise self.error(
+                "a path is missing here", start, 'write ":out" for the root, "**" for everything'
+            )
+        segments = tuple(
+            re.findall(r"(?:\\.|\[[^\]]*\]|[^.\\\[])+|(?<=\.)(?=\.|$)|^(?=\.)", text, re.DOTALL)
+        )
         if "" in segments:
-            raise self.error("an empty segment between dots", start, f"the path was read as {list(segments)}")
-        odd = next((s for s in segments if "**" in re.sub(r"\\.|\[[^\]]*\]", "", s) and s != "**"), None)
+            raise self.error(
+                "an empty segment between dots", start, f"the path was read as {list(segments)}"
+            )
+        odd = next(
+            (s for s in segments if "**" in re.sub(r"\\.|\[[^\]]*\]", "", s) and s != "**"), None
+        )
         if odd is not None:
-            raise self.error('"**" must stand alone between dots', start + text.find(odd), 'within a name write "*"')
+            raise self.error(
+                '"**" must stand alone between dots',
+                start + text.find(odd),
+                'within a name write "*"',
+            )
         return segments
 
     def op(self) -> tuple[str, int | None]:
         start = self.at
         name = self.until("#:,! \t\n")
         if not name:
-            raise self.error('the name of an operation must follow "/"', start, 'such as "layer1.0/relu:out"')
+            raise self.error(
+                'the name of an operation must follow "/"', start, 'such as "layer1.0/relu:out"'
+            )
         return name, self.index() if self.accept("#") else None
 
     def kind(self) -> str:
@@ -217,7 +252,9 @@ class _Reader:
         if kind not in ALL_KINDS:
             near = difflib.get_close_matches(kind, ALL_KINDS, 1)
             advice = f'did you mean ":{near[0]}"? ' if near else ""
-            raise self.error(f'unknown kind "{kind}"', start, f"{advice}kinds are {', '.join(KINDS)}")
+            raise self.error(
+                f'unknown kind "{kind}"', start, f"{advice}kinds are {', '.join(KINDS)}"
+            )
         return kind
 
 
@@ -230,7 +267,9 @@ def parse(text: str) -> tuple[Term, ...]:
     reader = _Reader(text)
     if not text.strip():
         raise reader.error(
-            "it is empty", 0, '":out" selects the output of the model itself, "**:out" that of every module'
+            "it is empty",
+            0,
+            '":out" selects the output of the model itself, "**:out" that of every module',
         )
     terms = [reader.term()]
     while reader.accept(","):
@@ -238,7 +277,9 @@ def parse(text: str) -> tuple[Term, ...]:
     if reader.peek():
         raise reader.error(f'unexpected "{reader.peek()}"')
     if all(t.excluded for t in terms):
-        raise reader.error('every part is excluded with "!"', 0, 'first select sites: "**:out, !**{Dropout}"')
+        raise reader.error(
+            'every part is excluded with "!"', 0, 'first select sites: "**:out, !**{Dropout}"'
+        )
     return tuple(terms)
 
 
@@ -250,5 +291,7 @@ def single(name: str) -> Term:
     """
     terms = parse(name)
     if len(terms) != 1 or terms[0].literal is None:
-        raise SelectorError(f'"{name}" may match several sites; records are read by the name of one, such as "layer4"')
+        raise SelectorError(
+            f'"{name}" may match several sites; records are read by the name of one, such as "layer4"'
+        )
     return terms[0]

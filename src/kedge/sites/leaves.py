@@ -41,7 +41,11 @@ def _children(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, (list, tuple)):
         return [(str(i), v) for i, v in enumerate(value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value) if hasattr(value, f.name)]
+        return [
+            (f.name, getattr(value, f.name))
+            for f in dataclasses.fields(value)
+            if hasattr(value, f.name)
+        ]
     if containers.is_registered(value):
         children, _ = containers.apart(value)
         return [(str(i), v) for i, v in enumerate(children)]
@@ -54,7 +58,9 @@ def _names(value: Mapping[Any, Any]) -> dict[str, Any]:
     above: set[str] = set()
     for key in value:
         name = str(key)
-        while name in keys or (("." in name or name in above) and _is_taken(name, key, keys, value)):
+        while name in keys or (
+            ("." in name or name in above) and _is_taken(name, key, keys, value)
+        ):
             name = f"{name}@{type(key).__name__}"
         keys[name] = key
         above.update(_prefixes(name))
@@ -87,7 +93,10 @@ def put(value: Any, new: Mapping[str, Tensor], prefix: str = "") -> Any:
 
 def _with(value: Any, changed: Mapping[str, Any]) -> Any:
     if isinstance(value, Mapping):
-        plain = type(value) in (dict, OrderedDict)  # which Dynamo can read; others may have a state of their own
+        plain = type(value) in (
+            dict,
+            OrderedDict,
+        )  # which Dynamo can read; others may have a state of their own
         make: Any = type(value)
         twin: Any = make(value) if plain else copy.copy(value)
         for name, key in _names(value).items():
@@ -105,7 +114,9 @@ def _with(value: Any, changed: Mapping[str, Any]) -> Any:
             object.__setattr__(twin, name, child)
         return twin
     children, context = containers.apart(value)
-    return containers.together(value, [changed.get(str(i), v) for i, v in enumerate(children)], context)
+    return containers.together(
+        value, [changed.get(str(i), v) for i, v in enumerate(children)], context
+    )
 
 
 def describe(value: Any) -> str:
@@ -172,7 +183,9 @@ def numbers_of(value: Tensor) -> Numbers | None:
         return None
     if value.is_nested:
         parts = [part.reshape(-1) for part in value.detach().unbind()]
-        return Numbers(torch.cat(parts) if parts else torch.empty(0, dtype=value.dtype, device=value.device))
+        return Numbers(
+            torch.cat(parts) if parts else torch.empty(0, dtype=value.dtype, device=value.device)
+        )
     if value.layout is torch.strided:
         mask = None if type(value) is Tensor else getattr(value, "get_mask", None)
         return Numbers(value.get_data().detach()[mask()] if callable(mask) else value)  # type: ignore[attr-defined]

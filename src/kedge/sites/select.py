@@ -97,7 +97,9 @@ class Selector:
             else:
                 places |= {p.site: p for p in _once(found, places)}
         if not places:
-            raise NoSiteMatched(f'"{self}" leaves no site: its exclusions remove everything that it selects')
+            raise NoSiteMatched(
+                f'"{self}" leaves no site: its exclusions remove everything that it selects'
+            )
         return Selection(self, tuple(places.values()))
 
 
@@ -109,7 +111,9 @@ def selects(given: object) -> bool:
     """Whether an argument is meant as a selector, and not as an action or a value."""
     if isinstance(given, (str, Selector)):
         return True
-    return isinstance(given, Iterable) and not (callable(given) or hasattr(given, "bind") or isinstance(given, Tensor))
+    return isinstance(given, Iterable) and not (
+        callable(given) or hasattr(given, "bind") or isinstance(given, Tensor)
+    )
 
 
 def _terms(given: Selectors) -> tuple[Term, ...]:
@@ -125,16 +129,28 @@ def _terms(given: Selectors) -> tuple[Term, ...]:
     several = list(given) if isinstance(given, Iterable) else [given]
     odd = [one for one in several if not isinstance(one, (str, Selector))]
     if odd:
-        advice = "; print(kedge.sites(model)) lists the paths of its modules" if isinstance(odd[0], nn.Module) else ""
-        raise SelectorError(f'{described(odd[0])} is not the text of a selector, such as "layer4"{advice}')
+        advice = (
+            "; print(kedge.sites(model)) lists the paths of its modules"
+            if isinstance(odd[0], nn.Module)
+            else ""
+        )
+        raise SelectorError(
+            f'{described(odd[0])} is not the text of a selector, such as "layer4"{advice}'
+        )
     if not several:
-        raise SelectorError('an empty list selects nothing; name at least one site, such as ["layer4"]')
+        raise SelectorError(
+            'an empty list selects nothing; name at least one site, such as ["layer4"]'
+        )
     return parse(", ".join(map(str, several)))
 
 
 def _key(site: Site, excluding: Term) -> tuple[str, str | None, int | None]:
     """The key that an excluding term compares: kind and call only if it names them."""
-    return site.path, site.kind if excluding.kind else None, None if excluding.call is None else site.call
+    return (
+        site.path,
+        site.kind if excluding.kind else None,
+        None if excluding.call is None else site.call,
+    )
 
 
 def _excluding(places: dict[Site, SitePlace], term: Term, gone: set[Any]) -> dict[Site, SitePlace]:
@@ -157,10 +173,16 @@ def _excluding(places: dict[Site, SitePlace], term: Term, gone: set[Any]) -> dic
 
 def _once(found: list[SitePlace], known: dict[Site, SitePlace]) -> Iterator[SitePlace]:
     """Yield the places without operations that the selector named before: an operation fires once for each action."""
-    operations = [o for o in known if o.op is not None] if any(place.site.op for place in found) else []
+    operations = (
+        [o for o in known if o.op is not None] if any(place.site.op for place in found) else []
+    )
     for place in found:
         site = place.site
-        before = [o.op for o in operations if o.op is not None and site.op and replace(o, op=site.op) == site]
+        before = [
+            o.op
+            for o in operations
+            if o.op is not None and site.op and replace(o, op=site.op) == site
+        ]
         if site.op is None or not any(means_op(op, site.op) for op in before):
             yield replace(place, without=tuple(before)) if before else place
 
@@ -216,8 +238,12 @@ class Selection(notebook.Printed):
         return f'"{self.selector}" matches {counted(len(self), "site")}'
 
     def _rows(self) -> list[tuple[str, str]]:
-        folding = Folding[SitePlace](lambda place: str(place.site), lambda place: type(place.module).__name__)
-        return [(one.name, type(one.members[0].module).__name__) for one in folding.shown(self.places)]
+        folding = Folding[SitePlace](
+            lambda place: str(place.site), lambda place: type(place.module).__name__
+        )
+        return [
+            (one.name, type(one.members[0].module).__name__) for one in folding.shown(self.places)
+        ]
 
 
 _T = TypeVar("_T")
@@ -231,7 +257,9 @@ def _candidates(named: dict[str, _T], term: Term) -> dict[str, _T]:
 
 def runs(module: nn.Module) -> bool:
     """Whether a module has a forward of its own; lists and dicts of modules have none."""
-    return getattr(type(module), "forward", None) is not nn.Module.forward  # TorchScript's have none of their own
+    return (
+        getattr(type(module), "forward", None) is not nn.Module.forward
+    )  # TorchScript's have none of their own
 
 
 def type_names(module: nn.Module) -> tuple[str, ...]:
@@ -261,7 +289,9 @@ class ModelLayout:
             raise NoSuchKind(f'"{term}": an operation has no :{term.kind}; it has {has}')
         if term.kind in TENSOR_KINDS + NODE_KINDS:
             has = ", ".join(MODULE_KINDS + PARAM_KINDS)
-            raise NoSuchKind(f'"{term}": :{term.kind} belongs to tensors and nodes; a model has {has}')
+            raise NoSuchKind(
+                f'"{term}": :{term.kind} belongs to tensors and nodes; a model has {has}'
+            )
         found = self._params(term) if term.kind in PARAM_KINDS else self._modules(term)
         if not found and not (term.excluded and term.literal is None):
             raise self._nothing(term)
@@ -278,18 +308,26 @@ class ModelLayout:
         kind = term.kind or "out"
         many = term.literal is None
         return [
-            SitePlace(Site(self.first[i], kind, term.leaf, term.call, term.op), m, many=many) for i, m in hits.items()
+            SitePlace(Site(self.first[i], kind, term.leaf, term.call, term.op), m, many=many)
+            for i, m in hits.items()
         ]
 
     def _params(self, term: Term) -> list[SitePlace]:
         candidates = _candidates(self.params, term)
-        hits = {id(p): p for n, p in candidates.items() if term.matches(n, type_names(self.owner(n)))}
+        hits = {
+            id(p): p for n, p in candidates.items() if term.matches(n, type_names(self.owner(n)))
+        }
         names = [(self.first_param[i], p) for i, p in hits.items()]
-        return [SitePlace(Site(n, term.kind or "param", term.leaf, term.call), self.owner(n), p) for n, p in names]
+        return [
+            SitePlace(Site(n, term.kind or "param", term.leaf, term.call), self.owner(n), p)
+            for n, p in names
+        ]
 
     def _never_called(self, term: Term) -> NoSuchKind:
         module = self.modules[term.literal or ""]
-        inside = [escape(self.first[id(c)]) for c in own_children(module).values() if c is not None][:3]
+        inside = [
+            escape(self.first[id(c)]) for c in own_children(module).values() if c is not None
+        ][:3]
         return NoSuchKind(
             f'"{term}" is a {type(module).__name__}, which holds modules and is never called itself; hook the '
             f"modules inside: {', '.join(inside) or 'it is empty'}"
@@ -299,23 +337,33 @@ class ModelLayout:
         path = term.literal
         if path is not None and path in self.params and term.kind not in PARAM_KINDS:
             kinds = ", ".join(f'"{escape(path)}:{k}"' for k in PARAM_KINDS)
-            return NoSuchKind(f'"{path}" is a parameter and has no :{term.kind or "out"}; it has {kinds}')
+            return NoSuchKind(
+                f'"{path}" is a parameter and has no :{term.kind or "out"}; it has {kinds}'
+            )
         if path is not None and path in self.modules and term.kind in PARAM_KINDS:
             own = [n for n in self.params if n.rpartition(".")[0] == path]
             has = "its parameters are " + ", ".join(own) if own else "it owns none"
             kinds = ", ".join(MODULE_KINDS)
-            return NoSuchKind(f'"{path}" is a module and has no :{term.kind}; {has}; kinds of modules: {kinds}')
+            return NoSuchKind(
+                f'"{path}" is a module and has no :{term.kind}; {has}; kinds of modules: {kinds}'
+            )
         return NoSiteMatched(f'"{term}" matches nothing in this model; {self._nearest(term)}')
 
     def _nearest(self, term: Term) -> str:
-        known = list(self.params if term.kind in PARAM_KINDS else (n for n, m in self.modules.items() if runs(m)))
+        known = list(
+            self.params
+            if term.kind in PARAM_KINDS
+            else (n for n, m in self.modules.items() if runs(m))
+        )
         if term.types:
             names = sorted({type(m).__name__ for m in self.modules.values()})
             return f"its modules are of types {', '.join(names)}"
         plain = re.sub(r"[*?\\]", "", ".".join(term.path)).strip(".")
         known = [name for name in known if name] or known  # the root has no path to speak of
         near = difflib.get_close_matches(plain, known, 3, 0.3) or known[:3]
-        paths = "the nearest paths are " + (", ".join(f'"{n}"' for n in near) or "none: it is empty")
+        paths = "the nearest paths are " + (
+            ", ".join(f'"{n}"' for n in near) or "none: it is empty"
+        )
         return paths + self._as_operation(term)
 
     def _as_operation(self, term: Term) -> str:

@@ -13,7 +13,9 @@ OP_KINDS = ("out", "in", "out.grad", "in.grad")
 WATCHED_KINDS = ("out", "in", "out.grad", "param", "param.grad")
 KINDS = MODULE_KINDS + PARAM_KINDS
 ALL_KINDS = KINDS + TENSOR_KINDS + NODE_KINDS
-GRADIENT_KINDS = frozenset({"out.grad", "in.grad", "in.share", "param.grad", "param.acc", "grad", "acc", "pre", "post"})
+GRADIENT_KINDS = frozenset(
+    {"out.grad", "in.grad", "in.share", "param.grad", "param.acc", "grad", "acc", "pre", "post"}
+)
 
 _SPECIAL = re.compile(r"([\\*?\[\]{}#/:,!\s])")
 
@@ -60,7 +62,9 @@ class Site:
 
     def at(self, leaf: str | None = None, call: int | None = None) -> Site:
         """Return this site narrowed to a leaf or a call."""
-        return replace(self, leaf=self.leaf if leaf is None else leaf, call=self.call if call is None else call)
+        return replace(
+            self, leaf=self.leaf if leaf is None else leaf, call=self.call if call is None else call
+        )
 
 
 def short(site: Site) -> str:

@@ -92,7 +92,10 @@ def is_whole(value: Tensor) -> bool:
     mesh, placements = _placed(value)
     if mesh is None:
         return own_part(value) is value
-    return all(placement.is_replicate() or ranks == 1 for placement, ranks in zip(placements, mesh.shape, strict=True))
+    return all(
+        placement.is_replicate() or ranks == 1
+        for placement, ranks in zip(placements, mesh.shape, strict=True)
+    )
 
 
 def gathers(module: nn.Module) -> bool:
@@ -137,10 +140,15 @@ def _spread_on(mesh: Any, placements: tuple[Any, ...], wide: Any) -> Spread:
     if wide is not None and mesh != wide:
         named = dict(zip(() if mesh is None else mesh.mesh_dim_names or (), shared, strict=False))
         if set(named) <= set(wide.mesh_dim_names or ()) and (mesh is None or named):
-            mesh, shared = wide, [named.get(name, True) for name in wide.mesh_dim_names or [None] * wide.ndim]
+            mesh, shared = (
+                wide,
+                [named.get(name, True) for name in wide.mesh_dim_names or [None] * wide.ndim],
+            )
     at = mesh.get_coordinate()
     if at is None:
         return Spread((), partial)
-    same = tuple(slice(None) if is_shared else place for is_shared, place in zip(shared, at, strict=True))
+    same = tuple(
+        slice(None) if is_shared else place for is_shared, place in zip(shared, at, strict=True)
+    )
     copies = tuple(sorted(mesh.mesh[same].reshape(-1).tolist()))
     return Spread(copies, partial, leads=int(mesh.mesh[tuple(at)]) == copies[0])

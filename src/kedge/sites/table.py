@@ -80,7 +80,9 @@ class Sites(notebook.Printed):
         return [(one.name or '""', _type(one.members[0]), _kinds(one.members[0])) for one in folds]
 
 
-_FOLDING = Folding[SiteRow](lambda row: row.path, lambda row: (row.type, row.shape, row.kinds, row.also, row.trainable))
+_FOLDING = Folding[SiteRow](
+    lambda row: row.path, lambda row: (row.type, row.shape, row.kinds, row.also, row.trainable)
+)
 
 
 def _type(row: SiteRow) -> str:
@@ -130,7 +132,9 @@ def _params(layout: ModelLayout, owner: str) -> list[SiteRow]:
         if name.rpartition(".")[0] == owner and layout.first_param[id(param)] == name:
             kinds = PARAM_KINDS if param.requires_grad else ("param",)
             also = _others(layout.params, name)
-            rows.append(SiteRow(name, "Parameter", tuple(param.shape), kinds, also, param.requires_grad))
+            rows.append(
+                SiteRow(name, "Parameter", tuple(param.shape), kinds, also, param.requires_grad)
+            )
     return rows
 
 

@@ -24,7 +24,11 @@ class BinaryColumn:
     def of(cls, rows: Sequence[bytes]) -> BinaryColumn:
         """Return rows given as bytes."""
         ends = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
-        return cls(np.frombuffer(b"".join(rows), np.uint8), np.concatenate([[0], ends[:-1]])[: len(rows)], ends)
+        return cls(
+            np.frombuffer(b"".join(rows), np.uint8),
+            np.concatenate([[0], ends[:-1]])[: len(rows)],
+            ends,
+        )
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -43,7 +47,10 @@ class BinaryColumn:
         if np.array_equal(self.starts, self.ends):
             return [b""] * len(self)
         data = self.data
-        return [data[a:b].tobytes() for a, b in zip(self.starts.tolist(), self.ends.tolist(), strict=True)]
+        return [
+            data[a:b].tobytes()
+            for a, b in zip(self.starts.tolist(), self.ends.tolist(), strict=True)
+        ]
 
     def compact(self) -> BinaryColumn:
         """Return the same rows with their bytes alone, one after the other."""
@@ -65,6 +72,10 @@ def joined(parts: Sequence[BinaryColumn]) -> BinaryColumn:
     before = np.cumsum([0, *(len(part.data) for part in dense)])
     return BinaryColumn(
         np.concatenate([np.zeros(0, np.uint8), *(part.data for part in dense)]),
-        np.concatenate([np.zeros(0, np.int64), *(p.starts + b for p, b in zip(dense, before, strict=False))]),
-        np.concatenate([np.zeros(0, np.int64), *(p.ends + b for p, b in zip(dense, before, strict=False))]),
+        np.concatenate(
+            [np.zeros(0, np.int64), *(p.starts + b for p, b in zip(dense, before, strict=False))]
+        ),
+        np.concatenate(
+            [np.zeros(0, np.int64), *(p.ends + b for p, b in zip(dense, before, strict=False))]
+        ),
     )

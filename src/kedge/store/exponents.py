@@ -87,7 +87,9 @@ def count_runs(numbers: NDArray[np.float32], runs: NDArray[np.intp]) -> Counts:
     lengths = runs[:, 1] - runs[:, 0]
     run = np.repeat(np.arange(len(runs)), lengths)
     if len(run) != len(numbers):  # the runs are not contiguous
-        numbers = numbers[np.arange(len(run)) + np.repeat(runs[:, 0] - (np.cumsum(lengths) - lengths), lengths)]
+        numbers = numbers[
+            np.arange(len(run)) + np.repeat(runs[:, 0] - (np.cumsum(lengths) - lengths), lengths)
+        ]
     magnitude = np.ascontiguousarray(numbers).view(np.uint32) & _MAGNITUDE
     bucket = np.where(magnitude == 0, BUCKETS, _BUCKET_OF[magnitude >> _MANTISSA])
     counts = np.bincount(run * (BUCKETS + 1) + bucket, minlength=len(runs) * (BUCKETS + 1))
@@ -131,7 +133,11 @@ def decode_all(histograms: BinaryColumn) -> Counts:
 
 
 def _decode_into(
-    counts: Counts, rows: NDArray[np.int64], firsts: NDArray[np.uint8], histograms: BinaryColumn, width: int
+    counts: Counts,
+    rows: NDArray[np.int64],
+    firsts: NDArray[np.uint8],
+    histograms: BinaryColumn,
+    width: int,
 ) -> None:
     """Write the counts of histograms of one width into their rows."""
     lengths, rest = np.divmod(histograms.lengths[rows] - 1, width)
@@ -199,6 +205,8 @@ def below(counts: Counts, power: int) -> NDArray[np.float64]:
     """
     place = int(np.searchsorted(edges(), power))
     if edges()[place] != power:
-        raise ValueError(f"2**{power} is inside a bucket; ask at {SMALLEST_NORMAL}, or from {LOWEST} to {HIGHEST + 1}")
+        raise ValueError(
+            f"2**{power} is inside a bucket; ask at {SMALLEST_NORMAL}, or from {LOWEST} to {HIGHEST + 1}"
+        )
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(counts[..., :place].sum(axis=-1) / counts.sum(axis=-1))

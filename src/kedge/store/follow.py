@@ -129,4 +129,6 @@ class _Run:
         if self._has_read and not any(news) and not fresh and torn == self._torn:
             return None
         self._has_read, self._torn = True, torn
-        return recording_of(self._folder, self._manifest, [reader.share() for reader in readers], any(torn))
+        return recording_of(
+            self._folder, self._manifest, [reader.share() for reader in readers], any(torn)
+        )

@@ -80,23 +80,35 @@ class HeldTensors:
 
     def at(self, moment: int) -> Iterator[tuple[TensorKind, HeldSpan]]:
         """Yield the spans that are held at a moment, each with its kind."""
-        yield from ((self.kinds[span.kind], span) for span in self.spans if span.begin <= moment < span.end)
+        yield from (
+            (self.kinds[span.kind], span) for span in self.spans if span.begin <= moment < span.end
+        )
 
     def bytes(self, moment: int) -> int:
         """Return the bytes held at a moment."""
-        return sum(span.bytes for _, span in self.at(moment)) + (self.rest[moment] if self.rest else 0)
+        return sum(span.bytes for _, span in self.at(moment)) + (
+            self.rest[moment] if self.rest else 0
+        )
 
     def entry(self) -> dict[str, Any]:
         """Return the tensors as a recording stores them: each text once, and kinds as numbers of texts."""
         names = [field.name for field in fields(TensorKind)]
         known: dict[str, dict[Any, int]] = {name: {} for name in names}
         kinds = [
-            [known[name].setdefault(value, len(known[name])) for name, value in zip(names, astuple(kind), strict=True)]
+            [
+                known[name].setdefault(value, len(known[name]))
+                for name, value in zip(names, astuple(kind), strict=True)
+            ]
             for kind in self.kinds
         ]
         texts = {name: list(values) for name, values in known.items()}
         texts["shape"] = [list(shape) for shape in texts["shape"]]
-        return {**texts, "kinds": kinds, "spans": [list(span) for span in self.spans], "rest": list(self.rest)}
+        return {
+            **texts,
+            "kinds": kinds,
+            "spans": [list(span) for span in self.spans],
+            "rest": list(self.rest),
+        }
 
 
 NO_TENSORS = HeldTensors()
@@ -107,9 +119,16 @@ def held_tensors_of(entry: Mapping[str, Any] | None) -> HeldTensors:
     if not entry:
         return NO_TENSORS
     names = [field.name for field in fields(TensorKind)]
-    columns = [[tuple(value) if name == "shape" else value for value in entry[name]] for name in names]
-    kinds = (TensorKind(*(column[at] for column, at in zip(columns, row, strict=True))) for row in entry["kinds"])
-    return HeldTensors(tuple(kinds), tuple(HeldSpan(*row) for row in entry["spans"]), tuple(entry.get("rest", ())))
+    columns = [
+        [tuple(value) if name == "shape" else value for value in entry[name]] for name in names
+    ]
+    kinds = (
+        TensorKind(*(column[at] for column, at in zip(columns, row, strict=True)))
+        for row in entry["kinds"]
+    )
+    return HeldTensors(
+        tuple(kinds), tuple(HeldSpan(*row) for row in entry["spans"]), tuple(entry.get("rest", ()))
+    )
 
 
 def limited(tensors: HeldTensors, moments: int, most: int = MOST_SPANS) -> HeldTensors:
@@ -125,4 +144,6 @@ def limited(tensors: HeldTensors, moments: int, most: int = MOST_SPANS) -> HeldT
         changes[span.end] -= span.bytes
     numbers: dict[int, int] = {}
     spans = tuple(span._replace(kind=numbers.setdefault(span.kind, len(numbers))) for span in kept)
-    return HeldTensors(tuple(tensors.kinds[kind] for kind in numbers), spans, tuple(accumulate(changes[:-1])))
+    return HeldTensors(
+        tuple(tensors.kinds[kind] for kind in numbers), spans, tuple(accumulate(changes[:-1]))
+    )

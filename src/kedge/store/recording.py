@@ -75,7 +75,9 @@ class Recording:
         readers = [RankReader(folder, rank) for rank in read_ranks(folder) or (0,)]
         for reader in readers:
             reader.read()
-        return recording_of(folder, manifest, [reader.share() for reader in readers], any(r.torn for r in readers))
+        return recording_of(
+            folder, manifest, [reader.share() for reader in readers], any(r.torn for r in readers)
+        )
 
     @classmethod
     def build(
@@ -129,7 +131,9 @@ class Recording:
             NoSuchRank: The recording has nothing of this rank.
         """
         if rank not in self.ranks:
-            raise NoSuchRank(f"{_name(self.path)} has no data of rank {rank}: it has {_ranks_named(self.ranks)}")
+            raise NoSuchRank(
+                f"{_name(self.path)} has no data of rank {rank}: it has {_ranks_named(self.ranks)}"
+            )
         if not isinstance(self.table, RankedTable):
             return self
         part = next(part for part in self.table.parts if part.rank == rank)
@@ -250,7 +254,10 @@ class Recording:
             The steps, the number of values that each channel had in each of them, and a bool for
             every step and channel.
         """
-        rows, channels = self.rows(site), (self.site(site) if isinstance(site, str) else site).channels or 0
+        rows, channels = (
+            self.rows(site),
+            (self.site(site) if isinstance(site, str) else site).channels or 0,
+        )
         width, held = (channels + 7) // 8, rows.held("active")
         tracked = np.flatnonzero(held.lengths == width) if width else np.zeros(0, dtype=np.int64)
         bits = np.unpackbits(held.chosen(tracked).matrix(width), axis=1, count=channels)
@@ -290,13 +297,19 @@ class Recording:
         return {}
 
 
-def recording_of(folder: Path, manifest: Entry, shares: Sequence[RankShare], truncated: bool) -> Recording:
+def recording_of(
+    folder: Path, manifest: Entry, shares: Sequence[RankShare], truncated: bool
+) -> Recording:
     """Return the recording of several ranks, the lowest first."""
     if len(shares) == 1:
         only = shares[0]
-        return Recording(folder, manifest, only.roots, only.sites, only.events, truncated, only.table)
+        return Recording(
+            folder, manifest, only.roots, only.sites, only.events, truncated, only.table
+        )
     roots, sites, table = assemble(shares)
-    events = tuple(event for place, share in enumerate(shares) for event in _signed(share, others=place > 0))
+    events = tuple(
+        event for place, share in enumerate(shares) for event in _signed(share, others=place > 0)
+    )
     return Recording(folder, manifest, roots, sites, events, truncated, table)
 
 
@@ -313,12 +326,19 @@ def _ranks_named(ranks: tuple[int, ...]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
-def _built_table(rows: list[dict[str, Any]], sites: tuple[SiteInfo, ...]) -> StatsTable | RankedTable:
+def _built_table(
+    rows: list[dict[str, Any]], sites: tuple[SiteInfo, ...]
+) -> StatsTable | RankedTable:
     ranks = sorted({row.get("rank", 0) for row in rows})
     if len(ranks) < 2:
         return tabulate(rows)
     own = [[row for row in rows if row.get("rank", 0) == rank] for rank in ranks]
-    return assemble([RankShare(rank, (), sites, (), tabulate(held)) for rank, held in zip(ranks, own, strict=True)])[2]
+    return assemble(
+        [
+            RankShare(rank, (), sites, (), tabulate(held))
+            for rank, held in zip(ranks, own, strict=True)
+        ]
+    )[2]
 
 
 def _built_site(position: int, site: SiteInfo | Entry | str) -> SiteInfo:
@@ -330,6 +350,15 @@ def _built_site(position: int, site: SiteInfo | Entry | str) -> SiteInfo:
 
 def _built_row(row: Entry, ids: Mapping[str, int]) -> dict[str, Any]:
     site, active, counts = row["site"], row.get("active", b""), row.get("exponents", b"")
-    bits = active if isinstance(active, bytes) else np.packbits(np.asarray(active, dtype=bool)).tobytes()
+    bits = (
+        active
+        if isinstance(active, bytes)
+        else np.packbits(np.asarray(active, dtype=bool)).tobytes()
+    )
     histogram = counts if isinstance(counts, bytes) else encode(np.asarray(counts))
-    return {**row, "site": ids[site] if isinstance(site, str) else site, "active": bits, "exponents": histogram}
+    return {
+        **row,
+        "site": ids[site] if isinstance(site, str) else site,
+        "active": bits,
+        "exponents": histogram,
+    }

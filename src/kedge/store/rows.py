@@ -102,12 +102,16 @@ class Rows:
                 ``q05`` to ``q95`` are quantiles of the magnitudes of the drawn elements.
         """
         if name not in STATISTICS:
-            raise ValueError(f"{name!r} is not a statistic of a recording; there are {', '.join(STATISTICS)}")
+            raise ValueError(
+                f"{name!r} is not a statistic of a recording; there are {', '.join(STATISTICS)}"
+            )
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             return np.asarray(_DERIVED[name](self), dtype=np.float64)
 
 
-def clean(count: Ints, total: Floats, sumsq: Floats, low: Floats, high: Floats, nonfinite: Ints) -> Bools:
+def clean(
+    count: Ints, total: Floats, sumsq: Floats, low: Floats, high: Floats, nonfinite: Ints
+) -> Bools:
     """Whether the elements of each row are known to be finite.
 
     A NaN or infinite element makes the sum, the sum of squares and one of the extremes
@@ -125,7 +129,9 @@ class LazyRows(Rows):
 
     def __getattr__(self, name: str) -> Any:
         if name not in Rows.__dataclass_fields__:
-            raise AttributeError(f"rows have no {name!r}; they have {', '.join(Rows.__dataclass_fields__)}")
+            raise AttributeError(
+                f"rows have no {name!r}; they have {', '.join(Rows.__dataclass_fields__)}"
+            )
         values = self.__dict__["_columns"][name]
         gathered = tuple(values.each()) if name in _JOINED else _number(values)
         self.__dict__[name] = gathered
@@ -148,7 +154,9 @@ def merge(columns: Mapping[str, Any]) -> Rows:
     if not np.any(step[1:] <= step[:-1]):
         return LazyRows(columns)
     order = np.argsort(step, kind="stable")
-    numbers = {name: columns[name][order] for name in Rows.__dataclass_fields__ if name not in _JOINED}
+    numbers = {
+        name: columns[name][order] for name in Rows.__dataclass_fields__ if name not in _JOINED
+    }
     starts = np.flatnonzero(np.diff(numbers["step"], prepend=numbers["step"][0] - 1))
     return _reduced(numbers, {name: columns[name].chosen(order) for name in _JOINED}, starts)
 
@@ -161,8 +169,12 @@ def reduced(columns: Mapping[str, Any], starts: Ints) -> Rows:
     return LazyRows({**{name: getattr(merged, name) for name in numbers}, **held})
 
 
-def _reduced(numbers: Mapping[str, NDArray[Any]], bytes_: Mapping[str, BinaryColumn], starts: Ints) -> Rows:
-    merged: dict[str, Any] = {name: _number(values) for name, values in _reduce(numbers, starts).items()}
+def _reduced(
+    numbers: Mapping[str, NDArray[Any]], bytes_: Mapping[str, BinaryColumn], starts: Ints
+) -> Rows:
+    merged: dict[str, Any] = {
+        name: _number(values) for name, values in _reduce(numbers, starts).items()
+    }
     for name in _JOINED:
         merged[name] = tuple(_reduce_bytes(name, bytes_[name].each(), starts))
     return Rows(**merged)
@@ -176,12 +188,17 @@ def _reduce(columns: Mapping[str, NDArray[Any]], starts: Ints) -> dict[str, NDAr
     """Return one row for each group of rows, which begin at ``starts``."""
     c = columns
     known = clean(c["count"], c["sum"], c["sumsq"], c["min"], c["max"], c["nonfinite"])
-    merged: dict[str, NDArray[Any]] = {"step": c["step"][starts], "level": np.maximum.reduceat(c["level"], starts)}
+    merged: dict[str, NDArray[Any]] = {
+        "step": c["step"][starts],
+        "level": np.maximum.reduceat(c["level"], starts),
+    }
     merged["calls"] = np.add.reduceat(c["calls"].astype(np.int64), starts)
     merged["count"] = np.add.reduceat(c["count"], starts)
     with np.errstate(invalid="ignore", over="ignore"):
         for name, ufunc, neutral in _FLOATS:
-            merged[name] = _reduce_measured(c[name], np.isnan(c[name]) & known, starts, (ufunc, neutral))
+            merged[name] = _reduce_measured(
+                c[name], np.isnan(c[name]) & known, starts, (ufunc, neutral)
+            )
     for name in ("nonzero", "nonfinite", "nan", "sampled", "saturated"):
         absent = c[name] < 0
         total = np.add.reduceat(np.where(absent, 0, c[name]).astype(np.int64), starts)
@@ -202,7 +219,9 @@ _FLOATS = (
 )
 
 
-def _reduce_measured(values: Floats, absent: Bools, starts: Ints, how: tuple[np.ufunc, float]) -> Floats:
+def _reduce_measured(
+    values: Floats, absent: Bools, starts: Ints, how: tuple[np.ufunc, float]
+) -> Floats:
     ufunc, neutral = how
     merged = ufunc.reduceat(np.where(absent, neutral, values), starts)
     return np.where(np.logical_and.reduceat(absent, starts), np.nan, merged)
@@ -256,7 +275,9 @@ def _nonfinite(rows: Rows) -> Floats:
 
 def _nan(rows: Rows) -> Floats:
     """Return the number of NaN; where they were not counted, it is known only where there is none."""
-    return np.where(rows.nan >= 0, rows.nan, np.where(rows.clean | _shows_no_nan(rows), 0.0, np.nan))
+    return np.where(
+        rows.nan >= 0, rows.nan, np.where(rows.clean | _shows_no_nan(rows), 0.0, np.nan)
+    )
 
 
 def _shows_no_nan(rows: Rows) -> Bools:

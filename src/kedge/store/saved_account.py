@@ -27,16 +27,24 @@ from kedge.store.held_tensors import NO_TENSORS, HeldTensors, held_tensors_of
 
 MOST_ROWS = 24
 _LONGEST = 44
-_BY_MODULE = ("module", "tensors", "packed", "held", "rebuild", "offload", "bf16", "int8", "checkpoint")
+_BY_MODULE = (
+    "module",
+    "tensors",
+    "packed",
+    "held",
+    "rebuild",
+    "offload",
+    "bf16",
+    "int8",
+    "checkpoint",
+)
 WORDS = "source"
 _BY_LINE = ("line", "tensors", "packed", "held", "rebuild", WORDS)
 _NOTE = (
     "packed: all saved tensors, each as often as it was saved. held: each storage once, for the module that saved it first. "
     "rebuild to checkpoint: what each would free. A module's figures include those of its submodules."
 )
-_NOTE_FOLDED = (
-    " h.0-47: the sum over all of these blocks, which hold the same bytes; one that holds more or less stands alone."
-)
+_NOTE_FOLDED = " h.0-47: the sum over all of these blocks, which hold the same bytes; one that holds more or less stands alone."
 _NOTE_OPERATIONS = (
     "packed: all saved tensors, each as often as it was saved. held: each storage once, for the operation that saved it first. "
     "rebuild to int8: what each would free."
@@ -187,7 +195,11 @@ def newest(events: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 def _brief(sums: Sums) -> dict[str, Any]:
     """Return sums without the zero ones."""
-    return {key: value for key, value in asdict(sums).items() if value or key in ("path", "tensors", "bytes")}
+    return {
+        key: value
+        for key, value in asdict(sums).items()
+        if value or key in ("path", "tensors", "bytes")
+    }
 
 
 def account_of(event: Mapping[str, Any]) -> SavedAccount | None:
@@ -249,12 +261,16 @@ def sections(account: SavedAccount, most: int | None = MOST_ROWS) -> Iterator[Te
     places = {id(sums) for sums in chosen}
     left = sum(len(fold.members) for fold, sums in folds if id(sums) not in places)
     several = _NOTE_FOLDED if any(fold.folded for fold, _ in folds) else ""
-    yield TextTable("by module", _BY_MODULE, tuple(map(_row, chosen)), _NOTE + several + _rest(left, "module"))
+    yield TextTable(
+        "by module", _BY_MODULE, tuple(map(_row, chosen)), _NOTE + several + _rest(left, "module")
+    )
     chosen, left = _largest(account.lines, most)
     yield TextTable("by line", _BY_LINE, tuple(map(_line, chosen)), _rest(left, "line").strip())
 
 
-def folded_sums(modules: Iterable[Sums], *, unfolded: bool = False) -> list[tuple[Fold[Sums], Sums]]:
+def folded_sums(
+    modules: Iterable[Sums], *, unfolded: bool = False
+) -> list[tuple[Fold[Sums], Sums]]:
     """Return modules, those of many whose totals are equal together, with the sums over them.
 
     Args:
@@ -289,7 +305,10 @@ def operations_table(operations: Sequence[Sums], most: int | None = MOST_ROWS) -
     chosen, left = _largest(operations, most)
     rows = tuple((str(sums.path), *_row(sums)[1:-1]) for sums in chosen)
     return TextTable(
-        "by operation", ("operation", *_BY_MODULE[1:-1]), rows, _NOTE_OPERATIONS + _rest(left, "operation")
+        "by operation",
+        ("operation", *_BY_MODULE[1:-1]),
+        rows,
+        _NOTE_OPERATIONS + _rest(left, "operation"),
     )
 
 
@@ -305,12 +324,19 @@ def _totals(account: SavedAccount) -> Iterator[tuple[str, str]]:
     yield "parameters and buffers saved, in memory in any case", sized(account.parameters)
     if course.peak:
         yield "largest holder at the peak", named(course.holders[0][0]) if course.holders else "-"
-        yield f"peak (after {course.peak_at:,} of {course.at[-1]:,} saves and releases)", sized(course.peak)
+        yield (
+            f"peak (after {course.peak_at:,} of {course.at[-1]:,} saves and releases)",
+            sized(course.peak),
+        )
 
 
 def _row(sums: Sums) -> tuple[str, ...]:
     freed = (sums.rebuild, sums.offload, sums.bf16, sums.int8, sums.checkpoint)
-    figures = (sized(sums.packed), sized(sums.bytes), *(sized(size) if size else "-" for size in freed))
+    figures = (
+        sized(sums.packed),
+        sized(sums.bytes),
+        *(sized(size) if size else "-" for size in freed),
+    )
     return (named(sums.path), f"{sums.tensors:,}", *figures)
 
 

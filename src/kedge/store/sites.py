@@ -89,7 +89,11 @@ class SitesByText:
 
     def _unknown(self, text: str) -> str:
         near = get_close_matches(text, self._by_text, n=3, cutoff=0.4)
-        hint = f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}" if near else "none is near it"
+        hint = (
+            f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
+            if near
+            else "none is near it"
+        )
         return f"{self._owner} has no site {text!r}: it holds {counted(len(self._by_text), 'site')}, {hint}"
 
 

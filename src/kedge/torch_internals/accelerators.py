@@ -78,7 +78,9 @@ def autocast() -> dict[str, torch.dtype]:
     """Return the dtypes of autocast by the kind of device for which it is on."""
     found = torch.accelerator.current_accelerator()
     kinds = ("cpu",) if found is None else ("cpu", found.type)
-    return {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+    return {
+        kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)
+    }
 
 
 def can(attempt: Callable[[torch.device], bool], device: torch.device) -> bool:
@@ -96,7 +98,10 @@ def can(attempt: Callable[[torch.device], bool], device: torch.device) -> bool:
             known = attempt(device)
         except torch.AcceleratorError:  # the device itself failed
             raise
-        except (RuntimeError, TypeError):  # PyTorch's answers for a kind of device that lacks something
+        except (
+            RuntimeError,
+            TypeError,
+        ):  # PyTorch's answers for a kind of device that lacks something
             known = False
         _known[attempt, device.type] = known
     return known
@@ -180,7 +185,11 @@ def pinned(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> Tensor | 
 
 def with_doubles(tensor: Tensor) -> Tensor:
     """Return a tensor where it can be computed with in float64: itself, or its copy on the host, as of MPS."""
-    return tensor if not is_accelerator(tensor.device) or can(_doubles, tensor.device) else tensor.cpu()
+    return (
+        tensor
+        if not is_accelerator(tensor.device) or can(_doubles, tensor.device)
+        else tensor.cpu()
+    )
 
 
 def lend(tensor: Tensor, stream: torch.Stream) -> bool:
@@ -270,7 +279,9 @@ def _module(kind: str) -> ModuleType | None:
 
 
 def _streams(device: torch.device) -> bool:
-    return torch.Stream(device) != torch.Stream(device)  # a device without streams may answer with its only queue
+    return torch.Stream(device) != torch.Stream(
+        device
+    )  # a device without streams may answer with its only queue
 
 
 def _events(device: torch.device) -> bool:

@@ -37,7 +37,12 @@ def whole(tensor: Tensor) -> Tensor | None:
     if type(tensor) is not Tensor or not tensor.is_contiguous():
         return None
     base = base_of(tensor)
-    if base is None or base.grad_fn is None or not base.is_contiguous() or base.numel() != tensor.numel():
+    if (
+        base is None
+        or base.grad_fn is None
+        or not base.is_contiguous()
+        or base.numel() != tensor.numel()
+    ):
         return None
     if sys.getrefcount(base) > _ALONE:
         return None  # the program holds it too and may use it later

@@ -37,7 +37,9 @@ def _unnumbered(*_: Any) -> int:
     return 0
 
 
-operation_number: Callable[[], int] = late(_NUMBER, _unnumbered) if numbers_operations() else _unnumbered
+operation_number: Callable[[], int] = (
+    late(_NUMBER, _unnumbered) if numbers_operations() else _unnumbered
+)
 """The number that the next operation of this thread gets in the graph."""
 
 sequence_number: Callable[[Any], int] = _number if numbers_operations() else _unnumbered
@@ -75,7 +77,9 @@ def number_in(node: Any, name: str) -> Any:
 
 def first_shape(node: Node) -> tuple[int, ...] | None:
     """Return the shape of a node's first output; None if it is not known."""
-    described = getattr(node, "_input_metadata", ())  # the shapes of the node's gradients in the backward pass
+    described = getattr(
+        node, "_input_metadata", ()
+    )  # the shapes of the node's gradients in the backward pass
     shape = getattr(described[0], "shape", None) if described else None
     return None if shape is None else tuple(map(int, shape))
 
@@ -111,7 +115,9 @@ def by_need(roots: Iterable[Node]) -> Iterator[Node]:
             elif node not in met:
                 met.add(node)
                 stack.append((node, True))
-                stack += [(before, False) for before, _ in node.next_functions if before is not None]
+                stack += [
+                    (before, False) for before, _ in node.next_functions if before is not None
+                ]
 
 
 def saved_by(node: Node) -> Iterator[tuple[str, Any]]:
@@ -131,7 +137,11 @@ def is_freed(node: Node) -> bool:
     for name in fields(type(node)):
         try:
             kept = raw(node, name)
-            if isinstance(kept, SavedTensor) and kept.data is None and getattr(kept, "unpack_hook", None) is None:
+            if (
+                isinstance(kept, SavedTensor)
+                and kept.data is None
+                and getattr(kept, "unpack_hook", None) is None
+            ):
                 saved(node, name)  # None if it saved nothing there; there is nothing to unpack
         except RuntimeError:
             return True

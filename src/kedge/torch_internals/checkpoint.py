@@ -61,7 +61,17 @@ def make_skippable(pack: Any, below: Any) -> None:
 class Segment:
     """One checkpointed block in one forward: its pass, and the calls in it."""
 
-    __slots__ = ("calls", "heard", "micro_batch", "outer", "pass_", "reentrant", "replica", "seen", "step")
+    __slots__ = (
+        "calls",
+        "heard",
+        "micro_batch",
+        "outer",
+        "pass_",
+        "reentrant",
+        "replica",
+        "seen",
+        "step",
+    )
 
     def __init__(self, here: Any, *, reentrant: bool, outer: Segment | None) -> None:
         self.pass_, self.micro_batch, self.replica = here.pass_, here.micro_batch, here.replica
@@ -105,7 +115,8 @@ class Segments:
     def awaits(self, key: Any) -> bool:
         """Whether a block with such a call can still be recomputed, and never was."""
         return any(
-            owner() is not None and key in known.calls and not known.seen for owner, known in self._known.values()
+            owner() is not None and key in known.calls and not known.seen
+            for owner, known in self._known.values()
         )
 
     def forward(self, here: Any) -> Segment | None:
@@ -131,7 +142,9 @@ class Segments:
         """Return the block of the first of some owners, each inside the next; new blocks have the pass of `here`."""
         outer: Segment | None = None
         for owner, reentrant, _ in reversed(owners):
-            outer = self._find(owner) or self._add(owner, Segment(here, reentrant=reentrant, outer=outer))
+            outer = self._find(owner) or self._add(
+                owner, Segment(here, reentrant=reentrant, outer=outer)
+            )
         return outer
 
     def _add(self, owner: Any, segment: Segment) -> Segment:
@@ -170,7 +183,9 @@ def _owners_in_forward(frame: Any, here: Any) -> list[Owned]:
     if frame is None and (torch.is_grad_enabled() or not here.graded):
         return []
     found = [owned for owned in _running() if not owned.again]
-    if frame is not None and all(owned.owner is not frame for owned in found):  # its code is not among the frames
+    if frame is not None and all(
+        owned.owner is not frame for owned in found
+    ):  # its code is not among the frames
         found.insert(0, Owned(frame, reentrant=False, again=False))
     return found
 
@@ -208,7 +223,10 @@ def _running() -> Iterator[Owned]:
     """Yield the checkpoints whose code is running, the innermost first, up to the first recompute."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_filename == checkpoint.__file__ and (found := _READ.get(frame.f_code.co_name)) is not None:
+        if (
+            frame.f_code.co_filename == checkpoint.__file__
+            and (found := _READ.get(frame.f_code.co_name)) is not None
+        ):
             owner = found.read(frame.f_locals)
             if owner is not None:
                 yield Owned(owner, found.reentrant, found.again)

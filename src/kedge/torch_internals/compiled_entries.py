@@ -73,8 +73,12 @@ class NoneHooked:
         is_hooked: Whether a module is hooked.
     """
 
-    def __init__(self, sources: tuple[str, ...], scope: dict[str, Any], is_hooked: IsHooked) -> None:
-        self._modules = compile(f"({''.join(f'{source}, ' for source in sources)})", "<guard>", "eval")
+    def __init__(
+        self, sources: tuple[str, ...], scope: dict[str, Any], is_hooked: IsHooked
+    ) -> None:
+        self._modules = compile(
+            f"({''.join(f'{source}, ' for source in sources)})", "<guard>", "eval"
+        )
         self._scope, self._is_hooked = scope, is_hooked
 
     def __call__(self, variables: dict[str, Any]) -> bool:
@@ -90,7 +94,11 @@ def _compiled() -> Iterator[tuple[CodeType, list[Any]]]:
     """Yield each code object of which there is compiled code, with Dynamo's entries for it."""
     frames: Any = sys.modules["torch._dynamo.convert_frame"]
     entries_of: Any = find("torch:_C._dynamo.eval_frame._debug_get_cache_entry_list")
-    known = {id(code): code for seen in (*frames.input_codes.seen, *frames.output_codes.seen) if (code := seen())}
+    known = {
+        id(code): code
+        for seen in (*frames.input_codes.seen, *frames.output_codes.seen)
+        if (code := seen())
+    }
     for code in known.values():
         if entries := entries_of(code):
             yield code, entries
@@ -112,7 +120,9 @@ def _conditions(entry: Any) -> _Conditions:
     """Return what the guards of an entry are about, a tree of expressions."""
     modules: dict[str, type] = {}
     with_hooks = False
-    root = getattr(entry.guard_manager, "root", None)  # none, if an object no longer exists and the code is never used
+    root = getattr(
+        entry.guard_manager, "root", None
+    )  # none, if an object no longer exists and the code is never used
     waiting: list[Any] = [] if root is None else [root]
     while waiting:
         condition = waiting.pop()
@@ -121,8 +131,14 @@ def _conditions(entry: Any) -> _Conditions:
         if isinstance(kind, type) and issubclass(kind, nn.Module):
             modules[source] = kind
         waiting += condition.get_child_managers()
-        if hasattr(condition, "get_key_value_managers"):  # the guard of a dict, whose values are no children
-            waiting += (value for _, value in condition.get_key_value_managers().values() if value is not None)
+        if hasattr(
+            condition, "get_key_value_managers"
+        ):  # the guard of a dict, whose values are no children
+            waiting += (
+                value
+                for _, value in condition.get_key_value_managers().values()
+                if value is not None
+            )
     return _Conditions(modules, with_hooks)
 
 

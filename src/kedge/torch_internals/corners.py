@@ -98,7 +98,10 @@ CORNERS = (
     ),
     Corner(
         "checkpoint",
-        ("torch.utils.checkpoint:_CheckpointFrame", "torch.utils.checkpoint:_StopRecomputationError"),
+        (
+            "torch.utils.checkpoint:_CheckpointFrame",
+            "torch.utils.checkpoint:_StopRecomputationError",
+        ),
         "calls inside a checkpoint's recompute are counted from 0.",
     ),
     Corner(
@@ -178,7 +181,10 @@ CORNERS = (
     ),
     Corner(
         "effectful_operators",
-        ("torch._library.effects:EffectType.ORDERED", "torch.library:Library._register_effectful_op"),
+        (
+            "torch._library.effects:EffectType.ORDERED",
+            "torch.library:Library._register_effectful_op",
+        ),
         "hooks inside compiled code do not fire.",
     ),
     Corner(

@@ -30,8 +30,14 @@ _holders = 0
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the model inside a result of `torch.compile`; any other model itself."""
-    dynamo = sys.modules.get("torch._dynamo")  # absent as long as nothing was compiled: importing it takes a second
-    return model._orig_mod if dynamo is not None and isinstance(model, dynamo.OptimizedModule) else model
+    dynamo = sys.modules.get(
+        "torch._dynamo"
+    )  # absent as long as nothing was compiled: importing it takes a second
+    return (
+        model._orig_mod
+        if dynamo is not None and isinstance(model, dynamo.OptimizedModule)
+        else model
+    )
 
 
 def compiles(module: nn.Module) -> bool:
@@ -91,7 +97,11 @@ def has_compiled() -> bool:
 def frames() -> int:
     """Return the number of compilations in this process since the last reset."""
     converted: Any = sys.modules.get("torch._dynamo.convert_frame")
-    return 0 if converted is None else sum(getattr(converted, "FRAME_COMPILE_COUNTER", {0: 1}).values())
+    return (
+        0
+        if converted is None
+        else sum(getattr(converted, "FRAME_COMPILE_COUNTER", {0: 1}).values())
+    )
 
 
 def compile_seconds() -> float:
@@ -106,7 +116,11 @@ def may_compile_again() -> bool:
     config: Any = sys.modules.get("torch._dynamo.config")
     refused = ("error_on_recompile", "enable_compiler_collectives", "fail_on_recompile_limit_hit")
     see_limits()
-    return stance() == "default" and not _own_limits and not any(getattr(config, name, False) for name in refused)
+    return (
+        stance() == "default"
+        and not _own_limits
+        and not any(getattr(config, name, False) for name in refused)
+    )
 
 
 def see_limits() -> None:
@@ -115,7 +129,9 @@ def see_limits() -> None:
     While code is compiled, they are those of `torch.compile(..., recompile_limit=...)`.
     """
     config: Any = sys.modules.get("torch._dynamo.config")
-    _own_limits.update(name for name, before in _before.items() if getattr(config, name) != _changed(name, before))
+    _own_limits.update(
+        name for name, before in _before.items() if getattr(config, name) != _changed(name, before)
+    )
 
 
 def hold() -> None:
@@ -153,7 +169,9 @@ def release() -> None:
     if not _holders and _before:
         config: Any = sys.modules["torch._dynamo.config"]
         for name, before in _before.items():
-            if getattr(config, name) == _changed(name, before):  # else the program has set its own meanwhile
+            if getattr(config, name) == _changed(
+                name, before
+            ):  # else the program has set its own meanwhile
                 setattr(config, name, before)
         _before.clear()
         _own_limits.clear()

@@ -57,7 +57,9 @@ class BackwardCall(NamedTuple):
     @property
     def marks(self) -> tuple[Tensor, ...]:
         """Tensors by whose identity the call is known; PyTorch makes a new gradient for each call without one."""
-        return tuple(each for each in (*self.roots[:1], *self.grads[:1]) if isinstance(each, Tensor))
+        return tuple(
+            each for each in (*self.roots[:1], *self.grads[:1]) if isinstance(each, Tensor)
+        )
 
 
 def backward_call() -> BackwardCall | None:
@@ -72,7 +74,9 @@ def backward_call() -> BackwardCall | None:
         return _read(calls[-1], nested=len(calls) > 1)
     others = [frame for top in sys._current_frames().values() for frame in [*_outermost(top, run)]]
     others = [frame for frame in others if frame not in own]
-    return _read(others[0], nested=inside) if len(others) == 1 else None  # a thread of a device works for one call
+    return (
+        _read(others[0], nested=inside) if len(others) == 1 else None
+    )  # a thread of a device works for one call
 
 
 def _outermost(frame: FrameType, run: CodeType) -> list[FrameType]:

@@ -25,7 +25,11 @@ from torch.utils.hooks import RemovableHandle
 from kedge.torch_internals.corners import find, lacks
 
 FORWARD = ("_forward_hooks", "_forward_pre_hooks")
-FLAGS = ("_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs", "_forward_hooks_always_called")
+FLAGS = (
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
 _BACKWARD = "_backward_hooks"
 _EVERYWHERE = "_global"
 # In the order in which PyTorch runs them.
@@ -44,7 +48,9 @@ _SAID_WITH = {
     "_forward_hooks_with_kwargs": "with_kwargs",
     "_forward_hooks_always_called": "always_call",
 }
-_OF_BUILDING = {f"_global_{what}_registration_hooks": f"{what}s" for what in ("module", "parameter", "buffer")}
+_OF_BUILDING = {
+    f"_global_{what}_registration_hooks": f"{what}s" for what in ("module", "parameter", "buffer")
+}
 _OF_OPTIMIZER = {
     "_global_optimizer_pre_hooks": "optimizer-step-pre",
     "_global_optimizer_post_hooks": "optimizer-step",
@@ -80,7 +86,9 @@ class RegisteredHook(NamedTuple):
 
 def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], Any]) -> RemovableHandle:
     """Register a hook for the gradient of a tensor; see Note [Views written to]."""
-    with suppress(RuntimeError):  # of a view whose history cannot be updated, as of one of several outputs
+    with suppress(
+        RuntimeError
+    ):  # of a view whose history cannot be updated, as of one of several outputs
         tensor.grad_fn  # noqa: B018
     handle: RemovableHandle = tensor.register_hook(hook)
     return handle
@@ -135,7 +143,9 @@ _hidden = lacks("hook_tables")
 on_tensor: Callable[[Tensor], Table | None] = _behind_tensor if _hidden else _on_tensor
 """The hooks on a tensor; None where there are none yet."""
 
-after_accumulation: Callable[[Tensor], Table | None] = _behind_leaf if _hidden else _after_accumulation
+after_accumulation: Callable[[Tensor], Table | None] = (
+    _behind_leaf if _hidden else _after_accumulation
+)
 """The hooks that are called when a leaf has its gradient; None where there are none yet."""
 
 before_forward: Callable[[nn.Module], Table] = _behind_pre if _hidden else _before_forward
@@ -155,16 +165,24 @@ def hooks_on_module(module: nn.Module) -> Iterator[RegisteredHook]:
 
 def hooks_on_tensor(tensor: Tensor) -> Iterator[RegisteredHook]:
     """Yield the hooks on a tensor."""
-    for kind, table in (("tensor", on_tensor(tensor)), ("post-accumulate", after_accumulation(tensor))):
+    for kind, table in (
+        ("tensor", on_tensor(tensor)),
+        ("post-accumulate", after_accumulation(tensor)),
+    ):
         yield from (RegisteredHook(kind, i, hook) for i, hook in enumerate((table or {}).values()))
 
 
 def hooks_on_every_module() -> Iterator[RegisteredHook]:
     """Yield the hooks on all modules, and those on registrations in modules."""
     everywhere = vars(modules)
-    yield from _read(everywhere, _EVERYWHERE, full=everywhere.get("_global_is_full_backward_hook") is not False)
+    yield from _read(
+        everywhere, _EVERYWHERE, full=everywhere.get("_global_is_full_backward_hook") is not False
+    )
     for table, what in _OF_BUILDING.items():
-        yield from (RegisteredHook("registration", i, hook, (what,)) for i, hook in _numbered(everywhere, table))
+        yield from (
+            RegisteredHook("registration", i, hook, (what,))
+            for i, hook in _numbered(everywhere, table)
+        )
 
 
 def hooks_on_every_optimizer() -> Iterator[RegisteredHook]:
@@ -178,7 +196,9 @@ def hooks_on_optimizer(optimizer: Optimizer) -> Iterator[RegisteredHook]:
     own = vars(optimizer)
     if "step" in own:
         scheduled = getattr(own["step"], "_wrapped_by_lr_sched", False)
-        yield RegisteredHook("replaced-step", 0, own["step"], ("by a learning-rate scheduler",) if scheduled else ())
+        yield RegisteredHook(
+            "replaced-step", 0, own["step"], ("by a learning-rate scheduler",) if scheduled else ()
+        )
     for table, kind in _OF_ONE_OPTIMIZER.items():
         yield from (RegisteredHook(kind, i, hook) for i, hook in _numbered(own, table))
 
@@ -188,7 +208,9 @@ def _read(tables: Mapping[str, Any], prefix: str, *, full: bool) -> Iterator[Reg
         kind = said if full or table != _BACKWARD else "legacy-backward"
         flags = {name: flag for name, flag in _SAID_WITH.items() if name.startswith(table)}
         for i, (key, hook) in enumerate(tables.get(prefix + table, {}).items()):
-            own = tuple(flag for name, flag in flags.items() if key in tables.get(prefix + name, ()))
+            own = tuple(
+                flag for name, flag in flags.items() if key in tables.get(prefix + name, ())
+            )
             yield RegisteredHook(kind, i, hook, own)
 
 
@@ -222,10 +244,14 @@ def for_everything() -> dict[str, Table]:
 
 def _tables_in(names: Mapping[str, Any]) -> dict[str, Table]:
     return {
-        n: table for n, table in names.items() if n.startswith(_EVERYWHERE) and "hooks" in n and isinstance(table, dict)
+        n: table
+        for n, table in names.items()
+        if n.startswith(_EVERYWHERE) and "hooks" in n and isinstance(table, dict)
     }
 
 
 def tables_of(module: nn.Module) -> dict[str, dict[int, Any]]:
     """Return copies of the tables of a module's hooks in a pass, and of their flags."""
-    return {name: dict(table) for name in _RESTORED if (table := vars(module).get(name)) is not None}
+    return {
+        name: dict(table) for name in _RESTORED if (table := vars(module).get(name)) is not None
+    }

@@ -21,7 +21,9 @@ def _assert_here(value: Tensor, message: str) -> None:
         raise RuntimeError(message)
 
 
-_norms: Callable[[Sequence[Tensor], int, torch.dtype], Sequence[Tensor]] = late("torch:_foreach_norm", _norm_of_each)
+_norms: Callable[[Sequence[Tensor], int, torch.dtype], Sequence[Tensor]] = late(
+    "torch:_foreach_norm", _norm_of_each
+)
 
 negated_alias: Callable[[Tensor], Tensor] = late("torch:_neg_view", torch.neg)
 _assert_async: Callable[[Tensor, str], None] = late("torch:_assert_async", _assert_here)

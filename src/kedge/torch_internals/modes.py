@@ -11,7 +11,9 @@ from torch import Tensor
 
 from kedge.torch_internals.corners import find, late
 
-push_function_mode: Callable[[Any], None] = late("torch:_C._push_on_torch_function_stack", lambda _: None)
+push_function_mode: Callable[[Any], None] = late(
+    "torch:_C._push_on_torch_function_stack", lambda _: None
+)
 pop_function_mode: Callable[[], Any] = late("torch:_C._pop_torch_function_stack", lambda: None)
 function_modes: Callable[[], int] = late("torch:_C._len_torch_function_stack", lambda: 0)
 """The number of function modes on this thread's stack."""
@@ -27,14 +29,22 @@ without_modes: Callable[[], AbstractContextManager[Any]] = late(
 )
 """Suspends every dispatch mode."""
 
-without_function_modes: Callable[[], AbstractContextManager[Any]] = late("torch:_C.DisableTorchFunction", nullcontext)
+without_function_modes: Callable[[], AbstractContextManager[Any]] = late(
+    "torch:_C.DisableTorchFunction", nullcontext
+)
 
 _mode: Callable[[Any], Any] = late("torch:_C._get_dispatch_mode", lambda _: None)
 _interpreter: Callable[[], Any] = late("torch:_C._functorch.peek_interpreter_stack", lambda: None)
-_is_wrapped: Callable[[Any], bool] = late("torch:_C._functorch.is_functorch_wrapped_tensor", lambda _: False)
+_is_wrapped: Callable[[Any], bool] = late(
+    "torch:_C._functorch.is_functorch_wrapped_tensor", lambda _: False
+)
 _inside: Callable[[Any], Any] = late("torch:_C._functorch.get_unwrapped", lambda value: value)
-_is_batched: Callable[[Any], bool] = late("torch:_C._functorch.is_legacy_batchedtensor", lambda _: False)
-_without_batch: Callable[[Any, int, int, int], Tensor] = late("torch:_remove_batch_dim", lambda value, *_: value)
+_is_batched: Callable[[Any], bool] = late(
+    "torch:_C._functorch.is_legacy_batchedtensor", lambda _: False
+)
+_without_batch: Callable[[Any, int, int, int], Tensor] = late(
+    "torch:_remove_batch_dim", lambda value, *_: value
+)
 _without_fake: Callable[[], AbstractContextManager[Any]] = late(
     "torch._subclasses.fake_tensor:unset_fake_temporarily", nullcontext
 )
@@ -44,7 +54,9 @@ without_transforms: Callable[[], AbstractContextManager[Any]] = late(
 )
 """Suspends the transforms of `torch.func`."""
 
-without_wrapping: Callable[[], AbstractContextManager[Any]] = late("torch:_C._DisableFuncTorch", nullcontext)
+without_wrapping: Callable[[], AbstractContextManager[Any]] = late(
+    "torch:_C._DisableFuncTorch", nullcontext
+)
 """A block in which results inside of a transform are not wrapped again."""
 
 
@@ -55,9 +67,13 @@ def seeing_operations(see: Callable[[str, Any, Any, Any], None]) -> AbstractCont
         return nullcontext()
 
     class Seeing(base):  # type: ignore[misc, valid-type]
-        def __torch_dispatch__(self, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, operation: Any, _types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             kwargs = kwargs or {}
-            if torch.is_inference_mode_enabled():  # where operations come here before they are taken apart
+            if (
+                torch.is_inference_mode_enabled()
+            ):  # where operations come here before they are taken apart
                 with self:
                     result = operation.decompose(*args, **kwargs)
                 if result is not NotImplemented:

@@ -45,7 +45,11 @@ SLOW: Any = getattr(find("torch.nn:Module._slow_forward"), "__code__", "none")
 
 def inside(code: CodeType | None, name: str) -> Iterator[int]:
     """Yield the ids of the code of a function defined inside another."""
-    yield from (id(c) for c in getattr(code, "co_consts", ()) if isinstance(c, CodeType) and c.co_name == name)
+    yield from (
+        id(c)
+        for c in getattr(code, "co_consts", ())
+        if isinstance(c, CodeType) and c.co_name == name
+    )
 
 
 CALLS = frozenset(() if CALL is None else (id(CALL), *inside(CALL, "inner")))

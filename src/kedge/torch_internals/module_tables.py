@@ -48,9 +48,15 @@ def _named_children(module: nn.Module) -> _Table:
 
 
 _hidden = lacks("module_tables")
-own_parameters: Callable[[nn.Module], Mapping[str, Tensor | None]] = _named_parameters if _hidden else _parameters
-own_buffers: Callable[[nn.Module], Mapping[str, Tensor | None]] = _named_buffers if _hidden else _buffers
-own_children: Callable[[nn.Module], Mapping[str, nn.Module | None]] = _named_children if _hidden else _children
+own_parameters: Callable[[nn.Module], Mapping[str, Tensor | None]] = (
+    _named_parameters if _hidden else _parameters
+)
+own_buffers: Callable[[nn.Module], Mapping[str, Tensor | None]] = (
+    _named_buffers if _hidden else _buffers
+)
+own_children: Callable[[nn.Module], Mapping[str, nn.Module | None]] = (
+    _named_children if _hidden else _children
+)
 
 
 def named_modules(module: nn.Module) -> dict[str, nn.Module]:
@@ -113,7 +119,9 @@ def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _contains_itself(module: nn.Module, around: tuple[int, ...] = (), known: set[int] | None = None) -> bool:
+def _contains_itself(
+    module: nn.Module, around: tuple[int, ...] = (), known: set[int] | None = None
+) -> bool:
     """Whether a module is inside itself, or one inside it is, so that the paths never end.
 
     Args:
@@ -139,7 +147,12 @@ def is_made(module: nn.Module) -> bool:
 def empty_entries(module: nn.Module) -> list[str]:
     """Return the entries of a module that are None, each as ``parameter bias``; empty if they are not visible."""
     tables = {"parameter": own_parameters, "buffer": own_buffers, "module": own_children}
-    return [f"{kind} {name}" for kind, of in tables.items() for name, held in of(module).items() if held is None]
+    return [
+        f"{kind} {name}"
+        for kind, of in tables.items()
+        for name, held in of(module).items()
+        if held is None
+    ]
 
 
 def put_back(module: nn.Module, buffers: Mapping[str, Tensor | None]) -> None:

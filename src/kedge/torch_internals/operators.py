@@ -65,5 +65,7 @@ def leave_graphs_whole() -> None:
     """End what `divide_graphs_at` began, for the code that is compiled next."""
     if _divided:
         config: Any = importlib.import_module("torch._inductor.config")
-        setattr(config, _SETTING, [name for name in getattr(config, _SETTING) if name not in _divided])
+        setattr(
+            config, _SETTING, [name for name in getattr(config, _SETTING) if name not in _divided]
+        )
         _divided.clear()

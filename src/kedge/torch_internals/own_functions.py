@@ -28,7 +28,9 @@ def own_function(code: CodeType) -> str:
     if classes != _classes:
         _classes[:] = classes
         _names.clear()
-        _names.update((each, kind.__name__) for kind in _subclasses(Function) for each in _codes(kind))
+        _names.update(
+            (each, kind.__name__) for kind in _subclasses(Function) for each in _codes(kind)
+        )
     return _names.get(code, "")
 
 

@@ -32,8 +32,12 @@ if lacks("own_work", "function_modes"):  # then everything is seen
     _profiling = SimpleNamespace(_is_profiler_enabled=False)
 _function_mode: Callable[[int], Any] = late("torch:_C._get_function_stack_at", lambda _: None)
 _dispatch_mode: Callable[[int], Any] = late("torch:_C._get_dispatch_stack_at", lambda _: None)
-_pop_dispatch_mode: Callable[[None], Any] = late("torch:_C._pop_torch_dispatch_stack", lambda _: None)
-_push_dispatch_mode: Callable[[Any], None] = late("torch:_C._push_on_torch_dispatch_stack", lambda _: None)
+_pop_dispatch_mode: Callable[[None], Any] = late(
+    "torch:_C._pop_torch_dispatch_stack", lambda _: None
+)
+_push_dispatch_mode: Callable[[Any], None] = late(
+    "torch:_C._push_on_torch_dispatch_stack", lambda _: None
+)
 _record: Callable[[bool], None] = late("torch:_C._autograd._enable_record_function", lambda _: None)
 
 
@@ -71,8 +75,12 @@ class OwnWork:
         self._recorded = bool(_profiling._is_profiler_enabled)
         self._function_modes = [_function_mode(place) for place in range(function_modes())]
         standing = [_dispatch_mode(place) for place in range(_count_dispatch_modes())]
-        self._dispatch_modes = [mode for mode in standing if getattr(mode, "_mode_key", None) is None]
-        self._lowest = len(standing) - len(self._dispatch_modes)  # PyTorch's own, which lie below all others
+        self._dispatch_modes = [
+            mode for mode in standing if getattr(mode, "_mode_key", None) is None
+        ]
+        self._lowest = len(standing) - len(
+            self._dispatch_modes
+        )  # PyTorch's own, which lie below all others
         _here.work = self
         try:
             if self._recorded:

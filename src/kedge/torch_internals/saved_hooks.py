@@ -21,7 +21,9 @@ top_hooks: Callable[[bool], Any] = late(f"{_AUTOGRAD}_top_saved_tensors_default_
 push: Callable[[Any, Any], None] = late(f"{_AUTOGRAD}_push_saved_tensors_default_hooks", _nothing)
 pop: Callable[[], None] = late(f"{_AUTOGRAD}_pop_saved_tensors_default_hooks", _nothing)
 
-_why: Callable[[], str | None] = late(f"{_AUTOGRAD}_saved_tensors_hooks_get_disabled_error_message", _nothing)
+_why: Callable[[], str | None] = late(
+    f"{_AUTOGRAD}_saved_tensors_hooks_get_disabled_error_message", _nothing
+)
 _enable: Callable[[], None] = late(f"{_AUTOGRAD}_saved_tensors_hooks_enable", _nothing)
 _disable: Callable[[str, bool], None] = late(f"{_AUTOGRAD}_saved_tensors_hooks_disable", _nothing)
 

@@ -31,7 +31,9 @@ from kedge.torch_internals.module_tables import modules_in, own_parameters
 
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LONGEST = 200
-_PASSING = frozenset(f"{TORCH}{name}" for name in ("overrides.py", "_tensor.py", f"nn{os.sep}functional.py"))
+_PASSING = frozenset(
+    f"{TORCH}{name}" for name in ("overrides.py", "_tensor.py", f"nn{os.sep}functional.py")
+)
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,9 @@ def is_dropped(frame: FrameType | None) -> bool:
     if frame is None:
         return False
     at = frame.f_lasti
-    return next((i.opname == "POP_TOP" for i in dis.get_instructions(frame.f_code) if i.offset > at), False)
+    return next(
+        (i.opname == "POP_TOP" for i in dis.get_instructions(frame.f_code) if i.offset > at), False
+    )
 
 
 def line_with(text: str) -> SourceLine | None:
@@ -138,7 +142,11 @@ def line_with(text: str) -> SourceLine | None:
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", {})
         file = names.get("__file__")
-        if not isinstance(file, str) or is_between(file) or not {*INSTALLED}.isdisjoint(Path(file).parts):
+        if (
+            not isinstance(file, str)
+            or is_between(file)
+            or not {*INSTALLED}.isdisjoint(Path(file).parts)
+        ):
             continue
         for number, line in enumerate(linecache.getlines(file, names), 1):
             if text in line:

@@ -111,4 +111,6 @@ def _uncompiled() -> Any:
     """Return what has Dynamo run a frame, and all that it calls, without compiling, this one time."""
     types: Any = sys.modules["torch._dynamo.types"]
     skip = types.FrameAction.SKIP
-    return types.ConvertFrameReturn(frame_exec_strategy=types.FrameExecStrategy(skip, skip), apply_to_code=False)
+    return types.ConvertFrameReturn(
+        frame_exec_strategy=types.FrameExecStrategy(skip, skip), apply_to_code=False
+    )

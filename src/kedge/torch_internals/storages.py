@@ -24,7 +24,9 @@ def _no(_: Any) -> bool:
     return False
 
 
-_is_wrapper: Callable[[Any], bool] = find("torch.utils._python_dispatch:is_traceable_wrapper_subclass") or _no
+_is_wrapper: Callable[[Any], bool] = (
+    find("torch.utils._python_dispatch:is_traceable_wrapper_subclass") or _no
+)
 
 
 def _number(storage: torch.UntypedStorage) -> int:
@@ -71,7 +73,12 @@ def _of_sparse(tensor: Tensor) -> list[Tensor]:
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
     """Return the storages of tensors by their identity, each once; a lazy parameter has none yet."""
-    found = (part.untyped_storage() for tensor in tensors if not is_lazy(tensor) for part in parts(tensor))
+    found = (
+        part.untyped_storage()
+        for tensor in tensors
+        if not is_lazy(tensor)
+        for part in parts(tensor)
+    )
     return {identity_of(storage): storage for storage in found}
 
 

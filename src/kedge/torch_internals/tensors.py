@@ -26,7 +26,10 @@ changes: Callable[[Tensor], int] = _not_counted if lacks("versions") else _chang
 def _counted(value: Tensor) -> int:
     try:
         return value._version
-    except (RuntimeError, AttributeError):  # of inference tensors, and of None: a call without tensors
+    except (
+        RuntimeError,
+        AttributeError,
+    ):  # of inference tensors, and of None: a call without tensors
         return -1
 
 

@@ -87,8 +87,15 @@ def verify(program: Program, args: argparse.Namespace) -> int:
 def _options(args: argparse.Namespace, folder: str) -> list[str]:
     """Return the arguments of `kedge run` as words; without an output path the recording is temporary."""
     given = {name: getattr(args, name, None) for name in ("sites", "every", "budget")}
-    flags = [f"--{name}" for name in ("force", "strict", "dump", "saved") if getattr(args, name, False)]
-    values = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    flags = [
+        f"--{name}" for name in ("force", "strict", "dump", "saved") if getattr(args, name, False)
+    ]
+    values = [
+        word
+        for name, value in given.items()
+        if value is not None
+        for word in (f"--{name}", str(value))
+    ]
     return ["-q", "-o", args.output or str(Path(folder) / "watched.kedge"), *flags, *values]
 
 
@@ -117,9 +124,15 @@ class _Trials:
         """
         self.number += 1
         self.tell(f"running {self.program.name} {how}")
-        stdout, stderr, digests = (self.folder / f"{name}{self.number}" for name in ("stdout", "stderr", "digests"))
+        stdout, stderr, digests = (
+            self.folder / f"{name}{self.number}" for name in ("stdout", "stderr", "digests")
+        )
         start = [sys.executable, "-m", "kedge.cli.verify_process", str(digests), *words]
-        of_program = ["-m" if self.program.is_module else "--", self.program.target, *self.program.args]
+        of_program = [
+            "-m" if self.program.is_module else "--",
+            self.program.target,
+            *self.program.args,
+        ]
         began = time.perf_counter()
         with stdout.open("wb") as out, stderr.open("wb") as err:
             ended = subprocess.run(  # noqa: S603 - running the program is the job
@@ -148,16 +161,22 @@ def _print_different(program: Program, plain: TrialRun, watched: TrialRun, again
     own = first_difference(plain.digests, again.digests)
     if own is not None or plain.status != again.status:
         where = (
-            f"from step {own.step} on ({own.text})" if own else f"at the end ({plain.ending()}, then {again.ending()})"
+            f"from step {own.step} on ({own.text})"
+            if own
+            else f"at the end ({plain.ending()}, then {again.ending()})"
         )
         print(
             f"{program.name} is not deterministic: two runs without watching differ {where}, so --verify cannot compare it"
         )
-        print("set a seed (torch.manual_seed(0)), and torch.use_deterministic_algorithms(True) if operations vary")
+        print(
+            "set a seed (torch.manual_seed(0)), and torch.use_deterministic_algorithms(True) if operations vary"
+        )
         return UNDECIDED
     difference = first_difference(plain.digests, watched.digests)
     if difference is not None:
-        print(f"{program.name}: watching changes the program from step {difference.step} on: {difference.text}")
+        print(
+            f"{program.name}: watching changes the program from step {difference.step} on: {difference.text}"
+        )
     if plain.status != watched.status:
         print(f"{program.name}: {plain.ending()} without watching, {watched.ending()} with it")
     if difference is not None or plain.status != watched.status:
@@ -180,7 +199,11 @@ def _tally(trial: TrialRun) -> str:
         outputs += entry.subject.startswith(_OF_OUTPUTS)
     if not steps and not outputs:
         return "no optimizer step and no module call in this process"
-    found = (counted(steps, "step"), counted(parameters, "parameter"), f"{counted(outputs, 'output')} of models")
+    found = (
+        counted(steps, "step"),
+        counted(parameters, "parameter"),
+        f"{counted(outputs, 'output')} of models",
+    )
     return ", ".join(found)
 
 
@@ -189,7 +212,9 @@ def _lines(trial: TrialRun) -> int:
 
 
 def _first_line(one: Path, other: Path) -> str:
-    pairs = enumerate(zip_longest(_text(one).splitlines(), _text(other).splitlines(), fillvalue="(nothing)"), 1)
+    pairs = enumerate(
+        zip_longest(_text(one).splitlines(), _text(other).splitlines(), fillvalue="(nothing)"), 1
+    )
     number, (mine, theirs) = next(pair for pair in pairs if pair[1][0] != pair[1][1])
     return f"first in line {number}:\n  without: {mine}\n  with:    {theirs}"
 
@@ -203,7 +228,11 @@ def _text(place: Path) -> str:
 
 def _same(one: TrialRun, other: TrialRun) -> bool:
     same_output = one.stdout.read_bytes() == other.stdout.read_bytes()
-    return same_output and one.status == other.status and first_difference(one.digests, other.digests) is None
+    return (
+        same_output
+        and one.status == other.status
+        and first_difference(one.digests, other.digests) is None
+    )
 
 
 def entries(place: Path) -> Iterator[DigestLine]:
@@ -221,7 +250,9 @@ def entries(place: Path) -> Iterator[DigestLine]:
                 return
             content = json.loads(line)
             if "failed" in content:
-                raise ScriptError(f"cannot verify the program: in step {content['step']} {content['failed']}")
+                raise ScriptError(
+                    f"cannot verify the program: in step {content['step']} {content['failed']}"
+                )
             if "names" in content:
                 names[content["table"]] = content["names"]
             else:
@@ -232,7 +263,9 @@ def _entry(content: dict[str, object], names: Sequence[str]) -> DigestLine:
     digests = str(content["digests"])
     length = len(digests) // max(1, len(names))
     each = (digests[i * length : (i + 1) * length] for i in range(len(names)))
-    return DigestLine(int(str(content["step"])), str(content["what"]), dict(zip(names, each, strict=True)))
+    return DigestLine(
+        int(str(content["step"])), str(content["what"]), dict(zip(names, each, strict=True))
+    )
 
 
 def first_difference(one: Path, other: Path) -> Difference | None:
@@ -249,8 +282,14 @@ def _difference(mine: DigestLine | None, theirs: DigestLine | None) -> Differenc
         assert alone is not None  # noqa: S101 - two that are missing are equal
         return Difference(alone.step, f"{_thing(alone.subject, '')} exists in one run only")
     if (mine.step, mine.subject) != (theirs.step, theirs.subject):
-        return Difference(mine.step, f"one run continues with {mine.subject}, the other with {theirs.subject}")
-    unlike = [n for n in {**mine.digests, **theirs.digests} if mine.digests.get(n) != theirs.digests.get(n)]
+        return Difference(
+            mine.step, f"one run continues with {mine.subject}, the other with {theirs.subject}"
+        )
+    unlike = [
+        n
+        for n in {**mine.digests, **theirs.digests}
+        if mine.digests.get(n) != theirs.digests.get(n)
+    ]
     more = f" and {len(unlike) - 1} more" if len(unlike) > 1 else ""
     return Difference(mine.step, f"{_thing(mine.subject, unlike[0])}{more}")
 

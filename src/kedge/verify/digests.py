@@ -24,7 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from kedge.files.own_file import FRESH, OwnFile, write_all
 from kedge.frames import OWN
@@ -59,7 +62,9 @@ class DigestLog:
         self._tables: dict[tuple[str, ...], int] = {}
         self._step = 0
         self._shield = Shield("the digest log", "the runs cannot be compared", tell=self._failed)
-        self._calls: CallTracker[None, nn.Module] = CallTracker(self._entered, self._left, shield=self._shield)
+        self._calls: CallTracker[None, nn.Module] = CallTracker(
+            self._entered, self._left, shield=self._shield
+        )
         self._undo.callback(self._calls.close)
 
     def begin(self) -> None:
@@ -92,7 +97,9 @@ class DigestLog:
 
     # -- modules ---------------------------------------------------------------------------------
 
-    def _entered(self, calls: OpenCalls[nn.Module], subject: None, module: nn.Module, given: Any) -> nn.Module | None:
+    def _entered(
+        self, calls: OpenCalls[nn.Module], subject: None, module: nn.Module, given: Any
+    ) -> nn.Module | None:
         if calls.modules:
             return module if module is calls.modules[0] else None  # a root may call itself
         return None if _is_left_out(module) or _is_called_by_kedge() else module
@@ -108,20 +115,32 @@ class DigestLog:
             return known[1]
         used = {name for _, name in self._roots.values()}
         kind = type(module).__name__
-        name = next(n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(used) + 3))) if n not in used)
+        name = next(
+            n for n in (kind, *(f"{kind}_{i}" for i in range(2, len(used) + 3))) if n not in used
+        )
         self._roots[id(module)] = weakref.ref(module), name
         return name
 
     # -- steps -----------------------------------------------------------------------------------
 
     def _before(self, optimizer: Optimizer) -> None:
-        self._digests("gradient", [(name, p.grad) for name, p in self._parameters(optimizer) if p.grad is not None])
+        self._digests(
+            "gradient",
+            [(name, p.grad) for name, p in self._parameters(optimizer) if p.grad is not None],
+        )
 
     def _after(self, optimizer: Optimizer) -> None:
         self._digests("parameter", self._parameters(optimizer))
-        buffers = [(f"{name}.{path}", b) for name, root in self._living() for path, b in buffers_in(root).items()]
+        buffers = [
+            (f"{name}.{path}", b)
+            for name, root in self._living()
+            for path, b in buffers_in(root).items()
+        ]
         states = generator_states().items()
-        drawn = [("random generator" + (f" of {place}" if place != "cpu" else ""), state) for place, state in states]
+        drawn = [
+            ("random generator" + (f" of {place}" if place != "cpu" else ""), state)
+            for place, state in states
+        ]
         self._digests("buffer", [*buffers, *drawn])
         self._step += 1
 
@@ -131,7 +150,9 @@ class DigestLog:
     def _parameters(self, optimizer: Optimizer) -> list[tuple[str, Tensor]]:
         """Return every parameter of every root, and those that only the optimizer has."""
         named = {
-            id(p): (f"{name}.{path}", p) for name, root in self._living() for path, p in parameters_in(root).items()
+            id(p): (f"{name}.{path}", p)
+            for name, root in self._living()
+            for path, p in parameters_in(root).items()
         }
         own = (p for group in optimizer.param_groups for p in group["params"])
         for number, p in zip(count(), own, strict=False):
@@ -146,7 +167,12 @@ class DigestLog:
         if names not in self._tables:
             self._tables[names] = len(self._tables)
             self._line(table=self._tables[names], names=names)
-        self._line(step=self._step, what=what, table=self._tables[names], digests="".join(map(digest, found.values())))
+        self._line(
+            step=self._step,
+            what=what,
+            table=self._tables[names],
+            digests="".join(map(digest, found.values())),
+        )
 
     def _line(self, **content: Any) -> None:
         write_all(self._file, (json.dumps(content) + "\n").encode())

@@ -6,7 +6,10 @@ from typing import Any
 
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.hooks import RemovableHandle
 
 from kedge.torch_internals import device_graphs, dynamo
@@ -27,16 +30,24 @@ class OptimizerHooks:
         shield: Wraps the work.
     """
 
-    def __init__(self, record: TrainingRecord, training: Training, kinds: StepKinds, shield: WatchShield) -> None:
+    def __init__(
+        self, record: TrainingRecord, training: Training, kinds: StepKinds, shield: WatchShield
+    ) -> None:
         self.record, self.training, self.kinds, self.shield = record, training, kinds, shield
-        self.steps, self.budget, self.skipped = kinds.steps, kinds.budget, record.models.passes.skipped
+        self.steps, self.budget, self.skipped = (
+            kinds.steps,
+            kinds.budget,
+            record.models.passes.skipped,
+        )
         self._measure_before = shield.around(self._before_step, OPTIMIZER)
         self._measure_after = shield.around(record.after_update, OPTIMIZER)
         self._count = shield.around(self.steps.count_update, OPTIMIZER)
 
     def install(self) -> tuple[RemovableHandle, ...]:
         """Install the hooks, and return their handles."""
-        return register_optimizer_step_pre_hook(self._about_to_step), register_optimizer_step_post_hook(self._stepped)
+        return register_optimizer_step_pre_hook(
+            self._about_to_step
+        ), register_optimizer_step_post_hook(self._stepped)
 
     def _about_to_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Called before an optimizer steps; does nothing in a skipped step."""
@@ -51,7 +62,11 @@ class OptimizerHooks:
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Count an optimizer's step; see Note [Cold caches] in `kedge.watch.steps.kind`."""
-        if self.skipped.on and not (self.shield.in_child or is_compiling()) and self.steps.count_skipped(optimizer):
+        if (
+            self.skipped.on
+            and not (self.shield.in_child or is_compiling())
+            and self.steps.count_skipped(optimizer)
+        ):
             return
         if self.shield.in_child:
             self.record.facts.unseen.stepped_in_child()

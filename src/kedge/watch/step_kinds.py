@@ -35,12 +35,17 @@ class StepKinds:
         rehearsals: Recognizes forward passes on memory that holds nothing.
     """
 
-    def __init__(self, steps: Steps, record: TrainingRecord, training: Training, shield: WatchShield) -> None:
+    def __init__(
+        self, steps: Steps, record: TrainingRecord, training: Training, shield: WatchShield
+    ) -> None:
         self.budget, self.steps, self.record, self.training = steps.budget, steps, record, training
         self.hooks, self.costs = StepHooks(record.models.session), shield.costs
         variants = CodeVariants(self.hooks.place, shield)
         self.compiled = CompiledSteps(record.models.session, steps.budget, shield.costs, variants)
-        self.evaluation, self.rehearsals = Evaluation(record.meter, record.models.roots), Rehearsals()
+        self.evaluation, self.rehearsals = (
+            Evaluation(record.meter, record.models.roots),
+            Rehearsals(),
+        )
         self._compiled_noted = False
 
     def begin(self, finder: RemovableHandle) -> None:

@@ -35,7 +35,12 @@ class Training:
     """
 
     def __init__(self, models: Models, updates: Updates, steps: Steps) -> None:
-        self.models, self.updates, self.steps, self.optimizers = models, updates, steps, steps.optimizers
+        self.models, self.updates, self.steps, self.optimizers = (
+            models,
+            updates,
+            steps,
+            steps.optimizers,
+        )
         self.without_root: ByIdentity[Optimizer, int] = ByIdentity()
 
     def watch(self, module: nn.Module) -> RootModule:
@@ -56,7 +61,9 @@ class Training:
         if self.without_root and optimizer in self.without_root:
             self.without_root[optimizer] += 1
             waits = self.without_root[optimizer] < _PATIENCE
-            if not waits or (not self.models.roots and any(p.grad is not None for p in params_of(optimizer))):
+            if not waits or (
+                not self.models.roots and any(p.grad is not None for p in params_of(optimizer))
+            ):
                 self._watch_holders(optimizer, entry)
             if not waits:
                 self.without_root.pop(optimizer, None)
@@ -86,12 +93,18 @@ class Training:
         """Hook all parameters of an optimizer: if it is new, or no backward pass was seen to reach it."""
         if entry.searches < _SEARCHES:
             entry.searches += 1
-            self.models.passes.listen((p for p in params_of(optimizer) if own_part(p) is p), again=True)
+            self.models.passes.listen(
+                (p for p in params_of(optimizer) if own_part(p) is p), again=True
+            )
 
     def _watch_holders(self, optimizer: Optimizer, entry: KnownOptimizer) -> None:
         """Watch an optimizer's parameters that belong to no root: by modules that are not called, or as tensors."""
-        for holder in holders_of(p for p in self._params_without_root(optimizer) if p.grad is not None):
-            module = dynamo.unwrap(holder)  # as a model is whose call is seen; its sites are those of the model inside
+        for holder in holders_of(
+            p for p in self._params_without_root(optimizer) if p.grad is not None
+        ):
+            module = dynamo.unwrap(
+                holder
+            )  # as a model is whose call is seen; its sites are those of the model inside
             if module not in self.models.known and not isinstance(module, torch.jit.ScriptModule):
                 self.watch(module)
         rest = [p for p in self._params_without_root(optimizer) if p.grad is not None]

@@ -55,7 +55,13 @@ class Watcher:
     """
 
     def __init__(
-        self, meter: Meter, log: StepSink, *, sites: str = "**", n: int = 10, budget: float | None = None
+        self,
+        meter: Meter,
+        log: StepSink,
+        *,
+        sites: str = "**",
+        n: int = 10,
+        budget: float | None = None,
     ) -> None:
         meter.draws = True
         self.budget, self.costs = Budget(n, budget), Costs(meter)
@@ -76,7 +82,10 @@ class Watcher:
         passes.on_end = around(self._backward_ended, BACKWARD)
         passes.on_skipped_end = around(self._count_backward, BACKWARD)
         passes.on_bad = around(self.kinds.interrupt_skipped, STEP)
-        steps.on_pass, steps.on_step_of_run = around(self._pass_began, STEP), self.record.updates.forget_step
+        steps.on_pass, steps.on_step_of_run = (
+            around(self._pass_began, STEP),
+            self.record.updates.forget_step,
+        )
         steps.on_step[:] = [around(self.kinds.run_ended, STEP)]
         self.session.lose = self.shield.lose
         self._on_first_call = around(self._first_call, "the model")
@@ -103,7 +112,10 @@ class Watcher:
         self._module_called(module, args)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
     ) -> None:
         """Write the rest, and remove every hook."""
         if os.getpid() != self.shield.pid:
@@ -112,7 +124,9 @@ class Watcher:
             with self.record.meter.lock, self.costs:  # another thread may still train
                 self.shield.over, self.record.meter.level = True, OFF
                 silent = self.record.end(self.shield)
-            self.record.writer.log.event({"kind": "ledger", "sampled": self.summary.sampled, "sites": silent})
+            self.record.writer.log.event(
+                {"kind": "ledger", "sampled": self.summary.sampled, "sites": silent}
+            )
         finally:
             self._undo.close()
             self.session.end(quiet=True)
@@ -130,13 +144,21 @@ class Watcher:
     def summary(self) -> WatchSummary:
         """The figures so far."""
         budget, steps = self.budget, self.steps.begun
-        under_way = steps > self.step()  # where forward passes are the steps, a step counts from its beginning
+        under_way = (
+            steps > self.step()
+        )  # where forward passes are the steps, a step counts from its beginning
         levels = {kind.name.lower(): budget.counts[kind] for kind in reversed(StepKind)}
         levels[budget.kind.name.lower()] += budget.done + under_way
-        sampled = budget.counts[StepKind.MEASURED] + (under_way and budget.kind is StepKind.MEASURED)
+        sampled = budget.counts[StepKind.MEASURED] + (
+            under_way and budget.kind is StepKind.MEASURED
+        )
         passed = self.costs.passed
-        took = min(budget.seconds + budget.counting + self.costs.uncharged, passed)  # part of it is estimated
-        return WatchSummary(len(self.record.meter.sites.seats), steps, sampled, passed, took, levels, self.failed)
+        took = min(
+            budget.seconds + budget.counting + self.costs.uncharged, passed
+        )  # part of it is estimated
+        return WatchSummary(
+            len(self.record.meter.sites.seats), steps, sampled, passed, took, levels, self.failed
+        )
 
     # -- forward -----------------------------------------------------------------------------------
 
@@ -157,11 +179,15 @@ class Watcher:
             return
         root = self.training.watch(inner)
         root.averaged = averaged_over(module)
-        self.shield.attempt("the end of its training", record.exam.begin, inner, root, self._on_last_sight)
+        self.shield.attempt(
+            "the end of its training", record.exam.begin, inner, root, self._on_last_sight
+        )
         inside = f"the calls inside {type(module).__name__}"
         if record.dump is not None:
             self.shield.attempt(inside, record.dump.watch, inner, root.label, begun=inner is module)
-        if inner is module:  # PyTorch had collected the hooks of this call before ours were registered
+        if (
+            inner is module
+        ):  # PyTorch had collected the hooks of this call before ours were registered
             if not root.hooks.follows:
                 self.shield.attempt(inside, record.first_step.add, module, root)
             self.session.begin_call(module, args)
@@ -194,4 +220,6 @@ class Watcher:
         self.record.facts.unstepped.count_backward(self.steps.backward_passes, unstepped)
 
 
-dynamo.untraced(Watcher._module_called)  # of a module that is compiled in place it is no part of the compiled code
+dynamo.untraced(
+    Watcher._module_called
+)  # of a module that is compiled in place it is no part of the compiled code

@@ -69,7 +69,11 @@ def net():
     """A network in evaluation mode, the same each time."""
     torch.manual_seed(7)
     return nn.Sequential(
-        nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4)
+        nn.Conv2d(3, 6, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(6, 4),
     ).eval()
 
 
@@ -102,7 +106,11 @@ def assert_equal(found, wanted):
 
 def written(folder):
     """The keys in the shards that count, as they lie there."""
-    return [key for entry in entries(Path(folder)) for key in about_shard(Path(folder) / entry.name)["keys"]]
+    return [
+        key
+        for entry in entries(Path(folder))
+        for key in about_shard(Path(folder) / entry.name)["keys"]
+    ]
 
 
 def change_manifest(folder, **changes):

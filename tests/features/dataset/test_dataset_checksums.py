@@ -26,7 +26,12 @@ def _extract(folder: Path, form: str = "safetensors", **options) -> Path:
     """Write the features of 40 samples in five shards of eight."""
     model = nn.Sequential(nn.Linear(3, 6), nn.Linear(6, 1)).eval()
     loader = DataLoader(TensorDataset(torch.rand(40, 3)), batch_size=8)
-    extract_dataset(kedge.extract(model, {"0": None}), loader, folder, Options(format=form, shard_bytes=100, **options))
+    extract_dataset(
+        kedge.extract(model, {"0": None}),
+        loader,
+        folder,
+        Options(format=form, shard_bytes=100, **options),
+    )
     return folder
 
 
@@ -36,12 +41,16 @@ def _flip(file: Path, place: int) -> None:
     file.write_bytes(content)
 
 
-def test_a_flipped_byte_is_an_error_that_names_its_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flipped_byte_is_an_error_that_names_its_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One changed bit of a value is told, with the shard and the key; the other samples are still read."""
     monkeypatch.setattr(checksums, "BLOCK", 1)  # a checksum for each sample
     folder = _extract(tmp_path / "out", keys=[f"image {i}" for i in range(40)])
     sound = open_features(folder)["0"].tensor()
-    _flip(folder / "shard-0-00001.safetensors", -6 * 4 * 2 - 1)  # the last byte of the sixth of eight
+    _flip(
+        folder / "shard-0-00001.safetensors", -6 * 4 * 2 - 1
+    )  # the last byte of the sixth of eight
     column = open_features(folder)["0"]
 
     with pytest.raises(
@@ -58,7 +67,9 @@ def test_a_flipped_byte_is_an_error_that_names_its_sample(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_any_rows_are_read_whatever_the_blocks(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_rows_are_read_whatever_the_blocks(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With blocks of a few rows, single rows, slices and lists are those of the whole column."""
     monkeypatch.setattr(checksums, "BLOCK", 6 * 4 * 3)
     column = open_features(_extract(tmp_path / "out", form))["0"]
@@ -72,7 +83,9 @@ def test_any_rows_are_read_whatever_the_blocks(tmp_path: Path, form: str, monkey
 
 def test_numbers_that_a_format_widens_are_summed_as_they_are_read(tmp_path: Path) -> None:
     """A NaN of any bits in bfloat16, which zarr and Parquet hold as float32, is no false alarm."""
-    values = torch.tensor([0x7FC0, 0x7F81, 0xFFC1 - 0x10000, 0x3F80], dtype=torch.int16).view(torch.bfloat16)[:, None]
+    values = torch.tensor([0x7FC0, 0x7F81, 0xFFC1 - 0x10000, 0x3F80], dtype=torch.int16).view(
+        torch.bfloat16
+    )[:, None]
     for form in FORMATS:
         extract_dataset(
             lambda x: {"v": x},
@@ -109,7 +122,11 @@ def test_shards_of_earlier_versions_are_read_and_told_once(
         folder = _extract(tmp_path / "out")
     index = folder / "index-0.jsonl"
     lines = [json.loads(line) for line in index.read_text().splitlines()]
-    index.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "check"}) + "\n" for line in lines))
+    index.write_text(
+        "".join(
+            json.dumps({k: v for k, v in line.items() if k != "check"}) + "\n" for line in lines
+        )
+    )
     capsys.readouterr()
     found = open_features(folder)
 
@@ -124,7 +141,9 @@ def test_a_changed_description_is_told(tmp_path: Path) -> None:
     shard = folder / "shard-0-00003.safetensors"
     shard.write_bytes(shard.read_bytes().replace(b"image 25", b"image 75"))
 
-    with pytest.raises(NotFeatures, match=r"shard-0-00003\.safetensors is damaged: its description has changed"):
+    with pytest.raises(
+        NotFeatures, match=r"shard-0-00003\.safetensors is damaged: its description has changed"
+    ):
         open_features(folder).samples
 
 
@@ -133,7 +152,9 @@ def test_a_changed_state_of_a_reducer_is_told(tmp_path: Path) -> None:
     folder = _extract(tmp_path / "out", reduce={"0": Mean()})
     _flip(folder / "state-0.safetensors", -3)
 
-    with pytest.raises(NotFeatures, match=r"state-0\.safetensors is damaged \(its values have changed\)"):
+    with pytest.raises(
+        NotFeatures, match=r"state-0\.safetensors is damaged \(its values have changed\)"
+    ):
         open_features(folder).reduced
 
 
@@ -161,7 +182,10 @@ MANIFESTS = [
     ("[" * 100_000, "more than 50 levels"),
     ("7", "it is 7 but must be an object"),
     ('{"format": "1"}', "format is '1' but must be a whole number"),
-    ('{"format": 1, "columns": {"0": ["seed", "1-dimensional"]}}', r"columns\.0\[0\] is no type of numbers"),
+    (
+        '{"format": 1, "columns": {"0": ["seed", "1-dimensional"]}}',
+        r"columns\.0\[0\] is no type of numbers",
+    ),
     ('{"format": 1, "columns": []}', "columns is a list but must be an object"),
 ]
 
@@ -179,7 +203,12 @@ def test_a_manifest_of_wrong_types_is_one_error(tmp_path: Path, content: str, wo
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
     """Each file of the folder may be a pipe: reading ends with an error that names it."""
     folder = _extract(tmp_path / "out", reduce={"0": Mean()}, keep=["0"])
-    for name in ("features.json", "index-0.jsonl", "state-0.safetensors", "shard-0-00001.safetensors"):
+    for name in (
+        "features.json",
+        "index-0.jsonl",
+        "state-0.safetensors",
+        "shard-0-00001.safetensors",
+    ):
         content = (folder / name).read_bytes()
         (folder / name).unlink()
         os.mkfifo(folder / name)

@@ -56,7 +56,12 @@ def kedge(tmp_path):
 
     def run(*words, code=0, launcher=("-m", "kedge"), **variables):
         paths = [str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths), **variables}
+        environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(paths),
+            **variables,
+        }
         command = [sys.executable, *launcher, "extract", *words, "--out", "out"]
         done = forked.run(command, cwd=tmp_path, env=environment)
         assert done.returncode == code, done.stderr
@@ -84,14 +89,40 @@ def typed(tmp_path, monkeypatch, capsys):
 
 def test_a_data_set_is_extracted_by_name(kedge, tmp_path):
     """The folder has the bits of a loop in memory, the command says what is in it, and again there is nothing to do."""
-    done = kedge("parts:net", "--data", "parts:data", "--sites", "1", "4", "--batch-size", "8", "--rename", "4=logits")
+    done = kedge(
+        "parts:net",
+        "--data",
+        "parts:data",
+        "--sites",
+        "1",
+        "4",
+        "--batch-size",
+        "8",
+        "--rename",
+        "4=logits",
+    )
     found, wanted = open_features(tmp_path / "out"), in_memory(batches_of(Images()))
 
     assert torch.equal(found["1"].tensor(), wanted["1"])
     assert torch.equal(found["logits"].tensor(), wanted["4"])
-    assert done.stdout.splitlines() == ["out: 50 samples", "  1  float32 [6, 4, 4]", "  logits  float32 [4]"]
+    assert done.stdout.splitlines() == [
+        "out: 50 samples",
+        "  1  float32 [6, 4, 4]",
+        "  logits  float32 [4]",
+    ]
     assert done.stderr == ""
-    again = kedge("parts:net", "--data", "parts:data", "--sites", "1", "4", "--batch-size", "8", "--rename", "4=logits")
+    again = kedge(
+        "parts:net",
+        "--data",
+        "parts:data",
+        "--sites",
+        "1",
+        "4",
+        "--batch-size",
+        "8",
+        "--rename",
+        "4=logits",
+    )
     assert again.stdout == done.stdout
 
 
@@ -103,7 +134,9 @@ def test_transforms_types_reducers_and_formats(kedge, tmp_path):
     )  # fmt: skip
     found, wanted = open_features(tmp_path / "out"), in_memory(batches_of(Images()))
 
-    torch.testing.assert_close(found["1"].tensor(), wanted["1"].mean((2, 3)).half(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(
+        found["1"].tensor(), wanted["1"].mean((2, 3)).half(), rtol=1e-3, atol=1e-3
+    )
     assert found.reduced["4"][0].result()["n"] == 50
     assert list((tmp_path / "out").glob("*.parquet"))
 
@@ -120,7 +153,8 @@ def test_samples_are_called_as_a_file_or_a_function_says(typed, tmp_path):
     assert found.samples == tuple(names)
     assert torch.equal(found["4"].tensor(), wanted["4"])
     assert (
-        "there version= is none, here 'halved'" in typed(*net, "--keys", "names.txt", "--version", "halved", code=2).err
+        "there version= is none, here 'halved'"
+        in typed(*net, "--keys", "names.txt", "--version", "halved", code=2).err
     )
     again = typed(*net, "--keys", "parts:named", "--batch", "parts:halved", code=2)
     assert "there the keys are 50 given, " in again.err
@@ -135,7 +169,11 @@ def test_labels_and_fields_are_stored(typed, tmp_path):
     done = typed(*net, "--labels", "--fields", "name=parts:named", "again=-1")
     found = open_features(tmp_path / "out")
 
-    assert found.labels[:].tolist() == found.fields["again"][:].tolist() == [number % 3 for number in range(50)]
+    assert (
+        found.labels[:].tolist()
+        == found.fields["again"][:].tolist()
+        == [number % 3 for number in range(50)]
+    )
     assert found.fields["name"][0].startswith("p0.")
     assert "  labels  int64 [] (field)\n  name  text (field)\n" in done.out
     (tmp_path / "out").rename(tmp_path / "before")
@@ -167,7 +205,17 @@ def test_several_reducers_with_arguments_and_what_is_kept(typed, tmp_path):
 
 def test_under_torchrun_the_first_process_tells_when_all_are_through(kedge, tmp_path):
     """Two processes write a data set, and the total is of both, although one is slower; bad samples are told once."""
-    torchrun = ("-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "kedge")
+    torchrun = (
+        "-W",
+        "ignore",
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "kedge",
+    )
     words = ("parts:net", "--data", "parts:Slow", "--sites", "4", "--batch-size", "8")
     done = kedge(*words, launcher=torchrun, PYTHONWARNINGS="ignore")
 
@@ -186,9 +234,14 @@ def test_a_rank_that_cannot_wait_says_what_it_has_written(kedge):
 def test_bad_samples_are_listed(kedge, tmp_path):
     """What is left out is told, and without --on-bad skip it is an error with the key."""
     done = kedge("parts:net", "--data", "parts:Bad", "--sites", "4", code=2)
-    assert "kedge: no features of sample '3' (and 6 more of its batch): ValueError: no image" in done.stderr
+    assert (
+        "kedge: no features of sample '3' (and 6 more of its batch): ValueError: no image"
+        in done.stderr
+    )
     assert "leave such samples out with on_bad='skip' (--on-bad skip)" in done.stderr
-    done = kedge("parts:net", "--data", "parts:Bad", "--sites", "4", "--on-bad", "skip", "--workers", "1")
+    done = kedge(
+        "parts:net", "--data", "parts:Bad", "--sites", "4", "--on-bad", "skip", "--workers", "1"
+    )
 
     assert done.stderr.splitlines()[0] == "left out: 3: ValueError: no image"
     assert done.stderr.splitlines()[-1] == "left out: 2 more"
@@ -251,8 +304,13 @@ def test_what_was_written_before_a_function_failed_can_be_read(typed, tmp_path):
     words = ("parts:net", "--data", "parts:data", "--sites", "4", "--batch-size", "8")
     said = typed(*words, "--keys", "parts:fails_later", code=2)
 
-    assert "that begins with sample 24 of the data set: fails_later raised KeyError: 'later'" in said.err
-    assert torch.equal(open_features(tmp_path / "out")["4"].tensor(), in_memory(batches_of(Images()))["4"][:24])
+    assert (
+        "that begins with sample 24 of the data set: fails_later raised KeyError: 'later'"
+        in said.err
+    )
+    assert torch.equal(
+        open_features(tmp_path / "out")["4"].tensor(), in_memory(batches_of(Images()))["4"][:24]
+    )
 
 
 def test_the_library_gives_the_same(kedge, tmp_path):
@@ -260,5 +318,6 @@ def test_the_library_gives_the_same(kedge, tmp_path):
     kedge("parts:net", "--data", "parts:data", "--sites", "1", "4")
 
     assert torch.equal(
-        open_features(tmp_path / "out")["4"].tensor(), in_memory(batches_of(Images(), 64), features())["4"]
+        open_features(tmp_path / "out")["4"].tensor(),
+        in_memory(batches_of(Images(), 64), features())["4"],
     )

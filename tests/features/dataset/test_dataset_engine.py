@@ -10,7 +10,13 @@ import weakref
 
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    WeightedRandomSampler,
+)
 
 from kedge.errors import ExtractionFailed
 from kedge.features.dataset import Options, compute, engine, extract_dataset, open_features
@@ -53,7 +59,9 @@ def test_values_are_those_of_a_loop_in_memory(tmp_path, workers):
     assert_equal(open_features(tmp_path / "out"), in_memory(loader))
 
 
-@pytest.mark.parametrize(("source", "total"), [(Images(), " of 50"), (Stream(), "")], ids=["data set", "stream"])
+@pytest.mark.parametrize(
+    ("source", "total"), [(Images(), " of 50"), (Stream(), "")], ids=["data set", "stream"]
+)
 def test_a_log_tells_how_far_a_long_extraction_is(tmp_path, capfd, monkeypatch, source, total):
     """Where no progress bar is shown there are lines, unless nothing is to be shown or another rank tells of it."""
     now = itertools.count(0.0, 8.0)
@@ -129,7 +137,9 @@ def test_a_stream_is_numbered(tmp_path, workers):
         assert found.samples == tuple(map(str, range(20)))
         assert_equal(found, alone)
     else:
-        assert sorted(found.samples) == sorted(f"{worker}:{number}" for worker in (0, 1) for number in range(20))
+        assert sorted(found.samples) == sorted(
+            f"{worker}:{number}" for worker in (0, 1) for number in range(20)
+        )
         torch.testing.assert_close(found.sample("1:13")["4"], alone["4"][13])
 
 
@@ -145,20 +155,27 @@ def test_any_iterable_of_batches_will_do(tmp_path):
 def test_a_dict_holds_keyword_arguments(tmp_path):
     """The entries of a dict batch are the model's arguments by name."""
     model = Doubling()
-    found = extract_dataset(extract(model, ["linear", ":out"]), batches_of(Dicts(20)), tmp_path / "out")
+    found = extract_dataset(
+        extract(model, ["linear", ":out"]), batches_of(Dicts(20)), tmp_path / "out"
+    )
     whole = [Dicts(20)[i] for i in range(20)]
 
     with torch.no_grad():
-        wanted = model(torch.stack([d["x"] for d in whole]), torch.stack([d["twice"] for d in whole]))
+        wanted = model(
+            torch.stack([d["x"] for d in whole]), torch.stack([d["twice"] for d in whole])
+        )
     torch.testing.assert_close(found[":out"].tensor(), wanted)
 
 
 def test_a_function_makes_arguments_and_keys_of_a_batch(tmp_path):
     """With `batch=` the model gets what it returns, and with `keys=` samples are called what it says."""
     options = Options(
-        batch=lambda b: {"x": b[0], "twice": b[1] == 1}, keys=lambda b: [f"p{x[0, 0, 1]:.6f}" for x in b[0]]
+        batch=lambda b: {"x": b[0], "twice": b[1] == 1},
+        keys=lambda b: [f"p{x[0, 0, 1]:.6f}" for x in b[0]],
     )
-    found = extract_dataset(extract(Doubling(), [":out"]), batches_of(Images(20)), tmp_path / "out", options)
+    found = extract_dataset(
+        extract(Doubling(), [":out"]), batches_of(Images(20)), tmp_path / "out", options
+    )
 
     assert found.samples == tuple(f"p{image(i)[0, 0, 1]:.6f}" for i in range(20))
     assert found.number(f"p{image(5)[0, 0, 1]:.6f}") == 5
@@ -167,16 +184,24 @@ def test_a_function_makes_arguments_and_keys_of_a_batch(tmp_path):
 def test_a_sequence_names_the_samples(tmp_path):
     """`keys=` with a name for each sample is looked up by the data set's index, shuffled or not."""
     names = [f"image {i}.png" for i in range(50)]
-    found = extract_dataset(features(), batches_of(Images(), shuffle=True), tmp_path / "out", Options(keys=names))
+    found = extract_dataset(
+        features(), batches_of(Images(), shuffle=True), tmp_path / "out", Options(keys=names)
+    )
 
     assert found.samples == tuple(names)
-    torch.testing.assert_close(found.sample("image 7.png")["4"], in_memory(batches_of(Images()))["4"][7])
+    torch.testing.assert_close(
+        found.sample("image 7.png")["4"], in_memory(batches_of(Images()))["4"][7]
+    )
 
 
-@pytest.mark.parametrize("keys", [["a", "b", "a", *map(str, range(47))], lambda batch: ["a"] * len(batch[0])])
+@pytest.mark.parametrize(
+    "keys", [["a", "b", "a", *map(str, range(47))], lambda batch: ["a"] * len(batch[0])]
+)
 def test_a_key_stands_for_one_sample(tmp_path, keys):
     """A key that is given twice is an error which names it and both samples."""
-    with pytest.raises(ExtractionFailed, match="the key 'a' belongs to two samples, at 0 and at [12]"):
+    with pytest.raises(
+        ExtractionFailed, match="the key 'a' belongs to two samples, at 0 and at [12]"
+    ):
         extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(keys=keys))
 
 
@@ -214,9 +239,11 @@ def test_what_is_done_is_not_loaded_again(tmp_path):
     found = extract_dataset(features(), batches_of(again), tmp_path / "out", SMALL)
 
     assert again.loaded == []
-    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in before if name.startswith("s")} == {
-        name: time for name, time in before.items() if name.startswith("s")
-    }
+    assert {
+        name: (tmp_path / "out" / name).stat().st_mtime_ns
+        for name in before
+        if name.startswith("s")
+    } == {name: time for name, time in before.items() if name.startswith("s")}
     assert found.samples == tuple(map(str, range(50)))
 
 
@@ -232,10 +259,14 @@ def test_a_run_that_goes_on_takes_what_is_left(tmp_path, sampler):
             return first[index]
 
     with pytest.raises(KeyboardInterrupt):
-        extract_dataset(features(), batches_of(Stopping(), sampler=sampler(first)), tmp_path / "out", SMALL)
+        extract_dataset(
+            features(), batches_of(Stopping(), sampler=sampler(first)), tmp_path / "out", SMALL
+        )
     done = set(written(tmp_path / "out"))
     assert len(done) == 24
-    found = extract_dataset(features(), batches_of(second, sampler=sampler(second)), tmp_path / "out", SMALL)
+    found = extract_dataset(
+        features(), batches_of(second, sampler=sampler(second)), tmp_path / "out", SMALL
+    )
 
     assert sorted(second.loaded) == sorted(set(range(50)) - set(map(int, done)))
     assert sorted(map(int, written(tmp_path / "out"))) == list(range(50))
@@ -257,7 +288,9 @@ def test_memory_is_bounded_however_slow_the_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(compute, "_own", counted)
     monkeypatch.setattr(Safetensors, "write", lambda *args: (time.sleep(0.005), write(*args)))
-    found = extract_dataset(features(["1"]), batches_of(Images(400)), tmp_path / "out", Options(shard_bytes=8_000))
+    found = extract_dataset(
+        features(["1"]), batches_of(Images(400)), tmp_path / "out", Options(shard_bytes=8_000)
+    )
     batch = 8 * 6 * 4 * 4 * 4
     total = 400 * 6 * 4 * 4 * 4
 
@@ -282,13 +315,17 @@ def test_values_are_not_those_that_the_model_overwrites(tmp_path):
     taken = lambda x: {"sum": kept[: len(x)].copy_(x.sum((1, 2, 3))[:, None].expand(-1, 2))}
     found = extract_dataset(taken, batches_of(Images()), tmp_path / "out")
 
-    torch.testing.assert_close(found["sum"].tensor()[:, 0], torch.stack([image(i).sum() for i in range(50)]))
+    torch.testing.assert_close(
+        found["sum"].tensor()[:, 0], torch.stack([image(i).sum() for i in range(50)])
+    )
 
 
 def test_a_slice_does_not_keep_what_it_is_cut_from(tmp_path, monkeypatch):
     """What waits to be written is as large as the value, not as the tensor it is a part of."""
     sizes = []
-    monkeypatch.setattr(compute, "_own", lambda *args, own=compute._own: sizes.append(own(*args)) or sizes[-1])
+    monkeypatch.setattr(
+        compute, "_own", lambda *args, own=compute._own: sizes.append(own(*args)) or sizes[-1]
+    )
     extract_dataset(lambda x: {"part": x[:, :1, :1, :1]}, batches_of(Images()), tmp_path / "out")
 
     assert {value.untyped_storage().nbytes() // len(value) for value, _ in sizes} == {4}
@@ -296,7 +333,9 @@ def test_a_slice_does_not_keep_what_it_is_cut_from(tmp_path, monkeypatch):
 
 def test_an_empty_data_set_has_no_features(tmp_path):
     """Nothing to take is no error: the folder opens and holds nothing."""
-    found = extract_dataset(features(), batches_of(Images(0), sampler=SequentialSampler([])), tmp_path / "out")
+    found = extract_dataset(
+        features(), batches_of(Images(0), sampler=SequentialSampler([])), tmp_path / "out"
+    )
 
     assert (found.samples, len(found), found.bad) == ((), 0, {})
     assert "0 samples" in repr(open_features(tmp_path / "out"))

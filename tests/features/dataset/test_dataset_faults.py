@@ -84,24 +84,34 @@ def assert_is_a_part(folder, least=1):
 def test_a_bad_sample_is_named_by_its_key(tmp_path, workers):
     """The error names the key and the reason; its neighbours in the batch are written all the same."""
     options = Options(keys=[f"image {i}" for i in range(50)])
-    with pytest.raises(BadSample, match="no features of sample 'image 13': OSError: truncated file; fix it") as raised:
-        extract_dataset(features(), batches_of(Broken(), num_workers=workers), tmp_path / "out", options)
+    with pytest.raises(
+        BadSample, match="no features of sample 'image 13': OSError: truncated file; fix it"
+    ) as raised:
+        extract_dataset(
+            features(), batches_of(Broken(), num_workers=workers), tmp_path / "out", options
+        )
 
     assert "in __getitem__" in "".join(raised.value.__notes__)
-    assert open_features(tmp_path / "out").samples == tuple(f"image {i}" for i in range(16) if i != 13)
+    assert open_features(tmp_path / "out").samples == tuple(
+        f"image {i}" for i in range(16) if i != 13
+    )
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bad_samples_are_left_out_and_listed(tmp_path, workers):
     """With on_bad="skip" all others are there, the bad ones are listed with the reason, and are not tried again."""
-    found = extract_dataset(features(), batches_of(Broken(), num_workers=workers), tmp_path / "out", SKIP)
+    found = extract_dataset(
+        features(), batches_of(Broken(), num_workers=workers), tmp_path / "out", SKIP
+    )
 
     assert set(found.bad) == {"13", "21"}
     assert found.bad["13"] == "OSError: truncated file"
     assert found.bad["21"].startswith("RuntimeError: ")
     assert found.samples == tuple(str(i) for i in range(50) if i not in (13, 21))
     torch.testing.assert_close(found.sample(22)["4"], in_memory(batches_of(Images()))["4"][22])
-    with pytest.raises(LookupError, match="no features of a sample '13'; it was left out: OSError: truncated file"):
+    with pytest.raises(
+        LookupError, match="no features of a sample '13'; it was left out: OSError: truncated file"
+    ):
         found.sample(13)
     again = Broken()
     extract_dataset(features(), batches_of(again), tmp_path / "out", SKIP)
@@ -121,7 +131,9 @@ def test_samples_may_be_put_together_by_a_function_that_changes_its_list(tmp_pat
     data = [torch.full((4,), float(i)) for i in range(10)]
     data[7] = torch.zeros(3)
     loader = torch.utils.data.DataLoader(data, batch_size=10, collate_fn=collate)
-    found = extract_dataset(extract(nn.Sequential(nn.Linear(4, 4)), "0"), loader, tmp_path / "out", SKIP)
+    found = extract_dataset(
+        extract(nn.Sequential(nn.Linear(4, 4)), "0"), loader, tmp_path / "out", SKIP
+    )
     assert list(found.bad) == ["7"]
     assert len(found.samples) == 9
 
@@ -138,14 +150,19 @@ def test_reducers_do_not_count_what_is_left_out(tmp_path):
 def test_a_sample_that_the_model_cannot_take_is_found(tmp_path):
     """When the model fails on a batch, the samples at fault are found one by one and named."""
     taken = extract(Picky([3, 5]), ["inner.4"])
-    with pytest.raises(BadSample, match=r"sample '3' \(and 1 more of its batch\): ValueError: cannot take this image"):
+    with pytest.raises(
+        BadSample,
+        match=r"sample '3' \(and 1 more of its batch\): ValueError: cannot take this image",
+    ):
         extract_dataset(taken, batches_of(Images()), tmp_path / "out")
     found = extract_dataset(taken, batches_of(Images()), tmp_path / "out", SKIP)
 
     assert found.bad == dict.fromkeys(("3", "5"), "ValueError: cannot take this image")
     assert len(found.samples) == 48
     rows = [i for i in range(50) if i not in (3, 5)]
-    torch.testing.assert_close(found["inner.4"].tensor(), in_memory(batches_of(Images()))["4"][rows])
+    torch.testing.assert_close(
+        found["inner.4"].tensor(), in_memory(batches_of(Images()))["4"][rows]
+    )
 
 
 @pytest.mark.parametrize("size", [1, 8])
@@ -153,7 +170,8 @@ def test_a_model_that_takes_nothing_is_not_a_bad_sample(tmp_path, size):
     """When every sample of a batch fails the model's error is raised, whatever is to be skipped."""
     taken = extract(nn.Linear(7, 7), [":out"])
     with pytest.raises(
-        ExtractionFailed, match=rf"cannot take a batch of {size} samples.*it cannot take any sample alone either"
+        ExtractionFailed,
+        match=rf"cannot take a batch of {size} samples.*it cannot take any sample alone either",
     ) as raised:
         extract_dataset(taken, batches_of(Images(), size), tmp_path / "out", SKIP)
 
@@ -184,8 +202,13 @@ def test_a_workers_death_keeps_what_is_written(tmp_path):
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__getitem__(index)
 
-    with pytest.raises(ExtractionFailed, match=r"the loader failed after \d+ samples: .*worker.*exited unexpectedly"):
-        extract_dataset(features(), batches_of(Deadly(), num_workers=1, prefetch_factor=1), tmp_path / "out")
+    with pytest.raises(
+        ExtractionFailed,
+        match=r"the loader failed after \d+ samples: .*worker.*exited unexpectedly",
+    ):
+        extract_dataset(
+            features(), batches_of(Deadly(), num_workers=1, prefetch_factor=1), tmp_path / "out"
+        )
     assert_is_a_part(tmp_path / "out")
     found = extract_dataset(features(), batches_of(Images(), num_workers=1), tmp_path / "out")
     assert sorted(map(int, written(tmp_path / "out"))) == list(range(50))
@@ -205,7 +228,8 @@ def test_a_full_disk_keeps_what_is_written(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(safetensors, "write_all", full)
         with pytest.raises(
-            RecordingError, match="cannot write .*shard-0-.*: No space left on device; free some space"
+            RecordingError,
+            match="cannot write .*shard-0-.*: No space left on device; free some space",
         ) as e:
             extract_dataset(features(), batches_of(Images()), tmp_path / "out", SMALL)
     assert str(e.value).endswith("; then run it again, which keeps what is written")
@@ -235,9 +259,12 @@ def test_an_error_of_a_reducer_is_raised_where_batches_are_computed(tmp_path):
             raise ZeroDivisionError("as asked")
 
     with pytest.raises(
-        ExtractionFailed, match="the reducer Failing of '4' failed at the batch of .*ZeroDivisionError: as asked"
+        ExtractionFailed,
+        match="the reducer Failing of '4' failed at the batch of .*ZeroDivisionError: as asked",
     ):
-        extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(reduce={"4": Failing()}))
+        extract_dataset(
+            features(), batches_of(Images()), tmp_path / "out", Options(reduce={"4": Failing()})
+        )
 
 
 @pytest.mark.parametrize(
@@ -259,7 +286,9 @@ def test_a_folder_of_another_run_is_refused(tmp_path, change, message):
     extract_dataset(features(), batches_of(Images()), tmp_path / "out", SMALL)
     before = sorted(written(tmp_path / "out"))
     taken, data, options = change()
-    with pytest.raises(OtherRun, match="which holds the features of another run: .*name another folder") as raised:
+    with pytest.raises(
+        OtherRun, match="which holds the features of another run: .*name another folder"
+    ) as raised:
         extract_dataset(taken, batches_of(data), tmp_path / "out", options)
     assert message in str(raised.value)
     assert sorted(written(tmp_path / "out")) == before
@@ -272,8 +301,12 @@ def test_samples_put_together_otherwise_are_another_run(tmp_path):
     def halved(samples):
         return torch.stack(samples) / 2
 
-    with pytest.raises(OtherRun, match="there samples are collated by default_collate, here halved code"):
-        extract_dataset(features(), batches_of(Images(), collate_fn=halved), tmp_path / "out", SMALL)
+    with pytest.raises(
+        OtherRun, match="there samples are collated by default_collate, here halved code"
+    ):
+        extract_dataset(
+            features(), batches_of(Images(), collate_fn=halved), tmp_path / "out", SMALL
+        )
 
 
 def test_what_makes_the_arguments_is_named_when_it_fails(tmp_path):
@@ -282,8 +315,12 @@ def test_what_makes_the_arguments_is_named_when_it_fails(tmp_path):
     def images_of(batch):
         return batch["image"]
 
-    with pytest.raises(ExtractionFailed, match=r"^batch= \(images_of\) cannot take a batch of 8 samples"):
-        extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(batch=images_of))
+    with pytest.raises(
+        ExtractionFailed, match=r"^batch= \(images_of\) cannot take a batch of 8 samples"
+    ):
+        extract_dataset(
+            features(), batches_of(Images()), tmp_path / "out", Options(batch=images_of)
+        )
 
 
 def trained():
@@ -307,7 +344,10 @@ def test_a_newer_format_is_refused(tmp_path):
     extract_dataset(features(), batches_of(Images()), tmp_path / "out")
     change_manifest(tmp_path / "out", format=99)
 
-    for use in (lambda: open_features(tmp_path / "out"), lambda: extract_dataset(features(), [], tmp_path / "out")):
+    for use in (
+        lambda: open_features(tmp_path / "out"),
+        lambda: extract_dataset(features(), [], tmp_path / "out"),
+    ):
         with pytest.raises(NewerFormat, match="of format 99, and this Kedge knows formats up to 1"):
             use()
 
@@ -334,7 +374,10 @@ def test_two_writers_in_one_folder_are_refused(tmp_path):
         program = "import sys; from pathlib import Path; from kedge.features.dataset.folder.files import only_writer\n"
         program += "with only_writer(Path(sys.argv[1]), 0): pass"
         other = subprocess.run(
-            [sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False
+            [sys.executable, "-c", program, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert f"process {os.getpid()} on" in other.stderr
         assert "is writing there; wait for it to end" in other.stderr
@@ -343,7 +386,9 @@ def test_two_writers_in_one_folder_are_refused(tmp_path):
     extract_dataset(features(), batches_of(Images()), tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").exists(), reason="root may write everywhere")
+@pytest.mark.skipif(
+    os.geteuid() == 0 and not Path("/proc").exists(), reason="root may write everywhere"
+)
 def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     """A place where no folder can be made is an error that says what to do, before anything is computed."""
     place = Path("/proc/features") if os.geteuid() == 0 else tmp_path / "closed" / "out"
@@ -359,7 +404,9 @@ def test_a_format_without_its_package_is_told(tmp_path, monkeypatch):
     """The message says what to install."""
     monkeypatch.setitem(sys.modules, "zarr", None)
     monkeypatch.delitem(sys.modules, "kedge.features.dataset.folder.formats.zarr", raising=False)
-    with pytest.raises(MissingExtra, match=r"zarr need the package zarr.*pip install 'kedge\[zarr\]'"):
+    with pytest.raises(
+        MissingExtra, match=r"zarr need the package zarr.*pip install 'kedge\[zarr\]'"
+    ):
         extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(format="zarr"))
 
 
@@ -379,7 +426,9 @@ def test_a_model_that_breaks_on_the_way_makes_no_bad_samples(tmp_path):
             raise RuntimeError("the device is gone")
         return {"sum": x.sum((2, 3))}
 
-    with pytest.raises(ExtractionFailed, match="the device is gone; it cannot take any sample alone either"):
+    with pytest.raises(
+        ExtractionFailed, match="the device is gone; it cannot take any sample alone either"
+    ):
         extract_dataset(breaking, batches_of(Images()), tmp_path / "out", SKIP)
     assert open_features(tmp_path / "out").bad == {}
     assert len(open_features(tmp_path / "out").samples) == 24

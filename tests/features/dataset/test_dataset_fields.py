@@ -57,7 +57,9 @@ def collated(samples):
 def test_labels_stay_with_their_samples(tmp_path, form, workers):
     """Types are exact; shuffled, with workers, skipped samples and several shards, each sample has its own fields."""
     loader = batches_of(Named(), shuffle=True, num_workers=workers, collate_fn=collated)
-    options = Options(labels=1, fields={"path": paths, "weight": 3}, on_bad="skip", format=form, shard_bytes=500)
+    options = Options(
+        labels=1, fields={"path": paths, "weight": 3}, on_bad="skip", format=form, shard_bytes=500
+    )
     found = extract_dataset(features(), loader, tmp_path / "out", options)
     there = [number for number in range(50) if number % 7 != 3]
 
@@ -89,8 +91,12 @@ def test_labels_of_samples_that_the_model_refuses_are_left_out_with_them(tmp_pat
 
     data = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10) * 11)
     model = Choosy()
-    options = Options(labels=True, fields={"text": lambda batch: [f"t{int(y)}" for y in batch[1]]}, on_bad="skip")
-    found = extract_dataset(lambda x: {"f": model(x)}, DataLoader(data, batch_size=5), tmp_path / "out", options)
+    options = Options(
+        labels=True, fields={"text": lambda batch: [f"t{int(y)}" for y in batch[1]]}, on_bad="skip"
+    )
+    found = extract_dataset(
+        lambda x: {"f": model(x)}, DataLoader(data, batch_size=5), tmp_path / "out", options
+    )
 
     assert found["f"][:].flatten().tolist() == [0, 2, 4, 6, 10, 12, 14, 16, 18]
     assert found.labels[:].tolist() == [0, 11, 22, 33, 55, 66, 77, 88, 99]
@@ -108,9 +114,14 @@ def test_entries_are_named_by_index_name_or_function(tmp_path):
     linear = torch.nn.Linear(48, 2)
     taken = lambda x: {"f": linear(x.flatten(1))}
     named = extract_dataset(
-        taken, [Pair(torch.stack([image(0), image(1)]), [5, 6])], tmp_path / "a", Options(labels="label")
+        taken,
+        [Pair(torch.stack([image(0), image(1)]), [5, 6])],
+        tmp_path / "a",
+        Options(labels="label"),
     )
-    stream = extract_dataset(taken, batches_of(Stream(), num_workers=2), tmp_path / "b", Options(labels=-1))
+    stream = extract_dataset(
+        taken, batches_of(Stream(), num_workers=2), tmp_path / "b", Options(labels=-1)
+    )
 
     class Labelled(Dicts):
         def __getitem__(self, index):
@@ -144,7 +155,12 @@ def test_a_run_goes_on_with_its_fields_alone(tmp_path):
     out, options = tmp_path / "out", Options(labels=True)
     with pytest.raises(ExtractionFailed):
         extract_dataset(features(), list_of(Stops(), 5), out, options)
-    for other in (Options(), Options(labels=False), Options(labels=0), Options(labels=True, fields={"more": 1})):
+    for other in (
+        Options(),
+        Options(labels=False),
+        Options(labels=0),
+        Options(labels=True, fields={"more": 1}),
+    ):
         with pytest.raises(OtherRun, match="labels= and fields= are labels the entry 1, here"):
             extract_dataset(features(), list_of(Whole(), 7), out, other)
     found = extract_dataset(features(), list_of(Whole(), 7), out, options)
@@ -160,7 +176,12 @@ def test_labels_may_be_the_first_entry(tmp_path):
             return super().__getitem__(index)[::-1]
 
     options = Options(labels=0, batch=lambda batch: batch[1])
-    assert extract_dataset(features(), batches_of(Reversed()), tmp_path / "out", options).labels[:].tolist() == LABELS
+    assert (
+        extract_dataset(features(), batches_of(Reversed()), tmp_path / "out", options)
+        .labels[:]
+        .tolist()
+        == LABELS
+    )
 
 
 def test_fields_are_shown_and_found_by_who_looks_among_the_sites(tmp_path):
@@ -168,13 +189,17 @@ def test_fields_are_shown_and_found_by_who_looks_among_the_sites(tmp_path):
     options = Options(labels=1, fields={"again": 1})
     found = extract_dataset(features(), batches_of(Images()), tmp_path / "out", options)
 
-    assert repr(found.fields).startswith("{'labels': Column('labels', 50 samples, int64), 'again': Column(")
+    assert repr(found.fields).startswith(
+        "{'labels': Column('labels', 50 samples, int64), 'again': Column("
+    )
     with pytest.raises(
-        NoSuchSite, match=r"has no site 'labels'; it has '1', '4'; 'labels' is a field, which \.labels reads$"
+        NoSuchSite,
+        match=r"has no site 'labels'; it has '1', '4'; 'labels' is a field, which \.labels reads$",
     ):
         found["labels"]
     with pytest.raises(
-        NoSuchSite, match=r"has no site 'again'; .*; 'again' is a field, which \.fields\['again'\] reads$"
+        NoSuchSite,
+        match=r"has no site 'again'; .*; 'again' is a field, which \.fields\['again'\] reads$",
     ):
         found["again"]
 
@@ -193,19 +218,23 @@ def test_an_old_folder_does_not_get_labels(tmp_path):
     """A folder of an earlier version continues without labels; with labels it is another run."""
     extract_dataset(features(), batches_of(Images()), tmp_path / "out")
     manifest = tmp_path / "out" / "features.json"
-    manifest.write_text(manifest.read_text().replace('"fields": {},', "").replace('"field_types": {}', '"later": 3'))
+    manifest.write_text(
+        manifest.read_text().replace('"fields": {},', "").replace('"field_types": {}', '"later": 3')
+    )
 
     assert len(extract_dataset(features(), batches_of(Images()), tmp_path / "out").samples) == 50
     with pytest.raises(OtherRun, match="labels= and fields= are none, here labels the entry 1"):
         extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(labels=True))
     with pytest.raises(
-        NoSuchSite, match=r"has no labels; its fields: none; extract the features with labels= \(--labels\)"
+        NoSuchSite,
+        match=r"has no labels; its fields: none; extract the features with labels= \(--labels\)",
     ):
         open_features(tmp_path / "out").labels
     extract_dataset(features(), batches_of(Images()), tmp_path / "new", Options(labels=True))
     change_manifest(tmp_path / "new", field_types={})
     with pytest.raises(
-        NotFeatures, match=r"features\.json does not describe 'labels', which shard-0-00000\.safetensors has"
+        NotFeatures,
+        match=r"features\.json does not describe 'labels', which shard-0-00000\.safetensors has",
     ):
         open_features(tmp_path / "new")["4"]
     change_manifest(tmp_path / "out", field_types={"labels": ["int64", "0-dimensional"]})
@@ -215,11 +244,19 @@ def test_an_old_folder_does_not_get_labels(tmp_path):
 
 def test_a_classifier_and_a_loader_take_features_and_labels(tmp_path):
     """Three lines for scikit-learn; a loader with workers gives features beside labels and texts, whole batches at once."""
-    options = Options(labels=True, fields={"name": lambda batch: [f"n{int(y)}" for y in batch[1]]}, shard_bytes=300)
+    options = Options(
+        labels=True,
+        fields={"name": lambda batch: [f"n{int(y)}" for y in batch[1]]},
+        shard_bytes=300,
+    )
     found = extract_dataset(features(), batches_of(Images()), tmp_path / "out", options)
     table = stored_table(found, positions="mean")
 
-    assert LogisticRegression().fit(found["4"].numpy(), found.labels.numpy()).classes_.tolist() == [0, 1, 2]
+    assert LogisticRegression().fit(found["4"].numpy(), found.labels.numpy()).classes_.tolist() == [
+        0,
+        1,
+        2,
+    ]
     assert LogisticRegression().fit(found["4"], found.labels).n_features_in_ == 4
     assert table.y.tolist() == LABELS
     together = StackDataset(found["4"], found.labels, found.fields["name"])
@@ -231,11 +268,23 @@ def test_a_classifier_and_a_loader_take_features_and_labels(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"labels": "y"}, r"labels='y': a batch has no such entry: it has 2 entries, from 0 to 1; name an entry"),
+        (
+            {"labels": "y"},
+            r"labels='y': a batch has no such entry: it has 2 entries, from 0 to 1; name an entry",
+        ),
         ({"labels": 2}, r"labels=2: a batch has no such entry"),
-        ({"labels": list(range(50))}, r"labels=\[0, 1, .*\.\.\.\]: give the index or .* labels\[int\(key\)\] is"),
-        ({"labels": torch.arange(50)}, r"labels=tensor\(.*: give the index or the name of the entry"),
-        ({"fields": ["path"]}, r"fields= is a list; give a name to each entry of the batch: fields=\{'path': 2\}"),
+        (
+            {"labels": list(range(50))},
+            r"labels=\[0, 1, .*\.\.\.\]: give the index or .* labels\[int\(key\)\] is",
+        ),
+        (
+            {"labels": torch.arange(50)},
+            r"labels=tensor\(.*: give the index or the name of the entry",
+        ),
+        (
+            {"fields": ["path"]},
+            r"fields= is a list; give a name to each entry of the batch: fields=\{'path': 2\}",
+        ),
         (
             {"labels": lambda batch: 1 / 0},
             "labels=<lambda> failed for the batch that begins with sample 0 .*ZeroDivisionError",
@@ -250,7 +299,10 @@ def test_a_classifier_and_a_loader_take_features_and_labels(tmp_path):
             {"fields": {"f": lambda batch: [[1]] * 7 + [[1, 2]]}},
             r"fields=\{'f': <lambda>\} gave list that are neither texts nor",
         ),
-        ({"fields": {"f": lambda batch: [None] * 8}}, "gave NoneType that are neither texts nor numbers of one shape"),
+        (
+            {"fields": {"f": lambda batch: [None] * 8}},
+            "gave NoneType that are neither texts nor numbers of one shape",
+        ),
         ({"fields": {"4": 1}}, "'4' is the name of a site and of a field"),
         ({"labels": 1, "fields": {"labels": 1}}, "both give the field 'labels'"),
         ({"fields": {"f": 1.5}}, r"fields=\{'f': 1.5\}: give a name"),
@@ -269,10 +321,21 @@ def test_a_field_that_cannot_be_stored_is_told(tmp_path, options, words):
 def test_a_parquet_file_has_the_fields_as_columns(tmp_path):
     """Other programs read labels and texts beside the features; a field cannot take the column of the keys."""
     duckdb = pytest.importorskip("duckdb")
-    options = Options(labels=True, fields={"name": lambda batch: [f"n{int(y)}" for y in batch[1]]}, format="parquet")
+    options = Options(
+        labels=True,
+        fields={"name": lambda batch: [f"n{int(y)}" for y in batch[1]]},
+        format="parquet",
+    )
     extract_dataset(features(), batches_of(Images()), tmp_path / "out", options)
-    rows = duckdb.sql(f"SELECT key, labels, name FROM '{tmp_path}/out/*.parquet' WHERE key = '14'").fetchall()
+    rows = duckdb.sql(
+        f"SELECT key, labels, name FROM '{tmp_path}/out/*.parquet' WHERE key = '14'"
+    ).fetchall()
 
     assert rows == [("14", 2, "n2")]
     with pytest.raises(ExtractionFailed, match="field cannot be called 'key' in Parquet"):
-        extract_dataset(features(), batches_of(Images()), tmp_path / "b", Options(fields={"key": 1}, format="parquet"))
+        extract_dataset(
+            features(),
+            batches_of(Images()),
+            tmp_path / "b",
+            Options(fields={"key": 1}, format="parquet"),
+        )

@@ -24,14 +24,25 @@ FORMATS = ["safetensors", "zarr", "parquet"]
 
 
 pytestmark = pytest.mark.usefixtures("no_threads_of_zarr")
-TYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
+TYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_type_and_shape_comes_back(tmp_path, form):
     """Values of every type, with no, one and several dimensions a sample, are what they were."""
     taken = {f"{shape}": torch.randn(20, *shape) * 40 for shape in ((), (3,), (2, 3, 1), (0, 4))}
-    kept = {f"{dtype} {name}": value.abs().to(dtype) for dtype in TYPES for name, value in taken.items()}
+    kept = {
+        f"{dtype} {name}": value.abs().to(dtype) for dtype in TYPES for name, value in taken.items()
+    }
 
     def rows(x):
         return {name: value[x[:, 0].long()] for name, value in kept.items()}
@@ -78,7 +89,9 @@ def test_other_programs_read_the_shards(tmp_path):
         extract_dataset(features(), batches_of(Images()), tmp_path / form, Options(format=form))
     whole = load_file(tmp_path / "safetensors" / "shard-0-00000.safetensors")
     group = zarr.open_group(tmp_path / "zarr" / "shard-0-00000.zarr", mode="r")
-    rows = duckdb.sql(f"""SELECT key, "4" FROM '{tmp_path}/parquet/*.parquet' WHERE key = '13'""").fetchall()
+    rows = duckdb.sql(
+        f"""SELECT key, "4" FROM '{tmp_path}/parquet/*.parquet' WHERE key = '13'"""
+    ).fetchall()
 
     assert torch.equal(whole["1"], wanted["1"])
     arrays = {array.attrs["site"]: np.asarray(array) for _, array in group.arrays()}
@@ -87,7 +100,9 @@ def test_other_programs_read_the_shards(tmp_path):
     assert rows == [("13", pytest.approx(wanted["4"][13].tolist()))]
 
 
-@pytest.mark.parametrize(("form", "dtype"), [("safetensors", torch.complex128), ("parquet", torch.complex64)])
+@pytest.mark.parametrize(
+    ("form", "dtype"), [("safetensors", torch.complex128), ("parquet", torch.complex64)]
+)
 def test_a_type_that_a_format_cannot_hold_is_told(tmp_path, form, dtype):
     """The message names the site, and what was there before is kept."""
     taken = lambda x: {"sum": x.sum((2, 3)).to(dtype)}
@@ -98,7 +113,9 @@ def test_a_type_that_a_format_cannot_hold_is_told(tmp_path, form, dtype):
 
 def test_columns_are_read_by_number_slice_key_and_as_arrays(tmp_path):
     """A column reads what is asked for, across the borders of shards."""
-    extract_dataset(features(), batches_of(Images(), shuffle=True), tmp_path / "out", Options(shard_seconds=0))
+    extract_dataset(
+        features(), batches_of(Images(), shuffle=True), tmp_path / "out", Options(shard_seconds=0)
+    )
     found, wanted = open_features(tmp_path / "out"), in_memory(batches_of(Images()))["4"]
     column = found["4"]
 
@@ -110,7 +127,11 @@ def test_columns_are_read_by_number_slice_key_and_as_arrays(tmp_path):
     np.testing.assert_allclose(np.asarray(column), wanted.numpy(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(torch.stack(list(column)), wanted)
     torch.testing.assert_close(found.sample(9)["4"], wanted[9])
-    pieces = {key: value for keys, values in found.shards() for key, value in zip(keys, values["4"], strict=True)}
+    pieces = {
+        key: value
+        for keys, values in found.shards()
+        for key, value in zip(keys, values["4"], strict=True)
+    }
     torch.testing.assert_close(torch.stack([pieces[str(i)] for i in range(50)]), wanted)
     with pytest.raises(IndexError, match="50 samples; there is no 50"):
         column[50]
@@ -142,7 +163,9 @@ def test_samples_are_in_the_order_of_the_data():
 
 def test_reducers_stand_for_tensors(tmp_path):
     """A site with reducers has no tensors on the disk, and its summaries are those of all samples."""
-    options = Options(reduce={"4": [Covariance(), TopK(2)], "1": Mean(positions="samples")}, shard_seconds=0)
+    options = Options(
+        reduce={"4": [Covariance(), TopK(2)], "1": Mean(positions="samples")}, shard_seconds=0
+    )
     found = extract_dataset(features(), batches_of(Images()), tmp_path / "out", options)
     wanted = in_memory(batches_of(Images()))
     covariance, most = (reducer.result() for reducer in found.reduced["4"])
@@ -150,7 +173,9 @@ def test_reducers_stand_for_tensors(tmp_path):
     assert list(found) == []
     torch.testing.assert_close(covariance["covariance"], wanted["4"].double().T.cov())
     assert found.reduced["1"][0].result()["n"] == 50 * 16
-    torch.testing.assert_close(torch.as_tensor(most["values"]).flatten().double().max(), wanted["4"].double().max())
+    torch.testing.assert_close(
+        torch.as_tensor(most["values"]).flatten().double().max(), wanted["4"].double().max()
+    )
     assert len(found.samples) == 50
     assert "Covariance(" in repr(found)
 
@@ -180,7 +205,9 @@ def test_progress_is_for_terminals_only(capfd, monkeypatch):
 def test_an_extraction_says_nothing_where_nobody_looks(tmp_path, capfd):
     """Without a terminal, and with progress=False, neither stream gets a letter."""
     extract_dataset(features(), batches_of(Images()), tmp_path / "a")
-    extract_dataset(features(), batches_of(Stream(), num_workers=1), tmp_path / "b", Options(progress=False))
+    extract_dataset(
+        features(), batches_of(Stream(), num_workers=1), tmp_path / "b", Options(progress=False)
+    )
 
     assert capfd.readouterr() == ("", "")
 
@@ -191,6 +218,13 @@ def test_the_folder_says_what_it_is(tmp_path):
     manifest = json.loads((tmp_path / "out" / "features.json").read_text())
 
     assert manifest["format"] == 1
-    assert manifest["columns"] == {"1": ["float32", "3-dimensional"], "4": ["float32", "1-dimensional"]}
+    assert manifest["columns"] == {
+        "1": ["float32", "3-dimensional"],
+        "4": ["float32", "1-dimensional"],
+    }
     assert manifest["model"]["type"] == "Sequential"
-    assert repr(found).splitlines() == [f"{tmp_path / 'out'}: 50 samples", "  1  float32 [6, 4, 4]", "  4  float32 [4]"]
+    assert repr(found).splitlines() == [
+        f"{tmp_path / 'out'}: 50 samples",
+        "  1  float32 [6, 4, 4]",
+        "  4  float32 [4]",
+    ]

@@ -24,7 +24,14 @@ from kedge.errors import ExtractionFailed, OtherRun
 from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.folder.fingerprint import alike, identity
 from kedge.features.extract import extract
-from tests.features.dataset.imagesets import Images, batches_of, change_manifest, features, in_memory, net
+from tests.features.dataset.imagesets import (
+    Images,
+    batches_of,
+    change_manifest,
+    features,
+    in_memory,
+    net,
+)
 
 NAMES = [f"image {i}" for i in range(50)]
 
@@ -81,7 +88,9 @@ def test_a_folder_of_an_earlier_kedge_goes_on(tmp_path):
     """A folder that says nothing of functions and keys is compared in what it says."""
     taken = extract(net(), {"4": scaled(2)})
     wanted = extracted(tmp_path / "out", taken).manifest
-    told = {name: value for name, value in wanted.items() if name not in ("functions", "keys", "batch")}
+    told = {
+        name: value for name, value in wanted.items() if name not in ("functions", "keys", "batch")
+    }
     (tmp_path / "out" / "features.json").write_text("{}")
     change_manifest(tmp_path / "out", **told)
     max((tmp_path / "out").glob("shard-*")).unlink()
@@ -162,8 +171,21 @@ def test_a_function_is_the_same_in_every_process():
     )
     assert moved == first
 
-    assert [place for place, (mine, its) in enumerate(zip(first, other, strict=True)) if mine != its] == [0, 4]
-    named = ["whole", "again", "Scaled", "half", "partial", "again", "abs", "Kind", "OptimizedModule", "Beside"]
+    assert [
+        place for place, (mine, its) in enumerate(zip(first, other, strict=True)) if mine != its
+    ] == [0, 4]
+    named = [
+        "whole",
+        "again",
+        "Scaled",
+        "half",
+        "partial",
+        "again",
+        "abs",
+        "Kind",
+        "OptimizedModule",
+        "Beside",
+    ]
     assert [line.split()[0] for line in first] == named
     assert first[6] == "abs"
     assert len(set(first)) == len(first)
@@ -315,7 +337,9 @@ def busy(values):
 def test_a_function_that_changes_what_it_refers_to_needs_a_version(tmp_path, made):
     """What a function holds is part of it: the message names the ways to continue, and `version=` does."""
     found = extracted(tmp_path / "out", extract(net(), {"4": made}))
-    with pytest.raises(OtherRun, match=r"run a new process to continue this folder, .*with version='...'"):
+    with pytest.raises(
+        OtherRun, match=r"run a new process to continue this folder, .*with version='...'"
+    ):
         extracted(tmp_path / "out", extract(net(), {"4": made}))
 
     for _ in range(2):
@@ -333,8 +357,12 @@ def test_what_the_user_says_counts_in_place_of_digests(tmp_path):
     assert again.samples == found.samples
     for version, said in (("2", "'2'"), (None, "none")):
         with pytest.raises(OtherRun, match=f"there version= is '1', here {said}"):
-            extracted(tmp_path / "out", extract(net(), {"4": scaled(2)}), **options | {"version": version})
-    with pytest.raises(OtherRun, match="there batch= is <lambda>, here halved; name another folder$"):
+            extracted(
+                tmp_path / "out", extract(net(), {"4": scaled(2)}), **options | {"version": version}
+            )
+    with pytest.raises(
+        OtherRun, match="there batch= is <lambda>, here halved; name another folder$"
+    ):
         extracted(tmp_path / "out", extract(net(), {"4": scaled(2)}), **options | {"batch": halved})
 
 
@@ -355,7 +383,11 @@ def test_equal_constants_need_not_be_one_object():
 
 def test_weights_in_any_memory_have_a_digest():
     """Conjugated, negated, strided and single numbers too, and each rank's own device is the same one."""
-    odd = [torch.tensor([1j]).conj().imag, torch.tensor([1 + 2j, 1j]).conj(), torch.arange(4.0)[::2][:1]]
+    odd = [
+        torch.tensor([1j]).conj().imag,
+        torch.tensor([1 + 2j, 1j]).conj(),
+        torch.arange(4.0)[::2][:1],
+    ]
     assert len({identity(scaled(one)) for one in odd}) == len(odd)
     assert identity(scaled(torch.device("cuda:0"))) == identity(scaled(torch.device("cuda", 1)))
     assert identity(scaled("cuda:0")) == identity(scaled("cuda:1")) != identity(scaled("cpu"))
@@ -379,7 +411,9 @@ def test_functions_around_functions_have_an_end(tmp_path):
     assert identity(kept[0]).startswith("<lambda> code ")
     for _ in range(sys.getrecursionlimit() // 2):
         first = around(first)
-    with pytest.raises(ExtractionFailed, match=r"no digest of it can be made: .* recursion .*, with version='...'"):
+    with pytest.raises(
+        ExtractionFailed, match=r"no digest of it can be made: .* recursion .*, with version='...'"
+    ):
         extracted(tmp_path / "out", extract(net(), {"4": first}))
     assert len(extracted(tmp_path / "out", extract(net(), {"4": first}), version="1").samples) == 50
 
@@ -428,17 +462,29 @@ def test_functions_of_a_module_are_the_same_however_it_was_loaded(tmp_path):
     (tmp_path / "telling.py").write_text(TELLING)
     lines = []
     for seed in ("3", "4"):  # the first one compiles own.py
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "PYTHONDONTWRITEBYTECODE": "",
+            "OMP_NUM_THREADS": "1",
+        }
         command = [sys.executable, "-W", "ignore", "telling.py"]
         options = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
-        lines += subprocess.run([*command, "fork", "spawn"], check=True, **options).stdout.splitlines()
+        lines += subprocess.run(
+            [*command, "fork", "spawn"], check=True, **options
+        ).stdout.splitlines()
     changed = OWN.replace("values * setting.by", "values / setting.by")
     (tmp_path / "own.py").write_text(changed + "# so that it has another size")
     done = subprocess.run(command, check=True, **options)
 
     assert len(lines) == 6
     assert len(set(lines)) == 1
-    same = [mine == its for mine, its in zip(lines[0].split(" "), done.stdout.split("\n")[0].split(" "), strict=True)]
+    same = [
+        mine == its
+        for mine, its in zip(
+            lines[0].split(" "), done.stdout.split("\n")[0].split(" "), strict=True
+        )
+    ]
     assert [ours for text, ours in zip(lines[0].split(" "), same, strict=True) if "/" in text] == [
         False,
         True,
@@ -487,9 +533,15 @@ def _with_all_options(batch):
 
 @pytest.mark.parametrize(
     ("function", "counting"),
-    [(_scaled, {"scale"}), (_scaled_and_sized, {"scale", "size"}), (_with_all_options, {"scale", "size", "stop"})],
+    [
+        (_scaled, {"scale"}),
+        (_scaled_and_sized, {"scale", "size"}),
+        (_with_all_options, {"scale", "size", "stop"}),
+    ],
 )
-def test_of_the_options_of_a_command_line_those_count_that_the_code_names(function, counting, monkeypatch):
+def test_of_the_options_of_a_command_line_those_count_that_the_code_names(
+    function, counting, monkeypatch
+):
     """Another number of samples in the options is no other function; another scale, in a function that is called, is."""
     before = identity(function)
     changed = set()

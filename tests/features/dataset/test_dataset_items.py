@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    TensorDataset,
+)
 
 import kedge
 from kedge.errors import ExtractionFailed, InTrainingMode
@@ -28,23 +34,36 @@ class Stream(IterableDataset):
 
 def test_an_item_that_may_be_a_sample_or_a_batch_is_an_error(tmp_path):
     """One sample of 16 numbers is not 16 samples; which it is can be said."""
-    features, loader = kedge.extract(nn.Identity(), [":out"]), DataLoader(TensorDataset(NUMBERS), batch_size=None)
-    with pytest.raises(ExtractionFailed, match="may be a sample or a batch.*items='samples' or items='batches'"):
+    features, loader = (
+        kedge.extract(nn.Identity(), [":out"]),
+        DataLoader(TensorDataset(NUMBERS), batch_size=None),
+    )
+    with pytest.raises(
+        ExtractionFailed, match="may be a sample or a batch.*items='samples' or items='batches'"
+    ):
         features.dataset(loader, tmp_path / "neither")
-    assert torch.equal(features.dataset(loader, tmp_path / "samples", items="samples")[":out"].tensor(), NUMBERS)
+    assert torch.equal(
+        features.dataset(loader, tmp_path / "samples", items="samples")[":out"].tensor(), NUMBERS
+    )
     batches = DataLoader(TensorDataset(NUMBERS.reshape(5, 8, 16)), batch_size=None)
-    assert torch.equal(features.dataset(batches, tmp_path / "batches", items="batches")[":out"].tensor(), NUMBERS)
+    assert torch.equal(
+        features.dataset(batches, tmp_path / "batches", items="batches")[":out"].tensor(), NUMBERS
+    )
     with pytest.raises(ExtractionFailed, match="this loader is another"):
         features.dataset(DataLoader(TensorDataset(NUMBERS)), tmp_path / "other", items="samples")
 
 
 def test_items_that_show_what_they_are_need_no_word(tmp_path):
     """A label that is a number belongs to one sample, and a sampler of lists makes batches."""
-    labelled = features().dataset(DataLoader(Images(), batch_size=None), tmp_path / "samples", labels=1)
+    labelled = features().dataset(
+        DataLoader(Images(), batch_size=None), tmp_path / "samples", labels=1
+    )
     assert torch.equal(labelled["4"].tensor(), in_memory(batches_of(Images(), 1))["4"])
     assert labelled.labels.tensor().tolist() == [index % 3 for index in range(50)]
     data = TensorDataset(NUMBERS)
-    lists = DataLoader(data, sampler=BatchSampler(SequentialSampler(data), 8, drop_last=False), batch_size=None)
+    lists = DataLoader(
+        data, sampler=BatchSampler(SequentialSampler(data), 8, drop_last=False), batch_size=None
+    )
     taken = kedge.extract(nn.Identity(), [":out"]).dataset(lists, tmp_path / "lists")
     assert torch.equal(taken[":out"].tensor(), NUMBERS)
 
@@ -54,8 +73,18 @@ def test_a_stream_of_rows_is_no_stream_of_batches(tmp_path):
     taken = kedge.extract(nn.Identity(), [":out"])
     with pytest.raises(ExtractionFailed, match=r"shape \[16\], looks like one sample"):
         taken.dataset(DataLoader(Stream(16), batch_size=None), tmp_path / "rows")
-    assert len(taken.dataset(DataLoader(Stream(16), batch_size=None), tmp_path / "said", items="samples").samples) == 6
-    assert len(taken.dataset(DataLoader(Stream(4, 16), batch_size=None), tmp_path / "batches").samples) == 24
+    assert (
+        len(
+            taken.dataset(
+                DataLoader(Stream(16), batch_size=None), tmp_path / "said", items="samples"
+            ).samples
+        )
+        == 6
+    )
+    assert (
+        len(taken.dataset(DataLoader(Stream(4, 16), batch_size=None), tmp_path / "batches").samples)
+        == 24
+    )
 
 
 def test_a_reducer_of_another_layout_is_an_error(tmp_path):
@@ -63,7 +92,8 @@ def test_a_reducer_of_another_layout_is_an_error(tmp_path):
     taken = kedge.extract(nn.Linear(16, 4), [":out"])
     loader = DataLoader(TensorDataset(NUMBERS.reshape(8, 5, 16)), batch_size=4)
     with pytest.raises(
-        ExtractionFailed, match="takes dimension 1 for the channels, and the model has them in dimension 2.*channel=-1"
+        ExtractionFailed,
+        match="takes dimension 1 for the channels, and the model has them in dimension 2.*channel=-1",
     ):
         taken.dataset(loader, tmp_path / "wrong", reduce={":out": Covariance(positions="mean")})
     right = {":out": [Mean(positions="samples", channel=-1), Histogram()]}
@@ -81,6 +111,8 @@ def test_a_data_set_in_training_mode_is_said(tmp_path):
 def test_what_was_pooled_is_in_the_folder(tmp_path):
     """The description has positions and channels."""
     loader = DataLoader(TensorDataset(NUMBERS.reshape(8, 5, 16)), batch_size=4)
-    taken = kedge.extract(nn.Linear(16, 4), {":out": Pool("mean")}).dataset(loader, tmp_path / "out")
+    taken = kedge.extract(nn.Linear(16, 4), {":out": Pool("mean")}).dataset(
+        loader, tmp_path / "out"
+    )
     assert taken.manifest["pooled"] == {":out": "mean over 5 positions of 4 channels"}
     assert repr(taken).endswith("float32 [4]  mean over 5 positions of 4 channels")

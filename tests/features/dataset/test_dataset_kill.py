@@ -113,7 +113,9 @@ def test_kills_lose_and_double_no_sample(tmp_path, workers, reduces, form, most)
         if reduces:
             mean, histogram = (reducer.result() for reducer in found.reduced["4"])
             assert mean["n"] == LENGTH
-            torch.testing.assert_close(mean["mean"], wanted["4"].double().mean(0), rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                mean["mean"], wanted["4"].double().mean(0), rtol=1e-5, atol=1e-6
+            )
             assert histogram["counts"].sum().item() == LENGTH * 4
 
 
@@ -138,7 +140,11 @@ def test_a_shard_that_reducers_have_not_counted_is_taken_again(tmp_path, monkeyp
             extract_dataset(features(["4"]), batches_of(Images()), tmp_path / "out", options)
     assert (tmp_path / "out" / "shard-0-00003.safetensors").exists()
     between = open_features(tmp_path / "out")
-    assert between.reduced["4"][0].result()["n"] == len(between.samples) == len(written(tmp_path / "out"))
+    assert (
+        between.reduced["4"][0].result()["n"]
+        == len(between.samples)
+        == len(written(tmp_path / "out"))
+    )
     found = extract_dataset(features(["4"]), batches_of(Images()), tmp_path / "out", options)
     once = extract_dataset(features(["4"]), batches_of(Images()), tmp_path / "once", options)
 
@@ -168,11 +174,16 @@ def test_the_index_is_made_again_from_the_shards(tmp_path):
 def test_a_shard_appears_when_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
     """A shard is written under another name, brought to the disk, and then renamed."""
     steps = []
-    monkeypatch.setattr(files, "_sync", lambda path: steps.append((path.name, sorted(tmp_path.glob("out/shard-*")))))
+    monkeypatch.setattr(
+        files, "_sync", lambda path: steps.append((path.name, sorted(tmp_path.glob("out/shard-*"))))
+    )
     extract_dataset(features(), batches_of(Images(8)), tmp_path / "out")
 
     assert [name for name, _ in steps] == [".shard-0-00000.safetensors.part", "out"]
-    assert [[path.name for path in there] for _, there in steps] == [[], ["shard-0-00000.safetensors"]]
+    assert [[path.name for path in there] for _, there in steps] == [
+        [],
+        ["shard-0-00000.safetensors"],
+    ]
 
 
 def test_what_a_killed_writer_left_is_removed(tmp_path):
@@ -193,7 +204,9 @@ def test_a_lost_shard_is_taken_again(tmp_path):
     extract_dataset(features(["1"]), batches_of(Images()), tmp_path / "out", options)
     (tmp_path / "out" / "shard-0-00001.safetensors").unlink()
 
-    with pytest.raises(NotFeatures, match="lacks shard-0-00001.safetensors; run the extraction again"):
+    with pytest.raises(
+        NotFeatures, match="lacks shard-0-00001.safetensors; run the extraction again"
+    ):
         open_features(tmp_path / "out")
     found = extract_dataset(features(["1"]), batches_of(Images()), tmp_path / "out", options)
     assert torch.equal(found["1"].tensor(), in_memory(batches_of(Images()), features(["1"]))["1"])

@@ -14,7 +14,15 @@ from kedge.features.dataset import Options, extract_dataset, open_features
 from kedge.features.dataset.ranks import SharingRank
 from kedge.features.reduce import Mean
 from tests import forked
-from tests.features.dataset.imagesets import Images, Stream, assert_equal, batches_of, features, in_memory, written
+from tests.features.dataset.imagesets import (
+    Images,
+    Stream,
+    assert_equal,
+    batches_of,
+    features,
+    in_memory,
+    written,
+)
 
 pytestmark = pytest.mark.timing
 
@@ -87,7 +95,9 @@ def test_another_number_of_ranks_goes_on(tmp_path):
         extract_dataset(features(), batches_of(Images()), tmp_path, at(rank, 3))
 
     assert sorted(map(int, written(tmp_path))) == list(range(50))
-    torch.testing.assert_close(open_features(tmp_path)["1"].tensor(), in_memory(batches_of(Images()))["1"])
+    torch.testing.assert_close(
+        open_features(tmp_path)["1"].tensor(), in_memory(batches_of(Images()))["1"]
+    )
 
 
 @pytest.mark.parametrize("length", [48, 50, 51])
@@ -96,7 +106,10 @@ def test_a_distributed_sampler_keeps_its_part(tmp_path, length):
     for rank in range(4):
         sampler = DistributedSampler(Images(length), 4, rank, seed=3)
         extract_dataset(
-            features(), batches_of(Images(length), sampler=sampler), tmp_path, at(rank, 4, reduce={"4": Mean()})
+            features(),
+            batches_of(Images(length), sampler=sampler),
+            tmp_path,
+            at(rank, 4, reduce={"4": Mean()}),
         )
 
     assert sorted(map(int, written(tmp_path))) == list(range(length))

@@ -32,7 +32,9 @@ from tests.features.dataset.imagesets import (
     written,
 )
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'kedge[ray]'", exc_type=ModuleNotFoundError)
+ray = pytest.importorskip(
+    "ray", reason="Ray is not installed: pip install 'kedge[ray]'", exc_type=ModuleNotFoundError
+)
 
 pytestmark = [
     pytest.mark.timing,
@@ -43,7 +45,9 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "OMP_NUM_THREADS": "1",
-    "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")])),
+    "PYTHONPATH": os.pathsep.join(
+        filter(None, [str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH")])
+    ),
 }
 CLUSTER = Cluster(batch_size=8, rows=8)
 ONE = Cluster(workers=1, batch_size=8, rows=8)
@@ -71,7 +75,8 @@ def cluster():
 def images(length=48, **columns):
     """The images of `Images`, in blocks of eight, with other columns."""
     rows = [
-        {"id": i, "image": image(i).numpy(), **{name: of(i) for name, of in columns.items()}} for i in range(length)
+        {"id": i, "image": image(i).numpy(), **{name: of(i) for name, of in columns.items()}}
+        for i in range(length)
     ]
     return ray.data.from_items(rows, override_num_blocks=-(-length // 8))
 
@@ -97,8 +102,13 @@ def test_values_are_those_of_a_loop_in_memory(tmp_path, cluster):
     """Two workers write what a loop over the same batches keeps, to the last bit, each a part, under a column's keys."""
     (tmp_path / "begun").mkdir()
     both = meeting(tmp_path / "begun", 2)
-    stored = {"labels": "id", "fields": {"name": lambda rows: [f"name {number}" for number in rows["id"]]}}
-    found = features().dataset(images(), tmp_path / "out", keys="id", batch=both, cluster=CLUSTER, **stored)
+    stored = {
+        "labels": "id",
+        "fields": {"name": lambda rows: [f"name {number}" for number in rows["id"]]},
+    }
+    found = features().dataset(
+        images(), tmp_path / "out", keys="id", batch=both, cluster=CLUSTER, **stored
+    )
 
     assert len(list((tmp_path / "begun").iterdir())) == 2
     assert found.samples == tuple(map(str, range(48)))
@@ -114,13 +124,18 @@ def test_a_column_of_labels_is_no_argument(tmp_path, cluster):
     found = features().dataset(labelled, tmp_path / "out", keys="id", labels="label", cluster=ONE)
 
     assert list(found.labels) == [f"class {number}" for number in range(8)]
-    with pytest.raises(ExtractionFailed, match="labels=True: a batch has no such entry: it has 'id', 'image', 'label'"):
+    with pytest.raises(
+        ExtractionFailed,
+        match="labels=True: a batch has no such entry: it has 'id', 'image', 'label'",
+    ):
         features().dataset(labelled, tmp_path / "b", keys="id", labels=True, cluster=ONE)
 
 
 def test_a_reducer_for_no_value_is_refused(tmp_path, cluster):
     """A name that only a batch can tell to be none is an error that says the names, and nothing is written."""
-    with pytest.raises(ExtractionFailed, match="no value has the name '4'; the names are '1', '4:out'"):
+    with pytest.raises(
+        ExtractionFailed, match="no value has the name '4'; the names are '1', '4:out'"
+    ):
         taken = features(["1", "4:out"])
         taken.dataset(images(16), tmp_path / "out", keys="id", reduce={"4": Mean()}, cluster=ONE)
 
@@ -139,13 +154,22 @@ def test_hooks_stay_between_the_batches_of_a_call(tmp_path, cluster):
     work = Cluster(workers=1, batch_size=8, rows=24)
     taken.dataset(images(24), tmp_path / "out", keys="id", batch=looking, cluster=work)
 
-    assert [path.name for path in sorted(tmp_path.glob("batch *"))] == ["batch 0 False", "batch 1 True", "batch 2 True"]
+    assert [path.name for path in sorted(tmp_path.glob("batch *"))] == [
+        "batch 0 False",
+        "batch 1 True",
+        "batch 2 True",
+    ]
 
 
-@pytest.mark.parametrize(("keys", "given"), [(None, "keys= is not given"), (["a", "b"], "keys= is a list")])
+@pytest.mark.parametrize(
+    ("keys", "given"), [(None, "keys= is not given"), (["a", "b"], "keys= is a list")]
+)
 def test_rows_without_a_column_of_keys_are_refused(tmp_path, cluster, keys, given):
     """Ray does not number rows, so the message names the columns, and what to give; nothing is made or read."""
-    with pytest.raises(ExtractionFailed, match=f"{given}, .*name the column of 'id', 'image' that has .*keys='path'"):
+    with pytest.raises(
+        ExtractionFailed,
+        match=f"{given}, .*name the column of 'id', 'image' that has .*keys='path'",
+    ):
         features().dataset(images(8), tmp_path / "out", keys=keys, cluster=ONE)
 
     assert not (tmp_path / "out").exists()
@@ -172,8 +196,12 @@ def test_a_worker_that_dies_loses_and_doubles_no_sample(tmp_path, cluster):
     reduce = {"4": [Mean(), Histogram(edges=[-9, -1, 0, 1, 9]), TopK(3)]}
     options = {"keys": "id", "reduce": reduce, "keep": ["4"]}
     killing = dying(tmp_path / "deaths", 2, tmp_path / "out")
-    found = features().dataset(images(), tmp_path / "out", batch=killing, cluster=ONE, shard_bytes=1, **options)
-    once = extract_dataset(features(), batches_of(Images(48)), tmp_path / "once", Options(reduce=reduce, keep=["4"]))
+    found = features().dataset(
+        images(), tmp_path / "out", batch=killing, cluster=ONE, shard_bytes=1, **options
+    )
+    once = extract_dataset(
+        features(), batches_of(Images(48)), tmp_path / "once", Options(reduce=reduce, keep=["4"])
+    )
 
     assert len(list((tmp_path / "deaths").iterdir())) == 2
     assert sorted(map(int, written(tmp_path / "out"))) == list(range(48))
@@ -237,7 +265,9 @@ def test_a_bad_row_is_named_and_can_be_left_out(tmp_path, cluster):
         return rows["image"]
 
     options = {"keys": "id", "batch": small, "cluster": ONE}
-    with pytest.raises(BadSample, match="no features of sample '30': ValueError: image 30 is broken; fix it"):
+    with pytest.raises(
+        BadSample, match="no features of sample '30': ValueError: image 30 is broken; fix it"
+    ):
         features().dataset(images(), tmp_path / "out", **options)
     before = len(written(tmp_path / "out"))
     found = features().dataset(images(), tmp_path / "out", on_bad="skip", **options)
@@ -257,7 +287,9 @@ def test_a_data_set_that_cannot_be_read_is_an_error(tmp_path, cluster):
             raise OSError("disk 3 is gone")
         return row
 
-    with pytest.raises(ExtractionFailed, match="Ray could not read the data set.*OSError: disk 3 is gone"):
+    with pytest.raises(
+        ExtractionFailed, match="Ray could not read the data set.*OSError: disk 3 is gone"
+    ):
         features().dataset(images().map(reads), tmp_path / "out", keys="id", cluster=ONE)
 
 
@@ -273,7 +305,10 @@ def test_columns_are_keyword_arguments(tmp_path, cluster):
 
     assert found.samples == tuple(f"image {i:02}.png" for i in range(16))
     assert_equal(found, {"linear": wanted["linear"].tensor()})
-    with pytest.raises(ExtractionFailed, match="keys='path': there is no such column; there are 'x', 'name', 'twice'"):
+    with pytest.raises(
+        ExtractionFailed,
+        match="keys='path': there is no such column; there are 'x', 'name', 'twice'",
+    ):
         taken.dataset(rows, tmp_path / "other", keys="path", cluster=ONE)
 
 
@@ -286,9 +321,16 @@ def test_a_key_stands_for_one_row(tmp_path, cluster):
     """A column that does not tell rows apart is refused, whether a worker is given both rows at once or not."""
     twice = images(16, half=lambda i: i // 2, turn=lambda i: i % 8)
     with pytest.raises(ExtractionFailed, match=r"the key '\d' belongs to 2 samples"):
-        features().dataset(twice.select_columns(["half", "image"]), tmp_path / "a", keys="half", cluster=ONE)
-    with pytest.raises(ExtractionFailed, match="Ray read 16 rows, and there are 8 samples: keys= does not distinguish"):
-        features().dataset(twice.select_columns(["turn", "image"]), tmp_path / "b", keys="turn", cluster=ONE)
+        features().dataset(
+            twice.select_columns(["half", "image"]), tmp_path / "a", keys="half", cluster=ONE
+        )
+    with pytest.raises(
+        ExtractionFailed,
+        match="Ray read 16 rows, and there are 8 samples: keys= does not distinguish",
+    ):
+        features().dataset(
+            twice.select_columns(["turn", "image"]), tmp_path / "b", keys="turn", cluster=ONE
+        )
 
 
 def slow(rows):
@@ -339,7 +381,9 @@ def test_what_workers_cannot_open_is_named(tmp_path, cluster, monkeypatch):
     (tmp_path / "only_here.py").write_text("def halved(values):\n    return values / 2\n")
     monkeypatch.syspath_prepend(tmp_path)
     taken = kedge.extract(net(), {"4": importlib.import_module("only_here").halved})
-    with pytest.raises(ExtractionFailed, match="cannot be loaded on .*: No module named 'only_here'"):
+    with pytest.raises(
+        ExtractionFailed, match="cannot be loaded on .*: No module named 'only_here'"
+    ):
         taken.dataset(images(8), tmp_path / "out", keys="id", cluster=ONE)
     lock = threading.Lock()
     taken = kedge.extract(net(), {"4": lambda values: values if lock else None})
@@ -349,8 +393,12 @@ def test_what_workers_cannot_open_is_named(tmp_path, cluster, monkeypatch):
 
 def test_workers_that_leave_nothing_to_read_with_are_refused(tmp_path, cluster):
     """What would wait for ever is an error that says how much there is."""
-    with pytest.raises(ExtractionFailed, match="2 workers with 1 CPUs each leave none of the cluster's 2 to read"):
-        features().dataset(images(), tmp_path / "out", keys="id", cluster=Cluster(workers=2, cpus=1))
+    with pytest.raises(
+        ExtractionFailed, match="2 workers with 1 CPUs each leave none of the cluster's 2 to read"
+    ):
+        features().dataset(
+            images(), tmp_path / "out", keys="id", cluster=Cluster(workers=2, cpus=1)
+        )
 
 
 def test_ray_is_not_imported_for_other_data():

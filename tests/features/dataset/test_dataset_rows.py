@@ -75,7 +75,11 @@ def test_rows_are_chosen_as_of_a_tensor(tmp_path, form, dtype):
     ]  # fmt: skip
 
     for which in chosen:
-        wanted = whole.numpy(force=True)[which] if isinstance(which, slice) and dtype != torch.bfloat16 else None
+        wanted = (
+            whole.numpy(force=True)[which]
+            if isinstance(which, slice) and dtype != torch.bfloat16
+            else None
+        )
         numbers = np.arange(LENGTH)[which] if isinstance(which, slice) else np.asarray(which)
         numbers = np.flatnonzero(numbers) if numbers.dtype == bool else numbers.astype(int)
         assert torch.equal(column[which], whole[torch.from_numpy(numbers)]), which
@@ -113,7 +117,8 @@ def test_rows_that_cannot_be_chosen_are_told(tmp_path, which):
     column = written(tmp_path / "out")["f"]
 
     with pytest.raises(
-        IndexError, match=r"'f' has the values of 100 samples; there is no|samples of 'f' are chosen by a number"
+        IndexError,
+        match=r"'f' has the values of 100 samples; there is no|samples of 'f' are chosen by a number",
     ):
         column[which]
 
@@ -123,7 +128,8 @@ def test_a_compared_column_is_no_mask(tmp_path):
     found = written(tmp_path / "out", labels=True)
 
     with pytest.raises(
-        IndexError, match=r"False is none of these; compare values, not a column: column\[labels\.numpy\(\) == 3"
+        IndexError,
+        match=r"False is none of these; compare values, not a column: column\[labels\.numpy\(\) == 3",
     ):
         found["f"][found.labels == 3]
     assert torch.equal(found["f"][found.labels.numpy() == 3], values()[3:4])
@@ -203,7 +209,10 @@ def test_blocks_are_compared_once(tmp_path, monkeypatch):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    with pytest.raises(NotFeatures, match=r"shard-0-00003\.safetensors is damaged: the values of 'f' of the samples"):
+    with pytest.raises(
+        NotFeatures,
+        match=r"shard-0-00003\.safetensors is damaged: the values of 'f' of the samples",
+    ):
         found["f"][:]
 
 
@@ -211,7 +220,9 @@ def test_blocks_are_compared_once(tmp_path, monkeypatch):
 def test_a_shard_that_was_replaced_is_read_anew(tmp_path, form):
     """The same content in another file is read; another shard, or none, is an error that names it."""
     found = written(tmp_path / "out", format=form)
-    other = written(tmp_path / "other", values() + 1, format=form, keys=[f"k{i}" for i in range(LENGTH)])
+    other = written(
+        tmp_path / "other", values() + 1, format=form, keys=[f"k{i}" for i in range(LENGTH)]
+    )
     found["f"][:]
     path = tmp_path / "out" / f"shard-0-00003.{form}"
     aside, source = tmp_path / f"aside.{form}", other.path / path.name
@@ -223,7 +234,8 @@ def test_a_shard_that_was_replaced_is_read_anew(tmp_path, form):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     (shutil.copytree if source.is_dir() else shutil.copy)(source, path)
     with pytest.raises(
-        NotFeatures, match=rf"shard-0-00003\.{form} was changed or replaced since the folder was opened"
+        NotFeatures,
+        match=rf"shard-0-00003\.{form} was changed or replaced since the folder was opened",
     ):
         found["f"][:]
 
@@ -279,7 +291,9 @@ def test_threads_read_one_data_set_together(tmp_path, monkeypatch):
     found, wrong = written(tmp_path / "out"), []
 
     def read(seed):
-        numbers = [[number, 3] for number in np.random.default_rng(seed).integers(0, LENGTH, 100).tolist()]
+        numbers = [
+            [number, 3] for number in np.random.default_rng(seed).integers(0, LENGTH, 100).tolist()
+        ]
         wrong.extend(some for some in numbers if not torch.equal(found["f"][some], values()[some]))
 
     threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
@@ -292,7 +306,9 @@ def test_threads_read_one_data_set_together(tmp_path, monkeypatch):
 
 def test_keys_are_found_without_an_object_for_each(tmp_path, monkeypatch):
     """A key is compared as text, also where hashes are equal; one that is not there is an error."""
-    monkeypatch.setattr("kedge.features.dataset.folder.stored.samples.hash", lambda key: len(key), raising=False)
+    monkeypatch.setattr(
+        "kedge.features.dataset.folder.stored.samples.hash", lambda key: len(key), raising=False
+    )
     keys = [f"{'ä' if i % 2 else ''}key {i}" for i in range(LENGTH)]
     found = written(tmp_path / "out", keys=keys)
 

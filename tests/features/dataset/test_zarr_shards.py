@@ -29,7 +29,9 @@ def shard(tmp_path: Path, no_threads_of_zarr: None) -> Path:
 
 def test_what_is_no_file_is_refused(shard: Path) -> None:
     """A FIFO in place of a chunk."""
-    chunk = next(file for file in (shard / "site0").rglob("*") if file.is_file() and file.name != "zarr.json")
+    chunk = next(
+        file for file in (shard / "site0").rglob("*") if file.is_file() and file.name != "zarr.json"
+    )
     chunk.unlink()
     os.mkfifo(chunk)
     with pytest.raises(ValueError, match="is not a file"):
@@ -38,9 +40,15 @@ def test_what_is_no_file_is_refused(shard: Path) -> None:
 
 @pytest.mark.parametrize(
     ("keys", "value"),
-    [(("chunk_grid", "configuration", "chunk_shape"), [1, 1]), (("shape",), [1 << 40, 3]), (("shape",), [2, 4])],
+    [
+        (("chunk_grid", "configuration", "chunk_shape"), [1, 1]),
+        (("shape",), [1 << 40, 3]),
+        (("shape",), [2, 4]),
+    ],
 )
-def test_another_description_of_an_array_is_refused(shard: Path, keys: tuple[str, ...], value: list[int]) -> None:
+def test_another_description_of_an_array_is_refused(
+    shard: Path, keys: tuple[str, ...], value: list[int]
+) -> None:
     """Other chunks, more rows, or larger samples."""
     file = shard / "site0" / "zarr.json"
     described = json.loads(file.read_text(encoding="utf-8"))

@@ -112,7 +112,11 @@ def rank(q, n):
 
 @settings(deadline=None)
 @given(
-    st.lists(st.one_of(st.floats(width=32, allow_nan=False), st.floats(-2, 2, width=32)), min_size=1, max_size=40),
+    st.lists(
+        st.one_of(st.floats(width=32, allow_nan=False), st.floats(-2, 2, width=32)),
+        min_size=1,
+        max_size=40,
+    ),
     st.integers(40, 65_535),
 )
 @example([3.4028234663852886e38], 2048)
@@ -171,14 +175,19 @@ def test_quantiles_are_within_their_bound(shape, merged):
 
 def test_an_infinity_that_is_given_is_one():
     """The largest number of float32 beside it is finite."""
-    found = filled(Quantiles([0.5]), torch.tensor([[math.inf, 1.0, 3e38]], dtype=torch.float64)).result()
+    found = filled(
+        Quantiles([0.5]), torch.tensor([[math.inf, 1.0, 3e38]], dtype=torch.float64)
+    ).result()
 
     assert found["max"] == math.inf
 
 
 def test_twice_the_k_halves_the_error():
     """The error that is stated is that of the package for this size, and 0.14 % by default."""
-    errors = [filled(Quantiles(k=k), torch.randn(20_000), 5000).result()["normalized_rank_error"] for k in (1024, 2048)]
+    errors = [
+        filled(Quantiles(k=k), torch.randn(20_000), 5000).result()["normalized_rank_error"]
+        for k in (1024, 2048)
+    ]
 
     assert errors[1] == pytest.approx(0.0014, abs=0.0001)
     assert errors[0] == pytest.approx(2 * errors[1], rel=0.05)
@@ -215,14 +224,21 @@ def test_quantiles_touch_no_random_numbers_of_the_program():
 def test_a_missing_datasketches_is_named(monkeypatch):
     """Without the package, making the reducer is one of Kedge's errors, and names the extra that brings it."""
     monkeypatch.setitem(sys.modules, "datasketches", None)
-    with pytest.raises(MissingExtra, match=r"datasketches, which is not installed: pip install 'kedge\[quantiles\]'"):
+    with pytest.raises(
+        MissingExtra,
+        match=r"datasketches, which is not installed: pip install 'kedge\[quantiles\]'",
+    ):
         Quantiles()
 
 
 def test_values_of_other_types_have_exact_quantiles():
     """Quantiles of bfloat16, of small whole numbers and of booleans are numpy's."""
     q = [i / 100 for i in range(101)]
-    for values in (torch.randn(999).bfloat16(), torch.randint(-200, 200, (999,)), torch.rand(99) > 0.5):
+    for values in (
+        torch.randn(999).bfloat16(),
+        torch.randint(-200, 200, (999,)),
+        torch.rand(99) > 0.5,
+    ):
         found = filled(Quantiles(q), values, 100).result()
         expected = np.quantile(values.double().numpy(), q, method="inverted_cdf")
         assert found["quantiles"].tolist() == expected.tolist()
@@ -252,7 +268,11 @@ def test_a_quantile_is_of_the_number_as_it_is_written():
 
 def best(values, keys, k, largest):
     """The best of one channel, by sorting everything."""
-    entries = [(-v if largest else v, key) for v, key in zip(values, keys, strict=True) if not math.isnan(v)]
+    entries = [
+        (-v if largest else v, key)
+        for v, key in zip(values, keys, strict=True)
+        if not math.isnan(v)
+    ]
     return [(-v if largest else v, key) for v, key in sorted(entries)[:k]]
 
 
@@ -260,7 +280,9 @@ def best(values, keys, k, largest):
 @given(st.data(), st.integers(1, 6), st.booleans())
 def test_the_best_are_those_that_sorting_everything_gives(data, k, largest):
     """For each channel the k best samples with their values, ties in the order of their keys, NaN left out."""
-    number = st.one_of(st.sampled_from([0.0, -0.0, 1.0, math.inf, -math.inf, math.nan]), st.floats(-3, 3, width=32))
+    number = st.one_of(
+        st.sampled_from([0.0, -0.0, 1.0, math.inf, -math.inf, math.nan]), st.floats(-3, 3, width=32)
+    )
     n = data.draw(st.integers(1, 25))
     values = torch.tensor(data.draw(st.lists(number, min_size=2 * n, max_size=2 * n))).reshape(n, 2)
     keys = data.draw(st.lists(st.text(max_size=4), min_size=n, max_size=n, unique=True))
@@ -271,7 +293,9 @@ def test_the_best_are_those_that_sorting_everything_gives(data, k, largest):
     for channel in range(2):
         expected = best(values[:, channel].tolist(), keys, k, largest)
         assert found["keys"][channel] == [key for _, key in expected]
-        assert found["values"][channel, : len(expected)].tolist() == [value for value, _ in expected]
+        assert found["values"][channel, : len(expected)].tolist() == [
+            value for value, _ in expected
+        ]
         assert found["values"][channel, len(expected) :].isnan().all()
 
 
@@ -289,6 +313,8 @@ def test_the_best_image_is_chosen_by_its_pooled_answer(positions):
     """An image with one bright spot wins by its maximum; one that is grey all over wins by its mean."""
     spot, grey = torch.zeros(1, 4, 4), torch.full((1, 4, 4), 0.5)
     spot[0, 1, 2] = 1
-    found = filled(TopK(1, positions=positions), torch.stack([spot, grey]), 2, ["spot", "grey"]).result()
+    found = filled(
+        TopK(1, positions=positions), torch.stack([spot, grey]), 2, ["spot", "grey"]
+    ).result()
 
     assert found["keys"] == [["spot" if positions == "max" else "grey"]]

@@ -27,7 +27,9 @@ def by_scipy(a, b):
     """The distance as its formula stands, by scipy's root of a matrix."""
     root = linalg.sqrtm(a["covariance"].numpy() @ b["covariance"].numpy())
     apart = ((a["mean"] - b["mean"]) ** 2).sum()
-    return float(apart + a["covariance"].trace() + b["covariance"].trace() - 2 * np.trace(root).real)
+    return float(
+        apart + a["covariance"].trace() + b["covariance"].trace() - 2 * np.trace(root).real
+    )
 
 
 @pytest.mark.parametrize("ddof", [0, 1])
@@ -65,7 +67,9 @@ def test_parts_are_weighted_by_their_samples():
     one, other = filled(Covariance(), x[:3]), filled(Covariance(), x[3:])
     one.merge(other)
 
-    torch.testing.assert_close(one.result()["covariance"], result_of(x)["covariance"], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        one.result()["covariance"], result_of(x)["covariance"], rtol=1e-12, atol=1e-14
+    )
 
 
 def test_too_few_samples_have_no_variance():
@@ -101,12 +105,16 @@ def test_samples_that_are_not_finite_can_be_left_out():
 
     assert found["nonfinite"] == 2
     assert found["n"] == 38
-    torch.testing.assert_close(found["covariance"], result_of(rest)["covariance"], rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(
+        found["covariance"], result_of(rest)["covariance"], rtol=1e-12, atol=1e-14
+    )
 
 
 def test_numbers_too_large_to_be_added_are_no_infinities():
     """A mean of numbers near the end of float64 is infinite, as their sum is, but none is counted as not finite."""
-    found = filled(Mean(nonfinite="skip"), torch.full((4, 1), 1.7e308, dtype=torch.float64)).result()
+    found = filled(
+        Mean(nonfinite="skip"), torch.full((4, 1), 1.7e308, dtype=torch.float64)
+    ).result()
 
     assert found["nonfinite"] == 0
     assert found["n"] == 4
@@ -134,7 +142,9 @@ def test_the_distance_of_one_channel_is_known():
     a, b = result_of(torch.randn(90)), result_of(torch.randn(70) * 3 + 2)
     spread = a["covariance"].sqrt() - b["covariance"].sqrt()
 
-    assert frechet_distance(a, b) == pytest.approx(float((a["mean"] - b["mean"]) ** 2 + spread**2), rel=1e-12)
+    assert frechet_distance(a, b) == pytest.approx(
+        float((a["mean"] - b["mean"]) ** 2 + spread**2), rel=1e-12
+    )
 
 
 def test_the_distance_holds_for_fewer_samples_than_channels():
@@ -144,15 +154,25 @@ def test_the_distance_holds_for_fewer_samples_than_channels():
 
     assert frechet_distance(a, a) == pytest.approx(0, abs=1e-9 * float(a["covariance"].trace()))
     apart = float(((a["mean"] - b["mean"]) ** 2).sum())
-    assert frechet_distance(a, b) == pytest.approx(apart + 4 * float(a["covariance"].trace()), rel=1e-9)
+    assert frechet_distance(a, b) == pytest.approx(
+        apart + 4 * float(a["covariance"].trace()), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(
     ("a", "b", "said"),
     [
         (result_of(torch.ones(9, 2)), result_of(torch.ones(9, 3)), "2 and 3 channels"),
-        (result_of(torch.ones(1, 2)), result_of(torch.ones(9, 2)), "the first result has no finite"),
-        (result_of(torch.ones(9, 2)), filled(Mean(), torch.ones(9, 2)).result(), "the second result has no finite"),
+        (
+            result_of(torch.ones(1, 2)),
+            result_of(torch.ones(9, 2)),
+            "the first result has no finite",
+        ),
+        (
+            result_of(torch.ones(9, 2)),
+            filled(Mean(), torch.ones(9, 2)).result(),
+            "the second result has no finite",
+        ),
         (Covariance().result(), Covariance().result(), "the first result has no finite"),
         (Covariance(), Covariance(), r"a\.result\(\)"),
     ],

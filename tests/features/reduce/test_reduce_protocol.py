@@ -42,7 +42,16 @@ NUMBERS = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 3.0]),
     st.floats(-4, 4, width=32),
 )
-TYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool]
+TYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+]
 
 
 @st.composite
@@ -65,7 +74,9 @@ def taken(made, values, keys, order, cuts):
 def same_bits(a, b):
     """Whether two states hold the same bits."""
     return a.keys() == b.keys() and all(
-        a[n].dtype == b[n].dtype and a[n].shape == b[n].shape and a[n].numpy().tobytes() == b[n].numpy().tobytes()
+        a[n].dtype == b[n].dtype
+        and a[n].shape == b[n].shape
+        and a[n].numpy().tobytes() == b[n].numpy().tobytes()
         for n in a
     )
 
@@ -93,7 +104,10 @@ def test_counts_and_selections_have_one_result(made, data):
     cuts = data.draw(st.lists(st.integers(0, n), max_size=4))
     assert same_bits(taken(made, values, keys, order, cuts).state(), whole.state())
 
-    parts = [taken(made, values, keys, part.tolist(), []) for part in np.split(np.array(order), sorted(cuts))]
+    parts = [
+        taken(made, values, keys, part.tolist(), [])
+        for part in np.split(np.array(order), sorted(cuts))
+    ]
     while len(parts) > 1:
         i = data.draw(st.integers(0, len(parts) - 2))
         parts[i].merge(parts.pop(i + 1))
@@ -120,7 +134,10 @@ def test_sums_have_one_result_within_rounding(made, data):
     cuts = data.draw(st.lists(st.integers(0, n), max_size=4))
     assert_near(whole.result(), taken(made, values, keys, order, cuts).result())
 
-    parts = [taken(made, values, keys, part.tolist(), []) for part in np.split(np.array(order), sorted(cuts))]
+    parts = [
+        taken(made, values, keys, part.tolist(), [])
+        for part in np.split(np.array(order), sorted(cuts))
+    ]
     while len(parts) > 1:
         i = data.draw(st.integers(0, len(parts) - 2))
         parts[i].merge(parts.pop(i + 1))
@@ -138,7 +155,10 @@ def test_sketches_of_few_values_have_one_result(made, data):
     whole.update(values, keys)
     order = data.draw(st.permutations(range(n)))
     cuts = data.draw(st.lists(st.integers(0, n), max_size=4))
-    parts = [taken(made, values, keys, part.tolist(), []) for part in np.split(np.array(order), sorted(cuts))]
+    parts = [
+        taken(made, values, keys, part.tolist(), [])
+        for part in np.split(np.array(order), sorted(cuts))
+    ]
     while len(parts) > 1:
         i = data.draw(st.integers(0, len(parts) - 2))
         parts[i].merge(parts.pop(i + 1))
@@ -243,7 +263,11 @@ def test_the_settings_stand_in_the_state(made):
     [
         (Mean(), Mean(ddof=0), "ddof is 1 here and 0 there"),
         (Mean(), Covariance(), "reducer is 'Mean' here and 'Covariance' there"),
-        (Histogram(edges=[0, 1]), Histogram(edges=[0, 2]), "edges is [0.0, 1.0] here and [0.0, 2.0] there"),
+        (
+            Histogram(edges=[0, 1]),
+            Histogram(edges=[0, 2]),
+            "edges is [0.0, 1.0] here and [0.0, 2.0] there",
+        ),
         (Quantiles(k=512), Quantiles(), "k is 512 here and 2048 there"),
         (TopK(3), TopK(4), "k is 3 here and 4 there"),
         (TopK(3), TopK(3, positions="max"), "positions is None here and 'max' there"),
@@ -275,7 +299,9 @@ def test_different_settings_do_not_mix(one, other, said):
         (np.ones((2, 3)), list("ab"), "a ndarray"),
     ],
 )
-@pytest.mark.parametrize("made", [Mean(), Covariance(), TopK(2), Histogram(per="channel", positions=None)], ids=repr)
+@pytest.mark.parametrize(
+    "made", [Mean(), Covariance(), TopK(2), Histogram(per="channel", positions=None)], ids=repr
+)
 def test_what_cannot_be_summed_up_is_refused(made, values, keys, said):
     """Values that are no batch of real numbers of one width are an error that says so, and change nothing."""
     reducer = copy.deepcopy(made)
@@ -301,7 +327,10 @@ def test_what_cannot_be_summed_up_is_refused(made, values, keys, said):
         (lambda: Quantiles(q=[]), "at least one"),
         (lambda: Quantiles(q=[1.5]), "from 0 to 1"),
         (lambda: Quantiles(k=7), "k=7: use 8 to 65,535"),
-        (lambda: Quantiles([0.5]).update(torch.tensor([1e300], dtype=torch.float64)), "scale the values"),
+        (
+            lambda: Quantiles([0.5]).update(torch.tensor([1e300], dtype=torch.float64)),
+            "scale the values",
+        ),
         (lambda: TopK(0), "k=0"),
         (lambda: TopK(positions="samples"), "use 'max' or 'mean'"),
         (lambda: TopK().update(torch.ones(2, 2)), "this batch has none"),
@@ -377,10 +406,14 @@ def test_a_mean_over_positions_has_the_same_bits_in_every_batch():
 @needs_device
 def test_a_device_gives_what_the_cpu_gives(made):
     """Values on a device are summed up there, and counts and selections have the bits that the CPU gives."""
-    n = 20 if made in SKETCHES else 300  # a sketch of more values than it keeps has more than one result
+    n = (
+        20 if made in SKETCHES else 300
+    )  # a sketch of more values than it keeps has more than one result
     values, keys = torch.randn(n, 2, 3), [f"{i:03}" for i in range(n)]
     values[7, 0, 1] = torch.nan
-    here, there = (taken(made, x, keys, range(n), [n // 3, n * 2 // 3]) for x in (values, values.to(DEVICE)))
+    here, there = (
+        taken(made, x, keys, range(n), [n // 3, n * 2 // 3]) for x in (values, values.to(DEVICE))
+    )
     mixed = taken(made, values.to(DEVICE), keys, range(n // 2), [])
     mixed.merge(taken(made, values, keys, range(n // 2, n), []))
     for other in (there, mixed, pickle.loads(pickle.dumps(there))):
@@ -389,7 +422,9 @@ def test_a_device_gives_what_the_cpu_gives(made):
         assert_near(here.result(), other.result())
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16, torch.uint32, torch.uint64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e4m3fn, torch.uint16, torch.uint32, torch.uint64], ids=str
+)
 def test_rare_types_are_numbers_too(dtype):
     """Eight-bit floats and unsigned integers are summed up as the numbers that they stand for."""
     values = torch.tensor([[1, 2], [4, 8]]).to(dtype)
@@ -417,6 +452,7 @@ def test_a_state_with_the_settings_of_another_version_is_refused():
     state = reducer.state()
     text = json.dumps(reducer.settings | {"digits": 3}).encode()
     with pytest.raises(
-        ReducerError, match="written by another version of Kedge, .*digits.*; reduce the features again"
+        ReducerError,
+        match="written by another version of Kedge, .*digits.*; reduce the features again",
     ):
         restore({**state, "settings": torch.tensor(list(text), dtype=torch.uint8)})

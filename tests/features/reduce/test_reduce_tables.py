@@ -26,7 +26,11 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv = nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
         )
         self.hidden = nn.Sequential(nn.Linear(32 * 16, 64), nn.ReLU())
         self.head = nn.Linear(64, 10)
@@ -61,7 +65,9 @@ def trained(digits):
 
 def loader(digits, some, **settings):
     """Load some of the digits in batches."""
-    return DataLoader(Subset(TensorDataset(*digits), range(len(digits[0]))[some]), batch_size=50, **settings)
+    return DataLoader(
+        Subset(TensorDataset(*digits), range(len(digits[0]))[some]), batch_size=50, **settings
+    )
 
 
 def test_a_linear_probe_reaches_the_network_s_accuracy(digits, trained):
@@ -69,22 +75,30 @@ def test_a_linear_probe_reaches_the_network_s_accuracy(digits, trained):
     features = extract(trained, ["hidden"])
     train = feature_table(features, loader(digits, slice(TEST, None), shuffle=True))
     test = feature_table(features, loader(digits, slice(TEST)))
-    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000)).fit(train.X, train.y)
+    classifier = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000)).fit(
+        train.X, train.y
+    )
     reached = classifier.score(test.X, test.y)
     with torch.no_grad():
         own = float((trained(digits[0][:TEST]).argmax(1) == digits[1][:TEST]).float().mean())
     pixels = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
-    untrained = feature_table(extract(trained, ["conv.0"]), loader(digits, slice(TEST)), positions="mean")
+    untrained = feature_table(
+        extract(trained, ["conv.0"]), loader(digits, slice(TEST)), positions="mean"
+    )
 
     assert own > 0.95
     assert reached >= own - 0.01
-    assert pixels.fit(untrained.X, untrained.y).score(untrained.X, untrained.y) < own  # 16 means of strokes do not do
+    assert (
+        pixels.fit(untrained.X, untrained.y).score(untrained.X, untrained.y) < own
+    )  # 16 means of strokes do not do
 
 
 def test_rows_keys_and_columns_belong_together(digits, trained):
     """Each row holds its sample's features under the names of the columns, in the loader's own order."""
     features = extract(trained, ["conv", "head"], rename={"head": "logits"})
-    table = feature_table(features, loader(digits, slice(100), shuffle=True), positions="max", dtype=torch.float64)
+    table = feature_table(
+        features, loader(digits, slice(100), shuffle=True), positions="max", dtype=torch.float64
+    )
     rows = [int(key) for key in table.keys]
     with torch.no_grad():
         inner = trained.conv(digits[0][:100]).amax((2, 3)).double().numpy()
@@ -92,7 +106,9 @@ def test_rows_keys_and_columns_belong_together(digits, trained):
 
     assert rows != sorted(rows)
     assert table.columns == [f"conv[{i}]" for i in range(32)] + [f"logits[{i}]" for i in range(10)]
-    np.testing.assert_allclose(table.X, np.concatenate([inner, logits], 1)[rows], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        table.X, np.concatenate([inner, logits], 1)[rows], rtol=1e-5, atol=1e-6
+    )
     assert table.y.tolist() == digits[1][rows].tolist()
 
 
@@ -100,7 +116,9 @@ def test_a_table_of_what_lies_in_a_folder_is_the_same(digits, trained, tmp_path)
     """What was written for a data set gives the table that computing it gives, in the data set's order."""
     features = extract(trained, ["conv", "head"])
     given = loader(digits, slice(100))
-    stored = extract_dataset(features, given, tmp_path / "out", Options(progress=False, shard_bytes=20_000))
+    stored = extract_dataset(
+        features, given, tmp_path / "out", Options(progress=False, shard_bytes=20_000)
+    )
     computed = feature_table(features, given, positions="mean")
     labels = {str(i): int(digits[1][i]) for i in range(100)}
     for source, known in ((stored, labels), (tmp_path / "out", labels.__getitem__)):
@@ -152,7 +170,10 @@ def test_batches_of_any_kind_can_be_told_apart():
     """What the model is called with, and where labels are, can be said by functions of the batch."""
     batches = [{"a": torch.randn(4, 2), "b": torch.arange(4), "name": list("wxyz")}]
     table = feature_table(
-        lambda a: {"double": 2 * a}, batches, batch=lambda data: {"a": data["a"]}, labels=lambda data: data["name"]
+        lambda a: {"double": 2 * a},
+        batches,
+        batch=lambda data: {"a": data["a"]},
+        labels=lambda data: data["name"],
     )
 
     assert table.y.tolist() == list("wxyz")
@@ -163,7 +184,10 @@ def test_batches_of_any_kind_can_be_told_apart():
     ("make", "said"),
     [
         (lambda: feature_table(Shaped(), [], positions="mean"), "at least one sample"),
-        (lambda: feature_table(lambda x: {"f": x}, [torch.ones(2, 2)], positions="samples"), "one row for each sample"),
+        (
+            lambda: feature_table(lambda x: {"f": x}, [torch.ones(2, 2)], positions="samples"),
+            "one row for each sample",
+        ),
         (
             lambda: feature_table(lambda x: {"f": x}, [(torch.ones(2, 2), torch.ones(3))]),
             "2 samples came with labels of shape [3]",
@@ -173,12 +197,15 @@ def test_batches_of_any_kind_can_be_told_apart():
             "2 columns for some samples and 3 for others",
         ),
         (
-            lambda: feature_table(lambda x: {"f": x}, [(torch.ones(2, 2), torch.ones(2)), torch.ones(2, 2)]),
+            lambda: feature_table(
+                lambda x: {"f": x}, [(torch.ones(2, 2), torch.ones(2)), torch.ones(2, 2)]
+            ),
             "4 samples have 4 rows of features and 2 labels",
         ),
         (
             lambda: feature_table(
-                lambda x: {"a": x} | ({"b": x} if x.any() else {}), [torch.ones(2, 3), torch.zeros(2, 3)]
+                lambda x: {"a": x} | ({"b": x} if x.any() else {}),
+                [torch.ones(2, 3), torch.zeros(2, 3)],
             ),
             "'a' 4, 'b' 2",
         ),
@@ -209,4 +236,6 @@ def test_a_sample_that_cannot_be_loaded_is_an_error():
             return super().__getitem__(index)
 
     with pytest.raises(BadSample, match="'3'.*truncated file"):
-        feature_table(lambda x: {"f": x}, DataLoader(Broken(torch.ones(6, 2), torch.ones(6)), batch_size=2))
+        feature_table(
+            lambda x: {"f": x}, DataLoader(Broken(torch.ones(6, 2), torch.ones(6)), batch_size=2)
+        )

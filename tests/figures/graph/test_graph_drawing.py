@@ -16,13 +16,18 @@ import kedge
 from kedge.errors import CannotDraw
 from kedge.figures.graph import graph
 
-needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz's program dot is not installed")
+needs_dot = pytest.mark.skipif(
+    shutil.which("dot") is None, reason="graphviz's program dot is not installed"
+)
 WILD = 'a"b\\n<c>&{|}'
 
 
 def boxes(text):
     """Return the labels of the boxes of a drawing."""
-    return [found.replace("\\n", "\n") for found in re.findall(r'n\d+ \[label="((?:[^"\\]|\\.)*)"', text)]
+    return [
+        found.replace("\\n", "\n")
+        for found in re.findall(r'n\d+ \[label="((?:[^"\\]|\\.)*)"', text)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +61,10 @@ def test_a_resnet_50_is_folded_until_it_can_be_read(resnet):
 
 def test_a_selector_opens_what_it_stands_for(resnet):
     """What a selector stands for is opened, and nothing else."""
-    closed, opened = boxes(resnet.dot(depth=1)), boxes(resnet.dot(depth=1, expand="resnet.encoder.stages.0.layers.0"))
+    closed, opened = (
+        boxes(resnet.dot(depth=1)),
+        boxes(resnet.dot(depth=1, expand="resnet.encoder.stages.0.layers.0")),
+    )
 
     assert sum("ResNetModel" in box for box in closed) == 1
     assert sum("ResNetShortCut" in box for box in opened) == 1
@@ -67,7 +75,9 @@ def test_each_byte_and_each_hook_is_drawn_once(resnet):
     """At every depth the boxes hold all that is saved, and the hook is on one of them."""
     for depth in range(6):
         text = resnet.dot(depth=depth)
-        sizes = [node for box in boxes(text) for node in re.findall(r"saves ([\d.]+) (B|kB|MB)", box)]
+        sizes = [
+            node for box in boxes(text) for node in re.findall(r"saves ([\d.]+) (B|kB|MB)", box)
+        ]
         total = sum(float(size) * {"B": 1, "kB": 1e3, "MB": 1e6}[unit] for size, unit in sizes)
 
         assert total == pytest.approx(resnet.bytes, rel=0.02)
@@ -77,7 +87,10 @@ def test_each_byte_and_each_hook_is_drawn_once(resnet):
 def test_edges_join_boxes_and_make_no_circle(resnet):
     """Data goes from box to box, never back, whatever is folded."""
     for depth in (0, 1, 3, None):
-        edges = [tuple(map(int, pair)) for pair in re.findall(r"n(\d+) -> n(\d+)", resnet.dot(depth=depth))]
+        edges = [
+            tuple(map(int, pair))
+            for pair in re.findall(r"n(\d+) -> n(\d+)", resnet.dot(depth=depth))
+        ]
         after = {}
         for one, other in edges:
             after.setdefault(one, set()).add(other)
@@ -131,9 +144,15 @@ def test_a_parameter_of_two_modules_is_drawn_once():
             return self.other(self.one(x).sin())
 
     model = Tied()
-    found = [box.partition("\n")[0] for box in boxes(graph(lambda: model(torch.ones(2, 3)), model).dot())]
+    found = [
+        box.partition("\n")[0] for box in boxes(graph(lambda: model(torch.ones(2, 3)), model).dot())
+    ]
 
-    assert sorted(name for name in found if "weight" in name or "bias" in name) == ["bias", "bias", "one.weight"]
+    assert sorted(name for name in found if "weight" in name or "bias" in name) == [
+        "bias",
+        "bias",
+        "one.weight",
+    ]
 
 
 @pytest.fixture
@@ -167,7 +186,9 @@ def test_names_are_escaped(wild):
 def test_graphviz_draws_it(wild, resnet):
     """Graphviz reads what is written, without a warning, and names come out as they are."""
     for drawn, expected in ((wild, WILD), (resnet, "ResNetForImageClassification")):
-        ended = subprocess.run(["dot", "-Tsvg"], input=drawn.dot(depth=9), capture_output=True, text=True, check=True)
+        ended = subprocess.run(
+            ["dot", "-Tsvg"], input=drawn.dot(depth=9), capture_output=True, text=True, check=True
+        )
         words = "".join(ET.fromstring(drawn.svg(depth=9)).itertext())
 
         assert ended.stderr == ""

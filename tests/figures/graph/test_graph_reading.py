@@ -20,7 +20,11 @@ class Block(nn.Module):
 
     def __init__(self, width=8):
         super().__init__()
-        self.a, self.relu, self.b = nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width, bias=False)
+        self.a, self.relu, self.b = (
+            nn.Linear(width, width),
+            nn.ReLU(),
+            nn.Linear(width, width, bias=False),
+        )
 
     def forward(self, x):
         return self.relu(self.b(self.relu(self.a(x))) + x)
@@ -66,7 +70,9 @@ def test_a_graph_that_is_there_is_placed_by_parameters(model):
 
     assert not drawn.followed
     assert [n.name for n in drawn.nodes] == [n.name for n in followed.nodes]
-    assert [n.calls for n in drawn.nodes if n.name in layers] == [n.calls for n in followed.nodes if n.name in layers]
+    assert [n.calls for n in drawn.nodes if n.name in layers] == [
+        n.calls for n in followed.nodes if n.name in layers
+    ]
     assert [node.calls[-1][0] for node in by_name(drawn, "Relu")] == ["1", "", "2", ""]
 
 
@@ -77,10 +83,19 @@ def test_the_bytes_are_those_of_the_bill(make):
     net, x = {
         "blocks": lambda: (nn.Sequential(nn.Linear(4, 8), Block(), Block()), torch.randn(5, 4)),
         "convolutions": lambda: (
-            nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Dropout()),
+            nn.Sequential(
+                nn.Conv2d(1, 4, 3),
+                nn.BatchNorm2d(4),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(2),
+                nn.Dropout(),
+            ),
             torch.randn(2, 1, 8, 8),
         ),
-        "attention": lambda: (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), torch.randn(2, 3, 8)),
+        "attention": lambda: (
+            nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+            torch.randn(2, 3, 8),
+        ),
     }[make]()
     drawn = graph(lambda: net(x), net)
 
@@ -99,10 +114,15 @@ def test_reading_changes_no_bit_and_keeps_nothing(model):
     losses[0].backward()
     plain().backward()
 
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(
+        torch.equal(a.grad, b.grad)
+        for a, b in zip(model.parameters(), twin.parameters(), strict=True)
+    )
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert len(drawn) > 20
-    assert "Tensor" not in str({type(value).__name__ for node in drawn.nodes for value in vars(node).values()})
+    assert "Tensor" not in str(
+        {type(value).__name__ for node in drawn.nodes for value in vars(node).values()}
+    )
 
 
 def test_reading_twice_gives_the_same(model):
@@ -140,8 +160,15 @@ def test_hooks_are_seen_where_they_are(model):
     found = {str(hook) for node in drawn.nodes for hook in node.hooks}
     owned = {hook.name for node in drawn.nodes for hook in node.hooks if hook.owner == "kedge"}
 
-    assert {name.split()[0] for name in owned} == {"1.a:out.grad", "2:in.share", "0.weight:param.grad"}
-    assert any(hook.startswith("tensor: ") and "mine" in hook and "test_graph_reading.py" in hook for hook in found)
+    assert {name.split()[0] for name in owned} == {
+        "1.a:out.grad",
+        "2:in.share",
+        "0.weight:param.grad",
+    }
+    assert any(
+        hook.startswith("tensor: ") and "mine" in hook and "test_graph_reading.py" in hook
+        for hook in found
+    )
     assert any(hook.startswith("pre: ") and "lambda" in hook for hook in found)
     assert any(hook.startswith("accumulated: ") for hook in found)
     assert {node.number: node.hooks for node in again.nodes if node.kind != "operation"} == {
@@ -157,7 +184,9 @@ def test_what_is_freed_or_recomputed_is_not_unpacked(model):
     drawn = graph(lambda: checkpoint(model[1], x, use_reentrant=False).sum(), model[1])
 
     assert len(calls) == 1
-    assert {field.why for node in drawn.nodes for field in node.saved if not field.bytes} >= {"checkpoint"}
+    assert {field.why for node in drawn.nodes for field in node.saved if not field.bytes} >= {
+        "checkpoint"
+    }
     assert drawn.bytes == 0
 
 

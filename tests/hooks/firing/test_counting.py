@@ -65,7 +65,9 @@ def test_an_optimizer_counts_the_steps() -> None:
     """A step ends with `optimizer.step()`; an evaluation in between belongs to the step that comes."""
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with kedge.hook(model, "g, g:out.grad, g.bias:param.grad", kedge.record(keep=None, copy=True)) as h:
+    with kedge.hook(
+        model, "g, g:out.grad, g.bias:param.grad", kedge.record(keep=None, copy=True)
+    ) as h:
         train(model, [1, 1], optimizer)
         with torch.no_grad():
             model(torch.ones(1, 2))
@@ -93,7 +95,9 @@ def test_after_the_first_optimizer_step_steps_are_the_optimizers() -> None:
     with kedge.hook(model, "g", kedge.record(keep=None)) as h:
         train(model, [4, 4, 4], torch.optim.SGD(model.parameters(), lr=0.1))
 
-    assert [(e.step, e.micro_batch) for e in events(h, "g")][4:] == [(s, m) for s in (1, 2) for m in range(4)]
+    assert [(e.step, e.micro_batch) for e in events(h, "g")][4:] == [
+        (s, m) for s in (1, 2) for m in range(4)
+    ]
 
 
 def test_of_two_optimizers_the_first_one_seen_counts() -> None:
@@ -107,7 +111,14 @@ def test_of_two_optimizers_the_first_one_seen_counts() -> None:
             model(torch.ones(1, 2)).sum().backward()
             two.step()
 
-    assert [(e.step, e.micro_batch) for e in events(h, "g")] == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
+    assert [(e.step, e.micro_batch) for e in events(h, "g")] == [
+        (0, 0),
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+        (3, 0),
+    ]
 
 
 def test_another_models_optimizer_counts_nothing() -> None:
@@ -181,9 +192,10 @@ def test_a_scheduled_edit_is_made_in_its_steps_alone() -> None:
         outs = [model(x) for _ in range(3)]
 
     plain = model(x)
-    assert [torch.equal(o, e) for o, e in zip(outs, [plain + 1, torch.ones(1, 1), plain + 1], strict=True)] == [
-        True
-    ] * 3
+    assert [
+        torch.equal(o, e)
+        for o, e in zip(outs, [plain + 1, torch.ones(1, 1), plain + 1], strict=True)
+    ] == [True] * 3
 
 
 def test_a_schedule_that_did_not_come_up_is_the_cause() -> None:
@@ -191,7 +203,9 @@ def test_a_schedule_that_did_not_come_up_is_the_cause() -> None:
     model = Net()
     with pytest.warns(
         NeverFiredWarning,
-        match=re.escape("its schedule did not select any of the steps 0 to 2; start it earlier, or run longer"),
+        match=re.escape(
+            "its schedule did not select any of the steps 0 to 2; start it earlier, or run longer"
+        ),
     ):
         with kedge.hook(model, "g", kedge.record(), when=kedge.at(7)):
             for _ in range(3):
@@ -201,7 +215,9 @@ def test_a_schedule_that_did_not_come_up_is_the_cause() -> None:
 @pytest.mark.parametrize("n", [0, -2])
 def test_a_distance_of_no_step_is_refused(n: int) -> None:
     """The message says what was asked and what would do."""
-    with pytest.raises(ValueError, match=re.escape(f"every({n}): the distance between two steps must be 1 or more")):
+    with pytest.raises(
+        ValueError, match=re.escape(f"every({n}): the distance between two steps must be 1 or more")
+    ):
         kedge.every(n)
 
 
@@ -213,7 +229,9 @@ def test_a_module_called_outside_of_the_models_forward_has_passes_too() -> None:
             model.d(model.g(torch.ones(1, 2)))
 
     assert (
-        [(e.pass_, e.call) for e in events(h, "g")] == [(e.pass_, e.call) for e in events(h, "d")] == [(0, 0), (1, 0)]
+        [(e.pass_, e.call) for e in events(h, "g")]
+        == [(e.pass_, e.call) for e in events(h, "d")]
+        == [(0, 0), (1, 0)]
     )
 
 
@@ -241,7 +259,13 @@ def test_the_timeline_tells_what_fired_in_which_order() -> None:
         timeline = s.timeline()
 
     assert timeline.sites == ["g:out", "g:out", "d:out", "d:out.grad", "g:out.grad"]
-    assert [label for _, label in timeline] == ["record()", "scale(2)", "record()", "scale(2)", "scale(2)"]
+    assert [label for _, label in timeline] == [
+        "record()",
+        "scale(2)",
+        "record()",
+        "scale(2)",
+        "scale(2)",
+    ]
     assert len(timeline) == 5
     assert str(timeline).splitlines() == [
         "step  when        call  site        action",
@@ -279,7 +303,9 @@ def test_the_timeline_of_tensors_and_nodes_is_a_table_too_and_keeps_the_last_fir
         for _ in range(1_000):
             z.sum().backward()
         assert len(s.timeline()) == 2_000
-        assert str(s.timeline()).endswith("\nthese are the last 2,000 firings; earlier ones are not kept")
+        assert str(s.timeline()).endswith(
+            "\nthese are the last 2,000 firings; earlier ones are not kept"
+        )
         assert "earlier ones are not kept" in s.timeline()._repr_html_()
 
 
@@ -343,7 +369,9 @@ def test_a_recursion_that_raises_or_is_interrupted_ends_its_pass() -> None:
 
 
 @pytest.mark.parametrize(("launched", "expected"), [("3", 3), ("", 0), ("x", 0), ("1.0", 0)])
-def test_a_rank_that_is_no_number_counts_as_none(monkeypatch: pytest.MonkeyPatch, launched: str, expected: int) -> None:
+def test_a_rank_that_is_no_number_counts_as_none(
+    monkeypatch: pytest.MonkeyPatch, launched: str, expected: int
+) -> None:
     """The launcher's variable may be of another program."""
     monkeypatch.setenv("RANK", launched)
     assert rank() == expected

@@ -29,7 +29,9 @@ class Net(nn.Module):
         return torch.relu(out)
 
 
-def asked(model: nn.Module, selector: str, read: Callable[[Event], Any], *, backward: bool = False) -> list[Any]:
+def asked(
+    model: nn.Module, selector: str, read: Callable[[Event], Any], *, backward: bool = False
+) -> list[Any]:
     """Return what an action reads of each event of a call of the model."""
     found: list[Any] = []
     with kedge.hook(model, selector, lambda value, event: found.append(read(event))):
@@ -43,7 +45,9 @@ def asked(model: nn.Module, selector: str, read: Callable[[Event], Any], *, back
 def test_an_event_of_a_module_has_the_module(kind: str) -> None:
     """In the forward and in the backward."""
     model = Net()
-    assert set(asked(model, f"lstm{kind}", lambda event: event.module, backward=True)) == {model.lstm}
+    assert set(asked(model, f"lstm{kind}", lambda event: event.module, backward=True)) == {
+        model.lstm
+    }
 
 
 @pytest.mark.parametrize("kind", [":param", ":param.grad", ":param.acc"])
@@ -56,7 +60,9 @@ def test_an_event_of_a_parameter_has_the_module_that_owns_it(kind: str) -> None:
 def test_an_event_of_an_operation_has_the_module_whose_forward_runs() -> None:
     """And its inputs, but not its output, which is still to come."""
     model = Net()
-    assert asked(model, "/relu:out", lambda event: (event.module, event.kwargs)) == [(model, {"scale": 2.0})]
+    assert asked(model, "/relu:out", lambda event: (event.module, event.kwargs)) == [
+        (model, {"scale": 2.0})
+    ]
     with pytest.raises(ActionError, match=r'exists only at ":out" of a module'):
         asked(model, "/relu:out", lambda event: event.output)
 
@@ -81,7 +87,9 @@ def test_the_output_is_the_whole_of_it_with_the_edits_so_far() -> None:
     assert first[1][1].any()  # its turn comes later
 
     seen.clear()
-    with kedge.hook(model, "fc", kedge.scale(0), lambda value, event: seen.append(event.output is value)):
+    with kedge.hook(
+        model, "fc", kedge.scale(0), lambda value, event: seen.append(event.output is value)
+    ):
         model(torch.ones(2, 1, 4))
     assert seen == [True]
 
@@ -124,7 +132,9 @@ def test_after_the_action_nothing_can_be_asked() -> None:
     with kedge.hook(model, "fc", lambda value, event: events.append(event)):
         model(torch.ones(2, 1, 4))
     for name in ("module", "args", "kwargs", "output"):
-        with pytest.raises(EventError, match=rf"event\.{name} of fc:out was read after its action had returned"):
+        with pytest.raises(
+            EventError, match=rf"event\.{name} of fc:out was read after its action had returned"
+        ):
             getattr(events[0], name)
     with pytest.raises(ActionError, match="read after its action"):
         asked(model, "fc", lambda event: events[0].module)
@@ -169,8 +179,16 @@ def test_each_of_several_models_of_a_session_has_its_own_modules() -> None:
     """For values, gradients and parameters alike, also where the models are found at their first calls."""
     first, second, seen = Net(), Net(), []
     with kedge.session() as s:
-        s.hook(first, "fc:out.grad, fc.weight:param.grad", lambda value, event: seen.append(event.module))
-        s.hook(second, "fc:out.grad, fc.weight:param.grad", lambda value, event: seen.append(event.module))
+        s.hook(
+            first,
+            "fc:out.grad, fc.weight:param.grad",
+            lambda value, event: seen.append(event.module),
+        )
+        s.hook(
+            second,
+            "fc:out.grad, fc.weight:param.grad",
+            lambda value, event: seen.append(event.module),
+        )
         s.hook("fc:out.grad, fc.bias:param.grad", lambda value, event: seen.append(event.module))
         for model in (second, first):
             model(torch.ones(2, 1, 4)).sum().backward()
@@ -189,7 +207,9 @@ def test_a_recompute_has_its_call() -> None:
 
     model = nn.Sequential(fc, nn.ReLU())
     with kedge.hook(model, "0", Act()):
-        checkpoint(model, torch.ones(2, 4, requires_grad=True), use_reentrant=False).sum().backward()
+        checkpoint(
+            model, torch.ones(2, 4, requires_grad=True), use_reentrant=False
+        ).sum().backward()
     assert seen == [(False, fc, (2, 4)), (True, fc, (2, 4))]
 
 
@@ -216,7 +236,9 @@ def test_a_replica_is_the_module_of_its_call() -> None:
     """`DataParallel` calls copies; without a device here, one is made as it makes them."""
     model = nn.Sequential(nn.Linear(4, 4))
     seen: list[Any] = []
-    with kedge.hook(model, "0", lambda value, event: seen.append((event.module, event.args[0].shape))):
+    with kedge.hook(
+        model, "0", lambda value, event: seen.append((event.module, event.args[0].shape))
+    ):
         replica = model[0]._replicate_for_data_parallel()
         replica.weight, replica.bias = model[0].weight, model[0].bias
         replica(torch.ones(2, 4))
@@ -281,12 +303,18 @@ class Zeroing(nn.Module):
         return x + 1
 
 
-IN_PLACE = [nn.ReLU(inplace=True), nn.Dropout(1.0, inplace=True), nn.Threshold(9.0, 0.0, inplace=True)]
+IN_PLACE = [
+    nn.ReLU(inplace=True),
+    nn.Dropout(1.0, inplace=True),
+    nn.Threshold(9.0, 0.0, inplace=True),
+]
 
 
 @pytest.mark.parametrize("without", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("module", IN_PLACE, ids=repr)
-def test_the_inputs_of_an_in_place_module_are_those_that_it_was_given(module: nn.Module, without: Any) -> None:
+def test_the_inputs_of_an_in_place_module_are_those_that_it_was_given(
+    module: nn.Module, without: Any
+) -> None:
     """event.args and the args of a hook of PyTorch's kind are the input before the call, though the module overwrites it."""
     model, seen = nn.Sequential(module), []
     x = torch.tensor([1.5, -2.0])

@@ -15,7 +15,15 @@ from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint
 
 import kedge
-from kedge.errors import ActionDisabled, ActionError, NeverFired, NoSuchKind, NotRecorded, SavedAside, SeveralRecorded
+from kedge.errors import (
+    ActionDisabled,
+    ActionError,
+    NeverFired,
+    NoSuchKind,
+    NotRecorded,
+    SavedAside,
+    SeveralRecorded,
+)
 
 top = torch._C._autograd._top_saved_tensors_default_hooks
 
@@ -69,7 +77,9 @@ def test_a_training_loop_has_a_pass_for_each_step() -> None:
                 kept.append(out)
             del out
         x.exp().sum()
-    assert [(e.pass_, str(e.site)) for e, _ in acts.session.timeline()] == [(p, "/exp#0:saved[0]") for p in range(5)]
+    assert [(e.pass_, str(e.site)) for e, _ in acts.session.timeline()] == [
+        (p, "/exp#0:saved[0]") for p in range(5)
+    ]
     assert len(acts.records(":saved")) == 1
 
 
@@ -201,7 +211,12 @@ def test_modules_and_their_own_sites_are_seen_in_the_block() -> None:
         s.hook(":saved", kedge.record())
         s.hook(model, "1:saved", kedge.record())
         model(x).sum().backward()
-        assert set(s.timeline().sites) == {"/leaf#0:saved[0]", "/t#0:saved[1]", "/tanh#0:saved[2]", "1:saved[0]"}
+        assert set(s.timeline().sites) == {
+            "/leaf#0:saved[0]",
+            "/t#0:saved[1]",
+            "/tanh#0:saved[2]",
+            "1:saved[0]",
+        }
     with kedge.hook(":saved", kedge.record()) as acts:
         checkpoint(model, x, use_reentrant=False).sum().backward()
     assert set(acts.session.timeline().sites) == {"/leaf#0:saved[0]"}
@@ -238,7 +253,8 @@ def test_what_never_fired_has_its_cause(graded: bool) -> None:
     """Nothing requires grad, or grad is off; or no pass had so many saves."""
     x = leaf()
     with pytest.raises(
-        NeverFired, match=r":saved: no tensor that autograd saved on this thread came here; compute in the"
+        NeverFired,
+        match=r":saved: no tensor that autograd saved on this thread came here; compute in the",
     ):
         with kedge.session(strict=True) as s, torch.set_grad_enabled(graded):
             s.hook(":saved", kedge.record())
@@ -373,7 +389,9 @@ def test_a_pair_opened_inside_the_block_hides_the_saves_and_the_cause_says_so() 
     with save_on_cpu():
         leaf().exp()
     why = str(acts.ledger())
-    with pytest.raises(NotRecorded, match="a pair of hooks that opens inside the block, such as save_on_cpu, takes"):
+    with pytest.raises(
+        NotRecorded, match="a pair of hooks that opens inside the block, such as save_on_cpu, takes"
+    ):
         acts[":saved"]
     session.end(quiet=True)
     assert "no tensor that autograd saved on this thread came here" in why
@@ -385,5 +403,7 @@ def test_a_pair_opened_inside_the_block_hides_the_saves_and_the_cause_says_so() 
 def test_an_operation_is_no_selector_of_saves() -> None:
     """The name of a save reads it; as a selector it would mean models."""
     for wrong in ("/exp:saved", "/exp#0:saved[2]", [":saved", "/exp:saved"]):
-        with pytest.raises(NoSuchKind, match='saved tensors cannot be hooked by operation; hook ":saved"'):
+        with pytest.raises(
+            NoSuchKind, match='saved tensors cannot be hooked by operation; hook ":saved"'
+        ):
             kedge.hook(wrong, kedge.record())

@@ -19,7 +19,9 @@ from kedge.errors import CannotCompile, Recompiled
 # Dynamo and Inductor themselves use what PyTorch has deprecated.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+    ),
     pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
 ]
 tqdm.tqdm.monitor_interval = 0  # Inductor's progress bars would leave a thread behind
@@ -31,7 +33,12 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.act, self.split, self.head = nn.Linear(4, 4), nn.ReLU(), Split(), nn.Linear(4, 2)
+        self.fc, self.act, self.split, self.head = (
+            nn.Linear(4, 4),
+            nn.ReLU(),
+            Split(),
+            nn.Linear(4, 2),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.act(self.fc(self.fc(x)))
@@ -131,7 +138,9 @@ def test_a_compiled_model_gives_what_an_uncompiled_one_gives(
     assert close(step(fast, model, x), plain)
 
 
-def test_a_hooked_instance_does_not_borrow_the_code_of_an_unhooked_one(compiled: Callable[..., Any]) -> None:
+def test_a_hooked_instance_does_not_borrow_the_code_of_an_unhooked_one(
+    compiled: Callable[..., Any],
+) -> None:
     """Of two models of one class, the second is hooked after the first was compiled: it fires, the first does not."""
     one, two, x = Net(), Net(), torch.randn(5, 4)
     fast_one, fast_two = compiled(one, backend="eager"), compiled(two, backend="eager")
@@ -186,7 +195,9 @@ def test_new_shapes_and_grad_modes_are_seen_too(compiled: Callable[..., Any]) ->
     assert [len(r.value) for r in h.records("act")] == [5, 5, 3, 3, 7, 7, 5, 5]
 
 
-def test_the_counts_of_compiled_events_are_those_of_uncompiled_ones(compiled: Callable[..., Any]) -> None:
+def test_the_counts_of_compiled_events_are_those_of_uncompiled_ones(
+    compiled: Callable[..., Any],
+) -> None:
     """Pass, call, step, micro-batch and backward are counted inside compiled code as outside."""
     found = []
     for compile_ in (lambda m: m, lambda m: compiled(m, backend="aot_eager")):
@@ -198,7 +209,9 @@ def test_the_counts_of_compiled_events_are_those_of_uncompiled_ones(compiled: Ca
                 step(fast, model, torch.randn(5, 4))
                 optimizer.step()
         events = [r.event for kind in ("fc", "fc:out.grad") for r in h.records(kind)]
-        found.append([(str(e.site), e.pass_, e.call, e.step, e.micro_batch, e.backward) for e in events])
+        found.append(
+            [(str(e.site), e.pass_, e.call, e.step, e.micro_batch, e.backward) for e in events]
+        )
 
     assert found[1] == found[0]
 
@@ -211,7 +224,9 @@ def test_a_schedule_holds_in_compiled_code(compiled: Callable[..., Any]) -> None
         model, x = Net(), torch.randn(5, 4)
         fast = compile_(model)
         with kedge.session() as s:
-            h = s.hook(model, "act, act:out.grad", kedge.record(keep=None), when=kedge.every(2, after=1))
+            h = s.hook(
+                model, "act, act:out.grad", kedge.record(keep=None), when=kedge.every(2, after=1)
+            )
             s.hook(model, "head", kedge.scale(0), when=kedge.at(2))
             outs = []
             for _ in range(4):
@@ -239,7 +254,9 @@ def test_one_removed_hook_of_a_compiled_model_is_gone(compiled: Callable[..., An
     assert len(h.records("act")) == 2
 
 
-def test_a_hook_that_comes_to_a_hooked_compiled_module_takes_part(compiled: Callable[..., Any]) -> None:
+def test_a_hook_that_comes_to_a_hooked_compiled_module_takes_part(
+    compiled: Callable[..., Any],
+) -> None:
     """A second action at a module that is hooked and compiled already acts from the next call on."""
     model, x = Net(), torch.randn(5, 4)
     fast = compiled(model, backend="eager")
@@ -270,7 +287,8 @@ def test_actions_of_compiled_code_run_in_their_order(compiled: Callable[..., Any
 
 
 @pytest.mark.parametrize(
-    ("backend", "action"), [("aot_eager", kedge.record), ("aot_eager", kedge.measure), ("inductor", kedge.measure)]
+    ("backend", "action"),
+    [("aot_eager", kedge.record), ("aot_eager", kedge.measure), ("inductor", kedge.measure)],
 )
 def test_observing_a_compiled_model_changes_no_bit(
     backend: str, action: Callable[[], Any], compiled: Callable[..., Any]
@@ -305,7 +323,9 @@ def test_hooks_break_no_graph(compiled: Callable[..., Any]) -> None:
     assert stats["fc"].count == 20
 
 
-def test_a_checkpointed_compiled_model_records_each_value_once(compiled: Callable[..., Any]) -> None:
+def test_a_checkpointed_compiled_model_records_each_value_once(
+    compiled: Callable[..., Any],
+) -> None:
     """Checkpointing inside a compiled model: one event a forward, and the gradient of each."""
 
     class Wraps(nn.Module):
@@ -366,7 +386,9 @@ def test_what_compiled_code_cannot_do_is_said(
 @pytest.mark.parametrize(
     "selector", ["act:in.share", "act:in.grad", "act:out", "act:out.grad", "fc#1", "fc#0:out.grad"]
 )
-def test_without_fullgraph_the_same_works_or_is_an_error(selector: str, compiled: Callable[..., Any]) -> None:
+def test_without_fullgraph_the_same_works_or_is_an_error(
+    selector: str, compiled: Callable[..., Any]
+) -> None:
     """Where Dynamo may break the graph, an action that takes the event acts as in an uncompiled model, or says that it cannot."""
     model, x = Net(), torch.randn(5, 4)
     double = lambda v, event: v * 2
@@ -422,6 +444,11 @@ def test_parameters_are_seen_in_compiled_code(backend: str, compiled: Callable[.
                 model.fc.weight += 1
 
     assert [r.event.pass_ for r in h.records("head.bias:param")] == [0, 1]
-    assert [(r.event.pass_, r.event.call) for r in h.records("fc.weight:param")] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(r.event.pass_, r.event.call) for r in h.records("fc.weight:param")] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+    ]
     for record, added in zip(h.records("fc.weight:param"), (2, 2, 1, 1), strict=True):
         assert torch.allclose(record.value, model.fc.weight - added, atol=1e-6)

@@ -35,11 +35,19 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for inside, layer in zip(self.inside, [self.a, *self.others], strict=True):
-            x = torch.tanh(checkpoint(layer, x, use_reentrant=self.reentrant) if inside else layer(x))
+            x = torch.tanh(
+                checkpoint(layer, x, use_reentrant=self.reentrant) if inside else layer(x)
+            )
         return x
 
 
-LAYOUTS = [(True, False), (False, True), (True, True), (True, False, True), (False, True, True, False)]
+LAYOUTS = [
+    (True, False),
+    (False, True),
+    (True, True),
+    (True, False, True),
+    (False, True, True, False),
+]
 
 
 def backward(model: nn.Module, times: int = 1) -> Tensor:
@@ -74,9 +82,16 @@ def test_the_gradient_is_whole(inside: tuple[bool, ...]) -> None:
 @pytest.mark.parametrize("inside", LAYOUTS)
 @pytest.mark.parametrize(
     "edit",
-    [lambda grad: grad.clamp(-0.5, 0.5), lambda grad: grad * 0.5, torch.zeros_like, lambda grad: grad / grad.norm()],
+    [
+        lambda grad: grad.clamp(-0.5, 0.5),
+        lambda grad: grad * 0.5,
+        torch.zeros_like,
+        lambda grad: grad / grad.norm(),
+    ],
 )
-def test_an_edit_is_one_of_the_whole(inside: tuple[bool, ...], edit: Callable[[Tensor], Tensor]) -> None:
+def test_an_edit_is_one_of_the_whole(
+    inside: tuple[bool, ...], edit: Callable[[Tensor], Tensor]
+) -> None:
     """What is accumulated is the edit of the whole gradient, in each of several backward passes."""
     whole = [backward(Tied(*inside, reentrant=False))]
     both = Tied(*inside, reentrant=False)

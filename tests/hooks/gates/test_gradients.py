@@ -78,11 +78,17 @@ def test_the_gradient_of_a_view_that_was_written_to_is_seen(action: Callable[[],
         value = model(view)
         value.sum().backward()
 
-    written = torch.tensor([0.0, 1.0, 1.0]).unsqueeze(1)  # nothing flows through the row that was written to
+    written = torch.tensor([0.0, 1.0, 1.0]).unsqueeze(
+        1
+    )  # nothing flows through the row that was written to
     expected = 1 - value.detach() ** 2
     before = (expected * written).T
     first = (before * written).T
-    for seen, wanted in ((grads["1:out.grad"], expected), (grads["1:in.grad"], before), (own["view:grad"], first)):
+    for seen, wanted in (
+        (grads["1:out.grad"], expected),
+        (grads["1:in.grad"], before),
+        (own["view:grad"], first),
+    ):
         if isinstance(seen, Tensor):
             torch.testing.assert_close(seen, wanted)
         else:
@@ -292,7 +298,9 @@ def test_each_backward_over_a_retained_graph_is_an_event() -> None:
     """`retain_graph` gives two backwards of one pass: two events, with their own numbers and equal values."""
     model = Chain()
     with kedge.session() as s:
-        h = s.hook(model, "a:out.grad, a.bias:param.grad, a:in.share", kedge.record(copy=True, keep=None))
+        h = s.hook(
+            model, "a:out.grad, a.bias:param.grad, a:in.share", kedge.record(copy=True, keep=None)
+        )
         loss = model(torch.randn(5, 3, requires_grad=True)).sum()
         loss.backward(retain_graph=True)
         loss.backward()
@@ -388,7 +396,11 @@ def test_under_autocast_values_have_the_types_that_flow() -> None:
         g = s.hook(model, "*:out.grad", kedge.record())
         observed = step()
 
-    assert (h["a:in"].dtype, h["a"].dtype, g["a:out.grad"].dtype) == (torch.float32, torch.bfloat16, torch.bfloat16)
+    assert (h["a:in"].dtype, h["a"].dtype, g["a:out.grad"].dtype) == (
+        torch.float32,
+        torch.bfloat16,
+        torch.bfloat16,
+    )
     assert all(map(torch.equal, plain, observed))
 
 
@@ -408,7 +420,9 @@ def test_frozen_parameters_have_a_cause_and_the_others_fire() -> None:
         "it requires no grad, or did not when it was hooked",
         "call requires_grad_() before hooking",
     )
-    assert ledger["a:out.grad"].cause.why.startswith("its value requires no grad, although grad was enabled: nothing")
+    assert ledger["a:out.grad"].cause.why.startswith(
+        "its value requires no grad, although grad was enabled: nothing"
+    )
     assert ledger["b.weight:param.grad"].fired == ledger["b:out.grad"].fired == 1
 
 
@@ -444,7 +458,11 @@ def test_nodes_show_gradients_that_arrive_and_leave() -> None:
         s.hook(torch.autograd.graph.get_gradient_edge(z), kedge.scale(2))
         z.sum().backward()
 
-    assert seen == [("MulBackward0:pre[0]", 1.0), ("MulBackward0:post[0]", 10.0), ("MulBackward0:post[1]", 2.0)]
+    assert seen == [
+        ("MulBackward0:pre[0]", 1.0),
+        ("MulBackward0:post[0]", 10.0),
+        ("MulBackward0:post[1]", 2.0),
+    ]
     assert torch.equal(x.grad, torch.full((2,), 10.0))
     assert torch.equal(w.grad, torch.full((2,), 14.0))
 
@@ -481,7 +499,9 @@ class Mix(nn.Module):
         return q * k + v
 
 
-@pytest.mark.parametrize(("selector", "leaves"), [("mix:in.grad", "qkv"), (":out.grad", ("last", "all.0"))])
+@pytest.mark.parametrize(
+    ("selector", "leaves"), [("mix:in.grad", "qkv"), (":out.grad", ("last", "all.0"))]
+)
 def test_a_tensor_that_stands_at_several_leaves_is_edited_once(selector: str, leaves: Any) -> None:
     """It has one gradient: every leaf shows that, an edit of it is made once, and what comes after sees it edited."""
     model, x = SelfAttention(), torch.randn(2, 3)
@@ -570,7 +590,9 @@ class Prompted(nn.Module):
 
 @pytest.mark.parametrize("without_grad", [torch.inference_mode, torch.no_grad])
 @pytest.mark.parametrize("kind", ["in.share", "in.grad", "out.grad"])
-def test_a_leaf_that_enters_a_module_without_grad_has_no_gradient(without_grad: Any, kind: str) -> None:
+def test_a_leaf_that_enters_a_module_without_grad_has_no_gradient(
+    without_grad: Any, kind: str
+) -> None:
     """A leaf that requires grad may enter a hooked module under inference mode: the call runs, and nothing fires."""
     model, x = Prompted(), torch.randn(3, 2, requires_grad=True)
     with without_grad():
@@ -584,7 +606,9 @@ def test_a_leaf_that_enters_a_module_without_grad_has_no_gradient(without_grad: 
 def test_a_share_without_grad_has_its_cause() -> None:
     """The cause of a missing share is the forward without grad, not the way from the input to the output."""
     model, x = Chain(), torch.randn(5, 3, requires_grad=True)
-    with pytest.warns(NeverFiredWarning, match="a:in.share: its outputs require no grad; the forward ran without"):
+    with pytest.warns(
+        NeverFiredWarning, match="a:in.share: its outputs require no grad; the forward ran without"
+    ):
         with kedge.session() as s, torch.inference_mode():
             s.hook(model, "a:in.share", kedge.record())
             model(x)

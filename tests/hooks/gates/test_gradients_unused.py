@@ -68,7 +68,9 @@ class Attends(nn.Module):
 
 
 @pytest.mark.parametrize("selector", [":out.grad", ":out.grad[1]"])
-def test_an_output_that_is_used_within_a_reentrant_checkpoint_alone_has_a_cause(selector: str) -> None:
+def test_an_output_that_is_used_within_a_reentrant_checkpoint_alone_has_a_cause(
+    selector: str,
+) -> None:
     """Its gradient is that of the tensor inside; the one outside has none, and the ledger and the handle say so."""
     model, x = Attends(), torch.randn(2, 4, requires_grad=True)
     s = kedge.session()
@@ -76,5 +78,7 @@ def test_an_output_that_is_used_within_a_reentrant_checkpoint_alone_has_a_cause(
     model(x)[0].sum().backward()
     s.end(quiet=True)
 
-    with pytest.raises(kedge.errors.NotRecorded, match="the differentiated value does not depend on this tensor"):
+    with pytest.raises(
+        kedge.errors.NotRecorded, match="the differentiated value does not depend on this tensor"
+    ):
         seen[":out.grad[1]"]

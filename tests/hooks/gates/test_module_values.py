@@ -62,7 +62,10 @@ def test_a_name_for_several_calls_is_an_error_that_lists_them() -> None:
     with pytest.raises(SeveralRecorded) as caught:
         acts["fc"]
 
-    assert str(caught.value) == '"fc" matches 3 recorded values; read one of "fc#0:out", "fc#1:out", "fc#2:out"'
+    assert (
+        str(caught.value)
+        == '"fc" matches 3 recorded values; read one of "fc#0:out", "fc#1:out", "fc#2:out"'
+    )
 
 
 @pytest.mark.parametrize("call", [0, 1, 2])
@@ -180,7 +183,9 @@ class Frozen:
     b: Tensor
 
 
-STRUCTURES: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], tuple[Tensor, Tensor]], str, str]] = {
+STRUCTURES: dict[
+    str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], tuple[Tensor, Tensor]], str, str]
+] = {
     "tuple": (lambda a, b: (a, b), lambda o: (o[0], o[1]), "0", "1"),
     "list": (lambda a, b: [a, b], lambda o: (o[0], o[1]), "0", "1"),
     "namedtuple": (Pair, lambda o: (o.a, o.b), "a", "b"),
@@ -188,14 +193,21 @@ STRUCTURES: dict[str, tuple[Callable[[Tensor, Tensor], Any], Callable[[Any], tup
     "OrderedDict": (lambda a, b: OrderedDict(a=a, b=b), lambda o: (o["a"], o["b"]), "a", "b"),
     "dataclass": (Data, lambda o: (o.a, o.b), "a", "b"),
     "frozen": (Frozen, lambda o: (o.a, o.b), "a", "b"),
-    "nested": (lambda a, b: {"x": (a, [Data(b, b)])}, lambda o: (o["x"][0], o["x"][1][0].a), "x.0", "x.1.0.a"),
+    "nested": (
+        lambda a, b: {"x": (a, [Data(b, b)])},
+        lambda o: (o["x"][0], o["x"][1][0].a),
+        "x.0",
+        "x.1.0.a",
+    ),
 }
 
 
 class Splits(nn.Module):
     """A child that returns two tensors in a structure, of which the parent makes one."""
 
-    def __init__(self, make: Callable[..., Any], take: Callable[[Any], tuple[Tensor, Tensor]]) -> None:
+    def __init__(
+        self, make: Callable[..., Any], take: Callable[[Any], tuple[Tensor, Tensor]]
+    ) -> None:
         super().__init__()
         self.child, self.take = Child(make), take
 
@@ -323,7 +335,11 @@ def test_a_gradient_survives_an_in_place_function_after_the_module() -> None:
 def test_two_views_of_an_overwritten_value_are_both_kept() -> None:
     """A value kept under several names, as a view too, is kept under all of them."""
     model = nn.Sequential(
-        nn.Linear(4, 4), nn.Identity(), nn.Flatten(), nn.Dropout(0.0, inplace=True), nn.ReLU(inplace=True)
+        nn.Linear(4, 4),
+        nn.Identity(),
+        nn.Flatten(),
+        nn.Dropout(0.0, inplace=True),
+        nn.ReLU(inplace=True),
     )
     x = torch.randn(8, 4)
     with kedge.hook(model, "*", kedge.record()) as acts:
@@ -341,7 +357,10 @@ class TwoParents(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         act = nn.ReLU()
-        self.left, self.right = nn.Sequential(nn.Linear(3, 3), act), nn.Sequential(nn.Linear(3, 3), act)
+        self.left, self.right = (
+            nn.Sequential(nn.Linear(3, 3), act),
+            nn.Sequential(nn.Linear(3, 3), act),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.left(x) + self.right(x)
@@ -373,7 +392,10 @@ def test_a_record_is_read_under_every_name_of_its_module() -> None:
 def test_a_projection_that_attention_never_calls_has_a_cause() -> None:
     """`MultiheadAttention.out_proj` does not fire; the ledger says that it is bypassed, and reading says so too."""
     model = nn.Sequential(OrderedDict(attn=Attends()))
-    with pytest.warns(NeverFiredWarning) as caught, kedge.hook(model, "attn.mha.out_proj", kedge.record()) as acts:
+    with (
+        pytest.warns(NeverFiredWarning) as caught,
+        kedge.hook(model, "attn.mha.out_proj", kedge.record()) as acts,
+    ):
         model(torch.randn(2, 5, 4))
 
     text = "bypassed by a fused path: attention uses its weights without calling it"
@@ -404,7 +426,11 @@ class Bypass(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.fc, self.block, self.other = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU()), nn.Linear(3, 3)
+        self.fc, self.block, self.other = (
+            nn.Linear(3, 3),
+            nn.Sequential(nn.Linear(3, 3), nn.ReLU()),
+            nn.Linear(3, 3),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.block.forward(self.fc.forward(x))
@@ -440,7 +466,10 @@ def test_a_structure_without_tensors_has_a_cause() -> None:
             return ["a", str(x.shape)]
 
     with pytest.warns(
-        NeverFiredWarning, match=re.escape("its value contains no tensor: list with no tensor; hook the module inside")
+        NeverFiredWarning,
+        match=re.escape(
+            "its value contains no tensor: list with no tensor; hook the module inside"
+        ),
     ):
         with kedge.hook(model := nn.Sequential(Names()), "0", kedge.record()):
             model(torch.ones(2))

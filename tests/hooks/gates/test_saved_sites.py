@@ -15,7 +15,15 @@ from torch.utils.checkpoint import checkpoint
 
 import kedge
 from kedge.actions.packed import packed
-from kedge.errors import ActionError, EditError, InPlaceEdit, NeverFired, NoSuchKind, NotRecorded, SavedAside
+from kedge.errors import (
+    ActionError,
+    EditError,
+    InPlaceEdit,
+    NeverFired,
+    NoSuchKind,
+    NotRecorded,
+    SavedAside,
+)
 
 top = torch._C._autograd._top_saved_tensors_default_hooks
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -62,7 +70,15 @@ def test_each_save_is_an_event_of_the_innermost_module() -> None:
         model(X)
 
     assert s.timeline().sites[:7] == [
-        *("a:saved[0]", "a:saved[0]", "a:saved[1]", "act:saved[0]", "b:saved[0]", "b:saved[1]", ":saved[0]")
+        *(
+            "a:saved[0]",
+            "a:saved[0]",
+            "a:saved[1]",
+            "act:saved[0]",
+            "b:saved[0]",
+            "b:saved[1]",
+            ":saved[0]",
+        )
     ]
     assert [(e.call, e.pass_) for e, _ in s.timeline()] == [
         *((c, 0) for c in (0, 1, 1, 0, 0, 0, 0)),
@@ -72,7 +88,12 @@ def test_each_save_is_an_event_of_the_innermost_module() -> None:
     assert torch.equal(acts["a#1:saved[1]"], model.a.weight.t())
     assert torch.equal(acts[":saved"], y)
     assert not acts[":saved"].requires_grad
-    assert {str(e.site): e.fired for e in s.ledger()} == {"a:saved": 6, "act:saved": 2, "b:saved": 4, ":saved": 2}
+    assert {str(e.site): e.fired for e in s.ledger()} == {
+        "a:saved": 6,
+        "act:saved": 2,
+        "b:saved": 4,
+        ":saved": 2,
+    }
 
 
 def test_a_leaf_and_a_call_may_be_asked_for() -> None:
@@ -87,7 +108,9 @@ def test_a_leaf_and_a_call_may_be_asked_for() -> None:
 @pytest.mark.parametrize("action", [kedge.record, kedge.measure, lambda: lambda value, event: None])
 def test_looking_changes_no_bit_and_no_check(action: Callable[[], Any]) -> None:
     """Outputs and gradients are the same to the last bit, and changes in place are found out as without Kedge."""
-    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(0.4))
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(0.4)
+    )
     x = torch.randn(3, 1, 5, 5)
     torch.manual_seed(3)
     plain = gradients(model, x)
@@ -148,7 +171,10 @@ def test_a_returned_tensor_is_what_backward_sees() -> None:
 )
 def test_an_edit_keeps_the_contract(action: Any, error: type[Exception], message: str) -> None:
     """Shape, dtype and device are kept, the old tensor is not changed, and the message names the site."""
-    with pytest.raises(error, match=message) as raised, kedge.hook(model := Net(), "act:saved", action):
+    with (
+        pytest.raises(error, match=message) as raised,
+        kedge.hook(model := Net(), "act:saved", action),
+    ):
         model(X)
 
     assert "act:saved[0] (pass 0, call 0" in str(raised.value)
@@ -203,12 +229,21 @@ def test_pairs_work_inside_each_other() -> None:
         model = Sine()
         s.hook(model, ":saved", pair("wide", lambda t: t.double(), lambda t: t.float()))
         s.hook(model, ":saved", lambda v: seen.append(v.dtype))
-        s.hook(model, ":saved", pair("list", lambda t: t.tolist(), lambda t: torch.tensor(t, dtype=torch.double)))
+        s.hook(
+            model,
+            ":saved",
+            pair("list", lambda t: t.tolist(), lambda t: torch.tensor(t, dtype=torch.double)),
+        )
         s.hook(model, ":saved", pair("last", lambda t: t, lambda t: t))
         model(x).sum().backward()
         s.end(quiet=True)
 
-    assert log == ["wide packs torch.float32", "list packs torch.float64", "list unpacks", "wide unpacks"]
+    assert log == [
+        "wide packs torch.float32",
+        "list packs torch.float64",
+        "list unpacks",
+        "wide unpacks",
+    ]
     assert seen == [torch.float64]
     assert torch.equal(x.grad, x.detach().cos())
 
@@ -218,7 +253,8 @@ def test_a_pair_must_give_back_what_it_got() -> None:
     with kedge.hook(model := Net(), "act:saved", packed(lambda t: t, lambda t: t[0])):
         loss = model(X).sum()
         with pytest.raises(
-            EditError, match=r"act:saved\[0\]: unpack returned float32\[3\], but the packed tensor was float32\[2, 3\]"
+            EditError,
+            match=r"act:saved\[0\]: unpack returned float32\[3\], but the packed tensor was float32\[2, 3\]",
         ):
             loss.backward()
 
@@ -298,8 +334,18 @@ CAUSES: list[tuple[Callable[[], nn.Module], str, Callable[[nn.Module], None], st
     (Net, "act:saved", _no_grad, "it ran without grad, so nothing was saved"),
     (Net, "act:saved[3]", _scripted, r"it never saved a tensor [3]"),
     (Net, "act#2:saved", _scripted, "no forward called it 3 times"),
-    (lambda: nn.Sequential(Net()), ":saved", _scripted, "nothing was saved while it was the innermost module"),
-    (lambda: in_checkpoint(reentrant=False), "net.a:saved", _scripted, "it ran in a checkpoint, which saves nothing"),
+    (
+        lambda: nn.Sequential(Net()),
+        ":saved",
+        _scripted,
+        "nothing was saved while it was the innermost module",
+    ),
+    (
+        lambda: in_checkpoint(reentrant=False),
+        "net.a:saved",
+        _scripted,
+        "it ran in a checkpoint, which saves nothing",
+    ),
     (
         lambda: in_checkpoint(reentrant=True),
         "net.a:saved",
@@ -328,7 +374,10 @@ def test_a_site_that_never_fired_has_its_cause(
 def test_compiled_code_is_told_as_the_cause(compiled: Callable[..., Any]) -> None:
     """Of a compiled model it is said at once that nothing is seen inside, and again in the ledger."""
     fast = compiled(Net(), backend="aot_eager")
-    with pytest.warns(SavedAside, match="compiled"), pytest.raises(NeverFired, match="it is compiled"):
+    with (
+        pytest.warns(SavedAside, match="compiled"),
+        pytest.raises(NeverFired, match="it is compiled"),
+    ):
         with kedge.session(strict=True) as s:
             s.hook(fast, "a:saved", lambda value: None)
             fast(X).sum().backward()
@@ -348,7 +397,9 @@ def test_off_schedule_nothing_is_in_force() -> None:
     assert pairs == [True, False, True, False, False]
 
 
-def test_a_hook_that_cannot_be_attached_leaves_nothing(tables: Callable[..., dict[str, Any]]) -> None:
+def test_a_hook_that_cannot_be_attached_leaves_nothing(
+    tables: Callable[..., dict[str, Any]],
+) -> None:
     """All or nothing holds for ``:saved``, too, and a later hook of the session works."""
     model, seen = Net(), []
     before = tables(model)
@@ -369,7 +420,8 @@ def test_threads_and_replicas_are_labelled() -> None:
         acts = s.hook(model, "a:saved", kedge.record(keep=None))
         work = [
             threading.Thread(
-                target=lambda i=i: model(torch.full((1, 3), float(i))).sum().backward(), name=f"worker-{i}"
+                target=lambda i=i: model(torch.full((1, 3), float(i))).sum().backward(),
+                name=f"worker-{i}",
             )
             for i in range(3)
         ]
@@ -378,7 +430,11 @@ def test_threads_and_replicas_are_labelled() -> None:
             thread.join()
 
     events = [(event.replica, event.call, event.site.leaf) for event, _ in acts.records("a:saved")]
-    assert events == [(f"worker-{i}", call, leaf) for i in range(3) for call, leaf in ((0, "0"), (1, "0"), (1, "1"))]
+    assert events == [
+        (f"worker-{i}", call, leaf)
+        for i in range(3)
+        for call, leaf in ((0, "0"), (1, "0"), (1, "1"))
+    ]
 
 
 def test_a_new_module_is_hooked_when_it_is_asked_for() -> None:

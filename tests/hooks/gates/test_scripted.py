@@ -45,7 +45,9 @@ def deprecated() -> None:
     warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
 
 
-@pytest.mark.parametrize("make", [Net, lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()), lambda: Prepared(2, 2)])
+@pytest.mark.parametrize(
+    "make", [Net, lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU()), lambda: Prepared(2, 2)]
+)
 def test_a_hooked_model_is_scripted_without_its_hooks(make) -> None:
     """It computes the same, shares its parameters, and the model keeps its modules and its hooks."""
     model, x = make().eval(), torch.randn(3, 2)
@@ -59,7 +61,9 @@ def test_a_hooked_model_is_scripted_without_its_hooks(make) -> None:
         assert torch.equal(acts[":out"], expected)  # seen once: by the model's own call
 
     assert all(a is b for a, b in zip(before, model.modules(), strict=True))
-    assert [p.data_ptr() for p in scripted.parameters()] == [p.data_ptr() for p in plain.parameters()]
+    assert [p.data_ptr() for p in scripted.parameters()] == [
+        p.data_ptr() for p in plain.parameters()
+    ]
     assert list(scripted.state_dict()) == list(plain.state_dict())
 
 

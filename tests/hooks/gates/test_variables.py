@@ -28,7 +28,12 @@ def sites(session: kedge.session) -> list[str]:
 
 def test_the_name_is_that_of_the_first_argument() -> None:
     """A variable, an attribute, an item; over several lines, and by keyword."""
-    z, holder, hs, named = (torch.ones(2, requires_grad=True), Holder(), [torch.ones(2, requires_grad=True)], {})
+    z, holder, hs, named = (
+        torch.ones(2, requires_grad=True),
+        Holder(),
+        [torch.ones(2, requires_grad=True)],
+        {},
+    )
     named["a"] = hs[0] * 2
     s = kedge.session()
     s.hook(z, kedge.record())
@@ -58,7 +63,10 @@ def test_the_name_is_that_of_the_first_argument() -> None:
 def test_without_source_it_is_the_only_global_variable_that_holds_it_or_tensor() -> None:
     """Code at a prompt, or executed from text, has no source."""
     spaces: dict[str, Any] = {"kedge": kedge, "torch": torch}
-    exec("z = torch.ones(2, requires_grad=True)\nh = kedge.hook(z, kedge.record())\nz.sum().backward()", spaces)
+    exec(
+        "z = torch.ones(2, requires_grad=True)\nh = kedge.hook(z, kedge.record())\nz.sum().backward()",
+        spaces,
+    )
     assert torch.equal(spaces["h"]["z"], torch.ones(2))
     spaces["h"].remove()
     exec("y = z\nh = kedge.hook(z, kedge.record())\nz.sum().backward()", spaces)
@@ -102,7 +110,9 @@ def test_a_call_of_another_function_that_calls_kedge_gives_no_name() -> None:
 def test_a_file_that_has_changed_since_it_was_loaded_gives_no_wrong_name(tmp_path: Path) -> None:
     """The names of the text are compared with those that the running code loads."""
     file = tmp_path / "program.py"
-    text = "def watch(s, one, two, *actions):\n    s.hook(one, *actions)\n    s.hook(two, *actions)\n"
+    text = (
+        "def watch(s, one, two, *actions):\n    s.hook(one, *actions)\n    s.hook(two, *actions)\n"
+    )
     spaces: dict[str, Any] = {}
     file.write_text(text)
     exec(compile(text, str(file), "exec"), spaces)

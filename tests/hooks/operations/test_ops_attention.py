@@ -29,7 +29,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 CALLS: dict[str, dict[str, Any]] = {
     "weights": {},
     "no weights": {"need_weights": False},
-    "causal": {"is_causal": True, "attn_mask": torch.triu(torch.ones(5, 5), 1).bool(), "need_weights": False},
+    "causal": {
+        "is_causal": True,
+        "attn_mask": torch.triu(torch.ones(5, 5), 1).bool(),
+        "need_weights": False,
+    },
 }
 
 
@@ -88,7 +92,9 @@ def test_scaled_dot_product_attention_is_inside() -> None:
     """Without weights the inside is the fused operation that every device has."""
     model, (q, k, v) = attention(), inputs({})
     with kedge.hook(
-        model, "/scaled_dot_product_attention:out, /scaled_dot_product_attention:out.grad", kedge.record()
+        model,
+        "/scaled_dot_product_attention:out, /scaled_dot_product_attention:out.grad",
+        kedge.record(),
     ) as acts:
         model(q, k, v, need_weights=False)[0].sum().backward()
     assert acts["/scaled_dot_product_attention:out"].shape == (5, 2, 5, 4)
@@ -101,7 +107,9 @@ def test_the_fused_way_is_taken_and_told(mask: str | None) -> None:
     model, x = attention(batch_first=True).eval(), inputs({})[0]
     kwargs: dict[str, Any] = {"need_weights": False}
     if mask == "padding":
-        kwargs["key_padding_mask"] = torch.zeros(5, 5).bool().index_fill(1, torch.tensor([4]), value=True)
+        kwargs["key_padding_mask"] = (
+            torch.zeros(5, 5).bool().index_fill(1, torch.tensor([4]), value=True)
+        )
     if mask == "attention":
         kwargs["attn_mask"] = torch.triu(torch.ones(5, 5), 1).bool()
     with torch.no_grad():

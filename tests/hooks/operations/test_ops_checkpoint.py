@@ -15,7 +15,9 @@ from torch.utils.checkpoint import checkpoint
 import kedge
 
 KINDS = pytest.mark.parametrize("reentrant", [False, True], ids=["non-reentrant", "reentrant"])
-PLACES = pytest.mark.parametrize("inside", [False, True], ids=["whole module", "part of its forward"])
+PLACES = pytest.mark.parametrize(
+    "inside", [False, True], ids=["whole module", "part of its forward"]
+)
 
 
 class Block(nn.Module):
@@ -54,7 +56,11 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
+            x = (
+                block(x)
+                if self.reentrant is None
+                else checkpoint(block, x, use_reentrant=self.reentrant)
+            )
         return F.relu(x).sum()
 
 
@@ -81,7 +87,9 @@ def test_an_edit_is_applied_again_in_the_recompute(reentrant: bool, inside: bool
     """Gradients under an edit of operations are those of the net that does not checkpoint, to the last bit."""
     plain, other = nets(reentrant, inside)
     sites = ("blocks.*/sigmoid#1:out, blocks.*/tanh:in, blocks.*/mul:out", "blocks.*/mul#1:out")
-    for chosen, edit in itertools.product(sites, (lambda v: v * 0.5, lambda v: v * 0 + 0.25, torch.exp)):
+    for chosen, edit in itertools.product(
+        sites, (lambda v: v * 0.5, lambda v: v * 0 + 0.25, torch.exp)
+    ):
         expected, got = gradients(plain, chosen, edit)[0], gradients(other, chosen, edit)[0]
         assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
         plain.zero_grad()
@@ -94,7 +102,10 @@ def test_a_gradient_is_edited_once(reentrant: bool, inside: bool) -> None:
     """A gradient's edit at an operation in a checkpoint acts once, as without one."""
     plain, other = nets(reentrant, inside)
     sites = "blocks.*/tanh:out.grad, blocks.*/mul#0:in.grad"
-    expected, got = gradients(plain, sites, kedge.scale(3))[0], gradients(other, sites, kedge.scale(3))[0]
+    expected, got = (
+        gradients(plain, sites, kedge.scale(3))[0],
+        gradients(other, sites, kedge.scale(3))[0],
+    )
     assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
 
 
@@ -104,7 +115,10 @@ def test_observers_see_the_forward_once(reentrant: bool, inside: bool) -> None:
     """Values and gradients are recorded once, under the names and with the bits that they have without a checkpoint."""
     plain, other = nets(reentrant, inside)
     sites = "blocks.*/*:out, blocks.*/*:out.grad"
-    expected, got = gradients(plain, sites, kedge.record())[1], gradients(other, sites, kedge.record())[1]
+    expected, got = (
+        gradients(plain, sites, kedge.record())[1],
+        gradients(other, sites, kedge.record())[1],
+    )
     for block in (0, 1):
         for op in ("sigmoid#0", "sigmoid#1", "mul#0", "tanh#0", "mul#1"):
             for kind in ("out", "out.grad"):
@@ -119,7 +133,9 @@ def test_recomputes_can_be_observed(reentrant: bool, inside: bool) -> None:
     """What asks for recomputes sees operations of the checkpoint twice, under one name and with the same bits, but where it stops early."""
     _, other = nets(reentrant, inside)
     _, acts = gradients(other, "blocks.0/mul:out", kedge.record(recomputes=True))
-    for op in ("mul#0", "mul#1") if reentrant else ("mul#0",):  # the other kind stops in the last operation that saves
+    for op in (
+        ("mul#0", "mul#1") if reentrant else ("mul#0",)
+    ):  # the other kind stops in the last operation that saves
         first, second = acts.records(f"blocks.0/{op}")
         assert (first.event.recompute, second.event.recompute) == (False, True)
         assert first.event.pass_ == second.event.pass_
@@ -133,7 +149,10 @@ def test_two_sessions_each_repeat_their_own_edits() -> None:
     for net in (plain, other):
         torch.manual_seed(1)
         x = torch.randn(3, 4, requires_grad=True)
-        with kedge.hook(net, "blocks.*/tanh:out", torch.exp), kedge.hook(net, "blocks.*/*:out", kedge.scale(0.5)):
+        with (
+            kedge.hook(net, "blocks.*/tanh:out", torch.exp),
+            kedge.hook(net, "blocks.*/*:out", kedge.scale(0.5)),
+        ):
             net(x).backward()
         results.append([x.grad, *(p.grad for p in net.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

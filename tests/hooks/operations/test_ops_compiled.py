@@ -61,21 +61,28 @@ def both(make: Callable[[nn.Module], Any], sites: str, *actions: Any) -> tuple[A
     ledger = s.ledger()
     s.end(quiet=True)
     same = torch.equal(expected, got)
-    results = [torch.equal(p.grad, q.grad) for p, q in zip(plain.parameters(), hooked.parameters(), strict=True)]
+    results = [
+        torch.equal(p.grad, q.grad)
+        for p, q in zip(plain.parameters(), hooked.parameters(), strict=True)
+    ]
     return same and all(results), acts, ledger, hooked
 
 
 @BACKENDS
 def test_a_compiled_model_says_that_it_is(backend: str, compiled: Callable[..., Any]) -> None:
     """An operation inside compiled code is not seen; values and gradients stay, and the ledger says why."""
-    same, _, ledger, _ = both(lambda m: compiled(m, backend=backend), "one/relu, /sin", lambda v: v * 5)
+    same, _, ledger, _ = both(
+        lambda m: compiled(m, backend=backend), "one/relu, /sin", lambda v: v * 5
+    )
     assert same
     for site in ("one/relu", "/sin"):
         assert "compiled code" in ledger[site].cause.why
 
 
 @BACKENDS
-def test_a_compiled_child_leaves_the_parents_operations(backend: str, compiled: Callable[..., Any]) -> None:
+def test_a_compiled_child_leaves_the_parents_operations(
+    backend: str, compiled: Callable[..., Any]
+) -> None:
     """A hooked forward that calls a compiled module keeps its values, and its own operations are seen."""
 
     def make(net: Any) -> Any:
@@ -90,7 +97,9 @@ def test_a_compiled_child_leaves_the_parents_operations(backend: str, compiled: 
 
 
 @BACKENDS
-def test_a_compiled_function_in_a_hooked_forward(backend: str, compiled: Callable[..., Any]) -> None:
+def test_a_compiled_function_in_a_hooked_forward(
+    backend: str, compiled: Callable[..., Any]
+) -> None:
     """A forward that calls a compiled function keeps its values with and without the mode, called again and again."""
     double = compiled(lambda x: F.relu(x) * 2 + 1, backend=backend, fullgraph=True)
 

@@ -98,12 +98,16 @@ def gradient(net: nn.Module) -> Tensor:
     return x.grad
 
 
-functions = pytest.mark.parametrize("function", [Double, Newer, InPlace, Holding], ids=lambda f: f.__name__)
+functions = pytest.mark.parametrize(
+    "function", [Double, Newer, InPlace, Holding], ids=lambda f: f.__name__
+)
 
 
 @pytest.mark.parametrize("site", ["/mul*:out", "/mul*:in"])
 @functions
-def test_an_edit_inside_a_function_of_ones_own_is_an_error(function: type[torch.autograd.Function], site: str) -> None:
+def test_an_edit_inside_a_function_of_ones_own_is_an_error(
+    function: type[torch.autograd.Function], site: str
+) -> None:
     """The backward by hand knows nothing of it, so the gradient would be silently wrong."""
     net = Net(function)
     inside = "Double" if function is Holding else function.__name__
@@ -118,7 +122,9 @@ def test_an_edit_inside_a_function_of_ones_own_is_an_error(function: type[torch.
 
 
 @functions
-def test_what_is_around_such_a_function_is_edited_as_ever(function: type[torch.autograd.Function]) -> None:
+def test_what_is_around_such_a_function_is_edited_as_ever(
+    function: type[torch.autograd.Function],
+) -> None:
     """What it is given and what is made of its result have the gradients that they would have by hand."""
     net = Net(function)
     with kedge.hook(net, "/sinh:out, /sin:in", lambda value: value * 3):
@@ -129,11 +135,16 @@ def test_what_is_around_such_a_function_is_edited_as_ever(function: type[torch.a
 
 
 @functions
-def test_operations_inside_a_function_of_ones_own_are_seen(function: type[torch.autograd.Function]) -> None:
+def test_operations_inside_a_function_of_ones_own_are_seen(
+    function: type[torch.autograd.Function],
+) -> None:
     """Their values can be recorded, under names by which they are listed, and no gradient changes a bit."""
     net, bare = Net(function), gradient(Net(function))
     name = "/mul_" if function is InPlace else "/mul"
-    assert name in [kedge.operations(net, torch.ones(2)).name(row) for row in kedge.operations(net, torch.ones(2))]
+    assert name in [
+        kedge.operations(net, torch.ones(2)).name(row)
+        for row in kedge.operations(net, torch.ones(2))
+    ]
     with kedge.hook(net, f"{name}:out, {name}:in", kedge.record(copy=True)) as acts:
         assert torch.equal(gradient(net), bare)
     assert torch.equal(acts[f"{name}:out"], torch.ones(2).sinh() * 2)
@@ -148,7 +159,9 @@ def test_operations_inside_a_function_of_ones_own_have_no_gradient(
     """The ledger says why; others of a pattern have theirs."""
     net, name = Net(function), "/mul_" if function is InPlace else "/mul"
     with (
-        pytest.raises(NeverFired, match="in the forward of a torch.autograd.Function, which runs without grad"),
+        pytest.raises(
+            NeverFired, match="in the forward of a torch.autograd.Function, which runs without grad"
+        ),
         kedge.session(strict=True) as s,
     ):
         s.hook(net, f"{name}:{kind}", kedge.record())
@@ -190,7 +203,10 @@ def test_a_function_that_torch_library_knows_is_one_operation() -> None:
             return doubled(x).sin()
 
     net, x = Called(), torch.ones(2)
-    assert [kedge.operations(net, x).name(row) for row in kedge.operations(net, x)] == ["/doubled", "/sin"]
+    assert [kedge.operations(net, x).name(row) for row in kedge.operations(net, x)] == [
+        "/doubled",
+        "/sin",
+    ]
     with kedge.hook(net, "/doubled", lambda value: value * 3):
         assert torch.allclose(gradient(net), 6 * (torch.ones(2) * 6).cos())
     with kedge.hook(net, "/doubled", lambda value: value * 0 + 1):

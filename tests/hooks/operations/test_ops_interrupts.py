@@ -75,12 +75,16 @@ def fired(where: str, selector: str) -> dict[str, int]:
         ("0.child.0:in", {"relu": 2, "sigmoid": 1, "tanh": 1, "exp": 1}),
     ],
 )
-def test_later_operations_of_a_forward_that_catches_an_interrupt_are_seen(where: str, expected: dict[str, int]) -> None:
+def test_later_operations_of_a_forward_that_catches_an_interrupt_are_seen(
+    where: str, expected: dict[str, int]
+) -> None:
     """Whether an action at an operation, at a child's operation or at a module raised it."""
     assert fired(where, "0/*, 0.child/*, 0.child.0/*") == expected
 
 
-def test_operations_after_an_interrupt_in_an_unhooked_child_are_seen_from_the_next_call_on() -> None:
+def test_operations_after_an_interrupt_in_an_unhooked_child_are_seen_from_the_next_call_on() -> (
+    None
+):
     """While a child that is not hooked runs, nothing is seen; the next call of a module shows that it is over."""
     seen = fired("0.child.0:in", "0/*")
     assert {name: seen.get(name) for name in ("sigmoid", "relu")} == {"sigmoid": 1, "relu": 2}

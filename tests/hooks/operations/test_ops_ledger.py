@@ -65,9 +65,15 @@ def test_modules_without_the_operation_are_no_news() -> None:
     net = Net()
     with kedge.hook(net, "**/gelu:out", kedge.record()):
         net(torch.ones(2, 3))
-    with pytest.warns(NeverFiredWarning, match="called no silu"), kedge.hook(net, "**/silu:out", kedge.record()):
+    with (
+        pytest.warns(NeverFiredWarning, match="called no silu"),
+        kedge.hook(net, "**/silu:out", kedge.record()),
+    ):
         net(torch.ones(2, 3))
-    with pytest.warns(NeverFiredWarning, match="1 of 2"), kedge.hook(net, "/gelu, fc/gelu", kedge.record()):
+    with (
+        pytest.warns(NeverFiredWarning, match="1 of 2"),
+        kedge.hook(net, "/gelu, fc/gelu", kedge.record()),
+    ):
         net(torch.ones(2, 3))
     with pytest.raises(NeverFired, match="fc/gelu"), kedge.session(strict=True) as s:
         s.hook(net, "fc/gelu", kedge.record())
@@ -79,6 +85,9 @@ def test_reading_what_was_not_recorded_says_why() -> None:
     net = Net()
     with kedge.hook(net, "/gelu, **/relu", kedge.record()) as acts:
         net(torch.ones(2, 3))
-    with pytest.raises(NotRecorded, match="fc/relu:out  never fired: its own forward called no relu: it called linear"):
+    with pytest.raises(
+        NotRecorded,
+        match="fc/relu:out  never fired: its own forward called no relu: it called linear",
+    ):
         acts["fc/relu"]
     assert acts.ledger()["/gelu"].fired == 1

@@ -54,10 +54,14 @@ def test_the_mode_is_on_in_the_modules_own_forward_alone() -> None:
     depths: dict[str, int] = {}
     net.one.between = lambda x: (depths.setdefault("own", depth()), x)[1]
     net.two.between = lambda x: (depths.setdefault("other", depth()), x)[1]
-    own = net.one.fc.register_forward_pre_hook(lambda *_: depths.setdefault("child", depth()) * 0 or None)
+    own = net.one.fc.register_forward_pre_hook(
+        lambda *_: depths.setdefault("child", depth()) * 0 or None
+    )
     with kedge.session() as s:
         s.hook(net, "one/relu", kedge.record())
-        handle = net.one.fc.register_forward_pre_hook(lambda *_: depths.setdefault("in child", depth()) * 0 or None)
+        handle = net.one.fc.register_forward_pre_hook(
+            lambda *_: depths.setdefault("in child", depth()) * 0 or None
+        )
         net(torch.ones(2, 3))
         depths["after"] = depth()
         handle.remove()
@@ -280,7 +284,9 @@ def test_a_user_mode_sees_what_it_sees_without_kedge() -> None:
             super().__init__()
             self.names: list[str] = []
 
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             self.names.append(func.__name__)
             return func(*args, **(kwargs or {}))
 

@@ -140,7 +140,9 @@ def test_two_sessions_see_the_same() -> None:
         assert [s for s in first.timeline().sites if s.endswith(":out")] == [
             "/cos#0:out", "child/tanh#0:out", "/sin#0:out"
         ]  # fmt: skip
-        assert [s.removesuffix(":out") for s in second.timeline().sites if s.endswith(":out")] == names
+        assert [
+            s.removesuffix(":out") for s in second.timeline().sites if s.endswith(":out")
+        ] == names
     assert a.ledger()["/*"].fired == b.ledger()["/*"].fired == 2
 
 

@@ -11,7 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import kedge
-from kedge.errors import ActionDisabled, EditError, KedgeError, NoSuchKind, NotRecorded, Overwritten, SeveralRecorded
+from kedge.errors import (
+    ActionDisabled,
+    EditError,
+    KedgeError,
+    NoSuchKind,
+    NotRecorded,
+    Overwritten,
+    SeveralRecorded,
+)
 from kedge.testing import assert_hooks_restored, assert_same_bits, training_step
 
 
@@ -78,10 +86,16 @@ NAMES: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "several": (lambda x: x + 1 + 2 + 3, "add#0 add#1 add#2"),
     "made of nothing": (lambda x: torch.zeros(3), "zeros#0"),
     "chosen by an argument": (lambda x: F.max_pool2d(x[None], 2), "getitem#0 max_pool2d#0"),
-    "attention": (lambda x: F.scaled_dot_product_attention(x, x, x), "scaled_dot_product_attention#0"),
+    "attention": (
+        lambda x: F.scaled_dot_product_attention(x, x, x),
+        "scaled_dot_product_attention#0",
+    ),
     "conversion": (lambda x: (x.float(), x.to(torch.float64)), "float#0 to#0"),
     "properties": (lambda x: (x.mT, x.real), "mT#0 real#0"),
-    "no tensors": (lambda x: (x.size(), x.dim(), x.shape, len(x), float(x.sum()), x.sum().item()), "sum#0 sum#1"),
+    "no tensors": (
+        lambda x: (x.size(), x.dim(), x.shape, len(x), float(x.sum()), x.sum().item()),
+        "sum#0 sum#1",
+    ),
 }
 
 
@@ -134,7 +148,9 @@ def test_a_value_is_read_by_its_name() -> None:
     block = net.layers[0]
     assert torch.equal(acts["layers.0/relu#0"], F.relu(block.a(x)))
     assert torch.equal(acts["/mul"], out)
-    with pytest.raises(SeveralRecorded, match=r'read one of "layers\.0/relu#0:out", "layers\.0/relu#1:out"'):
+    with pytest.raises(
+        SeveralRecorded, match=r'read one of "layers\.0/relu#0:out", "layers\.0/relu#1:out"'
+    ):
         acts["layers.0/relu"]
     with pytest.raises(NotRecorded, match="layers.0/gelu"):
         acts["layers.0/gelu"]
@@ -283,7 +299,10 @@ def test_an_assignment_is_an_operation() -> None:
 def test_an_edit_of_what_is_changed_in_place_is_refused() -> None:
     """The program goes on with the very tensor that `add_` changes, so another in its place would be lost."""
     model = Calls(lambda x: x.clone().add_(1))
-    with kedge.hook(model, "/add_:in[0]", kedge.scale(2)), pytest.raises(EditError, match="in place"):
+    with (
+        kedge.hook(model, "/add_:in[0]", kedge.scale(2)),
+        pytest.raises(EditError, match="in place"),
+    ):
         model(torch.ones(2))
     with kedge.hook(model, "/add_:out", kedge.scale(2)):
         assert model(torch.ones(2)).tolist() == [4, 4]
@@ -310,7 +329,10 @@ def test_an_edit_that_nothing_would_use_is_refused() -> None:
 
     for run, site in ((dropped, "/relu_"), (dropped_function, "/relu")):
         model = Calls(run)
-        with pytest.raises(EditError, match="ignores its result"), kedge.hook(model, site, kedge.scale(2)):
+        with (
+            pytest.raises(EditError, match="ignores its result"),
+            kedge.hook(model, site, kedge.scale(2)),
+        ):
             model(torch.ones(2))
         with kedge.hook(model, site, kedge.record()) as acts:
             model(torch.ones(2))
@@ -345,14 +367,22 @@ def test_schedules_and_calls_hold_for_operations() -> None:
         for _ in range(3):
             net(torch.ones(1))
     assert [r.event.call for r in one.records("0/mul")] == [1, 1, 1]
-    assert [(r.event.pass_, r.event.call) for r in some.records("0/mul")] == [(0, 0), (0, 1), (2, 0), (2, 1)]
+    assert [(r.event.pass_, r.event.call) for r in some.records("0/mul")] == [
+        (0, 0),
+        (0, 1),
+        (2, 0),
+        (2, 1),
+    ]
     assert some.records("0#1/mul")[0].value.tolist() == [4]
 
 
 def test_a_failing_action_has_its_place_in_the_message() -> None:
     """The error names the operation; a session that only warns goes on without the action."""
     model = Calls(torch.relu)
-    with pytest.raises(KedgeError, match=r"at /relu#0:out"), kedge.hook(model, "/relu", lambda v: 1 / 0):
+    with (
+        pytest.raises(KedgeError, match=r"at /relu#0:out"),
+        kedge.hook(model, "/relu", lambda v: 1 / 0),
+    ):
         model(torch.ones(2))
     with kedge.session(on_error="warn") as s:
         s.hook(model, "/relu", lambda v: None)
@@ -364,7 +394,10 @@ def test_a_failing_action_has_its_place_in_the_message() -> None:
 def test_error_if_stops_at_the_operation() -> None:
     """The first operation that makes a NaN is named."""
     model = Calls(lambda x: (x - 2).log().relu())
-    with pytest.raises(KedgeError, match="/log#0"), kedge.hook(model, "/*:out", kedge.error_if(kedge.nonfinite)):
+    with (
+        pytest.raises(KedgeError, match="/log#0"),
+        kedge.hook(model, "/*:out", kedge.error_if(kedge.nonfinite)),
+    ):
         model(torch.ones(2))
 
 
@@ -382,7 +415,9 @@ def test_nothing_stays_when_the_hook_is_removed() -> None:
         acts = s.hook(net, "**/relu", kedge.record())
         acts.remove()
         depths: list[int] = []
-        net.layers[0].a.register_forward_pre_hook(lambda *_: depths.append(torch._C._len_torch_function_stack()))
+        net.layers[0].a.register_forward_pre_hook(
+            lambda *_: depths.append(torch._C._len_torch_function_stack())
+        )
         handle = net.layers[0].register_forward_pre_hook(lambda *_: None)
         net(torch.randn(3, 4))
         handle.remove()

@@ -17,7 +17,13 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from kedge.hooks.placing.model_inputs import hear
-from kedge.hooks.placing.module_calls import CallTracker, ModuleCalls, OpenCalls, given_to, is_repeated
+from kedge.hooks.placing.module_calls import (
+    CallTracker,
+    ModuleCalls,
+    OpenCalls,
+    given_to,
+    is_repeated,
+)
 from kedge.stderr import Shield
 from tests.hook_tables import hook_tables
 
@@ -151,7 +157,9 @@ def suppressing(part: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_a_call_that_was_interrupted_ends_with_the_one_around_it(error: type[BaseException]) -> None:
+def test_a_call_that_was_interrupted_ends_with_the_one_around_it(
+    error: type[BaseException],
+) -> None:
     """PyTorch calls no hook for it; the end of the call around it takes it along, without a word of its own."""
     model = Calls(Calls(Raises(error)), by=suppressing)
     with following(model) as follower:
@@ -162,7 +170,9 @@ def test_a_call_that_was_interrupted_ends_with_the_one_around_it(error: type[Bas
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
-def test_what_an_interrupt_left_is_gone_when_the_model_is_called_next(error: type[BaseException]) -> None:
+def test_what_an_interrupt_left_is_gone_when_the_model_is_called_next(
+    error: type[BaseException],
+) -> None:
     """It is known from the frames, so no call is thought to be inside one that is over."""
     raising = Raises(error)
     model = Calls(raising)
@@ -229,7 +239,8 @@ def test_a_forward_that_is_a_generator_ends_when_it_returns() -> None:
 def test_a_recompute_is_followed_and_stops_early(reentrant: bool) -> None:
     """Where the backward needs no more of it the recompute ends in the midst of a call; none is left."""
     model = Calls(
-        Calls(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)), by=lambda p, x: checkpoint(p, x, use_reentrant=reentrant)
+        Calls(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)),
+        by=lambda p, x: checkpoint(p, x, use_reentrant=reentrant),
     )
     with following(model) as follower:
         out = model(graded())
@@ -257,7 +268,12 @@ def test_a_recompute_can_be_left_out(reentrant: bool) -> None:
     with following(model, skip=is_repeated) as follower:
         model(graded())
 
-    assert [note for what, _, note in follower.heard if what == "begin"] == ["#0", "0#0", "0.0#0", "0.1#0"]
+    assert [note for what, _, note in follower.heard if what == "begin"] == [
+        "#0",
+        "0#0",
+        "0.0#0",
+        "0.1#0",
+    ]
     assert len(follower.heard) == 8
 
 
@@ -359,7 +375,9 @@ def test_what_fails_is_reported_once_and_the_calls_go_on() -> None:
     def begin(*_: Any) -> None:
         raise ValueError("no")
 
-    tracker: CallTracker[None, None] = CallTracker(begin, shield=Shield("following", "it ends", tell=told.append))
+    tracker: CallTracker[None, None] = CallTracker(
+        begin, shield=Shield("following", "it ends", tell=told.append)
+    )
     model = nn.ReLU()
     tracker.follow(model, None)
     model(graded())
@@ -405,7 +423,9 @@ def test_spans_know_the_innermost_call_and_the_one_around_it() -> None:
     with pytest.raises(KeyboardInterrupt):
         model(graded())
     raising.error = None
-    handle = raising.register_forward_pre_hook(lambda *_: seen.append((spans.innermost, spans.around)))
+    handle = raising.register_forward_pre_hook(
+        lambda *_: seen.append((spans.innermost, spans.around))
+    )
     x = graded()
     model(x)
     handle.remove()

@@ -59,7 +59,11 @@ def test_kedges_filter_stays_the_first() -> None:
 
 def test_own_work_is_told_from_the_programs() -> None:
     """What PyTorch says of a watch's operations is nobody's; the program's warnings, and those of its own hooks, are its own."""
-    work = compile("import warnings\ndef work(): warnings.warn('made by a watch')", f"{OWN}watch/steps/x.py", "exec")
+    work = compile(
+        "import warnings\ndef work(): warnings.warn('made by a watch')",
+        f"{OWN}watch/steps/x.py",
+        "exec",
+    )
     own: dict[str, Any] = {}
     exec(work, own)
     model = torch.nn.Linear(2, 2)
@@ -69,11 +73,16 @@ def test_own_work_is_told_from_the_programs() -> None:
         try:
             own["work"]()
             warnings.warn("the program's", stacklevel=1)
-            with kedge.hook(model, ":out", lambda value: warnings.warn("in its hook", stacklevel=1)):
+            with kedge.hook(
+                model, ":out", lambda value: warnings.warn("in its hook", stacklevel=1)
+            ):
                 model(torch.ones(1, 2))
             with kedge.hook(model, ":out", kedge.measure()):
                 pass
         finally:
             show_warnings()
-    assert [str(each.message).split(":")[0][:13] for each in log[:2]] == ["the program's", "in its hook"]
+    assert [str(each.message).split(":")[0][:13] for each in log[:2]] == [
+        "the program's",
+        "in its hook",
+    ]
     assert [each.category for each in log[2:]] == [NeverFiredWarning]

@@ -42,7 +42,8 @@ def test_a_tracker_of_all_calls_spares_a_strict_export() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 4)
     called: list[nn.Module] = []
     tracker: CallTracker[None, nn.Module] = CallTracker(
-        lambda calls, subject, module, given: called.append(module) or module, lambda calls, note, output: None
+        lambda calls, subject, module, given: called.append(module) or module,
+        lambda calls, note, output: None,
     )
     tracker.follow_all(None)
     try:

@@ -117,7 +117,9 @@ def test_a_place_says_whether_it_was_selected() -> None:
 @pytest.mark.parametrize("takes", [True, False])
 def test_gradients_are_the_same_to_the_last_bit(takes: bool) -> None:
     """Whether a keeper takes everything or nothing, outputs and gradients do not change."""
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Flatten())
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Flatten()
+    )
     model.append(nn.Linear(4 * 6 * 6, 2))
     x = torch.randn(5, 3, 8, 8).contiguous(memory_format=torch.channels_last)
 
@@ -398,7 +400,10 @@ def test_copies_of_the_model_are_not_hooked() -> None:
             twin(x).sum().backward()
     for twin in copies:
         assert not [
-            hook for module in twin.modules() for hook in module._forward_hooks.values() if "kedge" in str(hook)
+            hook
+            for module in twin.modules()
+            for hook in module._forward_hooks.values()
+            if "kedge" in str(hook)
         ]
 
     assert hoard.places == []
@@ -460,7 +465,10 @@ def test_a_model_can_be_captured_in_the_block() -> None:
     model, x = nn.Sequential(nn.Linear(3, 3), nn.Tanh()), torch.ones(2, 3)
     plain = str(torch.export.export(model, (x,)).graph), str(torch.fx.symbolic_trace(model).graph)
     with keeping(model, Hoard(takes=False)):
-        captured = str(torch.export.export(model, (x,)).graph), str(torch.fx.symbolic_trace(model).graph)
+        captured = (
+            str(torch.export.export(model, (x,)).graph),
+            str(torch.fx.symbolic_trace(model).graph),
+        )
         programs = [torch.jit.trace(model, x), torch.jit.script(model)]
 
     assert captured == plain
@@ -539,6 +547,7 @@ def test_a_nested_tensor_that_was_changed_in_place_raises_what_autograd_raises()
         y = x.sum(-1, keepdim=True)
         x.add_(x)
         with pytest.raises(
-            RuntimeError, match=r"modified by an inplace operation: \[torch.FloatTensor \[\(2,\), \(3,\)\]\]"
+            RuntimeError,
+            match=r"modified by an inplace operation: \[torch.FloatTensor \[\(2,\), \(3,\)\]\]",
         ):
             y.backward(torch.nested.nested_tensor([torch.rand(1), torch.rand(1)]))

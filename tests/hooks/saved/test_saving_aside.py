@@ -205,7 +205,11 @@ def test_the_functions_of_torch_are_what_they_were() -> None:
 
     assert cell.cell_contents is inside
     assert graph.disable_saved_tensors_hooks is function
-    with graph.disable_saved_tensors_hooks("not now"), pytest.raises(RuntimeError, match="not now"), save_on_cpu():
+    with (
+        graph.disable_saved_tensors_hooks("not now"),
+        pytest.raises(RuntimeError, match="not now"),
+        save_on_cpu(),
+    ):
         pass
 
 
@@ -261,7 +265,9 @@ def test_a_keeper_makes_nothing_compile_again(compiled: Callable[..., Any]) -> N
     assert len(seen) == 1
 
 
-def test_a_transform_in_compiled_code_refuses_as_under_any_pair(compiled: Callable[..., Any]) -> None:
+def test_a_transform_in_compiled_code_refuses_as_under_any_pair(
+    compiled: Callable[..., Any],
+) -> None:
     """Dynamo itself forbids hooks for a transform that it compiles, and fails; of ours nothing stays."""
 
     def slope(x: Tensor) -> Tensor:
@@ -269,7 +275,10 @@ def test_a_transform_in_compiled_code_refuses_as_under_any_pair(compiled: Callab
         return y
 
     try:
-        with keeping(nn.Identity(), Hoard()), pytest.raises(RuntimeError, match="saved tensor hooks"):
+        with (
+            keeping(nn.Identity(), Hoard()),
+            pytest.raises(RuntimeError, match="saved tensor hooks"),
+        ):
             compiled(slope, backend="eager")(X)
         assert top(True) is None
     finally:

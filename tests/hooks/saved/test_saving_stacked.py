@@ -11,7 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from kedge.hooks.saved.keeper import SavingPlace, keep
 from kedge.hooks.saved.pairs import packed_of
@@ -24,7 +28,9 @@ X = torch.linspace(-1, 1, 6).reshape(2, 3)
 class Named:
     """A keeper that takes what it is told to, and writes down what it is given."""
 
-    def __init__(self, name: str, log: list[str], takes: Callable[[Tensor], bool] = lambda value: True) -> None:
+    def __init__(
+        self, name: str, log: list[str], takes: Callable[[Tensor], bool] = lambda value: True
+    ) -> None:
         self.name, self.log, self.takes = name, log, takes
 
     def pack(self, value: Tensor, place: SavingPlace) -> Any:
@@ -228,7 +234,9 @@ def test_what_all_leave_is_kept_by_reference() -> None:
         y = torch.ones(3, requires_grad=True).exp()
         assert isinstance(packed_of(y.grad_fn._raw_saved_result.data), KeptByReference)
         y.add_(1)
-        with pytest.raises(RuntimeError, match=r"output 0 of Exp\w*, is at version 1; expected version 0"):
+        with pytest.raises(
+            RuntimeError, match=r"output 0 of Exp\w*, is at version 1; expected version 0"
+        ):
             y.sum().backward()
 
 
@@ -317,7 +325,9 @@ def test_a_pair_inside_a_checkpointed_function_keeps_its_meaning() -> None:
     log: list[str] = []
 
     def around(module: nn.Module, x: Tensor) -> Tensor:
-        y: Tensor = checkpoint(lambda x: under(lambda: halving([]))(module, x), x, use_reentrant=False)
+        y: Tensor = checkpoint(
+            lambda x: under(lambda: halving([]))(module, x), x, use_reentrant=False
+        )
         return y
 
     model = Blocks(around)
@@ -337,7 +347,11 @@ def test_selective_checkpoints_give_the_same_gradients() -> None:
         saves = op is torch.ops.aten.exp.default
         return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
 
-    model = Blocks(checkpointed(use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(policy)))
+    model = Blocks(
+        checkpointed(
+            use_reentrant=False, context_fn=lambda: create_selective_checkpoint_contexts(policy)
+        )
+    )
     plain = gradients(model)
     with ExitStack() as stack:
         keep(stack, model, Named("ours", []), ambient=True)
@@ -347,7 +361,8 @@ def test_selective_checkpoints_give_the_same_gradients() -> None:
 
 
 @pytest.mark.skipif(
-    "respect_saved_tensors_hooks" not in inspect.signature(checkpoint).parameters, reason="this PyTorch does not ask"
+    "respect_saved_tensors_hooks" not in inspect.signature(checkpoint).parameters,
+    reason="this PyTorch does not ask",
 )
 @pytest.mark.parametrize("asked", [None, False, True])
 def test_a_selective_checkpoint_asks_hooks_if_the_program_says_so(asked: bool | None) -> None:
@@ -360,7 +375,9 @@ def test_a_selective_checkpoint_asks_hooks_if_the_program_says_so(asked: bool | 
     def contexts() -> Any:
         return create_selective_checkpoint_contexts(policy)
 
-    model = Blocks(checkpointed(use_reentrant=False, context_fn=contexts, respect_saved_tensors_hooks=asked))
+    model = Blocks(
+        checkpointed(use_reentrant=False, context_fn=contexts, respect_saved_tensors_hooks=asked)
+    )
     plain, logs = gradients(model), []
     for around in (True, False):
         log: list[str] = []

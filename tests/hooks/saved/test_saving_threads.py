@@ -198,4 +198,8 @@ def test_a_backward_in_another_thread_unpacks_there() -> None:
         loss = model(torch.ones(1, 3)).sum()
         in_threads(lambda i: loss.backward(), 1)
 
-    assert all(torch.equal(a, p.grad) for a, p in zip(plain, model.parameters(), strict=True) if p.grad is not None)
+    assert all(
+        torch.equal(a, p.grad)
+        for a, p in zip(plain, model.parameters(), strict=True)
+        if p.grad is not None
+    )

@@ -41,7 +41,9 @@ class Model(nn.Module):
 
     def call(self, name: str, x: Any) -> Any:
         module = self.get_submodule(name)
-        return checkpoint(module, x, use_reentrant=False) if name in self.checkpointed else module(x)
+        return (
+            checkpoint(module, x, use_reentrant=False) if name in self.checkpointed else module(x)
+        )
 
 
 def by_path(model: nn.Module, x: torch.Tensor, **options: Any) -> dict[str | None, Sums]:
@@ -101,9 +103,15 @@ def test_what_can_be_moved_is_large_and_was_made_in_the_forward() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "bf16", "int8"),
-    [(torch.float32, 2, 3 - 4 / 256), (torch.bfloat16, 0, 1 - 4 / 256), (torch.float64, 6, 7 - 4 / 256)],
+    [
+        (torch.float32, 2, 3 - 4 / 256),
+        (torch.bfloat16, 0, 1 - 4 / 256),
+        (torch.float64, 6, 7 - 4 / 256),
+    ],
 )
-def test_narrow_floats_free_what_the_formula_says(dtype: torch.dtype, bf16: float, int8: float) -> None:
+def test_narrow_floats_free_what_the_formula_says(
+    dtype: torch.dtype, bf16: float, int8: float
+) -> None:
     """bfloat16 takes 2 bytes of a number, int8 one and 4 for every 256."""
     numbers = 256 * 128
     total = saved(nn.Tanh())(torch.randn(256, 128, dtype=dtype, requires_grad=True)).total

@@ -23,10 +23,19 @@ from kedge.store.saved_account import BytesOverStep
 def test_a_storage_is_borne_by_the_first_that_holds_it() -> None:
     """When that one is released, the next bears the bytes."""
     storages = {0: [(0, 10)], 1: [(0, 10)], 2: [(1, 5)]}
-    held = held_spans([0, 1, 2, ~0, ~1, ~2], storages.__getitem__, lambda number: TensorKind(str(number)), range(1, 7))
+    held = held_spans(
+        [0, 1, 2, ~0, ~1, ~2],
+        storages.__getitem__,
+        lambda number: TensorKind(str(number)),
+        range(1, 7),
+    )
 
     assert [kind.path for kind in held.kinds] == ["0", "1", "2"]
-    assert held.spans == (HeldSpan(0, 1, 10, 0, 3), HeldSpan(1, 1, 10, 3, 4), HeldSpan(2, 1, 5, 2, 5))
+    assert held.spans == (
+        HeldSpan(0, 1, 10, 0, 3),
+        HeldSpan(1, 1, 10, 3, 4),
+        HeldSpan(2, 1, 5, 2, 5),
+    )
 
 
 @st.composite
@@ -35,7 +44,9 @@ def steps(draw: Any) -> tuple[list[int], dict[int, list[tuple[int, int]]]]:
     sizes = draw(st.lists(st.integers(1, 99), min_size=1, max_size=6))
     count = draw(st.integers(1, 30))
     storages = {
-        number: [(at, sizes[at]) for at in draw(st.sets(st.integers(0, len(sizes) - 1), max_size=2))]
+        number: [
+            (at, sizes[at]) for at in draw(st.sets(st.integers(0, len(sizes) - 1), max_size=2))
+        ]
         for number in range(count)
     }
     events: list[int] = []
@@ -55,7 +66,9 @@ def test_at_each_moment_the_spans_add_up_to_the_bytes_held(
     """However tensors share storages, and whatever is released first."""
     events, storages = step
     line = course(events, storages.__getitem__, lambda _: [])
-    held = held_spans(events, storages.__getitem__, lambda number: TensorKind(str(number % 5)), line.at)
+    held = held_spans(
+        events, storages.__getitem__, lambda number: TensorKind(str(number % 5)), line.at
+    )
 
     assert [held.bytes(moment) for moment in range(len(line.at))] == list(line.bytes)
 
@@ -78,7 +91,9 @@ def test_the_flame_graph_of_a_language_model_has_the_bytes_of_its_report() -> No
         n_layer=6, n_embd=16, n_head=2, vocab_size=50, n_positions=8, bos_token_id=0, eos_token_id=0
     )
     words = torch.randint(0, 50, (2, 8))
-    report = saved(transformers.GPT2LMHeadModel(config), loss=lambda out: out.loss, backward=True)(words, labels=words)
+    report = saved(transformers.GPT2LMHeadModel(config), loss=lambda out: out.loss, backward=True)(
+        words, labels=words
+    )
     line = report.timeline
 
     agrees(line)
@@ -87,10 +102,14 @@ def test_the_flame_graph_of_a_language_model_has_the_bytes_of_its_report() -> No
     for kind, span in line.tensors.at(line.peak_moment):
         paths[kind.path] = paths.get(kind.path, 0) + span.bytes
     assert paths == {sums.path: sums.bytes for sums in report.by_module() if sums.bytes}
-    assert sum(span.bytes for kind, span in line.tensors.at(line.peak_moment) if kind.origin == "input") == (
-        report.inputs
-    )
-    (blocks,) = [node for node, _, _ in held_tree(line.tensors, line.peak_moment).walk() if node.label == "h.0-5"]
+    assert sum(
+        span.bytes for kind, span in line.tensors.at(line.peak_moment) if kind.origin == "input"
+    ) == (report.inputs)
+    (blocks,) = [
+        node
+        for node, _, _ in held_tree(line.tensors, line.peak_moment).walk()
+        if node.label == "h.0-5"
+    ]
     assert blocks.bytes == sum(size for path, size in paths.items() if path and ".h." in path)
 
 
@@ -99,7 +118,9 @@ class Blocks(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(3))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)) for _ in range(3)
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Run the blocks."""
@@ -118,9 +139,13 @@ def test_a_checkpoint_recomputes_one_block_after_the_other() -> None:
     ]
 
     order = [min(paths) for paths in seen if paths]
-    assert [path.split(".")[1] for path in order if path] == sorted((p.split(".")[1] for p in order if p), reverse=True)
+    assert [path.split(".")[1] for path in order if path] == sorted(
+        (p.split(".")[1] for p in order if p), reverse=True
+    )
     assert all(len({path.split(".")[1] for path in paths if path}) <= 1 for paths in seen)
-    assert {path for paths in seen for path in paths} >= {f"blocks.{n}.{part}" for n in range(3) for part in (1, 2)}
+    assert {path for paths in seen for path in paths} >= {
+        f"blocks.{n}.{part}" for n in range(3) for part in (1, 2)
+    }
     assert line.peak > max(size for size, paths in zip(line.bytes, seen, strict=True) if not paths)
 
 

@@ -84,7 +84,10 @@ def packed(model: nn.Module, *inputs: Any) -> Sums:
             found[inside[-1]] = (size + storage.nbytes(), count + 1)
         return tensor.detach()
 
-    with told(model, inside.append, lambda _: inside.pop()), saved_tensors_hooks(pack, lambda tensor: tensor):
+    with (
+        told(model, inside.append, lambda _: inside.pop()),
+        saved_tensors_hooks(pack, lambda tensor: tensor),
+    ):
         model(*inputs)
     return found
 
@@ -135,11 +138,23 @@ class Shared(nn.Module):
 
 
 MODELS = {
-    "mlp": (lambda: nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.2), nn.Linear(32, 4)), (6, 8)),
-    "in place": (lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True)), (6, 8)),
+    "mlp": (
+        lambda: nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Dropout(0.2), nn.Linear(32, 4)),
+        (6, 8),
+    ),
+    "in place": (
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True)),
+        (6, 8),
+    ),
     "convolutions": (
         lambda: nn.Sequential(
-            *(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten()),
+            *(
+                nn.Conv2d(3, 8, 3),
+                nn.BatchNorm2d(8),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(2),
+                nn.Flatten(),
+            ),
             nn.Linear(72, 5),
         ),
         (4, 3, 8, 8),
@@ -186,7 +201,10 @@ def test_what_was_packed_is_not_unpacked():
 
     assert calls == before
     assert "unpack" not in calls
-    assert sums(entries) == {"0": (2 * (4 * 8 + 8 * 8), 2), "1": (2 * 4 * 8, 1)}  # the halves that the program made
+    assert sums(entries) == {
+        "0": (2 * (4 * 8 + 8 * 8), 2),
+        "1": (2 * 4 * 8, 1),
+    }  # the halves that the program made
 
 
 def test_nothing_is_computed_numbered_or_kept():
@@ -216,7 +234,11 @@ def test_nothing_is_computed_numbered_or_kept():
 
 def test_the_calls_of_a_step_add_up():
     """Micro-batches and several roots are one bill; what lies between roots has no path, nothing counts twice."""
-    body, head, bill = nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Sequential(nn.Linear(8, 2)), SavedBill()
+    body, head, bill = (
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh()),
+        nn.Sequential(nn.Linear(8, 2)),
+        SavedBill(),
+    )
     with (
         followed(body, bill, "body."),
         followed(head, bill),

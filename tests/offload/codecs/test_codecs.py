@@ -42,7 +42,9 @@ def by_block(value):
 
 magnitudes = st.one_of(
     st.floats(width=32, allow_nan=False, allow_infinity=False),
-    st.sampled_from([0.0, -0.0, 3.4028234663852886e38, -3.4028234663852886e38, 1e-45, 1.1754944e-38, 1.0]),
+    st.sampled_from(
+        [0.0, -0.0, 3.4028234663852886e38, -3.4028234663852886e38, 1e-45, 1.1754944e-38, 1.0]
+    ),
 )
 
 
@@ -61,7 +63,10 @@ def vectors(draw, elements=magnitudes):
 def test_int8_is_off_by_half_a_step_at_most(value):
     """Within each block of 256 the error is at most 1/254 of the largest magnitude, over the whole range of float32."""
     _, back = through("int8", value)
-    bound = by_block(value).abs().amax(1, keepdim=True) / 254 * (1 + 1e-6) + torch.finfo(torch.float32).tiny / 2
+    bound = (
+        by_block(value).abs().amax(1, keepdim=True) / 254 * (1 + 1e-6)
+        + torch.finfo(torch.float32).tiny / 2
+    )
 
     assert back.isfinite().all()
     assert ((by_block(back) - by_block(value)).abs() <= bound).all()
@@ -110,7 +115,9 @@ def test_finite_values_keep_their_precision_beside_a_nan(name):
     _, back = through(name, value)
     rest = value.isfinite()
 
-    assert ((back - value)[rest].abs() <= torch.maximum(value[rest].abs() / 16, torch.tensor(3 / 250))).all()
+    assert (
+        (back - value)[rest].abs() <= torch.maximum(value[rest].abs() / 16, torch.tensor(3 / 250))
+    ).all()
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -226,7 +233,9 @@ def test_a_large_tensor_is_encoded_in_pieces(name):
 
 def test_an_unknown_codec_is_named():
     """The message says what was asked and lists what there is."""
-    with pytest.raises(NoSuchCodec, match="codec='zip': use 'bf16', 'fp8', 'int8', or None for no loss"):
+    with pytest.raises(
+        NoSuchCodec, match="codec='zip': use 'bf16', 'fp8', 'int8', or None for no loss"
+    ):
         codec_of("zip")
 
 
@@ -240,8 +249,15 @@ def test_how_fast_they_are(capsys):
             kept, extra = codec_of(name).encode(value)
             middle = time.perf_counter()
             codec_of(name).decode(kept, extra)
-            rates.append((value.nbytes / 1e6 / (middle - begin), value.nbytes / 1e6 / (time.perf_counter() - middle)))
+            rates.append(
+                (
+                    value.nbytes / 1e6 / (middle - begin),
+                    value.nbytes / 1e6 / (time.perf_counter() - middle),
+                )
+            )
         with capsys.disabled():
             encoding, decoding = (max(column) for column in zip(*rates, strict=True))
-            sys.stdout.write(f"\n  {name}: encodes {encoding:.0f} MB/s, decodes {decoding:.0f} MB/s")
+            sys.stdout.write(
+                f"\n  {name}: encodes {encoding:.0f} MB/s, decodes {decoding:.0f} MB/s"
+            )
     assert set(CODECS) == {"bf16", "fp8", "int8"}

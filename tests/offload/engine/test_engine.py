@@ -53,7 +53,13 @@ def grads_of(model, times=1):
 
 @pytest.mark.parametrize(
     "to",
-    [kedge.Rebuild(), kedge.Disk(), kedge.Disk(rebuild=False), kedge.Disk(checksum=True), kedge.Disk(uncached=True)],
+    [
+        kedge.Rebuild(),
+        kedge.Disk(),
+        kedge.Disk(rebuild=False),
+        kedge.Disk(checksum=True),
+        kedge.Disk(uncached=True),
+    ],
 )
 def test_gradients_are_equal_to_the_last_bit(net, to):
     """Without a codec, offloading changes no bit of a gradient, in any step."""
@@ -98,7 +104,9 @@ def test_a_parameter_that_is_no_model_s_stays():
     with engaged(shelf=shelf) as engine:
         (X[:, :1].expand(8, 30).clone() @ weight.t()).sum().backward()
 
-    assert engine.account.total.kept["parameter"].number == 0  # the input needs no gradient, so the weight is not saved
+    assert (
+        engine.account.total.kept["parameter"].number == 0
+    )  # the input needs no gradient, so the weight is not saved
     with engaged(shelf=shelf) as engine:
         ((torch.ones(8, 30, requires_grad=True) * 2) @ weight.t()).sum().backward()
     assert engine.account.total.kept["parameter"].bytes == weight.nbytes
@@ -120,7 +128,12 @@ def test_only_what_is_selected_is_taken(net):
 
     moved = {path for path in account.rows if account.module(path).moved}
     assert moved == {"inner.0", "inner.1"}
-    assert {path for path in account.rows if account.module(path).kept["excluded"].number} == {"first", "act", "", None}
+    assert {path for path in account.rows if account.module(path).kept["excluded"].number} == {
+        "first",
+        "act",
+        "",
+        None,
+    }
 
 
 def test_everything_includes_what_is_saved_outside(net):
@@ -146,7 +159,10 @@ def strange():
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], requires_grad=True)
         yield "nested", lambda: torch.nested.to_padded_tensor(nested * nested, 0.0).sum()
     yield "wrapper", lambda: Save.apply(w, TwoTensor(torch.ones(8), torch.ones(8))).sum()
-    yield "subclass", lambda: (w * torch.ones(8).as_subclass(Stranger)).as_subclass(torch.Tensor).sum()
+    yield (
+        "subclass",
+        lambda: (w * torch.ones(8).as_subclass(Stranger)).as_subclass(torch.Tensor).sum(),
+    )
 
 
 @pytest.mark.parametrize(("kind", "program"), list(strange()))
@@ -233,7 +249,9 @@ def test_a_rule_that_fails_is_left_out_there_alone():
         (RuntimeError("x can't allocate memory: y"), 5),
     ):
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(20, 40), nn.GELU(), nn.Linear(40, 40), nn.GELU(), nn.Linear(40, 40))
+        model = nn.Sequential(
+            nn.Linear(20, 40), nn.GELU(), nn.Linear(40, 40), nn.GELU(), nn.Linear(40, 40)
+        )
         plain = grads_of(model, 3)
         raising = [failure]
 
@@ -269,9 +287,13 @@ def test_a_rule_is_verified_once_at_each_place():
         if recipe is None:
             return None
         counted = lambda *given: runs.append(1) or recipe.run(*given)
-        return SimpleNamespace(rule="r", inputs=recipe.inputs, extra=recipe.extra, nbytes=recipe.nbytes, run=counted)
+        return SimpleNamespace(
+            rule="r", inputs=recipe.inputs, extra=recipe.extra, nbytes=recipe.nbytes, run=counted
+        )
 
-    model = nn.Sequential(*(layer for _ in range(5) for layer in (nn.Linear(20, 20), nn.GELU())), nn.Linear(20, 20))
+    model = nn.Sequential(
+        *(layer for _ in range(5) for layer in (nn.Linear(20, 20), nn.GELU())), nn.Linear(20, 20)
+    )
     with engaged(model, find=found) as engine:
         kept = model(X), model(X)
     assert len(runs) == 5
@@ -390,7 +412,9 @@ def test_blocks_nest(net):
 def test_the_account_adds_up(net):
     """Every saved tensor is in exactly one column; sums over modules and steps are the whole."""
     saved = []
-    pair = torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.nbytes) or t, lambda t: t)
+    pair = torch.autograd.graph.saved_tensors_hooks(
+        lambda t: saved.append(t.nbytes) or t, lambda t: t
+    )
     with pair:
         grads_of(net, 2)
     with kedge.offload(net, to=kedge.Disk(), min_bytes=64) as account:
@@ -435,7 +459,8 @@ def test_a_selector_of_nothing_is_an_error(net):
     with pytest.raises(OffloadError, match=r"takes a torch.nn.Module, not a list"):
         kedge.offload([net])
     with pytest.raises(
-        OffloadError, match=r"takes one model, .* not a second .*; for several models, give torch.nn.Mod"
+        OffloadError,
+        match=r"takes one model, .* not a second .*; for several models, give torch.nn.Mod",
     ):
         kedge.offload(net, net)
 
@@ -480,7 +505,9 @@ def test_what_is_rebuilt_wrong_raises():
 def test_an_account_of_nothing_counts_no_step(net):
     """Before anything is saved there was no step; after the first tensor there is one."""
     with kedge.offload(net) as account:
-        assert "no step: autograd saved nothing, as under torch.no_grad; kept: nothing" in str(account)
+        assert "no step: autograd saved nothing, as under torch.no_grad; kept: nothing" in str(
+            account
+        )
         with torch.no_grad():
             net(torch.randn(4, 20))
         assert "no step" in str(account)

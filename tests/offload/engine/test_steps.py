@@ -215,7 +215,9 @@ def test_an_inner_block_that_keeps_all_sees_its_steps(net, outer, foreign):
     with engaged(net, outer), engaged(net) as engine:
         for turn in range(3):
             if foreign:
-                with torch.autograd.graph.saved_tensors_hooks(lambda value: value, lambda value: value):
+                with torch.autograd.graph.saved_tensors_hooks(
+                    lambda value: value, lambda value: value
+                ):
                     several(net)
             else:
                 several(net)
@@ -286,7 +288,9 @@ def test_a_limit_of_memory_holds_for_all_that_is_alive(forwards):
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())))
     x = torch.randn(256, 64)
     limit = 300_000
-    with kedge.offload(model, to=kedge.Disk(rebuild=False), max_memory=limit, min_bytes=0) as account:
+    with kedge.offload(
+        model, to=kedge.Disk(rebuild=False), max_memory=limit, min_bytes=0
+    ) as account:
         for turn in range(5):
             loss = sum(F.softplus(model(x + k)).sum() for k in range(forwards))
             if turn > 1:

@@ -147,7 +147,10 @@ def test_what_a_signal_handler_raises_in_a_rule_is_the_programs(monkeypatch):
     monkeypatch.setattr(type(NORMS[1]), "term", lambda *_: signal.raise_signal(signal.SIGUSR1))
     x, model = torch.randn(2, 4, 40, 40, requires_grad=True), Grouped()
     try:
-        with pytest.raises(TimeoutError, match="own"), kedge.offload(model, to=kedge.Disk(), min_bytes=1):
+        with (
+            pytest.raises(TimeoutError, match="own"),
+            kedge.offload(model, to=kedge.Disk(), min_bytes=1),
+        ):
             model(x)
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -162,6 +162,8 @@ with kedge.offload(model, min_bytes=1024):
 torch.cuda.synchronize()
 """
     root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
+    )
     assert done.returncode != 0
     assert "without autograd noticing" in done.stdout + done.stderr

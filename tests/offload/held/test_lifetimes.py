@@ -24,7 +24,9 @@ from tests.offload.engines import Save, Shelf, engaged
 def model_of():
     """Make the model."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3))
+    return nn.Sequential(
+        nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 3)
+    )
 
 
 X = torch.linspace(-1, 1, 160).view(8, 20)
@@ -81,7 +83,9 @@ def only_some(model):
     model(X).sum().backward()
 
 
-@pytest.mark.parametrize("run", [retained, two_losses, several_forwards, some_abandoned, doubly, only_some])
+@pytest.mark.parametrize(
+    "run", [retained, two_losses, several_forwards, some_abandoned, doubly, only_some]
+)
 @pytest.mark.parametrize("rebuild", [False, True])
 def test_gradients_are_those_of_a_plain_run(run, rebuild):
     """Whatever is asked for twice, late, out of order or never, gradients are equal, and every slot is freed once."""
@@ -214,7 +218,10 @@ def test_what_is_held_for_a_moment_is_bounded():
 def test_models_train_in_threads_under_their_own_offloads():
     """Two threads that train two models under two offloads each get their own gradients."""
     models = [model_of(), model_of()]
-    plain = [grads_of(model, lambda m, i=i: m(X * (i + 1)).pow(2).sum().backward()) for i, model in enumerate(models)]
+    plain = [
+        grads_of(model, lambda m, i=i: m(X * (i + 1)).pow(2).sum().backward())
+        for i, model in enumerate(models)
+    ]
     found, accounts = [None, None], [None, None]
     together = threading.Barrier(2)
 

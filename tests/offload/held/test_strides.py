@@ -123,7 +123,9 @@ def test_a_part_of_what_was_moved_whole_is_no_second_entry():
         kept = [read_back(part) for part in (whole, whole[3], whole[:, 2])]
 
     assert shelf.sizes == [whole.nbytes]
-    assert all(torch.equal(kept[i][1], part) for i, part in enumerate((whole, whole[3], whole[:, 2])))
+    assert all(
+        torch.equal(kept[i][1], part) for i, part in enumerate((whole, whole[3], whole[:, 2]))
+    )
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp8", "int8"])

@@ -15,7 +15,16 @@ from kedge.hooks.saved.pairs import packed_of
 from kedge.hooks.saved.reference import KeptByReference
 from kedge.offload.account import OffloadAccount, Outcome
 from kedge.offload.engine.policy import Choice, Policy
-from kedge.offload.plan import Candidate, Learner, Limit, Link, StepTable, TensorKey, planner_for, solve
+from kedge.offload.plan import (
+    Candidate,
+    Learner,
+    Limit,
+    Link,
+    StepTable,
+    TensorKey,
+    planner_for,
+    solve,
+)
 from kedge.offload.plan.learn import MeasuredStep
 from kedge.offload.plan.limits import bytes_of
 from kedge.offload.plan.predict import Forecast
@@ -133,7 +142,9 @@ def test_a_codec_without_a_store_keeps_fewer_bytes():
 
 def test_nothing_loses_bits_if_it_need_not():
     """At the same price, rebuilding and moving come before a codec."""
-    table = stack(4, GB, link=Link("cpu", math.inf, math.inf, overlaps=True), rebuild=0.0, coded=0, coding=0.0)
+    table = stack(
+        4, GB, link=Link("cpu", math.inf, math.inf, overlaps=True), rebuild=0.0, coded=0, coding=0.0
+    )
     assert set(choices(solve(table, Limit(memory=0)))) == {Choice.REBUILD}
 
 
@@ -187,7 +198,15 @@ def tables(draw):
     for i in range(draw(st.integers(1, 9))):
         clock += draw(st.sampled_from([0.001, 0.01, 0.1]))
         nbytes = draw(st.sampled_from([10, 100, 1000])) * MB
-        rows.append((i, nbytes, clock, draw(st.sampled_from([None, 0.0, 0.004, 0.05])), draw(st.sampled_from([0, 1]))))
+        rows.append(
+            (
+                i,
+                nbytes,
+                clock,
+                draw(st.sampled_from([None, 0.0, 0.004, 0.05])),
+                draw(st.sampled_from([0, 1])),
+            )
+        )
     backward = {i: clock + 2 * (clock - saved) for i, _, saved, _, _ in rows}
     coded = draw(st.booleans())
     candidates = tuple(
@@ -219,7 +238,9 @@ def test_a_feasible_limit_of_memory_is_never_exceeded(table, share):
 @given(table=tables())
 def test_less_memory_never_costs_less_time(table):
     """From one limit to a smaller one, neither the bytes that stay nor the time that shows get better at once."""
-    plans = [solve(table, Limit(memory=round(table.nbytes * share / 10))) for share in range(10, -1, -1)]
+    plans = [
+        solve(table, Limit(memory=round(table.nbytes * share / 10))) for share in range(10, -1, -1)
+    ]
 
     for more, less in itertools.pairwise(plans):
         assert less.outcome.kept <= more.outcome.kept
@@ -251,7 +272,9 @@ def test_more_time_never_keeps_more_bytes_where_moves_do_not_overlap(table):
 def test_a_tensor_that_is_rebuilt_already_is_moved_only_for_what_that_frees_besides():
     """The price of a second change counts the bytes that the first has left, and not those of the whole tensor."""
     slow = Link("x", write=10 * GB, read=10 * GB, overlaps=False)
-    rebuilt = Candidate(TensorKey("m", 0, 0), 100 * MB, saved=0.01, asked=0.67, rebuild=0.0, extra=3 * MB)
+    rebuilt = Candidate(
+        TensorKey("m", 0, 0), 100 * MB, saved=0.01, asked=0.67, rebuild=0.0, extra=3 * MB
+    )
     small = Candidate(TensorKey("m", 1, 0), 10 * MB, saved=0.02, asked=0.65)
     plan = solve(StepTable((rebuilt, small), step=0.7, link=slow), Limit(slowdown=1.03))
 
@@ -268,7 +291,15 @@ def test_a_large_step_is_planned_at_once():
 
 @pytest.mark.parametrize(
     ("given_", "nbytes"),
-    [("2 GB", 2 * GB), ("2GB", 2 * GB), ("1.5 MiB", 3 << 19), (" 7 ", 7), ("0", 0), (12, 12), ("10kb", 10_000)],
+    [
+        ("2 GB", 2 * GB),
+        ("2GB", 2 * GB),
+        ("1.5 MiB", 3 << 19),
+        (" 7 ", 7),
+        ("0", 0),
+        (12, 12),
+        ("10kb", 10_000),
+    ],
 )
 def test_bytes_are_read_as_people_write_them(given_, nbytes):
     """Decimal and binary units, upper case or lower, and bare numbers."""
@@ -311,7 +342,10 @@ class Ticks:
 
 def test_own_time_is_taken_out():
     """A tensor saved after 2 s of the program and 3 s of Kedge is saved at 2 s; the step is as long without Kedge."""
-    first, second = TensorTimes(TensorKey("a", 0), 100, 1.0), TensorTimes(TensorKey("b", 0), 50, 5.0)
+    first, second = (
+        TensorTimes(TensorKey("a", 0), 100, 1.0),
+        TensorTimes(TensorKey("b", 0), 50, 5.0),
+    )
     first.group, first.took, first.asked = "moved", (1.0, 4.0), [(9.0, 11.0)]
     second.group, second.took, second.ran, second.extra = "rebuilt", (5.0, 5.5), [(7.0, 8.0)], 3
     table = MeasuredStep(Ticks(), 0.0, 13.0, [first, second]).table(None)
@@ -329,7 +363,9 @@ def step(learner, sizes):
     for path, nbytes in sizes:
         choice = learner.choose(path, 0, nbytes)
         learner.took(
-            Outcome("kept", "planned", nbytes) if choice is Choice.KEEP else Outcome("rebuilt", "gelu", nbytes)
+            Outcome("kept", "planned", nbytes)
+            if choice is Choice.KEEP
+            else Outcome("rebuilt", "gelu", nbytes)
         )
         chosen.append(choice)
     learner.turn(OffloadAccount())
@@ -393,7 +429,8 @@ def test_a_limit_out_of_reach_is_said_once():
     learner = Learner(Limit(memory=10))
     learner.equip(Policy())
     with pytest.warns(
-        LimitOutOfReach, match="max_memory=10 bytes is out of reach.*0.0 MB of saved tensors stay.*Disk"
+        LimitOutOfReach,
+        match="max_memory=10 bytes is out of reach.*0.0 MB of saved tensors stay.*Disk",
     ) as said:
         for _ in range(3):
             learner.choose("a", 0, 100)
@@ -460,15 +497,21 @@ def test_a_run_stays_within_its_limit(share, disk, tmp_path):
 
     loss().backward()
     plain = [p.grad.clone() for p in model.parameters()]
-    everything = 6 * 512 * 64 * 4 * 10  # a block saves its sum, its norm's output, and two of four times the width
+    everything = (
+        6 * 512 * 64 * 4 * 10
+    )  # a block saves its sum, its norm's output, and two of four times the width
     limit = round(share * everything)
-    with kedge.offload(model, to=kedge.Disk(tmp_path) if disk else kedge.Rebuild(), max_memory=limit) as account:
+    with kedge.offload(
+        model, to=kedge.Disk(tmp_path) if disk else kedge.Rebuild(), max_memory=limit
+    ) as account:
         for _ in range(4):
             model.zero_grad()
             last = loss()
             kept = stays(last, model, x, 65536)
             last.backward()
-            assert all(torch.equal(a, p.grad) for a, p in zip(plain, model.parameters(), strict=True))
+            assert all(
+                torch.equal(a, p.grad) for a, p in zip(plain, model.parameters(), strict=True)
+            )
 
     assert account.plan.feasible
     assert kept == pytest.approx(account.plan.outcome.kept, rel=0.1)
@@ -487,14 +530,19 @@ def test_a_run_under_a_limit_of_time_keeps_its_bits():
         for _ in range(4):
             model.zero_grad()
             model(x).square().mean().backward()
-            assert all(torch.equal(a, p.grad) for a, p in zip(plain, model.parameters(), strict=True))
+            assert all(
+                torch.equal(a, p.grad) for a, p in zip(plain, model.parameters(), strict=True)
+            )
     assert account.plan.slowdown <= 1.5
 
     with kedge.offload(model, codec="bf16", max_memory="1.5 MB") as account:
         for _ in range(4):
             model.zero_grad()
             model(x).square().mean().backward()
-            assert all(torch.allclose(a, p.grad, atol=1e-4) for a, p in zip(plain, model.parameters(), strict=True))
+            assert all(
+                torch.allclose(a, p.grad, atol=1e-4)
+                for a, p in zip(plain, model.parameters(), strict=True)
+            )
     assert account.plan.feasible
     assert account.plan.bytes_of(Choice.COMPRESS)[0] > 0
 

@@ -35,7 +35,9 @@ def test_graphs_that_are_retained_count_for_a_limit(limit):
     model = model_of()
     model(X).sum().backward()
     plain = grads_of(model)
-    with kedge.offload(model, to=kedge.Disk(rebuild=False), max_memory=limit, min_bytes=0) as account:
+    with kedge.offload(
+        model, to=kedge.Disk(rebuild=False), max_memory=limit, min_bytes=0
+    ) as account:
         loss, most = None, 0
         for _ in range(12):
             loss = model(X).sum()  # the one before goes only now
@@ -53,13 +55,17 @@ def test_what_a_plan_keeps_is_not_kept_away_by_graphs_that_are_gone():
     """An output that nobody goes back from, held until the next one is there, does not undo a plan."""
     model, head = model_of(), nn.Linear(64, 64)
     whole = nn.Sequential(model, head)
-    with kedge.offload(whole, to=kedge.Disk(rebuild=False), max_memory=140_000, min_bytes=0) as account:
+    with kedge.offload(
+        whole, to=kedge.Disk(rebuild=False), max_memory=140_000, min_bytes=0
+    ) as account:
         for turn in range(8):
             out = whole(X)
             beside = out[:1].tanh()
             out.sum().backward()
             if turn > 2:
-                assert account.step.kept["planned"].number == account.plan.bytes_of(Choice.KEEP)[0] > 0
+                assert (
+                    account.step.kept["planned"].number == account.plan.bytes_of(Choice.KEEP)[0] > 0
+                )
         assert beside.requires_grad
 
 
@@ -75,7 +81,9 @@ def test_a_store_without_room_to_measure_it_does_not_end_the_program(monkeypatch
 
     monkeypatch.setattr(DiskStore, "put", little)
     model = model_of()
-    with kedge.offload(model, to=kedge.Disk(rebuild=False), max_memory=140_000, min_bytes=0) as account:
+    with kedge.offload(
+        model, to=kedge.Disk(rebuild=False), max_memory=140_000, min_bytes=0
+    ) as account:
         for _ in range(5):
             model(X).sum().backward()
     assert bool(account.plan) is (most >= 1 << 20)

@@ -61,7 +61,9 @@ class Engine:
     With ``check``, everything that a recipe gives is compared with what it stands for as soon as it is packed.
     """
 
-    def __init__(self, model=None, inputs=(), *, least=65_536, check=False, rules=True, finder=find):
+    def __init__(
+        self, model=None, inputs=(), *, least=65_536, check=False, rules=True, finder=find
+    ):
         owned = [] if model is None else [*model.parameters(), *model.buffers()]
         self.owned = {t.untyped_storage() for t in (*owned, *inputs)}
         self.least, self.check, self.rules, self.finder = least, check, rules, finder
@@ -99,7 +101,9 @@ class Engine:
         recipe = self.finder(value, self.handle_of)
         if recipe is None:
             return None
-        if self.check and not same_bits(recipe.run(*(h.read() for h in recipe.inputs)), value.detach()):
+        if self.check and not same_bits(
+            recipe.run(*(h.read() for h in recipe.inputs)), value.detach()
+        ):
             self.wrong[recipe.rule] += 1
             return None
         self.rebuilt[recipe.rule] += 1

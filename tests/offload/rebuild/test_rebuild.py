@@ -103,12 +103,21 @@ def normalised(kind, x, dtype):
         case "group_norm":
             return F.group_norm(x, 2, w, b, 1e-3)
         case "layer_norm":
-            return F.layer_norm(x, x.shape[-1:], weight(x.shape[-1], dtype), weight(x.shape[-1], dtype), 3e-5)
+            return F.layer_norm(
+                x, x.shape[-1:], weight(x.shape[-1], dtype), weight(x.shape[-1], dtype), 3e-5
+            )
         case _:
             return F.layer_norm(x, x.shape[-2:], None, None, 1e-6)
 
 
-NORMS = ["batch_norm", "batch_norm, plain", "batch_norm, eval", "group_norm", "layer_norm", "layer_norm, plain"]
+NORMS = [
+    "batch_norm",
+    "batch_norm, plain",
+    "batch_norm, eval",
+    "group_norm",
+    "layer_norm",
+    "layer_norm, plain",
+]
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed"])
@@ -124,7 +133,11 @@ def test_normalised_tensors_come_from_input_and_statistics(name, dtype, layout):
         engine, made, held = saved_again(lambda x=x: normalised(name, of(x), dtype))
 
         assert engine.wrong == {}
-        if name == "group_norm" and layout == "channels_last" and not hasattr(made.grad_fn, "_saved_eps"):
+        if (
+            name == "group_norm"
+            and layout == "channels_last"
+            and not hasattr(made.grad_fn, "_saved_eps")
+        ):
             continue  # it stays; see Note [Groups without an epsilon]
         assert engine.rebuilt[name.split(",", maxsplit=1)[0]] == 1
         assert same_bits(held.read(), made)
@@ -169,7 +182,9 @@ def test_one_weight_with_two_epsilons():
         for epsilon in (1e-5, 1e-1, 2.5e-3, 1e-12):
             with torch.no_grad():
                 w.add_(1)
-            engine, made, held = saved_again(lambda w=w, e=epsilon: F.layer_norm(of(x) * 0.01, (10,), w, w, e))
+            engine, made, held = saved_again(
+                lambda w=w, e=epsilon: F.layer_norm(of(x) * 0.01, (10,), w, w, e)
+            )
 
             assert engine.wrong == {}
             assert engine.rebuilt["layer_norm"] == 1
@@ -184,7 +199,9 @@ def test_a_relu_behind_a_norm_comes_from_the_norms_input():
         (F.relu, F.relu_, torch.sigmoid, torch.tanh), ("contiguous", "channels_last")
     ):
         x = leaf((2, 4, 6, 10), torch.float32, layout, special=True)
-        engine, made, held = saved_again(lambda x=x, relu=relu: relu(normalised("batch_norm", of(x), x.dtype)))
+        engine, made, held = saved_again(
+            lambda x=x, relu=relu: relu(normalised("batch_norm", of(x), x.dtype))
+        )
 
         assert engine.wrong == {}
         assert engine.rebuilt[getattr(relu, "__name__", "").strip("_")] == 1
@@ -235,7 +252,10 @@ def test_products_come_from_their_factors(dtype):
 
 def test_scaled_and_divided_tensors_are_rebuilt():
     """A factor may be a number, whose value the node tells; a quotient is rebuilt like a product."""
-    x, w = leaf((2, 4, 6, 10), torch.float32, "contiguous"), leaf((2, 4, 6, 10), torch.float32, "contiguous")
+    x, w = (
+        leaf((2, 4, 6, 10), torch.float32, "contiguous"),
+        leaf((2, 4, 6, 10), torch.float32, "contiguous"),
+    )
     for make, rule in (
         (lambda: F.softmax(of(x), -1) * 0.3, "product"),
         (lambda: 2 * torch.exp(of(x)), "product"),
@@ -316,7 +336,9 @@ def test_copies_in_another_order_are_rebuilt():
         lambda h: h.permute(-1, 2, 0, 1).reshape(20, -1),
         lambda h: h.view(8, 6, 10).transpose(-2, -1).reshape(2, -1),
         lambda h: (
-            h[:, :, None].expand(2, 4, 3, 6, 10).reshape(2, 12, 6, 10) if h.is_leaf else h.transpose(0, 3).clone()
+            h[:, :, None].expand(2, 4, 3, 6, 10).reshape(2, 12, 6, 10)
+            if h.is_leaf
+            else h.transpose(0, 3).clone()
         ),
     ):
         engine, made, held = saved_again(lambda make=make: make(torch.exp(of(x))))
@@ -330,7 +352,9 @@ def test_what_was_repeated_is_stored_once():
     """Keys that several heads share are stored once, although attention gets a copy for each head."""
     torch.manual_seed(0)
     x = leaf((2, 4, 6, 10), torch.float32, "contiguous")
-    engine, made, held = saved_again(lambda: of(x)[:, :, None].expand(2, 4, 3, 6, 10).reshape(2, 12, 6, 10))
+    engine, made, held = saved_again(
+        lambda: of(x)[:, :, None].expand(2, 4, 3, 6, 10).reshape(2, 12, 6, 10)
+    )
 
     assert engine.rebuilt["copy"] == 1
     assert engine.by["copy"] == made.nbytes * 2 // 3

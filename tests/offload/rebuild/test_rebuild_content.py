@@ -20,11 +20,17 @@ def by_content(value):
     return None if recipe is None else (recipe.run(), recipe.nbytes, recipe.rule)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str
+)
 def test_noise_is_stored_in_one_bit(dtype):
     """Dropout's noise on a CPU, two values in full width, is stored in a bit each, whatever its size and layout."""
     torch.manual_seed(0)
-    for shape, layout in (((3, 5, 7, 11), torch.channels_last), ((1000, 131), None), ((70_001,), None)):
+    for shape, layout in (
+        ((3, 5, 7, 11), torch.channels_last),
+        ((1000, 131), None),
+        ((70_001,), None),
+    ):
         noise = F.dropout(torch.ones(shape, dtype=dtype), 0.3)
         noise = noise if layout is None else noise.to(memory_format=layout)
         made, nbytes, rule = by_content(noise)
@@ -56,7 +62,11 @@ def test_a_third_value_is_seen_wherever_it_is():
 
 def test_booleans_are_stored_in_one_bit():
     """A mask is stored in an eighth of its bytes, transposed ones with their strides."""
-    for mask in (torch.rand(13, 17) < 0.5, (torch.rand(16, 9) < 0.1).t(), torch.zeros(3, dtype=torch.bool)):
+    for mask in (
+        torch.rand(13, 17) < 0.5,
+        (torch.rand(16, 9) < 0.1).t(),
+        torch.zeros(3, dtype=torch.bool),
+    ):
         made, nbytes, rule = by_content(mask)
 
         assert rule == "bits"
@@ -83,7 +93,10 @@ def test_pool_indices_are_stored_in_a_byte(layout, ceil):
     for size, options in (
         ((4, 8, 112, 112), {"kernel_size": 3, "stride": 2, "padding": 1}),
         ((2, 4, 224, 224), {"kernel_size": 3, "stride": 2, "padding": 1}),
-        ((2, 4, 61, 50), {"kernel_size": (3, 2), "stride": (2, 3), "padding": (1, 1), "dilation": (2, 1)}),
+        (
+            (2, 4, 61, 50),
+            {"kernel_size": (3, 2), "stride": (2, 3), "padding": (1, 1), "dilation": (2, 1)},
+        ),
         ((3, 5, 32, 32), {"kernel_size": 2}),
     ):
         x = torch.randn(size).to(memory_format=layout)
@@ -113,7 +126,9 @@ def test_pools_of_one_and_three_dimensions():
 @example(values=[0, 2**29], wide=False)  # a step that is too long for its ramp
 @given(
     values=st.lists(
-        st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 300) | st.integers(0, 70_000), min_size=1, max_size=64
+        st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 300) | st.integers(0, 70_000),
+        min_size=1,
+        max_size=64,
     ),
     wide=st.booleans(),
 )

@@ -21,10 +21,15 @@ class Block(nn.Module):
         super().__init__()
         self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1))
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1)
+        )
 
     def forward(self, x):
-        q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(self.before(x)).chunk(3, -1))
+        q, k, v = (
+            t.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            for t in self.qkv(self.before(x)).chunk(3, -1)
+        )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + F.dropout(self.out(y), 0.1)
         return x + self.mlp(self.between(x))
@@ -35,7 +40,10 @@ class Gpt(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words, self.blocks = nn.Embedding(WORDS, WIDTH), nn.Sequential(*(Block() for _ in range(4)))
+        self.words, self.blocks = (
+            nn.Embedding(WORDS, WIDTH),
+            nn.Sequential(*(Block() for _ in range(4))),
+        )
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
 
     def forward(self, x):
@@ -48,7 +56,10 @@ class Bottleneck(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.a, self.an = nn.Conv2d(width, width // 4, 1, bias=False), nn.BatchNorm2d(width // 4)
-        self.b, self.bn = nn.Conv2d(width // 4, width // 4, 3, padding=1, bias=False), nn.BatchNorm2d(width // 4)
+        self.b, self.bn = (
+            nn.Conv2d(width // 4, width // 4, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width // 4),
+        )
         self.c, self.cn = nn.Conv2d(width // 4, width, 1, bias=False), nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
 
@@ -61,9 +72,18 @@ class Bottleneck(nn.Module):
 
 def resnet():
     """A small ResNet."""
-    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    stem = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
     return nn.Sequential(
-        *stem, *(Bottleneck(64) for _ in range(5)), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)
+        *stem,
+        *(Bottleneck(64) for _ in range(5)),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
     )
 
 
@@ -152,7 +172,10 @@ def kept(account):
 @pytest.mark.parametrize("amp", [False, True], ids=["float32", "autocast"])
 @pytest.mark.parametrize(
     ("name", "lasting"),
-    [*((name, False) for name in CASES), *((name, True) for name, case in CASES.items() if case[1] is not words)],
+    [
+        *((name, False) for name in CASES),
+        *((name, True) for name, case in CASES.items() if case[1] is not words),
+    ],
 )
 def test_gradients_keep_their_bits_and_less_is_kept(name, lasting, amp):
     """Every gradient is the same to the last bit, channels last or not; no rule is dropped; that many times less is kept."""
@@ -160,12 +183,19 @@ def test_gradients_keep_their_bits_and_less_is_kept(name, lasting, amp):
     torch.manual_seed(0)
     model, x = build().train(), given()
     if lasting:
-        model, x = model.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+        model, x = (
+            model.to(memory_format=torch.channels_last),
+            x.contiguous(memory_format=torch.channels_last),
+        )
     plain = gradients(model, x, amp)
     block = offload(model, min_bytes=1024)
     for _ in range(2):
         found = gradients(model, x, amp, block)
-        assert [p for p, grad in plain.items() if not (grad is found[p] is None or torch.equal(grad, found[p]))] == []
+        assert [
+            p
+            for p, grad in plain.items()
+            if not (grad is found[p] is None or torch.equal(grad, found[p]))
+        ] == []
     assert block.account.dropped == {}
     assert block.account.total.naive >= fewer * kept(block.account)
 

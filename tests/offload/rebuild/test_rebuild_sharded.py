@@ -62,7 +62,9 @@ def sharded():
     return {name: found for name, *found in map(json.loads, done.stdout.splitlines())}
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without torch.distributed")
+@pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="PyTorch without torch.distributed"
+)
 @pytest.mark.parametrize("to", ["rebuild", "disk"])
 def test_parameters_that_fsdp_gives_back_are_not_rebuilt_from(to, sharded):
     """Under FSDP, where a parameter's memory is gone before what was made from it is wanted, gradients are equal."""

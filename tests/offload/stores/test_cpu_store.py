@@ -52,7 +52,9 @@ class Queues:
 
     def step(self):
         """Run one operation of some stream that may run one; tell whether there was one."""
-        ready = [s for s in self.all if s.queue and (s.queue[0][0] != "wait" or s.queue[0][1].reached)]
+        ready = [
+            s for s in self.all if s.queue and (s.queue[0][0] != "wait" or s.queue[0][1].reached)
+        ]
         if not ready:
             return False
         kind, what = self.random.choice(ready).queue.pop(0)
@@ -197,7 +199,9 @@ def train(device, seed, *, window=3 * KB, steps=3):
             del tensor
             made(device, 0, nbytes)  # what is computed next, perhaps in the same memory
             device.run(random_.randrange(4))
-        order = list(reversed(slots)) if random_.random() < 0.7 else random_.sample(slots, len(slots))
+        order = (
+            list(reversed(slots)) if random_.random() < 0.7 else random_.sample(slots, len(slots))
+        )
         for slot, value in order:
             if random_.random() < 0.1:
                 slot.prefetch()
@@ -255,7 +259,9 @@ def test_no_more_than_the_window_is_held_for_copies():
     """A program that runs ahead of its copies waits for the oldest, and for no more than that."""
     device = FakeDevice()
     store = CpuStore(device=device, most=1 << 28, window=3 * KB)
-    held = [weakref.ref(source) for source in (made(device, i) for i in range(3)) if store.put(source)]
+    held = [
+        weakref.ref(source) for source in (made(device, i) for i in range(3)) if store.put(source)
+    ]
     assert device.waits == 0
     assert all(ref() is not None for ref in held)
     store.put(made(device, 9))

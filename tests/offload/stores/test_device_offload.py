@@ -24,8 +24,14 @@ class Residual(nn.Module):
 
     def __init__(self, width):
         super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.norm2 = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.conv1, self.norm1 = (
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
+        self.conv2, self.norm2 = (
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+        )
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x):
@@ -38,7 +44,10 @@ class Layer(nn.Module):
 
     def __init__(self, width):
         super().__init__()
-        self.norm1, self.attn = nn.LayerNorm(width), nn.MultiheadAttention(width, 8, dropout=0.1, batch_first=True)
+        self.norm1, self.attn = (
+            nn.LayerNorm(width),
+            nn.MultiheadAttention(width, 8, dropout=0.1, batch_first=True),
+        )
         self.norm2, self.mlp = (
             nn.LayerNorm(width),
             nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)),
@@ -69,7 +78,9 @@ def cnn():
 def transformer():
     """A small transformer, and hidden states."""
     torch.manual_seed(0)
-    return nn.Sequential(*[Layer(512) for _ in range(6)]).to(GPU), torch.randn(8, 512, 512, device=GPU)
+    return nn.Sequential(*[Layer(512) for _ in range(6)]).to(GPU), torch.randn(
+        8, 512, 512, device=GPU
+    )
 
 
 def gradients(model, x, steps=1):
@@ -138,7 +149,11 @@ def test_gradients_are_equal_in_channels_last_and_bf16():
 @pytest.mark.parametrize("model", MODELS)
 def test_moving_frees_the_device(model, monkeypatch):
     """With a small window, a step that moves all takes less than half of the memory of the plain step."""
-    monkeypatch.setattr(CpuStore.__init__, "__kwdefaults__", {**CpuStore.__init__.__kwdefaults__, "window": 16 << 20})
+    monkeypatch.setattr(
+        CpuStore.__init__,
+        "__kwdefaults__",
+        {**CpuStore.__init__.__kwdefaults__, "window": 16 << 20},
+    )
     model, x = MODELS[model]()
     plain = peak(model, x)
     with kedge.offload(model, to=kedge.Cpu()):
@@ -158,7 +173,9 @@ def test_a_store_copies_right_under_load():
             slots.append((store.put(source), (7 * step + i) % 251))
             del source
             work = work @ work / work.norm()
-            torch.full((1 << 20,), 252, dtype=torch.uint8, device=GPU)  # wants the memory that was just freed
+            torch.full(
+                (1 << 20,), 252, dtype=torch.uint8, device=GPU
+            )  # wants the memory that was just freed
         right = []
         for slot, value in reversed(slots):
             back = slot.get()
@@ -228,7 +245,10 @@ def test_a_graph_that_is_captured_keeps_its_tensors():
     torch.cuda.current_stream().wait_stream(side)
     model.zero_grad(set_to_none=True)
     graph = torch.cuda.CUDAGraph()
-    with kedge.offload(model, to=kedge.Cpu(rebuild=False)), pytest.warns(kedge.errors.OffloadFailed, match="graph"):
+    with (
+        kedge.offload(model, to=kedge.Cpu(rebuild=False)),
+        pytest.warns(kedge.errors.OffloadFailed, match="graph"),
+    ):
         with torch.cuda.graph(graph):
             model(x).square().mean().backward()
     graph.replay()
@@ -237,7 +257,8 @@ def test_a_graph_that_is_captured_keeps_its_tensors():
     model(x).square().mean().backward()
 
     assert all(
-        torch.allclose(a, p.grad, rtol=1e-4, atol=1e-6) for a, p in zip(captured, model.parameters(), strict=True)
+        torch.allclose(a, p.grad, rtol=1e-4, atol=1e-6)
+        for a, p in zip(captured, model.parameters(), strict=True)
     )
 
 
@@ -263,7 +284,9 @@ def test_codecs_train(codec):
     plain = gradients(model, x)
     with kedge.offload(model, to=kedge.Cpu(), codec=codec):
         coded = gradients(model, x, steps=2)
-    errors = [float((a - b).norm() / a.norm().clamp(min=1e-6)) for a, b in zip(plain, coded, strict=True)]
+    errors = [
+        float((a - b).norm() / a.norm().clamp(min=1e-6)) for a, b in zip(plain, coded, strict=True)
+    ]
 
     assert max(errors) < 0.3
 

@@ -148,7 +148,9 @@ def test_what_is_freed_first_is_not_written(tmp_path, monkeypatch):
 
     monkeypatch.setattr("kedge.offload.stores.writer._sync", sync)
     store = DiskStore(tmp_path, uncached=True)
-    slots = [store.put(piece(seed)) for seed in range(6)]  # 3 to be written out, of which the first is being written
+    slots = [
+        store.put(piece(seed)) for seed in range(6)
+    ]  # 3 to be written out, of which the first is being written
     for slot in slots:
         slot.free()
     gate.set()
@@ -183,7 +185,9 @@ def test_a_put_waits_for_a_disk_that_is_behind(tmp_path, monkeypatch):
         thread.join(0.05)
     thread.join(0.3)
     assert thread.is_alive()
-    assert store._open.ranges.pieces == 7  # three in the window, three on their way, and the one that waits
+    assert (
+        store._open.ranges.pieces == 7
+    )  # three in the window, three on their way, and the one that waits
     gate.set()
     thread.join()
 
@@ -199,7 +203,8 @@ def test_the_ones_before_are_read_ahead(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "WINDOW", 3 * MB)
     asked = []
     monkeypatch.setattr(
-        "kedge.offload.stores.writer._advise", lambda ranges, extent, advice: asked.append((extent.number, advice))
+        "kedge.offload.stores.writer._advise",
+        lambda ranges, extent, advice: asked.append((extent.number, advice)),
     )
     store = DiskStore(tmp_path, uncached=True)
     slots = [store.put(piece(seed)) for seed in range(20)]
@@ -255,7 +260,12 @@ def test_the_limits_of_control_groups_count(tmp_path):
         memory__current="2500000",
         memory__stat="anon 1\nfile 1500000\nshmem 100000\n",
     )
-    write(groups / "outer/inner", memory__max="max", memory__current="2000000", memory__stat="file 0\nshmem 0\n")
+    write(
+        groups / "outer/inner",
+        memory__max="max",
+        memory__current="2000000",
+        memory__stat="file 0\nshmem 0\n",
+    )
     pressure = Pressure(proc, groups)
 
     assert pressure.room() == 3000000 - 2500000 + 1500000 - 100000
@@ -282,11 +292,17 @@ def test_tasks_that_wait_for_memory_are_pressure(tmp_path):
     """The kernel's own measure of waiting counts, whatever the limits say."""
     proc = tmp_path / "proc"
     write(proc, meminfo="MemAvailable: 8000000 kB\n")
-    write(proc / "pressure", memory="some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 total=0\n")
+    write(
+        proc / "pressure",
+        memory="some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 total=0\n",
+    )
     pressure = Pressure(proc, tmp_path / "none")
     assert not pressure.tight(1)
 
-    write(proc / "pressure", memory="some avg10=37.50 avg60=0.00 avg300=0.00 total=9\nfull avg10=0.00 total=0\n")
+    write(
+        proc / "pressure",
+        memory="some avg10=37.50 avg60=0.00 avg300=0.00 total=9\nfull avg10=0.00 total=0\n",
+    )
     assert pressure.tight(1)
 
 

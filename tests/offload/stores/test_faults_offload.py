@@ -54,7 +54,9 @@ def test_no_file_is_left_however_a_process_ends(tmp_path, end, code):
     assert ended.returncode == code, ended.stderr
     assert list(tmp_path.iterdir()) == []
     assert [
-        line for line in ended.stderr.splitlines() if line and not line.startswith((" ", "Traceback", "ValueError: of"))
+        line
+        for line in ended.stderr.splitlines()
+        if line and not line.startswith((" ", "Traceback", "ValueError: of"))
     ] == []
 
 
@@ -76,11 +78,14 @@ def test_a_checksum_finds_a_changed_byte(tmp_path):
     store = DiskStore(tmp_path, checksum=True)
     good, bad = store.put(piece(1)), store.put(piece(2))
     assert torch.equal(bad.get(), piece(2))
-    with pathlib.Path(f"/proc/self/fd/{store._open.ranges.file.descriptor}").open("r+b", buffering=0) as file:
+    with pathlib.Path(f"/proc/self/fd/{store._open.ranges.file.descriptor}").open(
+        "r+b", buffering=0
+    ) as file:
         file.seek(bad.extent.start + 77)
         file.write(b"\xff")
     with pytest.raises(
-        ChecksumMismatch, match=r"1,048,576 bytes came back from .* with CRC-32 [0-9a-f]{8} and was written with"
+        ChecksumMismatch,
+        match=r"1,048,576 bytes came back from .* with CRC-32 [0-9a-f]{8} and was written with",
     ):
         bad.get()
 
@@ -161,7 +166,9 @@ def test_a_disk_that_fails_in_the_background_loses_nothing(tmp_path, monkeypatch
     monkeypatch.setattr("kedge.offload.stores.writer._sync", broken)
     store = DiskStore(tmp_path, uncached=True)
     slots = []
-    with pytest.raises(StoreError, match="failed to write an earlier saved tensor: .*Input/output error"):
+    with pytest.raises(
+        StoreError, match="failed to write an earlier saved tensor: .*Input/output error"
+    ):
         slots.extend(store.put(piece(seed)) for seed in range(50))
 
     assert len(slots) >= 3

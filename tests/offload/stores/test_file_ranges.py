@@ -189,7 +189,9 @@ def test_threads_put_read_and_release_at_once(ranges):
         rng = random.Random(seed)
         held = []
         for turn in range(150):
-            data = torch.full((rng.randrange(1, 60_000),), (seed * 31 + turn) % 256, dtype=torch.uint8)
+            data = torch.full(
+                (rng.randrange(1, 60_000),), (seed * 31 + turn) % 256, dtype=torch.uint8
+            )
             held.append((data, ranges.put(data)))
             if rng.random() < 0.7:
                 data, extent = held.pop(rng.randrange(len(held)))
@@ -285,7 +287,9 @@ def test_a_file_system_without_unnamed_files_gets_a_removed_one(tmp_path, monkey
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
     """The message says which folder, and what to do."""
-    with pytest.raises(StoreError, match=r"missing, which is not a folder; create it, or name another"):
+    with pytest.raises(
+        StoreError, match=r"missing, which is not a folder; create it, or name another"
+    ):
         RangeFile(tmp_path / "missing")
 
 
@@ -293,17 +297,22 @@ def test_a_folder_that_takes_no_file_is_named(tmp_path, monkeypatch):
     """The message says what the system said."""
     monkeypatch.setattr(scratch, "_open", lambda folder: os.open(folder, os.O_RDWR))
     with pytest.raises(
-        StoreError, match=r"where no file can be created: Is a directory; name a folder that you may write to"
+        StoreError,
+        match=r"where no file can be created: Is a directory; name a folder that you may write to",
     ):
         RangeFile(tmp_path)
 
 
 @pytest.mark.skipif(
-    os.geteuid() == 0 and not pathlib.Path("/proc/sys/kernel").exists(), reason="needs a folder nobody may write to"
+    os.geteuid() == 0 and not pathlib.Path("/proc/sys/kernel").exists(),
+    reason="needs a folder nobody may write to",
 )
 def test_a_folder_that_is_not_ours_is_named():
     """A real one: not even root makes files there."""
-    with pytest.raises(StoreError, match=r"saved tensors cannot go to /proc/sys/kernel, where no file can be created"):
+    with pytest.raises(
+        StoreError,
+        match=r"saved tensors cannot go to /proc/sys/kernel, where no file can be created",
+    ):
         RangeFile("/proc/sys/kernel")
 
 
@@ -332,7 +341,8 @@ def test_a_full_disk_is_an_error_before_anything_is_written(ranges, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", full)
         with pytest.raises(
-            DiskFull, match=r"need 73,728 more bytes in .*, where [\d,]+ bytes are free: No space left"
+            DiskFull,
+            match=r"need 73,728 more bytes in .*, where [\d,]+ bytes are free: No space left",
         ) as caught:
             ranges.put(ramp(70_000))
     assert isinstance(caught.value, OSError)
@@ -361,7 +371,9 @@ def test_the_last_room_of_a_disk_is_used(ranges, monkeypatch):
         ranges.release(extent)
 
 
-@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs a limit for the size of files")
+@pytest.mark.skipif(
+    not hasattr(resource, "RLIMIT_FSIZE"), reason="needs a limit for the size of files"
+)
 def test_a_limit_for_files_is_an_error_too(ranges):
     """A real refusal by the system, at the second tensor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

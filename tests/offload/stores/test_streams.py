@@ -21,7 +21,9 @@ GPU = torch.device("xpu", 0)
 def gpu(monkeypatch):
     """Give the properties of a device with streams, which can be changed until they are asked for."""
     properties, asked = SimpleNamespace(is_integrated=0), []
-    module = SimpleNamespace(get_device_properties=lambda device: (asked.append(device), properties)[1])
+    module = SimpleNamespace(
+        get_device_properties=lambda device: (asked.append(device), properties)[1]
+    )
     monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
     monkeypatch.setattr(accelerators, "has_streams", lambda device: device == GPU)
     yield properties
@@ -30,7 +32,9 @@ def gpu(monkeypatch):
 
 def test_pytorch_tells_which_memory_is_unified():
     """The property by which unified memory is known has this name, in a build without CUDA too."""
-    assert "is_integrated: _int" in (Path(torch.__file__).parent / "_C" / "__init__.pyi").read_text()
+    assert (
+        "is_integrated: _int" in (Path(torch.__file__).parent / "_C" / "__init__.pyi").read_text()
+    )
 
 
 def test_memory_of_its_own_is_freed(gpu):
@@ -68,7 +72,9 @@ def test_memory_that_pytorch_has_locked_is_not_locked_again(monkeypatch):
     """Where pages cannot be locked in place, the store's blocks are memory of PyTorch's, and nothing is registered."""
     asked = []
     monkeypatch.setattr(
-        accelerators, "pinned", lambda shape, dtype: (asked.append(shape), torch.zeros(shape, dtype=dtype))[1]
+        accelerators,
+        "pinned",
+        lambda shape, dtype: (asked.append(shape), torch.zeros(shape, dtype=dtype))[1],
     )
     monkeypatch.setattr(cuda, "register", None)
     monkeypatch.setattr(cuda, "unregister", None)

@@ -9,7 +9,13 @@ import numpy as np
 
 from kedge.store.writing.folder import RecordingWriter, create
 
-MANIFEST = {"command": ["train.py", "--lr", "1"], "script": "train.py", "device": "cpu", "every": 10, "budget": 0.03}
+MANIFEST = {
+    "command": ["train.py", "--lr", "1"],
+    "script": "train.py",
+    "device": "cpu",
+    "every": 10,
+    "budget": 0.03,
+}
 PATHS = ("embed", "blocks.0.attn", "blocks.0.mlp", "blocks.1.attn", "blocks.1.mlp", "head")
 SCALES = dict(zip(PATHS, (1.0, 8.0, 2.0, 32.0, 4.0, 16.0), strict=True))
 
@@ -19,9 +25,22 @@ def described() -> list[dict[str, Any]]:
     sites = []
     for kind in ("out", "out.grad"):
         for path in PATHS:
-            own = {"site": f"{path}:{kind}", "path": path, "kind": kind, "type": "Block", "owner": path}
-            source = {"file": "net.py", "line": 7, "function": "forward", "text": f"x = self.{path}(x)"}
-            sites.append({"id": len(sites), "shape": [2, 5], "from": [None], "source": source, **own})
+            own = {
+                "site": f"{path}:{kind}",
+                "path": path,
+                "kind": kind,
+                "type": "Block",
+                "owner": path,
+            }
+            source = {
+                "file": "net.py",
+                "line": 7,
+                "function": "forward",
+                "text": f"x = self.{path}(x)",
+            }
+            sites.append(
+                {"id": len(sites), "shape": [2, 5], "from": [None], "source": source, **own}
+            )
     return sites
 
 
@@ -47,15 +66,29 @@ class Run:
             many = len(scale)
             if broken is not None:
                 scale[PATHS.index(broken)] = np.nan
-            columns = {"site": np.arange(many), "count": np.full(many, 10), "sum": scale * 5, "sumsq": scale**2 * 10}
+            columns = {
+                "site": np.arange(many),
+                "count": np.full(many, 10),
+                "sum": scale * 5,
+                "sumsq": scale**2 * 10,
+            }
             columns |= {"min": -scale, "max": scale, "nonzero": np.full(many, 10)}
-            self.writer.stats(self.step, {**columns, "nonfinite": np.where(np.isfinite(scale), 0, 10)})
+            self.writer.stats(
+                self.step, {**columns, "nonfinite": np.where(np.isfinite(scale), 0, 10)}
+            )
             self.step += 10
 
     def end(self, status: int = 0, error: str | None = None) -> None:
         """End it."""
         assert self.writer is not None
-        end = {"kind": "end", "exit": status, "steps": self.step, "seconds": 4.0, "watching": 0.1, "error": error}
+        end = {
+            "kind": "end",
+            "exit": status,
+            "steps": self.step,
+            "seconds": 4.0,
+            "watching": 0.1,
+            "error": error,
+        }
         self.writer.event(end)
         self.close()
 

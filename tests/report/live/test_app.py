@@ -44,7 +44,9 @@ class Screen:
 
     def drawn(self) -> str:
         """Give what the table draws."""
-        return "\n".join(self.board.render_line(y).text.rstrip() for y in range(self.board.size.height))
+        return "\n".join(
+            self.board.render_line(y).text.rstrip() for y in range(self.board.size.height)
+        )
 
     async def until(self, holds: Callable[[], object]) -> None:
         """Wait until something holds."""
@@ -126,7 +128,14 @@ def test_the_table_is_sorted_by_each_column_and_turned_round(ended: Path) -> Non
         for _ in range(7):
             await screen.press("s")
             order[screen.board.modules.sorted_by] = screen.shown
-        falling = ["blocks.1.attn", "head", "blocks.0.attn", "blocks.1.mlp", "blocks.0.mlp", "embed"]
+        falling = [
+            "blocks.1.attn",
+            "head",
+            "blocks.0.attn",
+            "blocks.1.mlp",
+            "blocks.0.mlp",
+            "embed",
+        ]
         assert order["module"] == sorted(PATHS)
         assert order["out"] == order["grad"] == falling
         assert order[None] == list(PATHS)
@@ -276,7 +285,9 @@ def test_a_recording_that_is_spoilt_ends_it_with_the_error(run) -> None:
 def command(*words: str, before: str = "") -> subprocess.CompletedProcess[str]:
     """Run ``kedge`` in a process of its own, after some code."""
     code = f"import sys\n{before}\nfrom kedge.cli.main import main\nsys.exit(main(sys.argv[1:]))"
-    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
+    )
 
 
 def test_without_textual_it_says_what_to_install(ended: Path) -> None:

@@ -20,10 +20,19 @@ def tower(*, broken: bool = False) -> ModuleList:
             path_there = path if kind.startswith("out") else f"{path}.weight"
             site = f"{path_there}:{kind}"
             places.append(
-                {"site": site, "path": path_there, "kind": kind, "owner": path, "type": "Linear", "shape": [8]}
+                {
+                    "site": site,
+                    "path": path_there,
+                    "kind": kind,
+                    "owner": path,
+                    "type": "Linear",
+                    "shape": [8],
+                }
             )
             scale = (1.0 + i / 48) * (1e-4 if kind == "update" else 1.0)
-            rows.append({"site": site, "step": 0, "count": 8, "sumsq": 8 * (scale / 1e4) ** 2, "level": 2})
+            rows.append(
+                {"site": site, "step": 0, "count": 8, "sumsq": 8 * (scale / 1e4) ** 2, "level": 2}
+            )
     if broken:
         rows[0] |= {"sumsq": float("nan"), "nonfinite": 1}
     made = ModuleList()

@@ -10,7 +10,10 @@ from kedge.store.recording import Recording
 def tower(blocks: int = 30) -> ModuleList:
     """Return the list of a network of equal blocks, whose scale grows."""
     paths = ["embed", *(f"h.{i}.{part}" for i in range(blocks) for part in ("attn", "mlp")), "head"]
-    rows = [{"site": f"{path}:out", "step": 0, "count": 1, "sumsq": float(i + 1)} for i, path in enumerate(paths)]
+    rows = [
+        {"site": f"{path}:out", "step": 0, "count": 1, "sumsq": float(i + 1)}
+        for i, path in enumerate(paths)
+    ]
     made = ModuleList()
     made.fill(folded(lines(Recording.build([f"{path}:out" for path in paths], rows))), {})
     made.lay_out(100)

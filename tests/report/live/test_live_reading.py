@@ -52,7 +52,10 @@ def test_a_run_is_waited_for_and_followed_to_its_end(run, clock) -> None:
 
     run.end()
     assert (reader.read(), reader.state) == (True, RunState.ENDED)
-    assert "60 steps, 6 measured · 4 s · 15.0 steps/s · 2.5 % of it for watching" in heading(reader).plain
+    assert (
+        "60 steps, 6 measured · 4 s · 15.0 steps/s · 2.5 % of it for watching"
+        in heading(reader).plain
+    )
 
 
 def test_a_run_that_failed_says_with_what(run, clock) -> None:
@@ -108,7 +111,8 @@ def test_a_curve_is_true_to_scale_over_the_steps() -> None:
     """The last of three sampled steps is nine times as far from the second as that from the first."""
     figures = {"count": 1, "nonzero": 1}
     rows = [
-        figures | {"site": "fc:out", "step": step, "sum": x, "sumsq": x * x} for step, x in ((0, 1), (10, 1), (100, 9))
+        figures | {"site": "fc:out", "step": step, "sum": x, "sumsq": x * x}
+        for step, x in ((0, 1), (10, 1), (100, 9))
     ]
     (line,) = lines(Recording.build(["fc:out"], rows))
 
@@ -155,7 +159,11 @@ def test_a_run_that_is_replaced_is_followed(run, clock) -> None:
     clock.now += 1
     assert reader.read()
 
-    assert (reader.snapshot.findings, reader.snapshot.pace, reader.state) == ((), None, RunState.RUNNING)
+    assert (reader.snapshot.findings, reader.snapshot.pace, reader.state) == (
+        (),
+        None,
+        RunState.RUNNING,
+    )
 
 
 def test_a_place_that_is_no_recording_is_an_error(tmp_path: Path) -> None:

@@ -10,9 +10,19 @@ from kedge.report.memory.saved import render_saved
 from kedge.store.recording import Recording
 
 MIB = 2**20
-SUMS = {"tensors": 12, "packed": 999 * MIB, "bytes": 888 * MIB, "rebuild": 777 * MIB, "offload": 666 * MIB}
+SUMS = {
+    "tensors": 12,
+    "packed": 999 * MIB,
+    "bytes": 888 * MIB,
+    "rebuild": 777 * MIB,
+    "offload": 666 * MIB,
+}
 FREED = {"bf16": 555 * MIB, "int8": 444 * MIB, "checkpoint": 333 * MIB}
-LINE = {"file": "examples/training.py", "line": 47, "text": "x = self.pool(self.relu2(self.norm2(self.conv2(x))))"}
+LINE = {
+    "file": "examples/training.py",
+    "line": 47,
+    "text": "x = self.pool(self.relu2(self.norm2(self.conv2(x))))",
+}
 EVENT = {
     "kind": "saved",
     "step": 0,
@@ -20,7 +30,9 @@ EVENT = {
     "total": SUMS | FREED,
     "modules": [],
     "tree": [{"path": "encoder.layers.11.attention.output", **SUMS, **FREED}],
-    "lines": [LINE | {"tensors": 12, "packed": 999 * MIB, "bytes": 888 * MIB, "rebuild": 777 * MIB}],
+    "lines": [
+        LINE | {"tensors": 12, "packed": 999 * MIB, "bytes": 888 * MIB, "rebuild": 777 * MIB}
+    ],
     "course": {"bytes": [1, 888 * MIB, 1], "at": [1, 100, 200], "peak": 888 * MIB, "peak_at": 100},
 }
 
@@ -36,8 +48,31 @@ def test_a_narrow_terminal_leaves_out_columns_and_cuts_no_figure() -> None:
     """At 80 columns every figure is whole: a column of a codec is left out, and paths are cut."""
     (head, row) = (line.split() for line in drawn(80) if line.startswith(("module", "enc")))
 
-    assert head == ["module", "tensors", "packed", "held", "rebuild", "offload", "bf16", "checkpoint"]
-    assert row[1:] == ["12", "1.05", "GB", "931", "MB", "815", "MB", "698", "MB", "582", "MB", "349", "MB"]
+    assert head == [
+        "module",
+        "tensors",
+        "packed",
+        "held",
+        "rebuild",
+        "offload",
+        "bf16",
+        "checkpoint",
+    ]
+    assert row[1:] == [
+        "12",
+        "1.05",
+        "GB",
+        "931",
+        "MB",
+        "815",
+        "MB",
+        "698",
+        "MB",
+        "582",
+        "MB",
+        "349",
+        "MB",
+    ]
     assert max(map(len, drawn(80))) <= 80
 
 
@@ -54,7 +89,9 @@ def test_a_wide_terminal_has_every_column() -> None:
 def test_the_totals_of_every_run_fold_too() -> None:
     """Modules of many blocks that hold the same share a line, with the sum over them; --all lists each."""
     modules = [{"path": f"h.{i}.attn", "tensors": 2, "bytes": 1000 + (i == 17)} for i in range(48)]
-    made = Recording.build(events=[{"kind": "saved", "step": 0, "bytes": 48001, "modules": modules}])
+    made = Recording.build(
+        events=[{"kind": "saved", "step": 0, "bytes": 48001, "modules": modules}]
+    )
     short, full = io.StringIO(), io.StringIO()
     render_saved(made, Console(file=short, width=100), 40)
     render_saved(made, Console(file=full, width=100), None)
@@ -64,5 +101,8 @@ def test_the_totals_of_every_run_fold_too() -> None:
         ["h.0-16,18-47.attn", "94", "47", "kB"],
         ["h.17.attn", "2", "1", "kB"],
     ]
-    assert "the totals of 48 modules that every run counts, blocks that hold the same in one line" in short.getvalue()
+    assert (
+        "the totals of 48 modules that every run counts, blocks that hold the same in one line"
+        in short.getvalue()
+    )
     assert sum(".attn" in line for line in full.getvalue().splitlines()) == 48

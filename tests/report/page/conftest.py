@@ -34,10 +34,16 @@ class Watched:
         self.page = page
         self.errors: list[str] = []
         self.requests: list[str] = []
-        page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: self.errors.append(message.text) if message.type == "error" else None,
+        )
         page.on("pageerror", lambda error: self.errors.append(str(error)))
         page.on("request", lambda request: self.requests.append(request.url))
-        page.on("dialog", lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "dialog",
+            lambda dialog: (self.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()),
+        )
 
     def open(self, address: str) -> Any:
         """Go to an address, and wait until the page is drawn."""
@@ -47,7 +53,11 @@ class Watched:
 
     def from_outside(self) -> list[str]:
         """Give what was asked of anybody but the page itself."""
-        return [url for url in self.requests if not url.startswith(("file:", "data:", "http://127.0.0.1:"))]
+        return [
+            url
+            for url in self.requests
+            if not url.startswith(("file:", "data:", "http://127.0.0.1:"))
+        ]
 
 
 @pytest.fixture
@@ -70,7 +80,9 @@ def run(tmp_path: Path) -> Callable[..., Run]:
     """Begin a recording of some layers."""
 
     def begin(*names: str, types: tuple[str, ...] = (), **manifest: Any) -> Run:
-        return Run(tmp_path / "net.kedge", names or ("conv1", "relu1", "fc.a", "fc.b"), types, **manifest)
+        return Run(
+            tmp_path / "net.kedge", names or ("conv1", "relu1", "fc.a", "fc.b"), types, **manifest
+        )
 
     return begin
 
@@ -81,7 +93,9 @@ def saved(tmp_path: Path) -> Callable[..., str]:
 
     def save(recording: Recording, findings: Sequence[Finding] | None = None) -> str:
         file = tmp_path / "page.html"
-        file.write_text(render_page(recording, check(recording) if findings is None else findings, ALL))
+        file.write_text(
+            render_page(recording, check(recording) if findings is None else findings, ALL)
+        )
         return file.as_uri()
 
     return save
@@ -100,7 +114,11 @@ def broken(run: Callable[..., Run], tmp_path: Any) -> Recording:
     """A run whose second layer makes a NaN in step 6, which goes on from there."""
     made = run()
     for step in range(9):
-        bad = {"relu1:out", "fc.a:in", "fc.a:out", "fc.b:in", "fc.b:out", "loss:out"} if step >= 6 else set()
+        bad = (
+            {"relu1:out", "fc.a:in", "fc.a:out", "fc.b:in", "fc.b:out", "loss:out"}
+            if step >= 6
+            else set()
+        )
         made.step(step, dict.fromkeys(bad, float("nan")))
     made.end()
     return Recording.open(tmp_path / "net.kedge")

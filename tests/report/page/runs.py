@@ -25,7 +25,12 @@ MANIFEST = {
     "sites": "**",
     "budget": 0.03,
 }
-SOURCE = {"file": "/home/ada/secret/net.py", "line": 12, "function": "forward", "text": "x = self.block(x)  # <b>"}
+SOURCE = {
+    "file": "/home/ada/secret/net.py",
+    "line": 12,
+    "function": "forward",
+    "text": "x = self.block(x)  # <b>",
+}
 
 
 class Run:
@@ -37,7 +42,9 @@ class Run:
         types: The class of each.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], types: Sequence[str] = (), **manifest: Any) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str], types: Sequence[str] = (), **manifest: Any
+    ) -> None:
         self.writer: RecordingWriter = create(folder, MANIFEST | manifest, force=False)
         self.names = list(names)
         self.types = list(types) or ["Linear"] * len(names)
@@ -46,9 +53,24 @@ class Run:
             self._layer(layer)
         self.entry("loss:out", "CrossEntropyLoss", [], root=1)
         self.entry(":grad.norm", "", [])
-        modules = [{"path": "", "type": "Net", "file": "/home/ada/secret/net.py", "line": 3, "parameters": 0}]
+        modules = [
+            {
+                "path": "",
+                "type": "Net",
+                "file": "/home/ada/secret/net.py",
+                "line": 3,
+                "parameters": 0,
+            }
+        ]
         modules += [
-            {"path": name, "type": kind, "file": "/usr/lib/linear.py", "line": 1, "parameters": 72, "trainable": True}
+            {
+                "path": name,
+                "type": kind,
+                "file": "/usr/lib/linear.py",
+                "line": 1,
+                "parameters": 72,
+                "trainable": True,
+            }
             for name, kind in zip(self.names, self.types, strict=True)
         ]
         self.roots = [
@@ -60,8 +82,22 @@ class Run:
     def entry(self, site: str, kind: str, shape: list[int], **more: Any) -> int:
         """Describe one site."""
         path, _, form = site.rpartition(":")
-        given = {"id": len(self.entries), "site": site, "path": path, "kind": form, "type": kind, "root": 0}
-        given |= {"shape": shape, "dtype": "float32", "channels": None, "from": [], "owner": path, "node": None}
+        given = {
+            "id": len(self.entries),
+            "site": site,
+            "path": path,
+            "kind": form,
+            "type": kind,
+            "root": 0,
+        }
+        given |= {
+            "shape": shape,
+            "dtype": "float32",
+            "channels": None,
+            "from": [],
+            "owner": path,
+            "node": None,
+        }
         self.entries.append(given | more)
         return len(self.entries) - 1
 
@@ -80,7 +116,9 @@ class Run:
         size = np.array([scales.get(entry["site"], _usual(entry, step)) for entry in self.entries])
         one = np.array([entry["shape"] == [] for entry in self.entries])
         count = np.where(one, 1, 64)
-        saturating = np.array([entry["type"] == "Tanh" and entry["kind"] == "out" for entry in self.entries])
+        saturating = np.array(
+            [entry["type"] == "Tanh" and entry["kind"] == "out" for entry in self.entries]
+        )
         self.writer.stats(
             step,
             {
@@ -100,16 +138,36 @@ class Run:
 
     def end(self, **more: Any) -> None:
         """Write how the run ended."""
-        saved = [{"path": name, "bytes": 1000 * (i + 1), "tensors": 2} for i, name in enumerate(self.names)]
-        self.writer.event({"kind": "saved", "step": 0, "bytes": sum(s["bytes"] for s in saved), "modules": saved})
-        given = {"kind": "end", "exit": 0, "steps": 9, "sampled": 9, "seconds": 2.0, "watching": 0.1, "error": None}
+        saved = [
+            {"path": name, "bytes": 1000 * (i + 1), "tensors": 2}
+            for i, name in enumerate(self.names)
+        ]
+        self.writer.event(
+            {"kind": "saved", "step": 0, "bytes": sum(s["bytes"] for s in saved), "modules": saved}
+        )
+        given = {
+            "kind": "end",
+            "exit": 0,
+            "steps": 9,
+            "sampled": 9,
+            "seconds": 2.0,
+            "watching": 0.1,
+            "error": None,
+        }
         self.writer.event(given | more)
         self.writer.close()
 
 
 def _usual(entry: Mapping[str, Any], step: int) -> float:
     """Give a size that depends on the site and the step, so that a mistaken cell shows."""
-    base = {"out": 1.0, "in": 0.9, "out.grad": 1e-3, "param": 0.5, "param.grad": 1e-2, "update": 5e-4}
+    base = {
+        "out": 1.0,
+        "in": 0.9,
+        "out.grad": 1e-3,
+        "param": 0.5,
+        "param.grad": 1e-2,
+        "update": 5e-4,
+    }
     return base.get(entry["kind"], 2.0) * (1 + entry["id"] / 10) * (1 + 0.05 * math.sin(step))
 
 

@@ -34,7 +34,9 @@ def violations(axe: Any, page: Any) -> list[str]:
     """Return what axe-core finds wrong with a page as it stands."""
     return [
         f"{one['id']}: {node['target']} {node['failureSummary']}"
-        for one in axe.run(page, options={"rules": {"target-size": {"enabled": True}}}).response["violations"]
+        for one in axe.run(page, options={"rules": {"target-size": {"enabled": True}}}).response[
+            "violations"
+        ]
         for node in one["nodes"]
     ]
 
@@ -43,7 +45,10 @@ def difference(tmp_path: Any) -> str:
     """Write the page of two runs that part."""
     file = tmp_path / "difference.html"
     comparison = compare(story(), story(factor=from_step(1, 1.5, "*:out")))
-    file.write_text(render_difference(comparison, judge(comparison), Names("a.kedge", "b.kedge")), encoding="utf-8")
+    file.write_text(
+        render_difference(comparison, judge(comparison), Names("a.kedge", "b.kedge")),
+        encoding="utf-8",
+    )
     return file.as_uri()
 
 
@@ -110,7 +115,9 @@ def test_all_type_grows_on_a_wall(saved: Callable[..., str], tab: Any) -> None:
     page.reload()
     page.wait_for_selector("html[data-ready=yes]")
 
-    assert page.evaluate(sizes) == pytest.approx({name: 1.25 * size for name, size in usual.items()})
+    assert page.evaluate(sizes) == pytest.approx(
+        {name: 1.25 * size for name, size in usual.items()}
+    )
     assert page.evaluate(high) > 1.2 * low
 
 
@@ -127,7 +134,9 @@ def test_many_steps_scroll_in_the_map_and_not_the_page(
     page.wait_for_function("() => document.querySelector('.heat-scroll').scrollWidth > 400")
 
     assert page.evaluate(FITS)
-    assert page.evaluate("document.querySelector('.axis').clientWidth === document.querySelector('#cells').clientWidth")
+    assert page.evaluate(
+        "document.querySelector('.axis').clientWidth === document.querySelector('#cells').clientWidth"
+    )
 
 
 @pytest.mark.parametrize("sandbox", ["", "allow-scripts"])
@@ -137,7 +146,9 @@ def test_the_page_works_inside_another_one(
     """As viewers of notebooks and editors show it: with no address and no storage of its own."""
     text = Path(saved(broken).removeprefix("file://")).read_text(encoding="utf-8")
     within = f'sandbox="{sandbox}"' if sandbox else ""
-    tab.page.set_content(f'<iframe {within} width="1300" height="700" srcdoc="{html.escape(text)}"></iframe>')
+    tab.page.set_content(
+        f'<iframe {within} width="1300" height="700" srcdoc="{html.escape(text)}"></iframe>'
+    )
     frame = tab.page.frames[-1]
     frame.wait_for_selector("html[data-ready=yes]")
 
@@ -171,7 +182,10 @@ def test_paper_has_the_whole_page_in_dark_on_light(saved: Callable[..., str], ta
 
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.locator(".bar nav, .bar input, .toolbar input").locator("visible=true").count() == 0
-    assert page.evaluate("getComputedStyle(document.querySelector('.heat-scroll')).maxHeight") == "none"
+    assert (
+        page.evaluate("getComputedStyle(document.querySelector('.heat-scroll')).maxHeight")
+        == "none"
+    )
     assert page.locator("h1").is_visible()
     page.set_viewport_size({"width": 700, "height": 900})
     wide = "() => [...document.querySelectorAll('canvas')].map(one => one.getBoundingClientRect().right - innerWidth)"
@@ -191,7 +205,9 @@ def test_evidence_is_in_words(saved: Callable[..., str], tab: Any) -> None:
     }
     recording = tower()
     message = "it is odd: see `kedge run x`."
-    page = tab.open(saved(recording, findings=[Finding("ODD", "error", "h.3:out", 1, message, evidence, 0.9)]))
+    page = tab.open(
+        saved(recording, findings=[Finding("ODD", "error", "h.3:out", 1, message, evidence, 0.9)])
+    )
 
     assert page.locator(".finding .evidence li").all_inner_texts() == [
         "not finite again until the end",

@@ -21,7 +21,12 @@ ODD, BAD = "h.17.mlp", "h.31.attn"
 
 def tower(odd: bool = True, zero: str = "") -> Recording:
     """Build a recording of a model of alike blocks, one of them far from the others, in 20 steps of which three are far apart."""
-    paths = ["embed", *(f"h.{i}.{part}".rstrip(".") for i in range(BLOCKS) for part in PARTS), "head", ""]
+    paths = [
+        "embed",
+        *(f"h.{i}.{part}".rstrip(".") for i in range(BLOCKS) for part in PARTS),
+        "head",
+        "",
+    ]
     sites = [
         {
             "site": f"{path}:{kind}",
@@ -132,7 +137,9 @@ def test_the_filter_takes_the_site_language_and_says_what_is_wrong(page: Any) ->
             "rows => document.querySelector('#cells').dataset.rows === String(rows)", arg=rows
         ) if rows else None
         page.wait_for_function(
-            "said => document.querySelector('#filter-problem').textContent.includes(said)", arg=said, timeout=4000
+            "said => document.querySelector('#filter-problem').textContent.includes(said)",
+            arg=said,
+            timeout=4000,
         )
         assert problem.is_visible() == bool(said)
 
@@ -140,7 +147,17 @@ def test_the_filter_takes_the_site_language_and_says_what_is_wrong(page: Any) ->
 def test_a_filter_that_selects_nothing_is_told_as_in_the_terminal(page: Any) -> None:
     """The same words, and the same names as nearest."""
     made = lines(tower())
-    for typed in ("atn", "att, mpl", "h.0-47.attn", "*.attn", "h.3.atn", "**{Mpl}", "m", "zzz", "hed:out.grad"):
+    for typed in (
+        "atn",
+        "att, mpl",
+        "h.0-47.attn",
+        "*.attn",
+        "h.3.atn",
+        "**{Mpl}",
+        "m",
+        "zzz",
+        "hed:out.grad",
+    ):
         page.fill("#filter", typed)
         try:
             matching(made, typed)
@@ -148,7 +165,9 @@ def test_a_filter_that_selects_nothing_is_told_as_in_the_terminal(page: Any) -> 
         except NoSuchSite as error:
             said = str(error)
         page.wait_for_function(
-            "said => document.querySelector('#filter-problem').textContent === said", arg=said, timeout=4000
+            "said => document.querySelector('#filter-problem').textContent === said",
+            arg=said,
+            timeout=4000,
         )
 
 
@@ -188,16 +207,28 @@ def test_blocks_of_only_zeros_stand_out(saved: Callable[..., str], tab: Any) -> 
     page = tab.open(saved(tower(odd=False, zero=ODD), findings=[]))
 
     assert page.locator(".tree .many").all_inner_texts() == ["0-16,18-47"]
-    page.locator("#depth-step").evaluate("input => { input.value = 0; input.dispatchEvent(new Event('input')); }")
+    page.locator("#depth-step").evaluate(
+        "input => { input.value = 0; input.dispatchEvent(new Event('input')); }"
+    )
     assert page.locator(".apart button").all_inner_texts() == [ODD]
     assert "only zeros" in page.locator(".apart").inner_text()
 
 
-def test_a_legend_says_that_the_newest_value_is_not_finite(saved: Callable[..., str], tab: Any) -> None:
+def test_a_legend_says_that_the_newest_value_is_not_finite(
+    saved: Callable[..., str], tab: Any
+) -> None:
     """Not the last finite one, under a step that it is not of."""
     values = (2.5, 2.0, math.nan)
     rows = [
-        {"site": "loss", "step": step, "count": 1, "sum": value, "sumsq": value**2, "min": value, "max": value}
+        {
+            "site": "loss",
+            "step": step,
+            "count": 1,
+            "sum": value,
+            "sumsq": value**2,
+            "min": value,
+            "max": value,
+        }
         | {"nonzero": 1, "nonfinite": int(math.isnan(value))}
         for step, value in enumerate(values)
     ]
@@ -208,13 +239,21 @@ def test_a_legend_says_that_the_newest_value_is_not_finite(saved: Callable[..., 
     assert page.locator("#curves .u-legend .u-value").all_inner_texts() == ["2", "not finite"]
 
 
-def test_a_parameter_that_no_optimizer_held_marks_its_module(saved: Callable[..., str], tab: Any) -> None:
+def test_a_parameter_that_no_optimizer_held_marks_its_module(
+    saved: Callable[..., str], tab: Any
+) -> None:
     """It has no site, but its module is the place of the finding: apart from the fold, and marked in the tree."""
     events = [{"kind": "not-optimized", "root": 0, "unheld": ["h.5.mlp.weight"]}]
     recording = replace(tower(odd=False), events=events)
-    findings = [Finding("NOT-OPTIMIZED", "warning", "h.5.mlp.weight:param", -1, "it is in no optimizer.")]
+    findings = [
+        Finding("NOT-OPTIMIZED", "warning", "h.5.mlp.weight:param", -1, "it is in no optimizer.")
+    ]
 
-    (fold,) = [one for one in condense(recording, findings).described["folds"] if one["name"].startswith("h.")]
+    (fold,) = [
+        one
+        for one in condense(recording, findings).described["folds"]
+        if one["name"].startswith("h.")
+    ]
     page = tab.open(saved(recording, findings=findings))
 
     assert fold["name"] == "h.0-4,6-47"
@@ -225,9 +264,18 @@ def test_a_parameter_that_no_optimizer_held_marks_its_module(saved: Callable[...
 def test_curves_that_the_budget_ended_say_so(saved: Callable[..., str], tab: Any) -> None:
     """Their last step is not that of the run."""
     site = {"site": "loss", "path": "loss", "kind": "loss", "root": -1, "shape": []}
-    rows = [{"site": "loss", "step": step, "count": 1, "sum": 3.0, "sumsq": 9.0} for step in range(8)]
-    end = {"kind": "end", "exit": 0, "steps": 60, "levels": {"measured": 2, "guarded": 6, "skipped": 52}}
+    rows = [
+        {"site": "loss", "step": step, "count": 1, "sum": 3.0, "sumsq": 9.0} for step in range(8)
+    ]
+    end = {
+        "kind": "end",
+        "exit": 0,
+        "steps": 60,
+        "levels": {"measured": 2, "guarded": 6, "skipped": 52},
+    }
 
     page = tab.open(saved(Recording.build([site], rows, events=[end]), findings=[]))
 
-    assert page.get_by_text("no values after step 7 of 60: the budget left out 52 steps").is_visible()
+    assert page.get_by_text(
+        "no values after step 7 of 60: the budget left out 52 steps"
+    ).is_visible()

@@ -52,15 +52,26 @@ def chain(steps: int, special: dict[int, float] | None = None, every: int = 1) -
     """Make a recording of one site whose scale is 1 but in special steps."""
     special = special or {}
     rows = [
-        {"step": step * every, "site": "fc:out", "count": 4, "sumsq": 4 * special.get(step, 1.0) ** 2}
-        | {"sum": special.get(step, 1.0), "min": -special.get(step, 1.0), "max": special.get(step, 1.0), "nonzero": 4}
+        {
+            "step": step * every,
+            "site": "fc:out",
+            "count": 4,
+            "sumsq": 4 * special.get(step, 1.0) ** 2,
+        }
+        | {
+            "sum": special.get(step, 1.0),
+            "min": -special.get(step, 1.0),
+            "max": special.get(step, 1.0),
+            "nonzero": 4,
+        }
         for step in range(steps)
     ]
     return Recording.build(["fc:out"], rows, roots=[{"name": "Net", "parameters": 3}])
 
 
 @given(
-    st.lists(st.integers(0, 5000), min_size=1, max_size=3000, unique=True), st.lists(st.integers(0, 5000), max_size=60)
+    st.lists(st.integers(0, 5000), min_size=1, max_size=3000, unique=True),
+    st.lists(st.integers(0, 5000), max_size=60),
 )
 def test_columns_are_few_and_lose_no_step(steps: list[int], wanted: list[int]) -> None:
     """Every step is in one column, in order, and there are never more columns than fit."""
@@ -144,14 +155,25 @@ def test_few_steps_are_shown_as_they_were() -> None:
 
     assert document.described["columns"]["single"]
     assert "rms.least" not in document.described["sheets"]
-    assert sheet(document, "rms", 0).tolist() == recording.series("fc:out", "rms").astype("f4").tolist()
+    assert (
+        sheet(document, "rms", 0).tolist()
+        == recording.series("fc:out", "rms").astype("f4").tolist()
+    )
 
 
 def test_light_steps_share_the_column_before_them() -> None:
     """Steps off schedule that tell of one site do not tear holes into the rows of all others."""
-    rows = [{"step": step, "site": site, "count": 4, "sumsq": 4.0, "sum": 1.0} for step in (0, 10, 20) for site in "ab"]
-    rows += [{"step": step, "site": "a", "count": 4, "sumsq": 16.0, "level": 1} for step in (14, 15, 16)]
-    document = condense(Recording.build(["a:out", "b:out"], [r | {"site": f"{r['site']}:out"} for r in rows]), [])
+    rows = [
+        {"step": step, "site": site, "count": 4, "sumsq": 4.0, "sum": 1.0}
+        for step in (0, 10, 20)
+        for site in "ab"
+    ]
+    rows += [
+        {"step": step, "site": "a", "count": 4, "sumsq": 16.0, "level": 1} for step in (14, 15, 16)
+    ]
+    document = condense(
+        Recording.build(["a:out", "b:out"], [r | {"site": f"{r['site']}:out"} for r in rows]), []
+    )
 
     assert unpacked(document.tables["first"], "f8").tolist() == [0, 10, 20]
     assert sheet(document, "rms", 0).tolist() == [1, 2, 1]
@@ -160,7 +182,9 @@ def test_light_steps_share_the_column_before_them() -> None:
 
 def test_light_steps_alone_have_columns() -> None:
     """Where no step was measured in full, each light one is a column."""
-    rows = [{"step": step, "site": "a:out", "count": 4, "sumsq": 4.0, "level": 1} for step in range(5)]
+    rows = [
+        {"step": step, "site": "a:out", "count": 4, "sumsq": 4.0, "level": 1} for step in range(5)
+    ]
     document = condense(Recording.build(["a:out"], rows), [])
 
     assert unpacked(document.tables["first"], "f8").tolist() == [0, 1, 2, 3, 4]
@@ -170,15 +194,25 @@ def test_quantiles_of_a_column_are_those_of_all_its_steps() -> None:
     """Histograms of steps that share a column are added, not their quantiles."""
     counts = np.zeros((1200, 83), dtype=int)
     counts[np.arange(1200), 40 + np.arange(1200) % 7] = 9
-    rows = [{"step": s, "site": "a:out", "count": 9, "sumsq": 1.0, "exponents": counts[s]} for s in range(1200)]
+    rows = [
+        {"step": s, "site": "a:out", "count": 9, "sumsq": 1.0, "exponents": counts[s]}
+        for s in range(1200)
+    ]
     document = condense(Recording.build(["a:out"], rows), [])
     first, last = (unpacked(document.tables[name], "f8").astype(int) for name in ("first", "last"))
 
-    expected = [float(quantile(counts[a : b + 1].sum(axis=0), 0.95)) for a, b in zip(first, last, strict=True)]
+    expected = [
+        float(quantile(counts[a : b + 1].sum(axis=0), 0.95))
+        for a, b in zip(first, last, strict=True)
+    ]
     assert sheet(document, "q95", 0) == pytest.approx(expected)
 
 
-@given(st.lists(st.floats(-1e37, 1e37).filter(lambda x: x == 0 or abs(x) > 1e-37), min_size=1, max_size=50))
+@given(
+    st.lists(
+        st.floats(-1e37, 1e37).filter(lambda x: x == 0 or abs(x) > 1e-37), min_size=1, max_size=50
+    )
+)
 def test_two_bytes_keep_two_digits(values: list[float]) -> None:
     """The form of two bytes is off by at most 0.4 %, and keeps NaN, infinity and the sign."""
     told = np.array([*values, NAN, np.inf, -np.inf, 0.0])
@@ -200,7 +234,9 @@ def test_a_share_is_only_0_or_1_if_it_is(shares: list[float]) -> None:
     assert ((read == 1) == (told == 1)).all()
 
 
-@pytest.mark.parametrize(("value", "form"), [(1e300, "f8"), (1e-300, "f8"), (3.0, "f4"), (NAN, "f4"), (0.0, "f4")])
+@pytest.mark.parametrize(
+    ("value", "form"), [(1e300, "f8"), (1e-300, "f8"), (3.0, "f4"), (NAN, "f4"), (0.0, "f4")]
+)
 def test_numbers_that_a_narrow_form_cannot_hold_get_a_wide_one(value: float, form: str) -> None:
     """A float64 beyond float32 is neither infinity nor zero on the page."""
     assert form_of(np.array([value]), share=False, brief=False) == form
@@ -248,7 +284,14 @@ def test_without_source_no_file_and_no_line_of_the_program_is_told(recording: Re
 
 def test_without_source_an_operation_keeps_its_name_alone(recording: Recording) -> None:
     """The line of an operation that was named by running a kept call again is source as well."""
-    made = {"site": "relu1/log:out", "name": "log", "value": "nan", "file": "secret.py", "line": 3, "text": "x.log()"}
+    made = {
+        "site": "relu1/log:out",
+        "name": "log",
+        "value": "nan",
+        "file": "secret.py",
+        "line": 3,
+        "text": "x.log()",
+    }
     kept = {"kind": "dump", "step": 4, "site": "relu1:out", "folder": "dump-4"}
     again = {"kind": "operation", "folder": "dump-4", "operations": [{**made, "function": "f"}]}
     shown = shareable(replace(recording, events=(*recording.events, kept, again)), source=False)
@@ -261,7 +304,10 @@ def test_without_source_an_operation_keeps_its_name_alone(recording: Recording) 
 
 def test_a_page_tells_the_recordings_name_and_not_its_place(recording: Recording) -> None:
     """Where the recording lies is nobody's business."""
-    events = (*recording.events, {"kind": "dump", "step": 4, "site": "relu1:out", "folder": "dump-4"})
+    events = (
+        *recording.events,
+        {"kind": "dump", "step": 4, "site": "relu1:out", "folder": "dump-4"},
+    )
     shown = shareable(replace(recording, events=events))
     page = render_page(shown, check(shown))
 
@@ -290,14 +336,20 @@ def test_a_page_without_data_is_small() -> None:
 
 def test_the_same_recording_gives_the_same_page(recording: Recording) -> None:
     """A page has no time of its making and no chance in it."""
-    assert render_page(recording, check(recording)) == render_page(Recording.open(recording.path), check(recording))
+    assert render_page(recording, check(recording)) == render_page(
+        Recording.open(recording.path), check(recording)
+    )
 
 
 @given(st.text(max_size=60))
 def test_no_text_ends_the_element_that_holds_it(text: str) -> None:
     """Whatever a module is called, the page's data are read as they were."""
-    page = page_of(Document(json.loads(json.dumps({"run": {"name": text}, "x": [text, {text: 1}]})), {}))
-    held = re.search(r'<script type="application/json" id="document">(.*?)</script>', page, re.DOTALL)
+    page = page_of(
+        Document(json.loads(json.dumps({"run": {"name": text}, "x": [text, {text: 1}]})), {})
+    )
+    held = re.search(
+        r'<script type="application/json" id="document">(.*?)</script>', page, re.DOTALL
+    )
 
     assert held
     assert "<" not in held[1]
@@ -307,7 +359,12 @@ def test_no_text_ends_the_element_that_holds_it(text: str) -> None:
 def test_a_number_that_json_lacks_is_text_in_the_evidence() -> None:
     """Infinity and NaN in evidence do not make the page's data unreadable."""
     finding = Finding(
-        "X", "error", "fc:out", 2, "So.", {"a": float("inf"), "b": [NAN], "c": np.float32(2), "d": {"e": None}}
+        "X",
+        "error",
+        "fc:out",
+        2,
+        "So.",
+        {"a": float("inf"), "b": [NAN], "c": np.float32(2), "d": {"e": None}},
     )
     told = condense(chain(5), [finding]).described["findings"][0]
 
@@ -329,7 +386,9 @@ def test_a_number_that_json_lacks_is_text_in_the_evidence() -> None:
         ({"profile": {"a": 1.0, "b": 2.0, "c": None}}, ("profile", ["a", "b", "c"])),
     ],
 )
-def test_a_finding_is_drawn_with_what_it_rests_on(evidence: dict[str, Any], drawn: tuple[str, list[str]]) -> None:
+def test_a_finding_is_drawn_with_what_it_rests_on(
+    evidence: dict[str, Any], drawn: tuple[str, list[str]]
+) -> None:
     """The figure is the series or the profile in the evidence, or the site's own series around the step."""
     rows = [
         {"step": s, "site": site, "count": 4, "sumsq": 4.0, "max": 3.0, "nonzero": 2}
@@ -337,11 +396,15 @@ def test_a_finding_is_drawn_with_what_it_rests_on(evidence: dict[str, Any], draw
         for site in ("fc:out", "b:out")
     ]
     recording = Recording.build(["fc:out", "b:out"], rows)
-    figure = condense(recording, [Finding("X", "error", "fc:out", 4, "So.", evidence)]).described["findings"][0][
-        "figure"
-    ]
+    figure = condense(recording, [Finding("X", "error", "fc:out", 4, "So.", evidence)]).described[
+        "findings"
+    ][0]["figure"]
 
-    labels = figure["labels"] if figure["form"] == "profile" else [one["label"] for one in figure["series"]]
+    labels = (
+        figure["labels"]
+        if figure["form"] == "profile"
+        else [one["label"] for one in figure["series"]]
+    )
     assert (figure["form"], labels) == drawn
 
 
@@ -355,7 +418,9 @@ def test_a_finding_is_drawn_with_what_it_rests_on(evidence: dict[str, Any], draw
         ("RANK-DEPARTS", "lost_bytes", "lost bytes"),
     ],
 )
-def test_a_figure_of_several_places_says_what_it_shows(code: str, evidence: str, caption: str) -> None:
+def test_a_figure_of_several_places_says_what_it_shows(
+    code: str, evidence: str, caption: str
+) -> None:
     """Its caption is in words of the reader, and not the name in the evidence."""
     finding = Finding(code, "error", "fc:out", 4, "So.", {evidence: {"a": 1.0, "b": 2.0, "c": 4.0}})
     described = condense(Recording.build(["fc:out"]), [finding]).described
@@ -370,11 +435,13 @@ def test_a_figure_of_several_places_says_what_it_shows(code: str, evidence: str,
         ({"shares": {"a": 1.0, "b": 2.0, "c": None}}, ["a", "b", "c"]),
     ],
 )
-def test_a_finding_at_no_site_is_drawn_with_its_evidence(evidence: dict[str, Any], labels: list[str]) -> None:
+def test_a_finding_at_no_site_is_drawn_with_its_evidence(
+    evidence: dict[str, Any], labels: list[str]
+) -> None:
     """Where the site itself was not recorded, what the evidence holds is drawn."""
-    figure = condense(chain(5), [Finding("X", "error", "gone:out", 4, "So.", evidence)]).described["findings"][0][
-        "figure"
-    ]
+    figure = condense(chain(5), [Finding("X", "error", "gone:out", 4, "So.", evidence)]).described[
+        "findings"
+    ][0]["figure"]
 
     assert (figure.get("labels") or [one["label"] for one in figure["series"]]) == labels
 
@@ -384,7 +451,9 @@ def test_a_finding_about_the_gradients_is_drawn_with_their_norm() -> None:
     rows = [{"step": s, "site": ":grad.norm", "count": 100, "sumsq": 9.0} for s in range(4)]
     rows += [{"step": s, "site": "w:param.grad", "count": 4, "sumsq": 4.0} for s in range(4)]
     found = Finding("GRAD-EXPLODE", "error", "w:param.grad", 2, "So.", {"bar": 2.0})
-    figure = condense(Recording.build([":grad.norm", "w:param.grad"], rows), [found]).described["findings"][0]["figure"]
+    figure = condense(Recording.build([":grad.norm", "w:param.grad"], rows), [found]).described[
+        "findings"
+    ][0]["figure"]
 
     assert [one["values"] for one in figure["series"]] == [[3.0] * 4]
     assert figure["bars"] == [{"name": "limit", "value": 2.0}]
@@ -393,11 +462,13 @@ def test_a_finding_about_the_gradients_is_drawn_with_their_norm() -> None:
 def test_an_update_is_drawn_relative_to_its_parameter() -> None:
     """The figure of a finding about updates is the ratio, in the steps that have both."""
     rows = [{"step": s, "site": "fc.weight:param", "count": 4, "sumsq": 400.0} for s in range(9)]
-    rows += [{"step": s, "site": "fc.weight:update", "count": 4, "sumsq": 4.0} for s in range(0, 9, 2)]
-    recording = Recording.build(["fc.weight:param", "fc.weight:update"], rows)
-    drawn = condense(recording, [Finding("X", "error", "fc.weight:update", 4, "So.")]).described["findings"][0][
-        "figure"
+    rows += [
+        {"step": s, "site": "fc.weight:update", "count": 4, "sumsq": 4.0} for s in range(0, 9, 2)
     ]
+    recording = Recording.build(["fc.weight:param", "fc.weight:update"], rows)
+    drawn = condense(recording, [Finding("X", "error", "fc.weight:update", 4, "So.")]).described[
+        "findings"
+    ][0]["figure"]
 
     assert drawn["series"][0]["steps"] == [0, 2, 4, 6, 8]
     assert drawn["series"][0]["values"] == [0.1] * 5
@@ -407,7 +478,9 @@ def test_a_gradient_seen_after_clipping_is_not_compared() -> None:
     """In light steps a parameter's gradient is another quantity: of it only what is not finite is shown."""
     rows = [{"step": 0, "site": "w:param.grad", "count": 4, "sumsq": 4.0, "sum": 1.0}]
     rows += [{"step": 1, "site": "w:param.grad", "count": 4, "sumsq": 1e6, "level": 1}]
-    rows += [{"step": 2, "site": "w:param.grad", "count": 4, "sumsq": NAN, "nonfinite": 2, "level": 1}]
+    rows += [
+        {"step": 2, "site": "w:param.grad", "count": 4, "sumsq": NAN, "nonfinite": 2, "level": 1}
+    ]
     document = condense(Recording.build(["w:param.grad"], rows), [])
 
     assert sheet(document, "rms", 0).tolist() == [1.0]
@@ -424,12 +497,16 @@ def test_a_light_step_gives_the_size_of_a_loss() -> None:
         curve = document.described["curves"][0]
 
         assert (curve["kind"], curve["broken"]) == ("loss", [])
-        assert unpacked(curve["last"]["data"], "f4").tolist() == pytest.approx(expected, nan_ok=True)
+        assert unpacked(curve["last"]["data"], "f4").tolist() == pytest.approx(
+            expected, nan_ok=True
+        )
 
 
 def test_a_page_says_which_rules_could_not_judge() -> None:
     """With what each lacked, and the command; of rules that were not run nothing is said."""
-    recording = replace(chain(5), manifest={"script": "t.py", "command": ["t.py"], "every": 10, "budget": None})
+    recording = replace(
+        chain(5), manifest={"script": "t.py", "command": ["t.py"], "every": 10, "budget": None}
+    )
     rules = [rule for rule in ALL if rule.code in ("NEVER-CALLED", "NEAR-OVERFLOW")]
 
     described = condense(replace(recording, events=()), [], rules).described
@@ -441,7 +518,14 @@ def test_a_page_says_which_rules_could_not_judge() -> None:
 
 def test_a_page_to_share_has_no_line_of_the_producer() -> None:
     """Where sources are left out, the operation is named without its file and text."""
-    event = {"kind": "producer", "step": 3, "operation": "log", "file": "secret.py", "line": 7, "text": "secret()"}
+    event = {
+        "kind": "producer",
+        "step": 3,
+        "operation": "log",
+        "file": "secret.py",
+        "line": 7,
+        "text": "secret()",
+    }
     recording = replace(chain(5), events=(event,))
 
     told = [finding.message for finding in check(shareable(recording, source=False))]
@@ -450,11 +534,18 @@ def test_a_page_to_share_has_no_line_of_the_producer() -> None:
     assert not any("secret" in message for message in told)
 
 
-@pytest.mark.parametrize("golden", sorted(FOLDER.glob("*/fires.json")), ids=lambda file: file.parent.name)
+@pytest.mark.parametrize(
+    "golden", sorted(FOLDER.glob("*/fires.json")), ids=lambda file: file.parent.name
+)
 def test_the_evidence_of_every_rule_has_words(golden: Path) -> None:
     """No raw key of it stands on the page."""
     _, findings = load(golden)
 
-    keys = {key for finding in findings for key, value in finding["evidence"].items() if words({key: value})}
+    keys = {
+        key
+        for finding in findings
+        for key, value in finding["evidence"].items()
+        if words({key: value})
+    }
 
     assert keys <= {*WORDS, *STATES}

@@ -27,9 +27,21 @@ PARTS = {"norm": 100, "attn.q": 300, "mlp.up": 400, "mlp.down": 200}
 
 def course() -> BytesOverStep:
     """The step of a model of alike blocks, with an input and a functional loss: saves, then releases in their reverse."""
-    kinds = [TensorKind("embed", "EmbeddingBackward0", "indices", (8,), "int64", "input", "/home/ada/net.py:3")]
+    kinds = [
+        TensorKind(
+            "embed", "EmbeddingBackward0", "indices", (8,), "int64", "input", "/home/ada/net.py:3"
+        )
+    ]
     kinds += [
-        TensorKind(f"h.{block}.{part}", "MulBackward0", "self", (size,), "float32", "made", "/home/ada/net.py:9")
+        TensorKind(
+            f"h.{block}.{part}",
+            "MulBackward0",
+            "self",
+            (size,),
+            "float32",
+            "made",
+            "/home/ada/net.py:9",
+        )
         for block in range(BLOCKS)
         for part, size in PARTS.items()
     ]
@@ -66,7 +78,8 @@ def alone(tmp_path: Path, tab: Any) -> Any:
 def sizes(page: Any, level: str = ".box") -> dict[str, int]:
     """Return the bytes of the drawn boxes by their names."""
     found: dict[str, int] = page.eval_on_selector_all(
-        f".flame {level}", "all => Object.fromEntries(all.map(one => [one.dataset.key, Number(one.dataset.bytes)]))"
+        f".flame {level}",
+        "all => Object.fromEntries(all.map(one => [one.dataset.key, Number(one.dataset.bytes)]))",
     )
     return found
 
@@ -77,7 +90,9 @@ def test_it_opens_at_the_peak_with_the_widths_of_its_bytes(alone: Any) -> None:
     assert held[""] == PEAK
     assert held["m:h/m:0-15"] == BLOCKS * 1000
     assert sum(sizes(alone, "[aria-level='2']").values()) == PEAK
-    whole, blocks = (alone.locator(f".box[data-key='{key}']").bounding_box() for key in ("", "m:h/m:0-15"))
+    whole, blocks = (
+        alone.locator(f".box[data-key='{key}']").bounding_box() for key in ("", "m:h/m:0-15")
+    )
     assert blocks["width"] / whole["width"] == pytest.approx(BLOCKS * 1000 / PEAK, abs=0.003)
     assert "peak 17.1 kB" in alone.locator(".over-step").text_content()
     assert "5 kB, are in memory in any case" in alone.locator(".memory").inner_text()
@@ -100,7 +115,9 @@ def test_a_click_on_the_timeline_draws_that_moment(alone: Any) -> None:
     alone.locator(".over-step").focus()
     alone.keyboard.press("End")
     assert sizes(alone) == {"": 0}
-    assert "0 B after save or release" in alone.locator(".over-step").get_attribute("aria-valuetext")
+    assert "0 B after save or release" in alone.locator(".over-step").get_attribute(
+        "aria-valuetext"
+    )
     alone.get_by_text("to the peak").click()
     assert sizes(alone)[""] == PEAK
 
@@ -109,7 +126,9 @@ def test_a_click_zooms_and_the_timeline_shows_that_part(alone: Any) -> None:
     """The chosen box is as wide as the picture; a second click leads out, and its blocks unfold."""
     whole = alone.locator(".box.root").bounding_box()["width"]
     alone.locator(".box.module", has_text="mlp").click()
-    assert alone.locator(".box[data-key='m:h/m:0-15/m:mlp']").bounding_box()["width"] == pytest.approx(whole, abs=2)
+    assert alone.locator(".box[data-key='m:h/m:0-15/m:mlp']").bounding_box()[
+        "width"
+    ] == pytest.approx(whole, abs=2)
     assert alone.locator(".over-step .part-of-it").count() == 1
     assert "m:embed" not in sizes(alone)
 
@@ -188,7 +207,9 @@ def test_a_notebook_shows_it_in_a_frame(tmp_path: Path, tab: Any) -> None:
     assert re.match(r'<iframe title="memory held for backward" sandbox="allow-scripts" ', shown)
     assert html.unescape(shown.partition('srcdoc="')[2]).startswith("<!doctype html>")
     file = tmp_path / "notebook.html"
-    file.write_text(f"<!doctype html><meta charset='utf-8'><body data-ready='yes'>{shown}", encoding="utf-8")
+    file.write_text(
+        f"<!doctype html><meta charset='utf-8'><body data-ready='yes'>{shown}", encoding="utf-8"
+    )
     tab.page.goto(file.as_uri())
     frame = tab.page.frame_locator("iframe")
     assert frame.locator(".box.root").get_attribute("data-bytes") == str(PEAK)
@@ -196,8 +217,12 @@ def test_a_notebook_shows_it_in_a_frame(tmp_path: Path, tab: Any) -> None:
     assert str(StepMemory(BytesOverStep())) == "autograd saved nothing"
 
 
-@pytest.mark.parametrize(("text", "theme"), [("rgb(204, 204, 204)", "dark"), ("rgb(20, 20, 20)", "light")])
-def test_a_frame_has_the_theme_of_the_notebook_around_it(text: str, theme: str, browser: Any) -> None:
+@pytest.mark.parametrize(
+    ("text", "theme"), [("rgb(204, 204, 204)", "dark"), ("rgb(20, 20, 20)", "light")]
+)
+def test_a_frame_has_the_theme_of_the_notebook_around_it(
+    text: str, theme: str, browser: Any
+) -> None:
     """VS Code may be dark on a system that is light: the frame follows the text around it, until the reader switches."""
     system = "light" if theme == "dark" else "dark"
     context = browser.new_context(color_scheme=system)
@@ -230,7 +255,9 @@ def test_the_page_of_a_run_draws_it(
     """The flame graph stands above the tables; the page's filter and theme reach it, and a box leads to its site."""
     made = run("embed", "h.0.norm")
     made.step(0)
-    account = SavedAccount(Sums(None, 66, PEAK, PEAK), 5000, 64, (Sums("embed", 1, 64, 64),), (), (), (), course())
+    account = SavedAccount(
+        Sums(None, 66, PEAK, PEAK), 5000, 64, (Sums("embed", 1, 64, 64),), (), (), (), course()
+    )
     made.writer.event({"kind": "saved", "step": 0, **account.entry()})
     made.end()
     page = tab.open(saved(Recording.open(tmp_path / "net.kedge")))

@@ -21,7 +21,9 @@ from kedge.store.recording import Recording
 from tests.report.page.runs import Run
 from tests.report.page.test_serve import get
 
-parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is not installed")
+parser = pytest.importorskip(
+    "prometheus_client.parser", reason="prometheus-client is not installed"
+)
 
 NAN = float("nan")
 
@@ -33,7 +35,10 @@ def parsed(text: str) -> dict[str, Any]:
 
 def numbers(families: dict[str, Any], name: str, *labels: str) -> dict[Any, float]:
     """Give the numbers of a metric by their labels."""
-    return {tuple(sample.labels[label] for label in labels): sample.value for sample in families[name].samples}
+    return {
+        tuple(sample.labels[label] for label in labels): sample.value
+        for sample in families[name].samples
+    }
 
 
 def of(recording: Recording, **known: Any) -> dict[str, Any]:
@@ -61,11 +66,16 @@ def test_a_running_run_has_its_newest_figures(run: Callable[..., Run], tmp_path:
     assert numbers(families, "kedge_step_seconds") == {(): 0.25}
     assert numbers(families, "kedge_start_time_seconds") == {(): 1795244400}
     assert numbers(families, "kedge_loss", "site", "program") == {
-        ("loss:out", "/home/ada/secret/train.py --lr 1"): pytest.approx(recording.series("loss:out", "mean")[-1])
+        ("loss:out", "/home/ada/secret/train.py --lr 1"): pytest.approx(
+            recording.series("loss:out", "mean")[-1]
+        )
     }
     [norm] = numbers(families, "kedge_gradient_norm", "site").values()
     assert norm == pytest.approx(math.sqrt(recording.rows(":grad.norm").sumsq[-1]))
-    assert {sample: value for (sample,), value in numbers(families, "kedge_findings", "severity").items()} == {
+    assert {
+        sample: value
+        for (sample,), value in numbers(families, "kedge_findings", "severity").items()
+    } == {
         severity: sum(finding.severity == severity for finding in check(recording))
         for severity in ("error", "warning", "info")
     }
@@ -93,7 +103,9 @@ def test_an_ended_run_has_its_sums(run: Callable[..., Run], tmp_path: Path) -> N
     """The seconds per step and the overhead are those of the whole run."""
     made = run()
     made.step(0)
-    made.writer.event({"kind": "end", "exit": 1, "steps": 40, "seconds": 20.0, "watching": 1.0, "slowdown": 0.05})
+    made.writer.event(
+        {"kind": "end", "exit": 1, "steps": 40, "seconds": 20.0, "watching": 1.0, "slowdown": 0.05}
+    )
     made.writer.close()
     families = of(Recording.open(tmp_path / "net.kedge"))
 
@@ -107,7 +119,15 @@ def test_names_are_escaped_and_infinities_written_as_the_format_has_them() -> No
     """A quote, a backslash and a line's end in the command; infinite losses of either sign."""
     sites = [{"site": f"{name}:out", "shape": [], "type": "Loss"} for name in ("up", "down")]
     rows = [
-        {"site": f"{name}:out", "step": 0, "count": 1, "sum": value, "sumsq": math.inf, "min": value, "max": value}
+        {
+            "site": f"{name}:out",
+            "step": 0,
+            "count": 1,
+            "sum": value,
+            "sumsq": math.inf,
+            "min": value,
+            "max": value,
+        }
         for name, value in (("up", math.inf), ("down", -math.inf))
     ]
     program = 'a "b"\\\n.py'
@@ -139,7 +159,9 @@ def test_metrics_are_served_to_who_has_the_token(run: Callable[..., Run], tmp_pa
     follower = Follower(tmp_path / "net.kedge")
     first = follower.poll()
     assert first is not None
-    server = PageServer(News(follower, lambda recording: condense(recording, check(recording)), first))
+    server = PageServer(
+        News(follower, lambda recording: condense(recording, check(recording)), first)
+    )
     bearer = {"Authorization": f"Bearer {server.token}"}
     with running(server):
         for path, headers in ((f"/{server.token}/metrics", {}), ("/metrics", bearer)):

@@ -77,7 +77,9 @@ def test_a_figure_over_the_depth_has_its_words_above_and_not_in_its_legend(
 
     figure = tab.open(saved(broken, findings=[finding])).locator(".finding").first
 
-    assert "gradient of each weight relative to its size, from relu1 to relu3" in figure.inner_text()
+    assert (
+        "gradient of each weight relative to its size, from relu1 to relu3" in figure.inner_text()
+    )
     assert figure.locator(".u-label").all_inner_texts() == ["at", "value"]
 
 
@@ -121,7 +123,10 @@ def test_a_pointer_reads_the_numbers_of_a_cell(shown: Any, broken: Recording) ->
     shown.locator("#cells").hover(position=cell(shown, 1, 4))
 
     value = broken.series("relu1:out", "rms")[4]
-    assert f"relu1:out\nstep 4 · Linear · 8{TIMES}8\nrms {value:.2f}" in shown.locator(".tip").inner_text()
+    assert (
+        f"relu1:out\nstep 4 · Linear · 8{TIMES}8\nrms {value:.2f}"
+        in shown.locator(".tip").inner_text()
+    )
 
     shown.locator("#cells").hover(position=cell(shown, 1, 7))
     assert "5 not finite" in shown.locator(".tip").inner_text()
@@ -140,9 +145,12 @@ def test_the_colours_of_the_heat_map_are_those_of_the_values(shown: Any) -> None
 def test_another_statistic_is_drawn(shown: Any) -> None:
     """The heat-map offers what was recorded, and draws what is chosen."""
     offered = shown.locator("#quantity option").all_inner_texts()
-    assert {"rms of outputs", "rms of output gradients", "largest |x| of outputs", "update ratio of parameters"} <= set(
-        offered
-    )
+    assert {
+        "rms of outputs",
+        "rms of output gradients",
+        "largest |x| of outputs",
+        "update ratio of parameters",
+    } <= set(offered)
 
     shown.select_option("#quantity", label="update ratio of parameters")
     shown.locator("#cells").hover(position=cell(shown, 0, 0))
@@ -155,13 +163,16 @@ def test_another_statistic_is_drawn(shown: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "rows"), [("fc.*", 2), ("conv1, fc.b", 2), ("*", 3), ("?onv1", 1), ("relu", 1), ("nothing*", 0)]
+    ("typed", "rows"),
+    [("fc.*", 2), ("conv1, fc.b", 2), ("*", 3), ("?onv1", 1), ("relu", 1), ("nothing*", 0)],
 )
 def test_sites_are_filtered(shown: Any, typed: str, rows: int) -> None:
     """The filter takes the patterns of ``kedge report --sites``; a word that is no path stands for what holds it."""
     shown.keyboard.press("/")
     shown.keyboard.type(typed)
-    shown.wait_for_function("rows => document.querySelector('#cells').dataset.rows === String(rows)", arg=rows)
+    shown.wait_for_function(
+        "rows => document.querySelector('#cells').dataset.rows === String(rows)", arg=rows
+    )
     leaves = shown.locator(".tree .leaf").count()
     assert shown.locator("#heat .empty").is_visible() == (rows == 0)
 
@@ -178,7 +189,10 @@ def test_the_theme_follows_the_system_and_can_be_switched(
     context = browser.new_context(color_scheme="dark", reduced_motion="reduce")
     page = context.new_page()
     page.goto(saved(broken))
-    theme, ground = "document.documentElement.dataset.theme", "getComputedStyle(document.body).backgroundColor"
+    theme, ground = (
+        "document.documentElement.dataset.theme",
+        "getComputedStyle(document.body).backgroundColor",
+    )
     assert (page.evaluate(theme), page.evaluate(ground)) == ("dark", "rgb(17, 20, 24)")
 
     page.locator("#theme").click()
@@ -230,13 +244,18 @@ def test_the_address_leads_back_to_a_site(shown: Any, tab: Any) -> None:
 
 def test_the_tree_has_shapes_parameters_and_saved_bytes(shown: Any) -> None:
     """Each module stands in the tree with its class, its output, its parameters and what autograd saved in it."""
-    rows = {row.split("\n")[0]: row.split("\n")[1:] for row in shown.locator(".tree .row").all_inner_texts()}
+    rows = {
+        row.split("\n")[0]: row.split("\n")[1:]
+        for row in shown.locator(".tree .row").all_inner_texts()
+    }
 
     assert rows["(Net)"][-2:] == ["288", "10 kB"]
     assert rows["fc"][-2:] == ["144", "7 kB"]
     assert rows["conv1"] == ["Linear", f"8{TIMES}8", "72", "1.57", "1.5e-3", "1 kB"]
 
-    shown.locator(".tree .head", has_text="fc").first.locator(".name .indent").dispatch_event("click")
+    shown.locator(".tree .head", has_text="fc").first.locator(".name .indent").dispatch_event(
+        "click"
+    )
     assert shown.locator("[data-path='fc.a']").is_hidden()
     shown.keyboard.press("t")
     assert shown.locator("[data-path='fc.a']").is_hidden()
@@ -245,11 +264,15 @@ def test_the_tree_has_shapes_parameters_and_saved_bytes(shown: Any) -> None:
 def test_the_depth_picture_says_what_fits_a_format(shown: Any) -> None:
     """At the newest step that is finite, the table tells how far the sites are from each format's ends."""
     assert shown.locator("#depth output").inner_text() == "step 5"
-    rows = {row.split("\t")[0]: row for row in shown.locator(".headroom tbody tr").all_inner_texts()}
+    rows = {
+        row.split("\t")[0]: row for row in shown.locator(".headroom tbody tr").all_inner_texts()
+    }
     assert list(rows) == ["fp16", "bf16", "fp8 e4m3", "fp8 e5m2", "fp32"]
     assert "✓ fits" in rows["fp16"]
 
-    shown.locator("#depth-step").evaluate("slider => { slider.value = 7; slider.dispatchEvent(new Event('input')) }")
+    shown.locator("#depth-step").evaluate(
+        "slider => { slider.value = 7; slider.dispatchEvent(new Event('input')) }"
+    )
     assert shown.locator("#depth output").inner_text() == "step 7"
     shown.select_option("#depth-format", "bfloat16")
     assert "far away: largest bf16" in shown.locator("#depth .toolbar").inner_text()
@@ -287,7 +310,9 @@ def test_loss_and_gradient_norm_are_drawn(shown: Any) -> None:
     assert shown.locator("#curves canvas").count() == 2
 
 
-def test_hostile_names_stay_names(run: Callable[..., Run], tmp_path: Any, saved: Callable[..., str], tab: Any) -> None:
+def test_hostile_names_stay_names(
+    run: Callable[..., Run], tmp_path: Any, saved: Callable[..., str], tab: Any
+) -> None:
     """Markup in names, classes, messages, commands and source lines is text, and nothing of it runs."""
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
     made = run(evil, "a&b;\"'", types=(evil, "<b>"), command=[evil], device="<i>", torch="-->")
@@ -295,7 +320,9 @@ def test_hostile_names_stay_names(run: Callable[..., Run], tmp_path: Any, saved:
         made.step(step)
     made.end(exit=1, error=f"Error: {evil}")
     recording = Recording.open(tmp_path / "net.kedge")
-    finding = Finding(evil, "error", f"{evil}:out", 1, evil, {"near": {evil: {evil: 1.0}}, evil: evil}, 0.5, evil)
+    finding = Finding(
+        evil, "error", f"{evil}:out", 1, evil, {"near": {evil: {evil: 1.0}}, evil: evil}, 0.5, evil
+    )
 
     page = tab.open(saved(recording, findings=[finding]))
     page.keyboard.press("j")

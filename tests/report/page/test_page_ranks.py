@@ -25,7 +25,9 @@ def together(count: int, steps: int = 12, apart: int = 1) -> Recording:
                 size = 10.0**rank * (1 + depth)
                 told = {"sum": 0.0, "sumsq": 4 * size**2, "min": -size, "max": size, "nonzero": 4}
                 rows.append({"rank": rank, "site": f"{name}:out", "step": step, "count": 4, **told})
-            rows.append({"rank": rank, "site": ":grad.norm", "step": step, "count": 1, "sumsq": 100.0**rank})
+            rows.append(
+                {"rank": rank, "site": ":grad.norm", "step": step, "count": 1, "sumsq": 100.0**rank}
+            )
     sites = [{"site": f"{name}:out", "type": "Linear", "shape": [1, 4]} for name in LAYERS]
     return Recording.build([*sites, ":grad.norm"], rows, {"world": count}, roots=[{"name": "Net"}])
 
@@ -42,7 +44,9 @@ def test_each_rank_has_what_it_recorded_in_the_same_columns() -> None:
         table = unpacked(document.tables[f"rank{one['rank']}-rms"], sheet["form"]).reshape(-1, 12)
         for row, site in zip(table, sheet["rows"], strict=True):
             own = recording.of_rank(one["rank"])
-            expected = dict(zip(own.steps.tolist(), own.series(own.sites[site], "rms").tolist(), strict=True))
+            expected = dict(
+                zip(own.steps.tolist(), own.series(own.sites[site], "rms").tolist(), strict=True)
+            )
             assert row.tolist() == pytest.approx(
                 [expected.get(step, float("nan")) for step in range(12)], 4e-3, nan_ok=True
             )
@@ -56,7 +60,9 @@ def test_one_rank_is_no_choice() -> None:
     assert not any(name.startswith("rank") for name in document.tables)
 
 
-def test_the_lowest_ranks_are_taken_as_far_as_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lowest_ranks_are_taken_as_far_as_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A page does not grow without end with the number of ranks: it names those that it leaves out."""
     one = condense(together(2), []).described["ranks"]["shown"][0]["sheets"]
     numbers = sum(len(sheet["rows"]) * 12 for sheet in one.values() if sheet["rows"] is not None)
@@ -77,7 +83,12 @@ def test_a_rank_is_shown_by_itself(saved: Callable[..., str], tab: Any, shots: P
     """The choice of a rank is drawn everywhere, is kept in the address, and can be taken back."""
     address = saved(together(3, apart=3), [])
     page = tab.open(f"{address}#site=a:out")
-    assert page.locator("#rank option").all_inner_texts() == ["all ranks", "rank 0", "rank 1", "rank 2"]
+    assert page.locator("#rank option").all_inner_texts() == [
+        "all ranks",
+        "rank 0",
+        "rank 1",
+        "rank 2",
+    ]
     merged, legend = scale(page), page.inner_text("#heat .legend")
 
     page.select_option("#rank", label="rank 1")
@@ -99,7 +110,9 @@ def test_a_rank_is_shown_by_itself(saved: Callable[..., str], tab: Any, shots: P
     assert page.locator("#rank").input_value() == "0"
 
 
-def test_what_is_left_out_is_named(saved: Callable[..., str], tab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_left_out_is_named(
+    saved: Callable[..., str], tab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rank for which there is no room cannot be chosen, and the list says so."""
     monkeypatch.setattr("kedge.report.page.document.MOST_OF_RANKS", 400)
     page = tab.open(saved(together(4), []))

@@ -33,11 +33,23 @@ FOUND = {
 
 
 @pytest.fixture(scope="module", params=list(FOUND))
-def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def real(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
     """The page of a real run, as the commands make it."""
     model, folder = request.param, tmp_path_factory.mktemp("runs")
     shutil.copy(EXAMPLE, folder)
-    train = [sys.executable, "-c", TRAIN, f"{model}.kedge", "digits.py", "--model", model, "--steps", "200"]
+    train = [
+        sys.executable,
+        "-c",
+        TRAIN,
+        f"{model}.kedge",
+        "digits.py",
+        "--model",
+        model,
+        "--steps",
+        "200",
+    ]
     forked.run(train, cwd=folder, check=True)
     report = [sys.executable, "-m", "kedge", "report", f"{model}.kedge", "--html"]
     forked.run(report, cwd=folder, check=True)
@@ -49,7 +61,9 @@ def test_a_real_run_is_shown(real: tuple[str, Path], theme: str, browser: Any, s
     """The page of a real run opens without an error, names what is wrong with it, and fits a laptop."""
     model, file = real
     errors: list[str] = []
-    context = browser.new_context(viewport={"width": 1366, "height": 768}, color_scheme=theme, reduced_motion="reduce")
+    context = browser.new_context(
+        viewport={"width": 1366, "height": 768}, color_scheme=theme, reduced_motion="reduce"
+    )
     page = context.new_page()
     page.on("console", lambda message: errors.append(message.text))
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -72,7 +86,17 @@ def test_a_real_run_is_shown(real: tuple[str, Path], theme: str, browser: Any, s
 def test_the_command_says_where_the_page_is(real: tuple[str, Path]) -> None:
     """``kedge report --html`` writes beside the recording, or where -o says."""
     model, file = real
-    command = [sys.executable, "-m", "kedge", "report", f"{model}.kedge/", "--html", "--no-source", "-o", "other.html"]
+    command = [
+        sys.executable,
+        "-m",
+        "kedge",
+        "report",
+        f"{model}.kedge/",
+        "--html",
+        "--no-source",
+        "-o",
+        "other.html",
+    ]
     ended = forked.run(command, cwd=file.parent, check=True)
 
     assert ended.stdout.startswith("other.html: 0.")
@@ -81,7 +105,9 @@ def test_the_command_says_where_the_page_is(real: tuple[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("words", [["--html", "--all"], ["-o", "x.html"], ["--no-source"]])
-def test_options_that_do_not_go_together_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_that_do_not_go_together_are_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """What a page has no use for is not silently ignored, nor is what only a page has."""
     from kedge.cli.main import main
 

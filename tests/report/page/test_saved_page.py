@@ -35,12 +35,26 @@ def account() -> SavedAccount:
         *modules[2:],
     )
     lines = (
-        LineSums("/home/ada/secret/net.py", 12, "forward", "x = self.block(x)  # <b>", 6, 20 * MB, 14 * MB, 5 * MB),
+        LineSums(
+            "/home/ada/secret/net.py",
+            12,
+            "forward",
+            "x = self.block(x)  # <b>",
+            6,
+            20 * MB,
+            14 * MB,
+            5 * MB,
+        ),
         LineSums("/home/ada/secret/train.py", 40, "<module>", "loss = f(x)", 2, 2 * MB, 2 * MB),
     )
     heights = (4, 8, 12, 14, 16, 12, 6, 0)
     course = BytesOverStep(
-        tuple(h * MB for h in heights), tuple(range(1, 9)), 16 * MB, 5, 6, (("conv1", 8 * MB), ("relu1", 4 * MB))
+        tuple(h * MB for h in heights),
+        tuple(range(1, 9)),
+        16 * MB,
+        5,
+        6,
+        (("conv1", 8 * MB), ("relu1", 4 * MB)),
     )
     items = ({"path": "conv1", "bytes": 8 * MB, "line": "/home/ada/secret/net.py:12"},)
     return SavedAccount(total, 3 * MB, MB, modules, tree, lines, items, course)
@@ -63,7 +77,9 @@ def test_the_section_draws_the_bill(
 ) -> None:
     """Totals, the course of the step, a bar a module with what frees it, and both tables stand in the section, in both themes."""
     errors: list[str] = []
-    context = browser.new_context(viewport={"width": 1366, "height": 768}, color_scheme=theme, reduced_motion="reduce")
+    context = browser.new_context(
+        viewport={"width": 1366, "height": 768}, color_scheme=theme, reduced_motion="reduce"
+    )
     page = context.new_page()
     page.on("console", lambda message: errors.append(message.text))
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -79,7 +95,12 @@ def test_the_section_draws_the_bill(
     assert section.locator(".over-step path").count() == 1
     assert section.locator(".flame").is_hidden()  # the tensors of this account were not listed
     rows = section.locator(".bar-row").all_inner_texts()
-    assert [row.split("\n")[0] for row in rows] == ["conv1", "relu1", "fc.a", "(outside of modules)"]
+    assert [row.split("\n")[0] for row in rows] == [
+        "conv1",
+        "relu1",
+        "fc.a",
+        "(outside of modules)",
+    ]
     widths = section.locator(".stack").evaluate_all(
         "all => all.map(one => [...one.children].reduce((sum, part) => sum + part.offsetWidth, 0))"
     )
@@ -119,7 +140,11 @@ def test_a_click_leads_to_the_module_and_the_filter_chooses(
     page.keyboard.type("fc.**")
     page.wait_for_function("() => document.querySelectorAll('#saved .bar-row').length === 1")
     assert page.locator("#saved .bar-row").inner_text().startswith("fc.a")
-    names = page.locator("#saved .ledger table").first.locator("tbody tr td:first-child").all_inner_texts()
+    names = (
+        page.locator("#saved .ledger table")
+        .first.locator("tbody tr td:first-child")
+        .all_inner_texts()
+    )
     assert names == ["fc", "fc.a"]
 
 

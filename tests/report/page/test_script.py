@@ -29,7 +29,14 @@ def source(name: str) -> str:
 
 def test_every_asset_is_used() -> None:
     """What lies beside the page's code is in the page."""
-    used = {*render.SCRIPTS, *render.STYLES, render.HEAD, render.LIBRARY, render.LICENCE, "page.html"}
+    used = {
+        *render.SCRIPTS,
+        *render.STYLES,
+        render.HEAD,
+        render.LIBRARY,
+        render.LICENCE,
+        "page.html",
+    }
 
     assert {path.name for path in ASSETS.iterdir()} == used
 
@@ -47,7 +54,9 @@ def test_a_script_is_short_and_imports_what_is_there(name: str) -> None:
         assert other in before
         for word in wanted.split(","):
             assert word.strip() in EXPORTS.findall(source(other))
-            assert re.search(rf"\b{word.strip()}\b", body), f"{name} imports {word.strip()} and does not use it"
+            assert re.search(rf"\b{word.strip()}\b", body), (
+                f"{name} imports {word.strip()} and does not use it"
+            )
 
 
 def test_each_name_is_defined_once() -> None:
@@ -73,7 +82,14 @@ def test_what_is_exported_is_imported() -> None:
 def test_no_text_becomes_markup() -> None:
     """Names from a recording enter the page as text: no script parses markup."""
     for name in render.SCRIPTS:
-        for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+        for way in (
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "new Function",
+        ):
             assert way not in source(name)
 
 
@@ -100,7 +116,11 @@ def test_crosses_are_whole(browser: Any) -> None:
 
 def test_put_together_they_end_no_element() -> None:
     """Scripts and styles have nothing in them that would end the element that holds them."""
-    for text in (render.script(), (ASSETS / render.LIBRARY).read_text(encoding="utf-8"), render.stylesheet()):
+    for text in (
+        render.script(),
+        (ASSETS / render.LIBRARY).read_text(encoding="utf-8"),
+        render.stylesheet(),
+    ):
         assert not re.search(r"</(script|style)|<!--", text, re.IGNORECASE)
 
 
@@ -109,7 +129,11 @@ def chosen(browser: Any) -> Any:
     """The page's own filter, in a browser: the places of the sites that it chooses; None if it cannot be read."""
     page = browser.new_page()
     page.goto("about:blank")
-    page.evaluate("() => {" + source("filters.js").replace("export ", "") + "\nglobalThis.filterOf = filterOf;}")
+    page.evaluate(
+        "() => {"
+        + source("filters.js").replace("export ", "")
+        + "\nglobalThis.filterOf = filterOf;}"
+    )
     script = """([text, sites]) => {
       const filter = filterOf(text, { sites });
       if (filter.problem.startsWith("cannot read")) return null;
@@ -123,7 +147,20 @@ WORDS = st.text(alphabet="ab.*?é[]!{}#/:+\\\\, 1", min_size=1, max_size=8)
 TEXTS = st.one_of(
     WORDS,
     st.sampled_from(
-        ["a", "b.a", "**", "**.a", "*.b", "a.**", "**{A}", "**{B}, !a", "a:out", "b:param", "[ab]", "[!a].*"]
+        [
+            "a",
+            "b.a",
+            "**",
+            "**.a",
+            "*.b",
+            "a.**",
+            "**{A}",
+            "**{B}, !a",
+            "a:out",
+            "b:param",
+            "[ab]",
+            "[!a].*",
+        ]
     ),
 )
 PATHS = st.lists(st.text(alphabet="abé[+", min_size=1, max_size=2), max_size=3).map(".".join)
@@ -143,7 +180,9 @@ PLACES = st.builds(
 
 @settings(max_examples=200, deadline=None)
 @given(text=TEXTS, places=st.lists(PLACES, min_size=1, max_size=5))
-def test_a_filter_means_what_it_means_in_the_terminal(chosen: Any, text: str, places: list[dict[str, Any]]) -> None:
+def test_a_filter_means_what_it_means_in_the_terminal(
+    chosen: Any, text: str, places: list[dict[str, Any]]
+) -> None:
     """The page's filter and ``kedge report --sites`` read the same texts, and choose the same sites."""
     assume(text.strip())
     assume("\\." not in text)  # no name of PyTorch's has a dot

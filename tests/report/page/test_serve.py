@@ -41,7 +41,9 @@ def served(run: Callable[..., Run], tmp_path: Path) -> Iterator[tuple[Run, PageS
     follower = Follower(tmp_path / "net.kedge")
     first = follower.poll()
     assert first is not None
-    server = PageServer(News(follower, lambda recording: condense(recording, check(recording)), first))
+    server = PageServer(
+        News(follower, lambda recording: condense(recording, check(recording)), first)
+    )
     with running(server):
         yield made, server
     made.writer.close()
@@ -57,7 +59,9 @@ def get(server: PageServer, path: str, **headers: str) -> http.client.HTTPRespon
     return answer
 
 
-def test_the_page_follows_a_run_and_keeps_the_readers_place(served: tuple[Run, PageServer], tab: Any) -> None:
+def test_the_page_follows_a_run_and_keeps_the_readers_place(
+    served: tuple[Run, PageServer], tab: Any
+) -> None:
     """When the run goes on the page is drawn anew, with the same site, scroll position, theme and folded modules."""
     made, server = served
     page = tab.open(server.address)
@@ -103,7 +107,9 @@ def test_the_page_says_when_nobody_serves_it(served: tuple[Run, PageServer], tab
     tab.errors.clear()
 
 
-def test_news_come_for_what_happened_while_the_page_was_loaded(served: tuple[Run, PageServer]) -> None:
+def test_news_come_for_what_happened_while_the_page_was_loaded(
+    served: tuple[Run, PageServer],
+) -> None:
     """A page that was made before the newest step is told so as soon as it listens."""
     made, server = served
     made.step(3)
@@ -188,7 +194,9 @@ def test_the_end_waits_for_nobody(served: tuple[Run, PageServer]) -> None:
     server.shutdown()
     server.close()
 
-    assert [thread.name for thread in threading.enumerate() if "process_request_thread" in thread.name] == []
+    assert [
+        thread.name for thread in threading.enumerate() if "process_request_thread" in thread.name
+    ] == []
     silent.close()
     listening.close()
 
@@ -199,9 +207,13 @@ def test_serve_says_where_and_ends_with_ctrl_c(run: Callable[..., Run], tmp_path
     made.step(0)
     made.end()
     command = [sys.executable, "-m", "kedge", "serve", "net.kedge", "--no-source"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stdout
-    address = re.search(r"net\.kedge is served at http://127\.0\.0\.1:(\d+)(/\S+/)", process.stdout.readline())
+    address = re.search(
+        r"net\.kedge is served at http://127\.0\.0\.1:(\d+)(/\S+/)", process.stdout.readline()
+    )
     assert address
     connection = http.client.HTTPConnection("127.0.0.1", int(address[1]), timeout=20)
     connection.request("GET", address[2])
@@ -215,7 +227,9 @@ def test_serve_says_where_and_ends_with_ctrl_c(run: Callable[..., Run], tmp_path
     assert (process.returncode, err) == (0, "")
 
 
-def test_a_port_that_is_taken_is_refused(run: Callable[..., Run], tmp_path: Path, capsys: Any) -> None:
+def test_a_port_that_is_taken_is_refused(
+    run: Callable[..., Run], tmp_path: Path, capsys: Any
+) -> None:
     """The message names the port and what to do."""
     run().end()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -248,12 +262,18 @@ def test_the_page_and_the_report_tell_a_killed_run_from_a_running_one(
     made = run()
     made.step(0)
     follower = Follower(tmp_path / "net.kedge")
-    news = News(follower, lambda recording: condense(recording, (), written=is_written(recording)), follower.poll())
+    news = News(
+        follower,
+        lambda recording: condense(recording, (), written=is_written(recording)),
+        follower.poll(),
+    )
     server = PageServer(news)
     with running(server):
         page = tab.open(server.address)
         assert page.locator("#status").inner_text() == "running"
-        assert "the program is running; the last" in str(list(head(Recording.open(follower.path)))[-1])
+        assert "the program is running; the last" in str(
+            list(head(Recording.open(follower.path)))[-1]
+        )
 
         made.writer.close()
         news.refresh()

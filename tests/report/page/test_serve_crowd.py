@@ -70,7 +70,9 @@ def test_200_clients_at_once_are_all_answered(server: PageServer) -> None:
     assert {answer[-8:].strip() for answer in answers.values()} == {b"</html>"}
 
 
-def test_one_connection_too_many_is_told_to_come_again(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_connection_too_many_is_told_to_come_again(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With all places taken by silent clients the next one gets 503 at once; when they are gone it is served."""
     monkeypatch.setattr(live, "MOST_CONNECTIONS", 2)
     silent = [_connected(server) for _ in range(2)]
@@ -84,7 +86,9 @@ def test_one_connection_too_many_is_told_to_come_again(server: PageServer, monke
         assert monotonic() < until
 
 
-def test_a_request_that_trickles_in_is_cut_off(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_trickles_in_is_cut_off(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Bytes that come one by one do not keep a connection open: its time counts from its beginning."""
     monkeypatch.setattr(live, "SILENCE", 0.5)
     pause = threading.Event()
@@ -108,7 +112,9 @@ def test_a_client_that_goes_away_disturbs_nobody(server: PageServer, capsys: Any
 @pytest.mark.parametrize("path", ["", "news", "events"])
 def test_head_is_answered_without_content(server: PageServer, path: str) -> None:
     """HEAD gives the status and the headers of GET, and ends."""
-    head, _, content = _ask(server, f"HEAD /{server.token}/{path} HTTP/1.1\r\n{HOST}").partition(b"\r\n\r\n")
+    head, _, content = _ask(server, f"HEAD /{server.token}/{path} HTTP/1.1\r\n{HOST}").partition(
+        b"\r\n\r\n"
+    )
 
     assert head.startswith(b"HTTP/1.0 200 OK")
     assert b"no-store" in head
@@ -130,7 +136,9 @@ def test_head_is_answered_without_content(server: PageServer, path: str) -> None
         ("GET http://localhost/{}/ HTTP/1.1", 403),
     ],
 )
-def test_what_is_no_request_for_the_page_is_refused(server: PageServer, request_line: str, status: int) -> None:
+def test_what_is_no_request_for_the_page_is_refused(
+    server: PageServer, request_line: str, status: int
+) -> None:
     """Other methods, long addresses and garbage get a status and the same headers, and nothing is repeated to them."""
     answer = _ask(server, f"{request_line.replace('{}', server.token)}\r\n{HOST}")
 

@@ -21,7 +21,15 @@ FITS = "() => document.documentElement.scrollWidth <= innerWidth"
 
 def rows(site: str, steps: int, **more: Any) -> list[dict[str, Any]]:
     """Give the rows of a site."""
-    given = {"site": site, "count": 4, "sum": 1.0, "sumsq": 4.0, "min": -1.0, "max": 2.0, "nonzero": 3}
+    given = {
+        "site": site,
+        "count": 4,
+        "sum": 1.0,
+        "sumsq": 4.0,
+        "min": -1.0,
+        "max": 2.0,
+        "nonzero": 3,
+    }
     return [given | {"step": step} | more for step in range(steps)]
 
 
@@ -60,7 +68,9 @@ STATES: dict[str, Callable[[], Recording]] = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_a_page_of_little_stands(state: str, saved: Callable[..., str], tab: Any, shots: Path) -> None:
+def test_a_page_of_little_stands(
+    state: str, saved: Callable[..., str], tab: Any, shots: Path
+) -> None:
     """Whatever is missing, the page opens without an error, says what there is not, and fits a laptop."""
     page = tab.open(saved(STATES[state]()))
     for key in ("j", "Enter", "h", "ArrowDown", "ArrowRight", "Enter", "n", "p", "t"):
@@ -132,7 +142,12 @@ def test_long_names_do_not_widen_the_page(
 ) -> None:
     """Names of any length are cut or broken, on a laptop and on a phone."""
     long = ".".join(["transformer_block_with_a_long_name"] * 6)
-    made = run(f"{long}.a", f"{long}.b", command=["x" * 300], types=("VeryLongClassNameOfSomebodysLayer" * 2, "Linear"))
+    made = run(
+        f"{long}.a",
+        f"{long}.b",
+        command=["x" * 300],
+        types=("VeryLongClassNameOfSomebodysLayer" * 2, "Linear"),
+    )
     for step in range(3):
         made.step(step, {f"{long}.b:out": NAN} if step == 2 else None)
     made.end()
@@ -147,10 +162,14 @@ def test_long_names_do_not_widen_the_page(
     page.wait_for_function(FITS)
 
 
-def test_a_large_recording_is_narrow_enough_for_the_page(saved: Callable[..., str], tab: Any) -> None:
+def test_a_large_recording_is_narrow_enough_for_the_page(
+    saved: Callable[..., str], tab: Any
+) -> None:
     """Three hundred rows are drawn small, each still a row that can be opened."""
     names = [f"block{i}:out" for i in range(300)]
-    recording = Recording.build(names, [row for name in names for row in rows(name, 3)], roots=[{"name": "Net"}])
+    recording = Recording.build(
+        names, [row for name in names for row in rows(name, 3)], roots=[{"name": "Net"}]
+    )
     page = tab.open(saved(recording))
     held = page.eval_on_selector("#cells", "canvas => ({...canvas.dataset})")
     assert (held["rows"], held["row"]) == ("300", "2")
@@ -158,5 +177,7 @@ def test_a_large_recording_is_narrow_enough_for_the_page(saved: Callable[..., st
     page.keyboard.press("h")
     for _ in range(3):
         page.keyboard.press("ArrowRight")
-    page.locator("#cells").click(position={"x": float(held["left"]) + 5, "y": float(held["top"]) + 100.5 * 2})
+    page.locator("#cells").click(
+        position={"x": float(held["left"]) + 5, "y": float(held["top"]) + 100.5 * 2}
+    )
     assert page.locator("#panel-site").inner_text() == "block100:out"

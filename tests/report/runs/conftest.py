@@ -50,7 +50,10 @@ def written(tmp_path: Path) -> Written:
     ) -> Path:
         folder = tmp_path / f"{name}.kedge"
         folder.parent.mkdir(exist_ok=True)
-        given = {"command": ["/home/ada/secret/train.py", *options], "started": "2026-11-21T07:00:00+00:00"}
+        given = {
+            "command": ["/home/ada/secret/train.py", *options],
+            "started": "2026-11-21T07:00:00+00:00",
+        }
         run = Run(folder, layers, **given | manifest)
         for step in range(steps):
             loss = math.nan if bad is not None and step >= bad else loss_at(step, rate)
@@ -73,7 +76,13 @@ def summary_of(folder: Path, **more: Any) -> RunSummary:
     """Give the summary of a recording."""
     recording = Recording.open(folder)
     judgement = judge(recording)
-    return RunSummary(folder.name.removesuffix(".kedge"), recording, judgement.findings, judgement.complete, **more)
+    return RunSummary(
+        folder.name.removesuffix(".kedge"),
+        recording,
+        judgement.findings,
+        judgement.complete,
+        **more,
+    )
 
 
 @pytest.fixture

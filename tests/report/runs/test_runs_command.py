@@ -20,7 +20,8 @@ def test_a_line_for_each_run(written: Written, inside: Path, capsys: Captured) -
     assert main(["report", "slow", "fast.kedge"]) == 0
     out = capsys.readouterr().out
     head, slow, fast = (
-        next(line for line in out.splitlines() if line.startswith(word)) for word in ("run ", "slow", "fast")
+        next(line for line in out.splitlines() if line.startswith(word))
+        for word in ("run ", "slow", "fast")
     )
     assert "the same in all: /home/ada/secret/train.py" in out
     assert "--steps 12" in out
@@ -80,7 +81,9 @@ def test_the_page_stands_beside_the_first_run_and_links_to_pages_beside_it(
     assert '"page":"a.html"' not in Path("all.html").read_text()
 
 
-def test_a_page_without_source_tells_no_folder_and_no_option(written: Written, inside: Path) -> None:
+def test_a_page_without_source_tells_no_folder_and_no_option(
+    written: Written, inside: Path
+) -> None:
     """Names are those of the recordings, with a number where two have the same."""
     written("one/run", "--token", "hush")
     written("two/run", "--token", "hash")

@@ -26,9 +26,15 @@ Saved = Callable[..., str]
 #: What dichromats see of linear red, green and blue (Machado, Oliveira and Fernandes 2009).
 SIGHTS = {
     "all cones": np.eye(3),
-    "protanopia": np.array([[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]),
-    "deuteranopia": np.array([[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]),
-    "tritanopia": np.array([[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]]),
+    "protanopia": np.array(
+        [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]
+    ),
+    "deuteranopia": np.array(
+        [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
+    ),
+    "tritanopia": np.array(
+        [[1.256, -0.077, -0.179], [-0.078, 0.931, 0.148], [0.005, 0.691, 0.304]]
+    ),
 }
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 
@@ -59,7 +65,9 @@ def test_the_page_shows_every_run(three: RunTable, saved: Saved, tab: Any) -> No
     assert "hidden=1" in page.url
 
 
-def test_curves_are_smoothed_and_drawn_against_time(three: RunTable, saved: Saved, tab: Any) -> None:
+def test_curves_are_smoothed_and_drawn_against_time(
+    three: RunTable, saved: Saved, tab: Any
+) -> None:
     """The slider, the axis and the run in front are kept in the address; a run without a duration is named."""
     page = tab.open(saved(three))
     assert page.input_value("#smoothing") == "0.9"
@@ -81,12 +89,19 @@ def test_curves_are_smoothed_and_drawn_against_time(three: RunTable, saved: Save
     assert log.is_checked() is not was
 
 
-def test_one_site_is_drawn_for_all_runs_that_have_it(three: RunTable, saved: Saved, tab: Any) -> None:
+def test_one_site_is_drawn_for_all_runs_that_have_it(
+    three: RunTable, saved: Saved, tab: Any
+) -> None:
     """A filter, the keys and another statistic choose it; the runs that lack it are named."""
     page = tab.open(saved(three))
     page.select_option("#quantity", "rms.out")
     listed = page.locator(".site-list [data-site]")
-    assert [listed.nth(i).inner_text().split()[0] for i in range(listed.count())] == ["conv1", "relu1", "fc.a", "loss"]
+    assert [listed.nth(i).inner_text().split()[0] for i in range(listed.count())] == [
+        "conv1",
+        "relu1",
+        "fc.a",
+        "loss",
+    ]
     page.fill("#filter", "rel")
     page.wait_for_selector("#filter.on")
     assert listed.count() == 1
@@ -147,7 +162,9 @@ def test_it_fits_every_screen_and_paper(three: RunTable, saved: Saved, tab: Any)
 def test_every_run_has_its_own_look(written: Written, saved: Saved, tab: Any) -> None:
     """Twenty runs differ in hue or in dashes."""
     page = tab.open(saved(table_of(*(written(f"run{number}", steps=2) for number in range(20)))))
-    looks = page.evaluate("() => [...document.querySelectorAll('#chips .run-line')].map((one) => one.className)")
+    looks = page.evaluate(
+        "() => [...document.querySelectorAll('#chips .run-line')].map((one) => one.className)"
+    )
     assert len(set(looks)) == 20
 
 
@@ -161,7 +178,9 @@ def test_hues_differ_for_colour_blind_readers(theme: str) -> None:
     assert ground in stylesheet()
     for name, sight in SIGHTS.items():
         seen = [_lab(sight @ _linear(colour)) for colour in found]
-        assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) > 12, name
+        assert min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2)) > 12, (
+            name
+        )
     assert all(_contrast(colour, ground) >= 3 for colour in found)
 
 
@@ -184,7 +203,9 @@ def _contrast(one: str, other: str) -> float:
 def test_names_are_text(written: Written, saved: Saved, tab: Any) -> None:
     """Markup in names and options is shown, and never run."""
     evil = "<img src=x onerror=alert(1)>"
-    page = tab.open(saved(table_of(written("a", "--tag", evil), written("b", "--tag", "</script>"))))
+    page = tab.open(
+        saved(table_of(written("a", "--tag", evil), written("b", "--tag", "</script>")))
+    )
     assert evil in page.inner_text(".runs-table")
 
 
@@ -207,9 +228,13 @@ def test_only_sites_of_several_runs_are_kept(three: RunTable) -> None:
 
 def test_the_page_smooths_as_the_table_does(tab: Any) -> None:
     """One average, in two languages; what is not finite is left out of it."""
-    found = re.search(r"^function smoothed.*?^}", asset("run_charts.js", PACKAGE), re.MULTILINE | re.DOTALL)
+    found = re.search(
+        r"^function smoothed.*?^}", asset("run_charts.js", PACKAGE), re.MULTILINE | re.DOTALL
+    )
     assert found is not None
     values = [3.0, 1.0, float("nan"), 2.5, -4.0]
     tab.page.goto("about:blank")
-    drawn = tab.page.evaluate(f"(values) => {{ {found[0]}; return smoothed(values, 0.9); }}", values)
+    drawn = tab.page.evaluate(
+        f"(values) => {{ {found[0]}; return smoothed(values, 0.9); }}", values
+    )
     np.testing.assert_allclose(drawn, smoothed(np.array(values), 0.9), rtol=1e-12)

@@ -19,7 +19,9 @@ def test_a_script_imports_what_is_there(name: str) -> None:
     """It imports from scripts before it, what they export, and uses all of it."""
     body = IMPORTS.sub("", TEXTS[name])
     before = [*TEXTS][: [*TEXTS].index(name)]
-    assert len(re.findall(r"^import ", TEXTS[name], re.MULTILINE)) == len(IMPORTS.findall(TEXTS[name]))
+    assert len(re.findall(r"^import ", TEXTS[name], re.MULTILINE)) == len(
+        IMPORTS.findall(TEXTS[name])
+    )
     for wanted, other in IMPORTS.findall(TEXTS[name]):
         assert other in before
         for word in map(str.strip, wanted.split(",")):
@@ -32,7 +34,10 @@ def test_names_are_defined_once_and_exported_for_somebody() -> None:
     names = [name for text in TEXTS.values() for name in NAMES.findall(text)]
     assert sorted(names) == sorted(set(names))
     imported = {
-        word.strip() for text in TEXTS.values() for wanted, _ in IMPORTS.findall(text) for word in wanted.split(",")
+        word.strip()
+        for text in TEXTS.values()
+        for wanted, _ in IMPORTS.findall(text)
+        for word in wanted.split(",")
     }
     assert {name for own in OWN for name in EXPORTS.findall(TEXTS[own])} <= imported
 
@@ -41,6 +46,7 @@ def test_no_text_becomes_markup() -> None:
     """Names from a recording enter the page as text, and nothing ends the element that holds a script or a style."""
     for text in (*(TEXTS[name] for name in OWN), asset(STYLE, PACKAGE)):
         assert not re.search(
-            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|</(script|style)|<!--", text
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|</(script|style)|<!--",
+            text,
         )
     assert "{{script}}" in asset(FRAME, PACKAGE)

@@ -23,7 +23,10 @@ from tests.report.runs.conftest import Written, summary_of, table_of
         ("--shift -3 --scale -1.5e-3", {"--shift": "-3", "--scale": "-1.5e-3"}),
         ("--layers 64 32 --amp", {"--layers": "64 32", "--amp": "yes"}),
         ("--tag a --tag b", {"--tag": "a b"}),
-        ("optim.lr=0.1 +model=gpt data.txt", {"optim.lr": "0.1", "model": "gpt", "argument 1": "data.txt"}),
+        (
+            "optim.lr=0.1 +model=gpt data.txt",
+            {"optim.lr": "0.1", "model": "gpt", "argument 1": "data.txt"},
+        ),
         ("train data --lr 1", {"argument 1": "train", "argument 2": "data", "--lr": "1"}),
         ("--name= --lr 1", {"--name": "", "--lr": "1"}),
         ("- --", {"argument 1": "-", "argument 2": "--"}),
@@ -45,7 +48,13 @@ def test_options_differ_if_one_run_lacks_them() -> None:
 def test_smoothing_is_that_of_tensorboard() -> None:
     """The average of 1, 2, 3 that keeps 0.5: its weights add up to 1 from the first value on; a gap stays a gap."""
     values = np.array([1.0, 2.0, math.nan, 3.0, math.inf])
-    expected = [1.0, (0.25 * 1 + 0.5 * 2) / 0.75, math.nan, (0.125 + 0.25 * 2 + 0.5 * 3) / 0.875, math.nan]
+    expected = [
+        1.0,
+        (0.25 * 1 + 0.5 * 2) / 0.75,
+        math.nan,
+        (0.125 + 0.25 * 2 + 0.5 * 3) / 0.875,
+        math.nan,
+    ]
     np.testing.assert_allclose(smoothed(values, 0.5), expected)
     np.testing.assert_array_equal(smoothed(values[:2], 0.0), values[:2])
 
@@ -81,16 +90,31 @@ def test_a_run_that_goes_on_has_a_duration_so_far(written: Written) -> None:
 def test_the_ranks_of_a_run_count_together() -> None:
     """Their losses are one curve; their number is an option like any other."""
     rows = [
-        {"step": step, "site": "loss", "rank": rank, "calls": 1, "count": 1, "sum": 2.0 * rank, "sumsq": 4.0 * rank}
+        {
+            "step": step,
+            "site": "loss",
+            "rank": rank,
+            "calls": 1,
+            "count": 1,
+            "sum": 2.0 * rank,
+            "sumsq": 4.0 * rank,
+        }
         for step in range(3)
         for rank in range(2)
     ]
     sites = [{"site": "loss", "path": "loss", "kind": "loss", "shape": []}]
-    optimizers = {"kind": "optimizers", "optimizers": [{"type": "SGD", "steps": 3, "roots": [0], "rates": [0.1]}]}
+    optimizers = {
+        "kind": "optimizers",
+        "optimizers": [{"type": "SGD", "steps": 3, "roots": [0], "rates": [0.1]}],
+    }
     roots = [{"name": "Net", "prefix": "", "parameters": 12}]
     run = RunSummary("ranks", Recording.build(sites, rows, {"world": 2}, [optimizers], roots), ())
     assert run.options["ranks"] == "2"
-    assert (run.options["model"], run.options["optimizer"], run.options["learning rate"]) == ("Net 12", "SGD", "0.1")
+    assert (run.options["model"], run.options["optimizer"], run.options["learning rate"]) == (
+        "Net 12",
+        "SGD",
+        "0.1",
+    )
     assert run.loss is not None
     assert run.loss.last == 1.0
 

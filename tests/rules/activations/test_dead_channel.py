@@ -16,12 +16,23 @@ CHANNELS = 16
 Above = Callable[[int], Sequence[bool]]
 
 
-def layer(site: str, above: Above, *, steps: int = 100, samples: int = 128, **columns: Any) -> list[dict[str, Any]]:
+def layer(
+    site: str, above: Above, *, steps: int = 100, samples: int = 128, **columns: Any
+) -> list[dict[str, Any]]:
     """Describe the rows of an activation; ``above`` says for each sample which channels were above zero."""
     rows = []
     for i in range(steps):
         bits = list(above(i))
-        rows.append({"step": 10 * i, "site": site, "count": samples * len(bits), "sum": 1.0, "active": bits, **columns})
+        rows.append(
+            {
+                "step": 10 * i,
+                "site": site,
+                "count": samples * len(bits),
+                "sum": 1.0,
+                "active": bits,
+                **columns,
+            }
+        )
     return rows
 
 
@@ -92,12 +103,19 @@ def test_the_step_is_that_of_the_share_not_of_the_last_channel():
 
 def test_one_firing_in_the_window_is_life():
     """A channel that one step of seventy-nine wakes is not dead."""
-    assert found(*layer("relu:out", lambda i: [channel >= 12 or i == 30 for channel in range(CHANNELS)])) == []
+    assert (
+        found(
+            *layer("relu:out", lambda i: [channel >= 12 or i == 30 for channel in range(CHANNELS)])
+        )
+        == []
+    )
 
 
 def test_firing_before_the_window_is_not():
     """The window is the end of the run."""
-    (finding,) = found(*layer("relu:out", lambda i: [channel >= 12 or i == 20 for channel in range(CHANNELS)]))
+    (finding,) = found(
+        *layer("relu:out", lambda i: [channel >= 12 or i == 20 for channel in range(CHANNELS)])
+    )
 
     assert (finding.step, finding.evidence["once_alive"]) == (210, 12)
 
@@ -106,7 +124,11 @@ def test_a_short_run_is_judged_with_less_confidence():
     """Two thousand samples in ten steps are enough for a word."""
     (finding,) = found(*layer("relu:out", without(12), steps=20))
 
-    assert (finding.confidence, finding.evidence["samples"], finding.evidence["steps"]) == (0.6, 2048, 16)
+    assert (finding.confidence, finding.evidence["samples"], finding.evidence["steps"]) == (
+        0.6,
+        2048,
+        16,
+    )
 
 
 @pytest.mark.parametrize(("steps", "samples"), [(15, 128), (9, 5000), (1, 100_000)])

@@ -18,7 +18,11 @@ HALF = 65504.0
 
 
 def near(
-    highest: Sequence[float], *, site: str = "fc:out", lowest: Sequence[float] | None = None, **entry: Any
+    highest: Sequence[float],
+    *,
+    site: str = "fc:out",
+    lowest: Sequence[float] | None = None,
+    **entry: Any,
 ) -> list[Finding]:
     """Run NEAR-OVERFLOW over the extremes of one site."""
     low = lowest or [-1.0 - 0.1 * i for i in range(len(highest))]
@@ -35,7 +39,10 @@ def test_values_within_two_doublings_of_the_end_are_reported():
     (finding,) = near([100.0, 17000.0, 20000.0, 30000.0])
 
     assert (finding.severity, finding.site, finding.step) == ("warning", "fc:out", 10)
-    assert finding.message == "fc:out reaches 3e+04; the largest float16 is 6.55e+04 (first close to it at step 10)."
+    assert (
+        finding.message
+        == "fc:out reaches 3e+04; the largest float16 is 6.55e+04 (first close to it at step 10)."
+    )
     assert finding.evidence["headroom"] == pytest.approx(math.log2(HALF / 30000), rel=1e-4)
     assert finding.evidence["course"] == [100.0, 17000.0, 20000.0, 30000.0]
     assert finding.evidence["steps"] == [0, 10, 20, 30]
@@ -65,7 +72,9 @@ def test_large_negative_values_count():
     assert len(near([1.0, 1.1, 1.2], lowest=[-20000.0, -21000.0, -22000.0])) == 1
 
 
-@pytest.mark.parametrize(("dtype", "number"), [("float16", 1), ("bfloat16", 0), ("float32", 0), ("int64", 0)])
+@pytest.mark.parametrize(
+    ("dtype", "number"), [("float16", 1), ("bfloat16", 0), ("float32", 0), ("int64", 0)]
+)
 def test_the_dtype_of_the_site_counts(dtype, number):
     """What is much for float16 is little for formats with the range of float32; whole numbers have no such end."""
     assert len(near([20000.0, 21000.0, 22000.0], dtype=dtype)) == number
@@ -108,7 +117,9 @@ def test_steps_that_are_not_finite_are_left_out():
 def test_the_first_of_the_flow_speaks_for_those_after_it():
     """What is large at one module is so at the next ones; sites of another root speak for themselves."""
     names = ["a:out", "b:out", "G.a:out"]
-    rows = [size(i, name, 1.0) | {"min": 0.0, "max": 20000.0 + i} for i in range(3) for name in names]
+    rows = [
+        size(i, name, 1.0) | {"min": 0.0, "max": 20000.0 + i} for i in range(3) for name in names
+    ]
     sites = [{"site": name, "dtype": "float16", "root": int("G" in name)} for name in names]
 
     first, other = NearOverflow().check(Recording.build(sites, rows))
@@ -119,12 +130,19 @@ def test_the_first_of_the_flow_speaks_for_those_after_it():
 
 
 def under(
-    *small: int, steps: int = 12, dtype: str = "float16", power: int = -16, kind: str = "out.grad", **columns: Any
+    *small: int,
+    steps: int = 12,
+    dtype: str = "float16",
+    power: int = -16,
+    kind: str = "out.grad",
+    **columns: Any,
 ) -> list[Finding]:
     """Run UNDERFLOW over gradients of which so many percent have this power of two."""
     names = [f"l{i}:{kind}" for i in range(len(small))]
     rows = [
-        size(step, name, 1e-3) | {"exponents": histogram({power: percent, -5: 100 - percent})} | columns
+        size(step, name, 1e-3)
+        | {"exponents": histogram({power: percent, -5: 100 - percent})}
+        | columns
         for step in range(steps)
         for name, percent in zip(names, small, strict=True)
     ]
@@ -169,7 +187,13 @@ def test_half_of_the_gradients_decide_and_two_at_least(shares, number):
 
 @pytest.mark.parametrize(
     ("dtype", "power", "number"),
-    [("bfloat16", -60, 0), ("float32", -60, 0), ("bfloat16", -140, 1), ("float64", -140, 0), ("int64", -140, 0)],
+    [
+        ("bfloat16", -60, 0),
+        ("float32", -60, 0),
+        ("bfloat16", -140, 1),
+        ("float64", -140, 0),
+        ("int64", -140, 0),
+    ],
 )
 def test_the_dtype_of_the_gradient_counts(dtype, power, number):
     """Formats with the range of float32 end at 2^-126, float64 beyond what is told apart."""
@@ -213,7 +237,9 @@ def test_each_dtype_and_root_is_judged_by_itself():
     """Gradients that are float32 do not vote for those in float16."""
     names = ["a:out.grad", "b:out.grad", "c:param.grad", "d:param.grad", "e:param.grad"]
     rows = [
-        size(step, name, 1e-3) | {"exponents": histogram({-16: 50, -5: 50})} for step in range(12) for name in names
+        size(step, name, 1e-3) | {"exponents": histogram({-16: 50, -5: 50})}
+        for step in range(12)
+        for name in names
     ]
     sites = [{"site": name, "dtype": "float16" if "out" in name else "float32"} for name in names]
 

@@ -15,7 +15,9 @@ from tests.rules.scenes import size
 Share = float | Callable[[int], float]
 
 
-def recording(*shares: Share, steps: int = 30, kind: str = "Tanh", after: bool = True, **columns: Any) -> Recording:
+def recording(
+    *shares: Share, steps: int = 30, kind: str = "Tanh", after: bool = True, **columns: Any
+) -> Recording:
     """Record activations with these shares of saturated outputs, and a layer after them."""
     sites: list[dict[str, Any]] = [{"site": f"a{i}:out", "type": kind} for i in range(len(shares))]
     rows = []
@@ -38,7 +40,12 @@ def test_an_activation_that_is_flat_for_most_inputs_is_reported():
     """With its share, its course, and the others that are."""
     (finding,) = found(0.1, 0.6, 0.9)
 
-    assert (finding.severity, finding.site, finding.step, finding.confidence) == ("warning", "a1:out", 0, 0.9)
+    assert (finding.severity, finding.site, finding.step, finding.confidence) == (
+        "warning",
+        "a1:out",
+        0,
+        0.9,
+    )
     assert finding.message == (
         "60% of the outputs of a1:out (Tanh) are where its slope is below 0.001 "
         "(median of the last 20 measured steps; first at step 0); also saturated: 1 more activation."
@@ -113,9 +120,17 @@ def test_what_was_not_measured_is_not_judged():
 
 def test_roots_are_judged_one_by_one():
     """Each has its first."""
-    rows = [size(s, n, 0.9) | {"sampled": 10, "saturated": 9} for s in range(20) for n in ("G.a:out", "D.a:out")]
+    rows = [
+        size(s, n, 0.9) | {"sampled": 10, "saturated": 9}
+        for s in range(20)
+        for n in ("G.a:out", "D.a:out")
+    ]
     sites = [
-        {"site": n, "type": "Tanh", "root": i // 2} for i, n in enumerate(("G.a:out", "G.b:out", "D.a:out", "D.b:out"))
+        {"site": n, "type": "Tanh", "root": i // 2}
+        for i, n in enumerate(("G.a:out", "G.b:out", "D.a:out", "D.b:out"))
     ]
 
-    assert [f.site for f in Saturated().check(Recording.build(sites, rows))] == ["G.a:out", "D.a:out"]
+    assert [f.site for f in Saturated().check(Recording.build(sites, rows))] == [
+        "G.a:out",
+        "D.a:out",
+    ]

@@ -16,7 +16,9 @@ from tests.rules.scenes import Course, steady
 FIGURES = steady(0.1, 1e-3, 1e-4)
 
 
-def at_start(scales: Sequence[float | Callable[[int], float]], steps: Sequence[int] = (0, 10), **entry: Any) -> Course:
+def at_start(
+    scales: Sequence[float | Callable[[int], float]], steps: Sequence[int] = (0, 10), **entry: Any
+) -> Course:
     """Make layers whose outputs have these sizes."""
     made = Course(steps)
     for i, scale in enumerate(scales):
@@ -55,7 +57,9 @@ def test_a_signal_that_shrinks_is_reported():
 @pytest.mark.parametrize(("factor", "number"), [(2.9, 0), (3.1, 1), (1 / 2.9, 0), (1 / 3.1, 1)])
 def test_six_doublings_are_the_border(factor, number):
     """Over five layers' worth of depth: a factor of 2.83 to the fourth."""
-    assert len(init(at_start([(factor ** (6 / 4 / math.log2(3))) ** i for i in range(5)]))) == number
+    assert (
+        len(init(at_start([(factor ** (6 / 4 / math.log2(3))) ** i for i in range(5)]))) == number
+    )
 
 
 def test_the_ups_and_downs_of_a_transformer_are_no_trend():
@@ -103,7 +107,9 @@ def test_roots_have_their_own_depth():
     assert init(made) == []
 
 
-def drift(scale: Callable[[int], float], steps: Sequence[int] = range(0, 1000, 10), **entry: Any) -> list[Finding]:
+def drift(
+    scale: Callable[[int], float], steps: Sequence[int] = range(0, 1000, 10), **entry: Any
+) -> list[Finding]:
     """Run SCALE-DRIFT over one module."""
     made = Course(steps)
     made.weight("fc", FIGURES, out=scale, **entry)
@@ -139,7 +145,14 @@ def test_a_scale_that_keeps_shrinking_is_reported():
         lambda i: 2.0 ** min(i / 5, 12),
         lambda i: 2.0 ** min(i / 5, 16),
     ],
-    ids=["still", "noise", "growth that slows down", "a bad start", "comes to rest", "comes to rest late"],
+    ids=[
+        "still",
+        "noise",
+        "growth that slows down",
+        "a bad start",
+        "comes to rest",
+        "comes to rest late",
+    ],
 )
 def test_what_healthy_runs_do_is_no_finding(scale):
     """They move most at the start, and less and less."""
@@ -158,7 +171,10 @@ def test_a_steady_drift_may_be_noisy(sign):
 @pytest.mark.parametrize(("bend", "number"), [(0.5, 1), (1.3, 0)])
 def test_a_drift_that_bends_is_on_its_way_to_rest(bend, number):
     """Five doublings that leave their line by more than half of one."""
-    assert len(drift(lambda i: 2.0 ** (i / 10 + bend * math.sin(max(i - 50, 0) / 49 * math.pi)))) == number
+    assert (
+        len(drift(lambda i: 2.0 ** (i / 10 + bend * math.sin(max(i - 50, 0) / 49 * math.pi))))
+        == number
+    )
 
 
 @pytest.mark.parametrize(("doublings", "number"), [(2.9, 0), (3.1, 1)])

@@ -116,7 +116,9 @@ def test_skipped_steps_are_no_end():
 def test_thawed_layers_do_not_count_as_growth():
     """Gradients that were not there before cannot have grown."""
     made = course(noisy(80))
-    made.sites.append({"site": "c.weight:param.grad", "path": "c.weight", "owner": "c", "shape": [4, 4]})
+    made.sites.append(
+        {"site": "c.weight:param.grad", "path": "c.weight", "owner": "c", "shape": [4, 4]}
+    )
     made.rows += [size(step, "c.weight:param.grad", 100.0) for step in range(600, 800, 10)]
 
     assert list(GradExplode().check(made.recording())) == []
@@ -125,7 +127,9 @@ def test_thawed_layers_do_not_count_as_growth():
 def test_a_gradient_that_is_absent_now_and_then_counts_as_nothing():
     """Neither a step without it nor a last step that was written in part is an end in NaN."""
     made = course([1.0, 1.5, *[1.2] * 14, 10.0, 100.0, 1e3, 1e4])
-    made.rows = [row for row in made.rows if (row["step"], row["site"]) != (190, "b.weight:param.grad")]
+    made.rows = [
+        row for row in made.rows if (row["step"], row["site"]) != (190, "b.weight:param.grad")
+    ]
 
     assert list(GradExplode().check(made.recording())) == []
 
@@ -150,7 +154,9 @@ def test_roots_are_judged_one_by_one():
     assert finding.site == "G.a.weight:param.grad"
 
 
-def taken(norms: Sequence[float], *, after: float = 0.1, every: int = 10, count: int = 32) -> list[Finding]:
+def taken(
+    norms: Sequence[float], *, after: float = 0.1, every: int = 10, count: int = 32
+) -> list[Finding]:
     """Run the rule where every step has the norm of the gradients, and every tenth the weights.
 
     What comes out of backward in the measured steps is calm; after the first third of the last ten
@@ -160,7 +166,8 @@ def taken(norms: Sequence[float], *, after: float = 0.1, every: int = 10, count:
     made.weight("a", lambda i: (0.1 if i < len(made.steps) - 1 else after, 1.0, 1e-4, None))
     made.sites.append({"site": ":grad.norm", "shape": [count]})
     made.rows += [
-        {"step": i, "site": ":grad.norm", "count": count, "sumsq": norm**2, "level": 1} for i, norm in enumerate(norms)
+        {"step": i, "site": ":grad.norm", "count": count, "sumsq": norm**2, "level": 1}
+        for i, norm in enumerate(norms)
     ]
     return list(GradExplode().check(made.recording()))
 
@@ -174,13 +181,17 @@ def test_what_explodes_and_is_over_between_two_samples_is_seen():
     assert finding.confidence == 0.9
 
 
-@pytest.mark.parametrize(("after", "number"), [(0.15, 0), (0.19, 0), (0.21, 1), (0.0, 0), (10.0, 1)])
+@pytest.mark.parametrize(
+    ("after", "number"), [(0.15, 0), (0.19, 0), (0.21, 1), (0.0, 0), (10.0, 1)]
+)
 def test_weights_that_pass_through_it_unharmed_do_not_count(after, number):
     """They have to double at least."""
     assert len(taken([*noisy(153), 40, 900, 60, *[0.1] * 5], after=after)) == number
 
 
-@pytest.mark.parametrize("norms", [[*noisy(153), 900, 60, *[0.1] * 6], noisy(161)], ids=["two steps", "none"])
+@pytest.mark.parametrize(
+    "norms", [[*noisy(153), 900, 60, *[0.1] * 6], noisy(161)], ids=["two steps", "none"]
+)
 def test_a_change_of_the_weights_alone_does_not_count(norms):
     """Nor does one bad batch: three steps in a row are asked for."""
     assert taken(norms, after=7.0) == []
@@ -197,7 +208,13 @@ def test_steps_in_which_the_optimizer_got_more_gradients_are_not_compared():
     made.weight("a", lambda i: (0.1 if i < 15 else 7.0, 1.0, 1e-4, None))
     made.sites.append({"site": ":grad.norm", "shape": [64]})
     made.rows += [
-        {"step": i, "site": ":grad.norm", "count": 64 if i > 140 else 32, "sumsq": 1e6 if i > 140 else 1.0, "level": 1}
+        {
+            "step": i,
+            "site": ":grad.norm",
+            "count": 64 if i > 140 else 32,
+            "sumsq": 1e6 if i > 140 else 1.0,
+            "level": 1,
+        }
         for i in range(160)
     ]
 
@@ -265,7 +282,11 @@ def test_a_layer_that_is_there_in_nearly_all_steps_counts():
         made = course([*noisy(60), 40, 60, 50, 45])
         made.weight(
             "c",
-            lambda i, m=missing: (0.1, 100.0 if i > 59 else 1.0, HARMFUL, None) if i >= m else (0.1, None, 1e-4, None),
+            lambda i, m=missing: (
+                (0.1, 100.0 if i > 59 else 1.0, HARMFUL, None)
+                if i >= m
+                else (0.1, None, 1e-4, None)
+            ),
         )
 
         (finding,) = GradExplode().check(made.recording())
@@ -331,8 +352,12 @@ def test_a_young_run_rises_three_times_to_a_hundred_times_its_usual(norms, at):
 def test_a_gradient_counts_that_is_there_nine_times_out_of_ten(first, number):
     """One that came later may have been thawed."""
     made = course(noisy(100))
-    made.sites.append({"site": "c.weight:param.grad", "path": "c.weight", "owner": "c", "shape": [4, 4]})
-    made.rows += [size(10 * i, "c.weight:param.grad", 100.0 if i >= 97 else 0.1) for i in range(first, 100)]
+    made.sites.append(
+        {"site": "c.weight:param.grad", "path": "c.weight", "owner": "c", "shape": [4, 4]}
+    )
+    made.rows += [
+        size(10 * i, "c.weight:param.grad", 100.0 if i >= 97 else 0.1) for i in range(first, 100)
+    ]
 
     assert len(list(GradExplode().check(made.recording()))) == number
 
@@ -340,7 +365,9 @@ def test_a_gradient_counts_that_is_there_nine_times_out_of_ten(first, number):
 @pytest.mark.parametrize("scale", [1e-8, 1e8])
 def test_the_unit_of_a_gradient_does_not_matter(scale):
     """A scaled loss scales all norms: a gradient is large only against its own past."""
-    assert [finding.step for finding in found([norm * scale for norm in (*noisy(60), *BURST)])] == [600]
+    assert [finding.step for finding in found([norm * scale for norm in (*noisy(60), *BURST)])] == [
+        600
+    ]
     assert found([norm * scale for norm in noisy(80)]) == []
 
 

@@ -13,12 +13,16 @@ from tests.rules.scenes import Course, steady
 SAMPLES = range(0, 300, 10)
 
 
-def fading(factor: float, *, layers: int = 9, update: Callable[[float], float] | None = None) -> Course:
+def fading(
+    factor: float, *, layers: int = 9, update: Callable[[float], float] | None = None
+) -> Course:
     """Make a stack in which the gradient shrinks by a factor from layer to layer towards the input."""
     course = Course(SAMPLES)
     for i in range(layers):
         gradient = 1e-2 * factor ** (layers - 1 - i)
-        course.weight(f"l{i}", steady(0.1, gradient, 0.1 * gradient if update is None else update(gradient)))
+        course.weight(
+            f"l{i}", steady(0.1, gradient, 0.1 * gradient if update is None else update(gradient))
+        )
     return course
 
 
@@ -110,7 +114,9 @@ def test_frozen_layers_are_not_counted():
     course = Course(SAMPLES)
     for i in range(12):
         frozen = i < 6
-        course.weight(f"l{i}", lambda i, f=frozen: (0.1, None, None, None) if f else (0.1, 1e-2, 1e-4, 1e-2))
+        course.weight(
+            f"l{i}", lambda i, f=frozen: (0.1, None, None, None) if f else (0.1, 1e-2, 1e-4, 1e-2)
+        )
 
     assert found(course) == []
 
@@ -121,7 +127,9 @@ def test_embeddings_are_not_counted():
     for i in range(8):
         shallow = i < 2
         kind = "Embedding" if shallow else "Linear"
-        course.weight(f"l{i}", steady(1.0, 1e-9 if shallow else 1e-2, 1e-12 if shallow else 1e-4), type=kind)
+        course.weight(
+            f"l{i}", steady(1.0, 1e-9 if shallow else 1e-2, 1e-12 if shallow else 1e-4), type=kind
+        )
 
     assert found(course) == []
 
@@ -151,7 +159,10 @@ def test_a_recovered_gradient_is_forgiven():
     for i in range(9):
         weak = 0.1 ** (8 - i)
         course.weight(
-            f"l{i}", lambda n, w=weak: (0.1, 1e-2 * w, 1e-3 * w, 1e-2 * w) if n < 12 else (0.1, 1e-2, 1e-4, 1e-2)
+            f"l{i}",
+            lambda n, w=weak: (
+                (0.1, 1e-2 * w, 1e-3 * w, 1e-2 * w) if n < 12 else (0.1, 1e-2, 1e-4, 1e-2)
+            ),
         )
 
     assert found(course) == []
@@ -163,7 +174,10 @@ def test_only_the_end_of_a_long_run_is_judged():
     for i in range(9):
         weak = 0.1 ** (8 - i)
         course.weight(
-            f"l{i}", lambda n, w=weak: (0.1, 1e-2 * w, 1e-3 * w, 1e-2 * w) if n < 190 else (0.1, 1e-2, 1e-4, 1e-2)
+            f"l{i}",
+            lambda n, w=weak: (
+                (0.1, 1e-2 * w, 1e-3 * w, 1e-2 * w) if n < 190 else (0.1, 1e-2, 1e-4, 1e-2)
+            ),
         )
 
     assert found(course) == []

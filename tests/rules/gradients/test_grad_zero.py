@@ -94,9 +94,13 @@ def test_steps_without_a_gradient_and_light_ones_do_not_count():
     """Neither an absent gradient nor a step that was not measured in full is a zero."""
     made = course(lambda i: None if i % 2 else 0.0, 1e-3)
     made.rows += [
-        {"step": step + 1, "site": "l0.weight:param.grad", "count": 16, "sumsq": 0.0, "level": 1} for step in STEPS
+        {"step": step + 1, "site": "l0.weight:param.grad", "count": 16, "sumsq": 0.0, "level": 1}
+        for step in STEPS
     ]
-    made.rows += [{"step": step + 2, "site": "l0.weight:param.grad", "count": 0, "sumsq": 0.0} for step in STEPS]
+    made.rows += [
+        {"step": step + 2, "site": "l0.weight:param.grad", "count": 0, "sumsq": 0.0}
+        for step in STEPS
+    ]
 
     assert found(made) == []
 
@@ -104,8 +108,12 @@ def test_steps_without_a_gradient_and_light_ones_do_not_count():
 def test_parameters_of_the_module_itself_are_not_the_next_one():
     """A bias that learns does not say where the gradient of its weight was cut."""
     made = course(0.0, 1e-3)
-    made.sites.append({"site": "l0.bias:param.grad", "path": "l0.bias", "kind": "param.grad", "owner": "l0"})
-    made.rows += [{"step": step, "site": "l0.bias:param.grad", "count": 4, "sumsq": 1.0} for step in STEPS]
+    made.sites.append(
+        {"site": "l0.bias:param.grad", "path": "l0.bias", "kind": "param.grad", "owner": "l0"}
+    )
+    made.rows += [
+        {"step": step, "site": "l0.bias:param.grad", "count": 4, "sumsq": 1.0} for step in STEPS
+    ]
 
     (finding,) = found(made)
 
@@ -116,7 +124,10 @@ def test_many_are_counted():
     """The six nearest to the loss are named."""
     (finding,) = found(course(*[0.0] * 9, 1e-3))
 
-    assert "l3.weight, l4.weight, l5.weight, l6.weight, l7.weight, l8.weight and 3 before them." in finding.message
+    assert (
+        "l3.weight, l4.weight, l5.weight, l6.weight, l7.weight, l8.weight and 3 before them."
+        in finding.message
+    )
 
 
 def test_roots_are_judged_one_by_one():
@@ -132,8 +143,12 @@ def test_roots_are_judged_one_by_one():
 def test_a_bias_that_cancels_is_no_finding():
     """A loss of differences gives it nothing, as where two images go through one network; its weight learns."""
     made = course(1e-3, 1e-3)
-    made.sites.append({"site": "l1.bias:param.grad", "path": "l1.bias", "kind": "param.grad", "owner": "l1"})
-    made.rows += [{"step": step, "site": "l1.bias:param.grad", "count": 4, "sumsq": 0.0} for step in STEPS]
+    made.sites.append(
+        {"site": "l1.bias:param.grad", "path": "l1.bias", "kind": "param.grad", "owner": "l1"}
+    )
+    made.rows += [
+        {"step": step, "site": "l1.bias:param.grad", "count": 4, "sumsq": 0.0} for step in STEPS
+    ]
 
     assert found(made) == []
 
@@ -141,8 +156,12 @@ def test_a_bias_that_cancels_is_no_finding():
 def test_a_bias_beside_a_weight_without_a_gradient_is_named_with_it():
     """There the gradient is cut."""
     made = course(0.0, 1e-3)
-    made.sites.append({"site": "l0.bias:param.grad", "path": "l0.bias", "kind": "param.grad", "owner": "l0"})
-    made.rows += [{"step": step, "site": "l0.bias:param.grad", "count": 4, "sumsq": 0.0} for step in STEPS]
+    made.sites.append(
+        {"site": "l0.bias:param.grad", "path": "l0.bias", "kind": "param.grad", "owner": "l0"}
+    )
+    made.rows += [
+        {"step": step, "site": "l0.bias:param.grad", "count": 4, "sumsq": 0.0} for step in STEPS
+    ]
 
     assert found(made)[0].evidence["parameters"] == ["l0.weight", "l0.bias"]
 
@@ -150,8 +169,12 @@ def test_a_bias_beside_a_weight_without_a_gradient_is_named_with_it():
 def test_a_bias_beside_a_weight_that_is_frozen_is_named():
     """That the weight learns would show that the gradient arrives."""
     made = course(lambda i: None, 1e-3)
-    made.sites.append({"site": "l0.bias:param.grad", "path": "l0.bias", "kind": "param.grad", "owner": "l0"})
-    made.rows += [{"step": step, "site": "l0.bias:param.grad", "count": 4, "sumsq": 0.0} for step in STEPS]
+    made.sites.append(
+        {"site": "l0.bias:param.grad", "path": "l0.bias", "kind": "param.grad", "owner": "l0"}
+    )
+    made.rows += [
+        {"step": step, "site": "l0.bias:param.grad", "count": 4, "sumsq": 0.0} for step in STEPS
+    ]
 
     assert found(made)[0].evidence["parameters"] == ["l0.bias"]
 

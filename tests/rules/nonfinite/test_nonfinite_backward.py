@@ -33,7 +33,11 @@ def test_it_was_born_in_the_backward_of_the_module_that_takes_the_output():
         "relu:out.grad was the first gradient to contain NaN (1 of 4 elements), at step 20; "
         "the gradient that arrived at log (Log) was finite, so its backward made it."
     )
-    assert (finding.evidence["how"], finding.evidence["module"], finding.evidence["propagated"]) == (
+    assert (
+        finding.evidence["how"],
+        finding.evidence["module"],
+        finding.evidence["propagated"],
+    ) == (
         "backward",
         "log",
         2,
@@ -55,7 +59,11 @@ def test_containers_are_looked_through():
     scene.close("right")
     scene.close("", "Net")
 
-    finding = only(broken(scene, all_of(["left:out.grad", "left.fc:out.grad", "left.fc.weight:param.grad"], INF)))
+    finding = only(
+        broken(
+            scene, all_of(["left:out.grad", "left.fc:out.grad", "left.fc.weight:param.grad"], INF)
+        )
+    )
 
     assert (finding.site, finding.evidence["module"]) == ("left.fc:out.grad", "right.root")
 
@@ -70,7 +78,11 @@ def test_the_consumer_of_a_container_is_found():
     scene.module("right", "Sqrt", ["left"])
     scene.close("", "Net")
 
-    finding = only(broken(scene, all_of(["left:out.grad", "left.fc:out.grad", "left.fc.weight:param.grad"], INF)))
+    finding = only(
+        broken(
+            scene, all_of(["left:out.grad", "left.fc:out.grad", "left.fc.weight:param.grad"], INF)
+        )
+    )
 
     assert (finding.site, finding.evidence["module"]) == ("left.fc:out.grad", "right")
 
@@ -119,7 +131,11 @@ def test_a_loss_outside_of_modules_is_named():
     """If the gradient that enters the model is bad, what the program computed from its output made it."""
     finding = only(broken(chain(), all_of(ALL_GRADIENTS, NAN)))
 
-    assert (finding.site, finding.evidence["how"], finding.evidence["module"]) == ("head:out.grad", "loss", None)
+    assert (finding.site, finding.evidence["how"], finding.evidence["module"]) == (
+        "head:out.grad",
+        "loss",
+        None,
+    )
     assert "the loss, computed outside any watched module, made it" in finding.message
 
 
@@ -176,8 +192,14 @@ def test_another_use_of_the_output_is_not_ruled_out():
 
     finding = only(broken(scene, {"fc:out.grad": NAN}))
 
-    assert (finding.evidence["how"], finding.evidence["module"], finding.confidence) == ("either", "branch", 0.7)
-    assert "or that of an operation in Net's own forward that takes the same value" in finding.message
+    assert (finding.evidence["how"], finding.evidence["module"], finding.confidence) == (
+        "either",
+        "branch",
+        0.7,
+    )
+    assert (
+        "or that of an operation in Net's own forward that takes the same value" in finding.message
+    )
 
 
 def test_a_bad_forward_explains_bad_gradients():
@@ -195,7 +217,11 @@ def test_a_replaced_infinity_is_the_cause_of_the_nan_it_gives_back():
 
     finding = only(broken(scene, bad))
 
-    assert (finding.site, finding.severity, finding.evidence["value"]) == ("log:out", "error", "-inf")
+    assert (finding.site, finding.severity, finding.evidence["value"]) == (
+        "log:out",
+        "error",
+        "-inf",
+    )
 
 
 def test_a_replaced_infinity_elsewhere_is_not_the_cause():
@@ -230,17 +256,24 @@ def test_a_recording_of_gradients_alone_is_read_backwards():
     """Without outputs the order in which gradients fired shows which one is nearer to the loss."""
     scene = Scene()
     for path in ("c", "b", "a"):
-        scene.site(f"{path}.weight:param.grad", path=f"{path}.weight", kind="param.grad", owner=path)
+        scene.site(
+            f"{path}.weight:param.grad", path=f"{path}.weight", kind="param.grad", owner=path
+        )
     broken(scene, all_of(["b.weight:param.grad", "a.weight:param.grad"], NAN))
 
     finding = only(scene)
 
-    assert (finding.site, list(finding.evidence["near"])) == ("b.weight:param.grad", ["c.weight:param.grad"])
+    assert (finding.site, list(finding.evidence["near"])) == (
+        "b.weight:param.grad",
+        ["c.weight:param.grad"],
+    )
 
 
 def test_off_schedule_clipping_may_have_spread_it():
     """If no gradient is finite, a clip by norm may have carried it from one to all."""
-    scene = broken(chain(), all_of(["fc.weight:param.grad", "head.weight:param.grad"], NAN), level=FINITENESS)
+    scene = broken(
+        chain(), all_of(["fc.weight:param.grad", "head.weight:param.grad"], NAN), level=FINITENESS
+    )
 
     finding = only(scene)
 
@@ -263,9 +296,15 @@ def test_skipped_steps_are_one_finding_of_little_weight(dtype, severity):
         site["dtype"] = dtype
     for step in range(0, 50, 5):
         bad = all_of(["relu:out.grad", "fc:out.grad", "fc.weight:param.grad"], INF)
-        scene.step(step, bad if step in (5, 10, 35) else {}, level=2 if step % 10 == 0 else FINITENESS)
+        scene.step(
+            step, bad if step in (5, 10, 35) else {}, level=2 if step % 10 == 0 else FINITENESS
+        )
 
     finding = only(scene)
 
-    assert (finding.severity, finding.evidence["module"], finding.evidence["steps"]) == (severity, "log", 3)
+    assert (finding.severity, finding.evidence["module"], finding.evidence["steps"]) == (
+        severity,
+        "log",
+        3,
+    )
     assert finding.message.endswith("This happened in 3 steps from step 5 on, and the run went on.")

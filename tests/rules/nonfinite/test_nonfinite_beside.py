@@ -53,7 +53,9 @@ class Linear(nn.Linear):
 class Net(nn.Module):
     """Two modules in a row, and how they are put together."""
 
-    def __init__(self, b: nn.Module, put: Callable[[Net, Tensor], Tensor], c: nn.Module | None = None) -> None:
+    def __init__(
+        self, b: nn.Module, put: Callable[[Net, Tensor], Tensor], c: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.a, self.b, self.put = nn.Linear(4, 4), b, put
         if c is not None:
@@ -152,7 +154,11 @@ def test_the_one_that_spoiled_it_is_among_those_that_are_named(name, tmp_path):
 
     found = only(make(), tmp_path, head)
 
-    assert (found.evidence["how"], found.evidence["module"], found.evidence["also"]) == (how, module, also)
+    assert (found.evidence["how"], found.evidence["module"], found.evidence["also"]) == (
+        how,
+        module,
+        also,
+    )
     sure = {"backward": 0.9, "either": 0.7, "beside": 0.8, "gap": 0.8, "loss": 0.9}[how]
     assert found.confidence == (1.0 if "with its weight" in name else sure)
 
@@ -200,7 +206,9 @@ def test_a_linear_map_that_can_overflow_is_not_excused(tmp_path):
 
 def test_several_that_may_have_been_are_told_apart(tmp_path):
     """A module that takes the value is named as such, and a container by its own forward."""
-    found = only(Net(nn.Softplus(), lambda net, h: torch.cat([net.b(h), net.c(h)]), Root()), tmp_path)
+    found = only(
+        Net(nn.Softplus(), lambda net, h: torch.cat([net.b(h), net.c(h)]), Root()), tmp_path
+    )
 
     assert (
         "its backward made it, or that of c (Root), which takes the same value, or that of an operation in Net's own forward "

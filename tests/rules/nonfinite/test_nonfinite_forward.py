@@ -9,7 +9,18 @@ import pytest
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
-from tests.rules.scenes import AFTER_LOG, ALL_GRADIENTS, EVERYTHING, FINITENESS, INF, NAN, Scene, all_of, chain, row
+from tests.rules.scenes import (
+    AFTER_LOG,
+    ALL_GRADIENTS,
+    EVERYTHING,
+    FINITENESS,
+    INF,
+    NAN,
+    Scene,
+    all_of,
+    chain,
+    row,
+)
 
 
 def found(scene: Scene | Recording) -> list[Finding]:
@@ -42,7 +53,9 @@ def test_the_first_producer_is_named_and_the_others_are_counted():
         "log:out was the first to contain NaN (1 of 4 elements), at step 20; its input was finite."
     )
     assert finding.evidence["propagated"] == len(AFTER_LOG) + len(ALL_GRADIENTS) - 1
-    assert finding.evidence["near"] == {"log:in": {"step": 20, "min": -0.25, "max": 0.5, "rms": 0.306186}}
+    assert finding.evidence["near"] == {
+        "log:in": {"step": 20, "min": -0.25, "max": 0.5, "rms": 0.306186}
+    }
     assert finding.confidence == 1.0
     assert "log" in finding.remedy
 
@@ -132,7 +145,11 @@ def test_without_inputs_the_sources_are_looked_at():
     """A recording of outputs alone still tells the producer from the others."""
     scene = Scene()
     for path, source in (("a", None), ("b", "a"), ("c", "b")):
-        scene.site(f"{path}:out", type="Linear", **{"from": [scene.id(f"{source}:out") if source else None]})
+        scene.site(
+            f"{path}:out",
+            type="Linear",
+            **{"from": [scene.id(f"{source}:out") if source else None]},
+        )
     broken(scene, {"b:out": NAN, "c:out": NAN})
 
     finding = only(scene)
@@ -150,7 +167,9 @@ def test_with_neither_inputs_nor_sources_the_order_decides():
     finding = only(scene)
 
     assert (finding.site, finding.confidence) == ("b:out", 0.7)
-    assert finding.message.endswith("its input and parameters were finite, as far as they were watched.")
+    assert finding.message.endswith(
+        "its input and parameters were finite, as far as they were watched."
+    )
 
 
 def test_a_healed_infinity_is_no_finding():
@@ -200,7 +219,9 @@ def test_a_loss_of_minus_infinity_is_an_error():
 def test_a_model_that_is_tried_out_after_its_training_is_judged_to_the_end():
     """Without gradients a step is judged by what the model returned."""
     scene = broken(chain(), {})
-    gradients = [site["site"] for site in scene.sites if "grad" in site["site"] or "update" in site["site"]]
+    gradients = [
+        site["site"] for site in scene.sites if "grad" in site["site"] or "update" in site["site"]
+    ]
     scene.step(30, {"log:out": NAN, "head:in": NAN}, without=gradients)
     scene.step(40, {"head:out": NAN, ":out": NAN}, without=gradients)
 
@@ -214,7 +235,9 @@ def test_a_model_that_is_tried_out_after_its_training_is_judged_to_the_end():
 def test_masked_scores_without_training_are_a_warning():
     """Where no gradient tells whether -inf was meant, it is said with less force."""
     scene = chain()
-    gradients = [site["site"] for site in scene.sites if "grad" in site["site"] or "update" in site["site"]]
+    gradients = [
+        site["site"] for site in scene.sites if "grad" in site["site"] or "update" in site["site"]
+    ]
     scene.step(0, without=gradients)
     scene.step(1, {"head:out": -INF, ":out": -INF}, without=gradients)
 
@@ -224,7 +247,9 @@ def test_masked_scores_without_training_are_a_warning():
 def test_plus_infinity_without_training_is_an_error():
     """Nobody masks with it."""
     scene = chain()
-    gradients = [site["site"] for site in scene.sites if "grad" in site["site"] or "update" in site["site"]]
+    gradients = [
+        site["site"] for site in scene.sites if "grad" in site["site"] or "update" in site["site"]
+    ]
     scene.step(0, {"head:out": INF, ":out": INF}, without=gradients)
 
     assert only(scene).severity == "error"
@@ -251,7 +276,11 @@ def test_a_row_of_minus_infinities_is_blamed_on_the_softmax():
     usual = {"mask:out": -INF, "softmax:in": -INF}
     for step in (0, 10):
         scene.step(step, usual)
-    scene.step(20, usual | all_of(["softmax:out", "head:in", "head:out", ":out", "head.weight:param.grad"], NAN))
+    scene.step(
+        20,
+        usual
+        | all_of(["softmax:out", "head:in", "head:out", ":out", "head.weight:param.grad"], NAN),
+    )
 
     assert (only(scene).site, only(scene).evidence["value"]) == ("softmax:out", "NaN")
 
@@ -273,7 +302,9 @@ def test_a_bad_batch_that_was_skipped_is_reported_once():
 
     finding = only(scene)
 
-    assert finding.message.endswith("This happened in 2 steps from step 20 on, and the run went on.")
+    assert finding.message.endswith(
+        "This happened in 2 steps from step 20 on, and the run went on."
+    )
     assert (finding.evidence["steps"], finding.evidence["recovered"]) == (2, True)
 
 
@@ -284,7 +315,11 @@ def test_a_parameter_that_was_loaded_broken():
 
     finding = only(scene)
 
-    assert (finding.site, finding.step, finding.evidence["how"]) == ("head.weight:param", 0, "parameter")
+    assert (finding.site, finding.step, finding.evidence["how"]) == (
+        "head.weight:param",
+        0,
+        "parameter",
+    )
     assert "checkpoint" in finding.message
 
 
@@ -294,7 +329,9 @@ def test_a_broken_parameter_that_a_container_uses_itself():
     scene.open("", "Net")
     scene.module("head", weight=True)
     scene.close("", "Net", weight=True)
-    scene.step(0, all_of(["weight:param", "head:in", "head:out", ":out", "head.weight:param.grad"], NAN))
+    scene.step(
+        0, all_of(["weight:param", "head:in", "head:out", ":out", "head.weight:param.grad"], NAN)
+    )
 
     assert only(scene).site == "weight:param"
 
@@ -334,7 +371,12 @@ def test_two_independent_births_are_two_findings():
 def test_a_later_birth_beside_an_earlier_one_is_found():
     """What a parallel branch made does not excuse a module whose own sources were finite."""
     scene = Scene()
-    for path, sources in {"left": [None], "stem": [None], "right": ["stem"], "head": ["left", "right"]}.items():
+    for path, sources in {
+        "left": [None],
+        "stem": [None],
+        "right": ["stem"],
+        "head": ["left", "right"],
+    }.items():
         ids = [scene.id(f"{source}:out") if source else None for source in sources]
         scene.site(f"{path}:out", type="Log", **{"from": ids})
     broken(scene, all_of(["left:out", "right:out", "head:out"], NAN))
@@ -376,7 +418,11 @@ def test_a_module_fed_by_itself_is_named_with_little_confidence():
 
     finding = only(scene)
 
-    assert (finding.site, finding.confidence, finding.evidence["how"]) == ("cell:out", 0.5, "unclear")
+    assert (finding.site, finding.confidence, finding.evidence["how"]) == (
+        "cell:out",
+        0.5,
+        "unclear",
+    )
 
 
 def test_one_activation_used_twice_does_not_hide_the_producer():
@@ -404,20 +450,29 @@ def test_one_rank_of_several_is_enough():
 
     finding = only(scene)
 
-    assert (finding.site, finding.evidence["nonfinite"], finding.evidence["count"]) == ("log:out", 1, 8)
+    assert (finding.site, finding.evidence["nonfinite"], finding.evidence["count"]) == (
+        "log:out",
+        1,
+        8,
+    )
 
 
 def test_an_overflow_of_values_that_had_grown_is_called_a_divergence():
     """Where the inputs are huge already, the remedy is not an epsilon."""
     scene = broken(chain(), {})
-    scene.rows += [row(30, site["site"], [1.0, 2e30 if site["site"] == "head:in" else 1.0]) for site in scene.sites]
+    scene.rows += [
+        row(30, site["site"], [1.0, 2e30 if site["site"] == "head:in" else 1.0])
+        for site in scene.sites
+    ]
     scene.rows = [r for r in scene.rows if r["step"] != 30 or r["site"] not in ("head:out", ":out")]
     scene.rows += [row(30, "head:out", [INF, -INF]), row(30, ":out", [INF, -INF])]
 
     finding = only(scene)
 
     assert finding.evidence["value"] == "inf and -inf"
-    assert finding.remedy.startswith("The values next to it had grown to 2.0e+30: the run had diverged")
+    assert finding.remedy.startswith(
+        "The values next to it had grown to 2.0e+30: the run had diverged"
+    )
 
 
 def test_a_running_program_is_judged_by_what_is_there():

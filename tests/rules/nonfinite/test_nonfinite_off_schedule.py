@@ -34,8 +34,13 @@ def test_off_schedule_the_sum_tells():
     bad = all_of(AFTER_LOG, -INF) | all_of(["fc.weight:param.grad", "head.weight:param.grad"], NAN)
     finding = only(broken(chain(), bad, level=FINITENESS, step=17))
 
-    assert finding.message == "log:out was the first to contain -inf, at step 17; its input was finite."
-    assert finding.evidence["near"] == {"log:in": {"step": 10, "min": -0.25, "max": 0.5, "rms": 0.306186}}
+    assert (
+        finding.message
+        == "log:out was the first to contain -inf, at step 17; its input was finite."
+    )
+    assert finding.evidence["near"] == {
+        "log:in": {"step": 10, "min": -0.25, "max": 0.5, "rms": 0.306186}
+    }
 
 
 def test_what_was_left_out_off_schedule_is_worked_out():
@@ -112,7 +117,9 @@ def test_what_came_after_a_bad_output_is_not_worked_out_to_be_finite():
     scene.module("head", of=["fc"])
     scene.close("", "Net")
     scene.step(0)
-    scene.step(3, all_of(["jump:out", "head:out", ":out"], NAN), level=FINITENESS, without=["head:in"])
+    scene.step(
+        3, all_of(["jump:out", "head:out", ":out"], NAN), level=FINITENESS, without=["head:in"]
+    )
 
     assert only(scene).site == "jump:out"
 
@@ -139,9 +146,16 @@ def test_a_parameter_too_large_to_square_is_no_infinity():
 def test_a_parameter_last_seen_before_is_said_so():
     """Off schedule a program that stopped in its backward leaves no row of the parameters."""
     scene = broken(chain(), {})
-    scene.step(23, {"head:out": NAN, ":out": NAN}, level=FINITENESS, without=["head.weight:param", "fc.weight:param"])
+    scene.step(
+        23,
+        {"head:out": NAN, ":out": NAN},
+        level=FINITENESS,
+        without=["head.weight:param", "fc.weight:param"],
+    )
 
     finding = only(scene)
 
-    assert finding.message.endswith("its input was finite, and so were its parameters when they were last recorded.")
+    assert finding.message.endswith(
+        "its input was finite, and so were its parameters when they were last recorded."
+    )
     assert finding.confidence == 0.8

@@ -6,7 +6,19 @@ import pytest
 
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
-from tests.rules.scenes import ALL_GRADIENTS, EVERYTHING, FINITENESS, FULL, INF, NAN, Scene, all_of, chain, row, size
+from tests.rules.scenes import (
+    ALL_GRADIENTS,
+    EVERYTHING,
+    FINITENESS,
+    FULL,
+    INF,
+    NAN,
+    Scene,
+    all_of,
+    chain,
+    row,
+    size,
+)
 
 TOTAL = ":grad.norm"
 
@@ -34,7 +46,11 @@ def with_totals(scene: Scene, *roots: str) -> Scene:
 
 def light(scene: Scene, step: int, sizes: dict[str, float]) -> None:
     """Add the norms of a light step."""
-    scene.rows += [{**row_of, "level": FINITENESS} for site, rms in sizes.items() for row_of in [size(step, site, rms)]]
+    scene.rows += [
+        {**row_of, "level": FINITENESS}
+        for site, rms in sizes.items()
+        for row_of in [size(step, site, rms)]
+    ]
 
 
 def test_a_step_that_leaves_the_range_is_an_error():
@@ -48,7 +64,9 @@ def test_a_step_that_leaves_the_range_is_an_error():
     finding = only(scene)
 
     assert (finding.severity, finding.site, finding.step) == ("error", "fc.weight:update", 10)
-    assert finding.remedy.startswith("Lower the learning rate: the step overflowed (its rms was 0.31,")
+    assert finding.remedy.startswith(
+        "Lower the learning rate: the step overflowed (its rms was 0.31,"
+    )
 
 
 def test_weights_that_the_optimizer_blew_up_are_the_cause_of_what_overflows_next():
@@ -57,7 +75,9 @@ def test_weights_that_the_optimizer_blew_up_are_the_cause_of_what_overflows_next
     scene.step(0)
     bad = all_of(["head:out", ":out", "head.weight:param.grad"], INF)
     scene.step(7, bad, level=FINITENESS, without=["fc.weight:param", "head.weight:param"])
-    scene.rows += [{"step": 7, "site": "fc.weight:param", "count": 4, "sumsq": INF, "level": FINITENESS}]
+    scene.rows += [
+        {"step": 7, "site": "fc.weight:param", "count": 4, "sumsq": INF, "level": FINITENESS}
+    ]
     light(scene, 7, {"head.weight:param": 1e8})
 
     finding = only(scene)
@@ -104,7 +124,11 @@ def test_between_full_steps_a_spoiled_gradient_is_not_blamed_on_the_program(weig
     """There gradients are only seen as the optimizer gets them; a finite one after them makes the place surer."""
     scene = with_totals(chain())
     scene.step(0)
-    scene.step(7, all_of([TOTAL, *(f"{path}.weight:param.grad" for path in weights)], NAN), level=FINITENESS)
+    scene.step(
+        7,
+        all_of([TOTAL, *(f"{path}.weight:param.grad" for path in weights)], NAN),
+        level=FINITENESS,
+    )
 
     assert (only(scene).evidence["how"], only(scene).confidence) == ("gap", confidence)
 
@@ -118,8 +142,14 @@ def test_a_parameter_that_was_finite_a_step_before_was_made_by_the_step_between(
 
     finding = only(scene)
 
-    assert (finding.site, finding.evidence["how"], finding.confidence) == ("fc.weight:param", "stepped", 0.9)
-    assert finding.message.endswith("and all was finite in step 1: the optimizer's step between the two made it.")
+    assert (finding.site, finding.evidence["how"], finding.confidence) == (
+        "fc.weight:param",
+        "stepped",
+        0.9,
+    )
+    assert finding.message.endswith(
+        "and all was finite in step 1: the optimizer's step between the two made it."
+    )
 
 
 def test_steps_that_were_not_looked_at_are_said_so():
@@ -131,7 +161,11 @@ def test_steps_that_were_not_looked_at_are_said_so():
 
     finding = only(scene)
 
-    assert (finding.severity, finding.evidence["how"], finding.confidence) == ("error", "unseen", 0.6)
+    assert (finding.severity, finding.evidence["how"], finding.confidence) == (
+        "error",
+        "unseen",
+        0.6,
+    )
     assert finding.message == (
         "fc.weight:param contained NaN when the forward of step 23 used it, and all was finite in step 10: "
         "it was made between the two, in steps that were not recorded."
@@ -156,7 +190,17 @@ def test_a_module_is_named_after_steps_not_looked_at_if_its_parameters_are_finit
     """Finite parameters show that nothing was spoiled before this step."""
     scene = chain()
     scene.step(0)
-    bad = all_of(["log:out", "head:in", "head:out", ":out", "fc.weight:param.grad", "head.weight:param.grad"], NAN)
+    bad = all_of(
+        [
+            "log:out",
+            "head:in",
+            "head:out",
+            ":out",
+            "fc.weight:param.grad",
+            "head.weight:param.grad",
+        ],
+        NAN,
+    )
     scene.step(23, bad, level=FINITENESS)
 
     assert only(scene).site == "log:out"
@@ -178,7 +222,11 @@ def test_an_optimizer_that_was_fed_bad_gradients_shows_no_place():
 
     finding = only(scene)
 
-    assert (finding.site, finding.step, finding.evidence["how"]) == ("fc.weight:param.grad", 17, "guarded")
+    assert (finding.site, finding.step, finding.evidence["how"]) == (
+        "fc.weight:param.grad",
+        17,
+        "guarded",
+    )
 
 
 def test_a_module_that_breaks_again_with_sound_parameters_is_the_place():
@@ -199,7 +247,13 @@ def skipping(dtype: str, *, stepped: bool) -> Scene:
         site["dtype"] = dtype
     scene.step(0)
     bad = all_of(["relu:out.grad", "fc:out.grad", "fc.weight:param.grad"], INF)
-    after = [TOTAL, "fc.weight:param", "head.weight:param", "fc.weight:update", "head.weight:update"]
+    after = [
+        TOTAL,
+        "fc.weight:param",
+        "head.weight:param",
+        "fc.weight:update",
+        "head.weight:update",
+    ]
     scene.step(10, bad, without=[] if stepped else after)
     return scene
 
@@ -210,7 +264,9 @@ def test_a_skipped_step_is_not_held_against_a_run(dtype, severity):
     finding = only(skipping(dtype, stepped=True))
 
     assert (finding.severity, finding.evidence["skipped"]) == (severity, True)
-    assert finding.message.endswith("The run went on, because the optimizer never got these gradients.")
+    assert finding.message.endswith(
+        "The run went on, because the optimizer never got these gradients."
+    )
     assert finding.remedy.startswith("Once in a while this is normal") is (dtype == "float16")
 
 
@@ -236,16 +292,32 @@ def test_another_model_that_does_well_does_not_heal_this_one():
     """A second finding about a parameter that held a NaN would be the consequence of the first."""
     scene = two_models()
     mine = [site["site"] for site in scene.sites if site["site"].startswith("G")]
-    bad = all_of(["G.log:out", "G.head:in", "G.head:out", "G:out", "G.head.weight:param.grad", "G:grad.norm"], NAN)
+    bad = all_of(
+        [
+            "G.log:out",
+            "G.head:in",
+            "G.head:out",
+            "G:out",
+            "G.head.weight:param.grad",
+            "G:grad.norm",
+        ],
+        NAN,
+    )
     scene.step(0)
     scene.step(10, bad)
     for step in range(11, 20):  # what goes on as badly as before is not written
-        scene.step(step, level=FINITENESS, without=[s["site"] for s in scene.sites if s["site"] != TOTAL])
+        scene.step(
+            step, level=FINITENESS, without=[s["site"] for s in scene.sites if s["site"] != TOTAL]
+        )
     scene.step(20, all_of(mine, NAN))
 
     finding = only(scene)
 
-    assert (finding.site, finding.severity, finding.evidence["recovered"]) == ("G.log:out", "error", False)
+    assert (finding.site, finding.severity, finding.evidence["recovered"]) == (
+        "G.log:out",
+        "error",
+        False,
+    )
 
 
 def test_a_loss_that_is_finite_again_shows_that_a_step_was_survived():

@@ -9,7 +9,17 @@ import pytest
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
-from tests.rules.scenes import AFTER_LOG, ALL_GRADIENTS, FINITENESS, INF, NAN, Scene, all_of, chain, row
+from tests.rules.scenes import (
+    AFTER_LOG,
+    ALL_GRADIENTS,
+    FINITENESS,
+    INF,
+    NAN,
+    Scene,
+    all_of,
+    chain,
+    row,
+)
 
 SOURCE = {"file": "train.py", "line": 38, "function": "<module>", "text": "loss.backward()"}
 MANIFEST = {"command": ["train.py"], "script": "train.py", "every": 10, "budget": 0.03}
@@ -18,7 +28,16 @@ MANIFEST = {"command": ["train.py"], "script": "train.py", "every": 10, "budget"
 def with_loss() -> Scene:
     """Make a model whose loss is made by the program: its mean, which backward is called on."""
     scene = chain()
-    scene.site("loss", path="loss", kind="loss", shape=[], root=-1, node="MeanBackward0", source=SOURCE, type="")
+    scene.site(
+        "loss",
+        path="loss",
+        kind="loss",
+        shape=[],
+        root=-1,
+        node="MeanBackward0",
+        source=SOURCE,
+        type="",
+    )
     return scene
 
 
@@ -42,7 +61,9 @@ def producer(step: int = 20, **entry: Any) -> dict[str, Any]:
 
 def found(scene: Scene, **manifest: Any) -> list[Finding]:
     """Run the rule."""
-    made = Recording.build(scene.sites, scene.rows, {**MANIFEST, **manifest}, scene.events, scene.roots)
+    made = Recording.build(
+        scene.sites, scene.rows, {**MANIFEST, **manifest}, scene.events, scene.roots
+    )
     return list(NanBorn().check(made))
 
 
@@ -90,12 +111,16 @@ def test_a_loss_that_recovers_is_a_warning():
 
 def test_a_loss_in_a_step_of_which_nothing_else_was_seen_says_so():
     """A guarded step looks at the loss and the gradients alone."""
-    scene = broken(with_loss(), {"loss": NAN}, level=FINITENESS, without=[*EVERY_VALUE, *ALL_GRADIENTS])
+    scene = broken(
+        with_loss(), {"loss": NAN}, level=FINITENESS, without=[*EVERY_VALUE, *ALL_GRADIENTS]
+    )
 
     assert "without records of the modules' outputs" in only(scene).message
 
 
-EVERY_VALUE = tuple(f"{path}{kind}" for path in ("", "fc", "relu", "log", "head") for kind in (":in", ":out"))
+EVERY_VALUE = tuple(
+    f"{path}{kind}" for path in ("", "fc", "relu", "log", "head") for kind in (":in", ":out")
+)
 
 
 def guarded(loss: float) -> Scene:
@@ -104,7 +129,8 @@ def guarded(loss: float) -> Scene:
     scene.step(0)
     scene.step(10)
     scene.rows += [
-        row(27, text, [NAN], level=FINITENESS) for text in ("fc.weight:param.grad", "head.weight:param.grad")
+        row(27, text, [NAN], level=FINITENESS)
+        for text in ("fc.weight:param.grad", "head.weight:param.grad")
     ]
     scene.rows.append(row(27, "loss", [loss], level=FINITENESS))
     return scene
@@ -116,8 +142,9 @@ def test_the_loss_of_a_guarded_step_tells_forward_from_backward():
         "loss (made by mean), on which train.py:38 calls backward(), was not finite either: a forward, an optimizer's step "
         "or the loss itself can have made it." in only(guarded(NAN)).message
     )
-    assert "the loss was finite: a backward, the clipping or another change of the gradients can have made it." in (
-        only(guarded(1.0)).message
+    assert (
+        "the loss was finite: a backward, the clipping or another change of the gradients can have made it."
+        in (only(guarded(1.0)).message)
     )
 
 
@@ -144,8 +171,13 @@ def test_after_a_guarded_step_of_compiled_code_both_commands_are_given():
     scene.events = [{"kind": "compiled", "step": 0}]
     remedy = only(scene).remedy
 
-    assert 'run it again from a checkpoint of step 10 or before, if there is one, with "kedge run --budget' in remedy
-    assert remedy.endswith(' To have the operation named, run "TORCH_COMPILE_DISABLE=1 kedge run --dump train.py".')
+    assert (
+        'run it again from a checkpoint of step 10 or before, if there is one, with "kedge run --budget'
+        in remedy
+    )
+    assert remedy.endswith(
+        ' To have the operation named, run "TORCH_COMPILE_DISABLE=1 kedge run --dump train.py".'
+    )
     every_step = only(scene, budget=None, every=1).remedy
     assert every_step.count("TORCH_COMPILE_DISABLE=1") == 1
 
@@ -199,8 +231,16 @@ def test_a_producer_inside_a_module_is_a_site_of_it():
             {},
             'run "kedge run --dump train.py"; if these lines are outside modules, put them into the forward of one first.',
         ),
-        (None, {"dump": True}, "certain, put these lines into the forward of a module, and run it again with --dump."),
-        ("", {}, 'put these lines into the forward of a module, and run "kedge run --dump train.py".'),
+        (
+            None,
+            {"dump": True},
+            "certain, put these lines into the forward of a module, and run it again with --dump.",
+        ),
+        (
+            "",
+            {},
+            'put these lines into the forward of a module, and run "kedge run --dump train.py".',
+        ),
     ],
 )
 def test_a_dump_is_advised_of_an_operation_in_a_module_alone(module, manifest, advice):
@@ -248,7 +288,9 @@ def test_a_producer_alone_is_enough():
     """Where no row tells of it, as in a step that was left out."""
     scene = with_loss()
     scene.step(0)
-    scene.events = [producer(3, operation="addmm", node="AddmmBackward0", where="forward", detail="")]
+    scene.events = [
+        producer(3, operation="addmm", node="AddmmBackward0", where="forward", detail="")
+    ]
     finding = only(scene)
 
     assert (finding.severity, finding.step) == ("error", 3)
@@ -268,9 +310,22 @@ def test_the_backward_of_an_operation_is_told_as_one():
 def test_what_a_dump_found_goes_before_the_graph():
     """It has run the call again: its operation stands, and is told once."""
     scene = broken(with_loss(), {"loss": NAN} | all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN))
-    made = {"site": "log/log:out", "value": "nan", "file": "train.py", "line": 9, "text": "torch.log(x)"}
+    made = {
+        "site": "log/log:out",
+        "value": "nan",
+        "file": "train.py",
+        "line": 9,
+        "text": "torch.log(x)",
+    }
     scene.events = [
-        {"kind": "dump", "step": 20, "site": "log:out", "folder": "dump-20", "module": "log", "value": "nan"},
+        {
+            "kind": "dump",
+            "step": 20,
+            "site": "log:out",
+            "folder": "dump-20",
+            "module": "log",
+            "value": "nan",
+        },
         {"kind": "operation", "folder": "dump-20", "operations": [made]},
         producer(module="log"),
     ]
@@ -282,7 +337,11 @@ def test_what_a_dump_found_goes_before_the_graph():
 
 def test_the_first_step_is_no_matter_of_the_learning_rate():
     """What is broken before any training comes of the inputs or the initialisation."""
-    for bad in (all_of(["head:out", ":out"], INF), all_of(["head.weight:param.grad"], INF), {"fc.weight:param": NAN}):
+    for bad in (
+        all_of(["head:out", ":out"], INF),
+        all_of(["head.weight:param.grad"], INF),
+        {"fc.weight:param": NAN},
+    ):
         scene = chain()
         scene.step(0, bad)
 

@@ -27,7 +27,10 @@ class Plan:
 def plans(draw: st.DrawFn) -> Plan:
     """Wire some modules to earlier ones; the last one is what the model returns."""
     number = draw(st.integers(1, 9))
-    sources = [sorted(draw(st.sets(st.integers(0, i - 1), min_size=1, max_size=2))) if i else [] for i in range(number)]
+    sources = [
+        sorted(draw(st.sets(st.integers(0, i - 1), min_size=1, max_size=2))) if i else []
+        for i in range(number)
+    ]
     return Plan(
         sources=sources,
         producer=draw(st.integers(0, number - 1)),
@@ -54,12 +57,19 @@ def build(plan: Plan) -> Scene:
         scene.module(f"m{i}", of=[f"m{s}" for s in sources] or [None], weight=True)
     scene.close("", "Net")
     bad = spread(plan)
-    sites = [f"m{i}:out" for i in bad] + [f"m{i}:in" for i, s in enumerate(plan.sources) if bad.intersection(s)]
+    sites = [f"m{i}:out" for i in bad] + [
+        f"m{i}:in" for i, s in enumerate(plan.sources) if bad.intersection(s)
+    ]
     if len(plan.sources) - 1 in bad:
-        sites += [":out", *(s["site"] for s in scene.sites if s["site"].endswith((":out.grad", ":param.grad")))]
+        sites += [
+            ":out",
+            *(s["site"] for s in scene.sites if s["site"].endswith((":out.grad", ":param.grad"))),
+        ]
     scene.step(0)
     scene.step(10)
-    unseen = [f"m{i}:in" for i in plan.hidden if plan.sources[i]] if plan.level == FINITENESS else []
+    unseen = (
+        [f"m{i}:in" for i in plan.hidden if plan.sources[i]] if plan.level == FINITENESS else []
+    )
     scene.step(17, all_of(sites, plan.value), level=plan.level, without=unseen)
     return scene
 
@@ -74,7 +84,9 @@ def test_the_producer_is_the_only_one_named(plan):
     findings = list(NanBorn().check(build(plan).recording()))
 
     reached = len(plan.sources) - 1 in spread(plan)
-    assert [finding.site for finding in findings] == ([f"m{plan.producer}:out"] if reached or plan.value is NAN else [])
+    assert [finding.site for finding in findings] == (
+        [f"m{plan.producer}:out"] if reached or plan.value is NAN else []
+    )
     assert all(finding.severity == ("error" if reached else "warning") for finding in findings)
 
 

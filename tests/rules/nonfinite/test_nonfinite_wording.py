@@ -46,7 +46,9 @@ def broken(scene: Scene, bad: dict[str, float]) -> Scene:
 
 def test_the_programs_line_is_in_the_message_and_in_the_evidence():
     """Where the module that made it is called can be looked up without searching."""
-    scene = broken(described(chain(), "log:out", source=LINE), all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN))
+    scene = broken(
+        described(chain(), "log:out", source=LINE), all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN)
+    )
 
     finding = only(scene)
 
@@ -79,7 +81,9 @@ def test_an_operation_after_the_last_module_is_named_by_its_node():
     """Where a module's own forward made it, the autograd node of its output names the operation."""
     scene = broken(described(chain(), ":out", node="SqrtBackward0"), {":out": NAN})
 
-    assert only(scene).message.endswith("so an operation in its own forward made it (sqrt was its last operation).")
+    assert only(scene).message.endswith(
+        "so an operation in its own forward made it (sqrt was its last operation)."
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,10 @@ def test_an_operation_after_the_last_module_is_named_by_its_node():
         ("LogBackward0", "log"),
         ("NativeLayerNormBackward0", "native_layer_norm"),
         ("torch::autograd::CopySlices", ""),
-        ("ScaledDotProductFlashAttentionForCpuBackward0", "scaled_dot_product_flash_attention_for_cpu"),
+        (
+            "ScaledDotProductFlashAttentionForCpuBackward0",
+            "scaled_dot_product_flash_attention_for_cpu",
+        ),
         (None, ""),
     ],
 )
@@ -97,7 +104,9 @@ def test_a_nodes_operation(node, name):
     assert operation(node) == name
 
 
-@pytest.mark.parametrize("kind", ["Linear", "Conv2d", "ConvTranspose1d", "LSTM", "MultiheadAttention", "LazyLinear"])
+@pytest.mark.parametrize(
+    "kind", ["Linear", "Conv2d", "ConvTranspose1d", "LSTM", "MultiheadAttention", "LazyLinear"]
+)
 def test_sums_of_products_are_never_told_to_mind_a_logarithm(kind):
     """They have no forbidden input: they can only overflow."""
     advice = OperationAdvice("fc", kind, None, "float32", 1e30).advice()
@@ -125,7 +134,8 @@ def test_the_headroom_of_a_narrow_dtype_is_told():
     scene.rows.append(row(10, "head:in", [4e4, -1.0]))
 
     assert (
-        "overflowed float16 (it ends at 6.55e+04; the input reached 4e+04, 0.7 doublings below)" in only(scene).remedy
+        "overflowed float16 (it ends at 6.55e+04; the input reached 4e+04, 0.7 doublings below)"
+        in only(scene).remedy
     )
     assert only(scene).remedy.endswith("or compute it in bfloat16 or float32.")
 
@@ -160,7 +170,10 @@ def test_the_steps_before_are_in_the_evidence():
     scene = chain()
     for step in range(20):
         scene.step(step, level=2 if step % 10 == 0 else FINITENESS)
-    scene.rows = [r | {"sumsq": 4.0 * 4} if r["step"] == 13 and r["site"] == "relu:out" else r for r in scene.rows]
+    scene.rows = [
+        r | {"sumsq": 4.0 * 4} if r["step"] == 13 and r["site"] == "relu:out" else r
+        for r in scene.rows
+    ]
     scene.step(20, all_of(AFTER_LOG, -INF) | all_of(ALL_GRADIENTS, NAN), level=FINITENESS)
 
     before = only(scene).evidence["before"]
@@ -177,7 +190,9 @@ def test_propagators_and_healed_modules_are_listed():
     """Who only passed it on is named in the order of the flow, up to twelve; who made finite values of it, too."""
     scene = chain()
     scene.module("more", of=["log"])
-    finding = only(broken(scene, all_of(["log:out", "head:in", "head:out", ":out", "more:in"], NAN)))
+    finding = only(
+        broken(scene, all_of(["log:out", "head:in", "head:out", ":out", "more:in"], NAN))
+    )
 
     assert finding.evidence["propagators"] == ["head:in", "head:out", ":out", "more:in"]
     assert finding.evidence["propagated"] == 4
@@ -190,7 +205,12 @@ def test_the_list_of_propagators_is_bounded():
     scene.module("m0", "Log")
     for i in range(1, 40):
         scene.module(f"m{i}", of=[f"m{i - 1}"])
-    finding = only(broken(scene, all_of(["m0:out", *(f"m{i}:{k}" for i in range(1, 40) for k in ("in", "out"))], NAN)))
+    finding = only(
+        broken(
+            scene,
+            all_of(["m0:out", *(f"m{i}:{k}" for i in range(1, 40) for k in ("in", "out"))], NAN),
+        )
+    )
 
     assert (len(finding.evidence["propagators"]), finding.evidence["propagated"]) == (12, 78)
 
@@ -220,7 +240,9 @@ def test_a_call_that_was_kept_is_offered():
 def test_a_dump_names_what_the_recording_did_not_see():
     """A dump looks at every step, also at those of which nothing was recorded."""
     scene = chain()
-    scene.events.append({"kind": "dump", "step": 17, "site": "log:out", "folder": "dump-17", "value": "nan"})
+    scene.events.append(
+        {"kind": "dump", "step": 17, "site": "log:out", "folder": "dump-17", "value": "nan"}
+    )
     scene.step(0)
     scene.step(10)
     scene.step(20, all_of(EVERYTHING, NAN))
@@ -228,7 +250,9 @@ def test_a_dump_names_what_the_recording_did_not_see():
     finding = only(scene)
 
     assert (finding.site, finding.step, finding.evidence["how"]) == ("log:out", 17, "kept")
-    assert finding.message.startswith("log:out was the first to contain NaN, at step 17: --dump checks every")
+    assert finding.message.startswith(
+        "log:out was the first to contain NaN, at step 17: --dump checks every"
+    )
     assert (
         "nothing else was recorded in this step. The input was finite, so the forward of log (Log) made"
         in finding.message
@@ -243,7 +267,9 @@ def test_a_dump_of_another_step_is_a_birth_of_its_own():
     scene = chain()
     scene.events.append({"kind": "dump", "step": 3, "site": "log:out", "folder": "dump-3"})
 
-    healed, born = NanBorn().check(broken(scene, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN)).recording())
+    healed, born = NanBorn().check(
+        broken(scene, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN)).recording()
+    )
 
     assert (healed.severity, healed.step) == ("warning", 3)
     assert healed.message.endswith(" The run went on.")
@@ -253,7 +279,9 @@ def test_a_dump_of_another_step_is_a_birth_of_its_own():
 def test_a_dump_speaks_where_no_row_shows_anything():
     """A program of short steps may end before another of its steps is looked at."""
     scene = chain()
-    scene.events.append({"kind": "dump", "step": 17, "site": "log:out", "folder": "dump-17", "reached": True})
+    scene.events.append(
+        {"kind": "dump", "step": 17, "site": "log:out", "folder": "dump-17", "reached": True}
+    )
     scene.step(0)
     scene.step(10)
 
@@ -263,12 +291,23 @@ def test_a_dump_speaks_where_no_row_shows_anything():
 def test_what_a_dump_saw_in_the_backward_has_its_words():
     """A gradient has no input: what arrived was finite, and the module's backward made the rest of it."""
     scene = chain()
-    kept = {"site": "log:in.grad", "module": "log", "direction": "backward", "value": "inf", "reached": True}
+    kept = {
+        "site": "log:in.grad",
+        "module": "log",
+        "direction": "backward",
+        "value": "inf",
+        "reached": True,
+    }
     scene.events.append({"kind": "dump", "step": 17, "folder": "dump-17", **kept})
     scene.step(0)
 
-    assert only(scene).message.startswith("log:in.grad was the first gradient to contain infinities, at step 17")
-    assert "The gradient that arrived at log (Log) was finite, so its backward made it" in only(scene).message
+    assert only(scene).message.startswith(
+        "log:in.grad was the first gradient to contain infinities, at step 17"
+    )
+    assert (
+        "The gradient that arrived at log (Log) was finite, so its backward made it"
+        in only(scene).message
+    )
     assert "an operation whose derivative is infinite" in only(scene).remedy
 
 
@@ -276,12 +315,24 @@ def test_the_operation_that_a_kept_call_shows_is_named():
     """It takes the place of the last one, which the autograd node names."""
     scene = chain()
     scene.events.append({"kind": "dump", "step": 20, "site": "log:out", "folder": "dump-20"})
-    made = {"site": "log/log:out", "name": "log", "value": "inf", "file": "net.py", "line": 12, "text": "x.log()"}
-    scene.events.append({"kind": "operation", "folder": "dump-20", "operations": [made, {**made, "value": "nan"}]})
+    made = {
+        "site": "log/log:out",
+        "name": "log",
+        "value": "inf",
+        "file": "net.py",
+        "line": 12,
+        "text": "x.log()",
+    }
+    scene.events.append(
+        {"kind": "operation", "folder": "dump-20", "operations": [made, {**made, "value": "nan"}]}
+    )
 
     finding = only(broken(scene, all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN)))
 
-    assert 'makes infinities in the operation log/log:out (net.py:12): "x.log()", then NaN in' in finding.message
+    assert (
+        'makes infinities in the operation log/log:out (net.py:12): "x.log()", then NaN in'
+        in finding.message
+    )
     assert finding.evidence["operation"] == made
     assert finding.remedy == (
         "To run that call again by itself: python dump-20/replay.py. Keep the input of log above zero: clamp it "
@@ -301,7 +352,14 @@ def test_a_kept_call_has_the_remedy_of_its_operation(name, direction, remedy):
     scene = chain()
     site = "log:in.grad" if direction == "backward" else "log:out"
     kept = {"site": site, "module": "log", "direction": direction, "value": "nan", "reached": True}
-    made = {"site": f"log/{name}:out", "name": name, "value": "nan", "file": "net.py", "line": 12, "text": "..."}
+    made = {
+        "site": f"log/{name}:out",
+        "name": name,
+        "value": "nan",
+        "file": "net.py",
+        "line": 12,
+        "text": "...",
+    }
     scene.events = [
         {"kind": "dump", "step": 17, "folder": "dump-17", **kept},
         {"kind": "operation", "folder": "dump-17", "operations": [made]},
@@ -309,7 +367,9 @@ def test_a_kept_call_has_the_remedy_of_its_operation(name, direction, remedy):
     scene.step(0)
     finding = only(scene)
 
-    assert finding.remedy.startswith(f"To run that call again by itself: python dump-17/replay.py. {remedy}")
+    assert finding.remedy.startswith(
+        f"To run that call again by itself: python dump-17/replay.py. {remedy}"
+    )
     assert "look " not in finding.remedy
     assert ("torch.where after an operation" in finding.remedy) == (direction == "backward")
 

@@ -53,7 +53,10 @@ def test_masked_scores_make_no_birth_of_a_softmax_that_was_not_looked_at():
 def test_a_softmax_of_masked_scores_that_was_not_looked_at_is_named_as_well():
     """A row that is masked all over makes a NaN of which the container's output is the first that is seen."""
     scene = masked()
-    bad = {"att.soft:in": -INF, **all_of(["att:out", "log:out", ":out", "att.q.weight:param.grad"], NAN)}
+    bad = {
+        "att.soft:in": -INF,
+        **all_of(["att:out", "log:out", ":out", "att.q.weight:param.grad"], NAN),
+    }
     scene.step(17, bad, level=FINITENESS, without=["att.soft:out", "log:in"])
 
     finding = only(scene)
@@ -68,7 +71,10 @@ def test_a_softmax_of_masked_scores_that_was_not_looked_at_is_named_as_well():
 def two_linear(**root: Any) -> Scene:
     """Two linear maps of PyTorch's, one after the other."""
     scene = Scene()
-    scene.roots[0] |= {"modules": [{"path": path, "type": "Linear", "file": LINEAR} for path in "ab"], **root}
+    scene.roots[0] |= {
+        "modules": [{"path": path, "type": "Linear", "file": LINEAR} for path in "ab"],
+        **root,
+    }
     scene.open("", "Net", **KNOWN)
     scene.module("a", weight=True, **KNOWN)
     scene.module("b", of=["a"], weight=True, node="AddmmBackward0", **KNOWN)
@@ -77,7 +83,9 @@ def two_linear(**root: Any) -> Scene:
     return scene
 
 
-def spoil(scene: Scene, *, large: float = 1.0, bad: tuple[str, ...] = (), without: tuple[str, ...] = ()) -> None:
+def spoil(
+    scene: Scene, *, large: float = 1.0, bad: tuple[str, ...] = (), without: tuple[str, ...] = ()
+) -> None:
     """Add a light step in which the second linear map returns NaN; of values the norms are known too."""
     spoiled = {"b:out", ":out", "a.weight:param.grad", "b.weight:param.grad", *bad}
     for site in (site["site"] for site in scene.sites):
@@ -127,9 +135,14 @@ def test_a_parameter_whose_squares_overflow_is_not_told_as_finite():
     """Off schedule a parameter that holds infinities looks like one that is too large to square: it is told as either."""
     scene = two_linear()
     spoil(scene, without=("b:in", "b.weight:param"))
-    scene.rows.append({"step": 7, "site": "b.weight:param", "count": 4, "sumsq": INF, "level": FINITENESS})
+    scene.rows.append(
+        {"step": 7, "site": "b.weight:param", "count": 4, "sumsq": INF, "level": FINITENESS}
+    )
 
-    assert "its input was finite, and b.weight:param was beyond 1e19 or infinite." in only(scene).message
+    assert (
+        "its input was finite, and b.weight:param was beyond 1e19 or infinite."
+        in only(scene).message
+    )
 
 
 def test_the_node_of_what_a_container_passed_on_is_not_that_of_its_own_operation():

@@ -12,7 +12,9 @@ from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
 
 
-def found(modules: Mapping[str, tuple[str | None, bool]], silent: Mapping[str, str]) -> list[Finding]:
+def found(
+    modules: Mapping[str, tuple[str | None, bool]], silent: Mapping[str, str]
+) -> list[Finding]:
     """Run the rule on modules, in the order in which they returned.
 
     Args:
@@ -22,10 +24,14 @@ def found(modules: Mapping[str, tuple[str | None, bool]], silent: Mapping[str, s
     sites: list[dict[str, Any]] = []
     rows = []
     for name, (node, graded) in modules.items():
-        sites.append({"site": f"{name}:out", "path": name, "kind": "out", "owner": name, "node": node})
+        sites.append(
+            {"site": f"{name}:out", "path": name, "kind": "out", "owner": name, "node": node}
+        )
         rows.append({"site": f"{name}:out", "step": 0, "count": 1, "sumsq": 1.0})
         if graded:
-            sites.append({"site": f"{name}:out.grad", "path": name, "kind": "out.grad", "owner": name})
+            sites.append(
+                {"site": f"{name}:out.grad", "path": name, "kind": "out.grad", "owner": name}
+            )
             rows.append({"site": f"{name}:out.grad", "step": 0, "count": 1, "sumsq": 1.0})
     entries = [
         {
@@ -48,7 +54,10 @@ def test_the_path_ends_between_the_last_without_and_the_first_with_a_gradient():
     """What is before the cut is one finding, that names the two modules, and does not say that it is unused."""
     (finding,) = found(CHAIN, {"a.weight": "", "b.weight": ""})
 
-    assert "the path from the loss ends after b: c after it got a gradient, and b got none" in finding.message
+    assert (
+        "the path from the loss ends after b: c after it got a gradient, and b got none"
+        in finding.message
+    )
     assert (finding.evidence["last"], finding.evidence["next"]) == ("b", "c")
     assert "between b and c" in finding.remedy
     assert "in the forward" not in finding.remedy
@@ -59,11 +68,17 @@ def test_the_path_ends_between_the_last_without_and_the_first_with_a_gradient():
     [
         ("no_grad inside", "b ran under no_grad in a forward with grad", "Remove torch.no_grad"),
         ("inference_mode inside", "b ran under inference_mode", "Remove torch.inference_mode"),
-        ("cut checkpoint", "b ran in a reentrant checkpoint none of whose inputs requires", "use_reentrant=False"),
+        (
+            "cut checkpoint",
+            "b ran in a reentrant checkpoint none of whose inputs requires",
+            "use_reentrant=False",
+        ),
         ("", "what b returned had no graph", "no_grad, detach()"),
     ],
 )
-def test_a_call_without_a_graph_ends_the_path_of_all_before_it(ungraded: str, says: str, remedy: str):
+def test_a_call_without_a_graph_ends_the_path_of_all_before_it(
+    ungraded: str, says: str, remedy: str
+):
     """What was seen at the call is said, of its own parameters and of those before it alike."""
     (finding,) = found({**CHAIN, "b": (None, False)}, {"a.weight": "", "b.weight": ungraded})
 
@@ -76,8 +91,9 @@ def test_frozen_modules_behind_the_cut_are_not_its_place():
     """They have no graph because their input has none: the cut is before them."""
     (finding,) = found({**CHAIN, "b": (None, False)}, {"a.weight": ""})
 
-    assert "ends after a: c after it got a gradient, and a got none; b, next, returned a value without a graph" in (
-        finding.message
+    assert (
+        "ends after a: c after it got a gradient, and a got none; b, next, returned a value without a graph"
+        in (finding.message)
     )
 
 
@@ -105,6 +121,8 @@ def test_a_container_stands_for_what_is_in_it():
 
 def test_without_graphs_of_any_module_the_gradients_decide():
     """Compiled code shows no nodes."""
-    (finding,) = found({path: (None, graded) for path, (_, graded) in CHAIN.items()}, {"a.weight": ""})
+    (finding,) = found(
+        {path: (None, graded) for path, (_, graded) in CHAIN.items()}, {"a.weight": ""}
+    )
 
     assert (finding.evidence["last"], finding.evidence["next"]) == ("b", "c")

@@ -16,7 +16,9 @@ from tests.rules.scenes import INF, NAN, Course, size, steady
 RANDOM = (-0.5, 0.5)
 
 
-def starting(*ranges: tuple[float, float], still: Sequence[int] = (), first: int = 0, **entry: Any) -> list[Finding]:
+def starting(
+    *ranges: tuple[float, float], still: Sequence[int] = (), first: int = 0, **entry: Any
+) -> list[Finding]:
     """Judge weights that start with these smallest and largest values; the gradients of some are zero."""
     made = Course(range(first, first + 3))
     for i, (low, high) in enumerate(ranges):
@@ -29,13 +31,16 @@ def starting(*ranges: tuple[float, float], still: Sequence[int] = (), first: int
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "number"), [(-0.5, 9e3, 0), (-0.5, 2e4, 1), (-2e4, 0.1, 1), (-1e-21, 1e-21, 1), (-1e-18, 1e-18, 0)]
+    ("low", "high", "number"),
+    [(-0.5, 9e3, 0), (-0.5, 2e4, 1), (-2e4, 0.1, 1), (-1e-21, 1e-21, 1), (-1e-18, 1e-18, 0)],
 )
 def test_values_that_no_initialisation_gives_are_an_error(low, high, number):
     """Far too large, or next to nothing and not zero."""
     findings = starting(RANDOM, (low, high))
 
-    assert [(f.severity, f.site, f.step) for f in findings] == [("error", "l1.weight:param", 0)] * number
+    assert [(f.severity, f.site, f.step) for f in findings] == [
+        ("error", "l1.weight:param", 0)
+    ] * number
 
 
 def test_a_weight_that_is_not_finite_before_any_step_is_an_error():
@@ -56,7 +61,15 @@ def test_a_weight_that_is_not_finite_before_any_step_is_an_error():
         ((RANDOM, (0.0, 0.0), (0.0, 0.0), RANDOM), []),
         ((RANDOM, (0.0, 0.0), (1.0, 1.0)), []),
     ],
-    ids=["all ones", "two in a row", "all zeros", "LoRA", "one of ones", "zeros that learn", "a zero gate and a scale"],
+    ids=[
+        "all ones",
+        "two in a row",
+        "all zeros",
+        "LoRA",
+        "one of ones",
+        "zeros that learn",
+        "a zero gate and a scale",
+    ],
 )
 def test_constant_weights_in_a_row_cannot_part(ranges, names):
     """One among others is deliberate, and so are zeros whose gradient is not zero."""
@@ -88,7 +101,8 @@ def test_zeros_in_a_row_without_gradients_stand_still():
 
 
 @pytest.mark.parametrize(
-    "entry", [{"shape": [1, 8, 1, 1]}, {"type": "LayerNorm"}, {"type": "Embedding"}, {"shape": [1, 1]}]
+    "entry",
+    [{"shape": [1, 8, 1, 1]}, {"type": "LayerNorm"}, {"type": "Embedding"}, {"shape": [1, 1]}],
 )
 def test_gains_norms_and_tables_may_be_constant(entry):
     """They are no layers of units."""
@@ -116,7 +130,10 @@ def test_models_that_are_not_trained_are_left_alone():
     made = Course(range(3))
     for i in range(2):
         made.weight(f"T.l{i}", steady(1.0, 1e-3, 1e-4), root=1)
-    made.roots = [{"name": "Net", "prefix": "", "trained": True}, {"name": "T", "prefix": "T", "trained": False}]
+    made.roots = [
+        {"name": "Net", "prefix": "", "trained": True},
+        {"name": "T", "prefix": "T", "trained": False},
+    ]
     for row in made.rows:
         if row["site"].endswith(":param"):
             row["min"] = row["max"] = 1.0
@@ -127,14 +144,21 @@ def test_models_that_are_not_trained_are_left_alone():
 Course4 = Callable[[int], tuple[float, float]]
 
 
-def stepping(*courses: Course4, loss: Sequence[float] | None = None, steps: range = range(12)) -> list[Finding]:
+def stepping(
+    *courses: Course4, loss: Sequence[float] | None = None, steps: range = range(12)
+) -> list[Finding]:
     """Judge weights given by size and update in each step, with a loss."""
     made = Course(steps)
     for i, course in enumerate(courses):
         made.weight(f"l{i}", lambda n, c=course: (c(n)[0], 1e-3, c(n)[1], None))
     if loss is not None:
         made.loss(loss)
-    made.events = [{"kind": "optimizers", "optimizers": [{"index": 0, "type": "AdamW", "roots": [0], "rates": [1.0]}]}]
+    made.events = [
+        {
+            "kind": "optimizers",
+            "optimizers": [{"index": 0, "type": "AdamW", "roots": [0], "rates": [1.0]}],
+        }
+    ]
     return list(RateTooLarge().check(made.recording()))
 
 
@@ -228,11 +252,20 @@ def test_a_start_that_was_not_seen_is_not_judged():
 
 
 def fed(
-    inner: float, outer: float, returned: float, gradient: float, *, steps: int = 4, dtype: str = "float32"
+    inner: float,
+    outer: float,
+    returned: float,
+    gradient: float,
+    *,
+    steps: int = 4,
+    dtype: str = "float32",
 ) -> list[Finding]:
     """Judge a model that is given inputs of one size, and hands them to its first layer in another."""
     made = Course(range(steps))
-    made.sites += [{"site": ":in", "dtype": dtype}, {"site": "fc:in", "type": "Linear", "dtype": dtype}]
+    made.sites += [
+        {"site": ":in", "dtype": dtype},
+        {"site": "fc:in", "type": "Linear", "dtype": dtype},
+    ]
     made.weight("fc", steady(0.1, gradient, 1e-4), out=returned)
     made.weight("head", steady(0.1, 1e-4, 1e-4), out=0.5)
     made.sites.append({"site": ":out", "type": "Net"})
@@ -274,13 +307,16 @@ def test_inputs_that_become_large_are_not_the_data():
     made = Course(range(6))
     made.sites += [{"site": ":in"}, {"site": "fc:in", "type": "Linear"}]
     made.weight("fc", steady(0.1, 1e-2, 1e-4), out=40.0)
-    made.rows += [size(step, site, 85.0 if step else 0.3) for step in made.steps for site in (":in", "fc:in")]
+    made.rows += [
+        size(step, site, 85.0 if step else 0.3) for step in made.steps for site in (":in", "fc:in")
+    ]
 
     assert list(InputScale().check(made.recording())) == []
 
 
 @pytest.mark.parametrize(
-    ("inner", "outer", "number"), [(7e-6, 7e-6, 1), (3e-3, 3e-3, 0), (0.0, 0.0, 0), (7e-6, 1.0, 0), (1.0, 7e-6, 0)]
+    ("inner", "outer", "number"),
+    [(7e-6, 7e-6, 1), (3e-3, 3e-3, 0), (0.0, 0.0, 0), (7e-6, 1.0, 0), (1.0, 7e-6, 0)],
 )
 def test_inputs_of_next_to_nothing_are_a_warning(inner, outer, number):
     """Pixels divided by 255 three times; not sparse features, zeros, or what the model scales itself."""
@@ -288,7 +324,8 @@ def test_inputs_of_next_to_nothing_are_a_warning(inner, outer, number):
 
     assert len(findings) == number
     assert all(
-        "rms of 7e-06, but layers are initialised for about 1: so small has no effect beside its biases" in f.message
+        "rms of 7e-06, but layers are initialised for about 1: so small has no effect beside its biases"
+        in f.message
         for f in findings
     )
 

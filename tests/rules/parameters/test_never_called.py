@@ -35,7 +35,12 @@ def test_a_module_with_trainable_parameters_that_is_never_called_is_a_warning():
         silent("pooler.dense.bias:param.grad", UNREACHED),
     )
 
-    assert (finding.code, finding.severity, finding.site, finding.step) == ("NEVER-CALLED", "warning", "pooler:out", -1)
+    assert (finding.code, finding.severity, finding.site, finding.step) == (
+        "NEVER-CALLED",
+        "warning",
+        "pooler:out",
+        -1,
+    )
     assert finding.message == f"pooler:out never fired: {UNCALLED}."
     assert finding.evidence == {"sites": ["pooler:out"], "cause": UNCALLED, "parameters": 0}
     assert finding.remedy == "Call it."
@@ -50,7 +55,9 @@ def test_a_module_without_trainable_parameters_is_for_information():
 
 def test_frozen_parameters_do_not_make_a_module_trainable():
     """What requires no gradient is not missed."""
-    (finding,) = found(silent("old:out", UNCALLED), silent("old.weight:param.grad", "it requires no grad"))
+    (finding,) = found(
+        silent("old:out", UNCALLED), silent("old.weight:param.grad", "it requires no grad")
+    )
 
     assert finding.severity == "info"
 
@@ -69,7 +76,10 @@ def test_fused_attention_is_one_quiet_line():
     attention = "bypassed by a fused path: attention uses its weights without calling it"
     (finding,) = found(
         *(silent(f"h.{i}.out_proj:out", attention, f'hook "h.{i}"') for i in range(12)),
-        *(silent(f"h.{i}.dropout:out", "bypassed: Block uses its p without calling it") for i in range(12)),
+        *(
+            silent(f"h.{i}.dropout:out", "bypassed: Block uses its p without calling it")
+            for i in range(12)
+        ),
         silent("h.0.out_proj.weight:param.grad", UNREACHED),
     )
 
@@ -81,7 +91,9 @@ def test_fused_attention_is_one_quiet_line():
 
 def test_a_bypassed_call_is_a_warning():
     """Calling .forward() leaves out everybody's hooks, with parameters or without."""
-    (finding,) = found(silent("act:out", "Net.forward calls its .forward() directly, which fires no hook"))
+    (finding,) = found(
+        silent("act:out", "Net.forward calls its .forward() directly, which fires no hook")
+    )
 
     assert finding.severity == "warning"
 
@@ -114,8 +126,14 @@ def test_a_parameter_that_no_backward_reaches_is_a_warning():
     """Its module was called and it is trainable, yet it never got a gradient."""
     (finding,) = found(silent("aux.weight:param.grad", UNREACHED))
 
-    assert (finding.code, finding.severity, finding.site) == ("UNUSED-PARAM", "warning", "aux.weight:param.grad")
-    assert finding.message == f"aux.weight:param.grad got no gradient in the whole run: {UNREACHED}."
+    assert (finding.code, finding.severity, finding.site) == (
+        "UNUSED-PARAM",
+        "warning",
+        "aux.weight:param.grad",
+    )
+    assert (
+        finding.message == f"aux.weight:param.grad got no gradient in the whole run: {UNREACHED}."
+    )
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,11 @@ def course(*held: bool, steps: int = 4, root: int = 0, prefix: str = "") -> Cour
         figures = FIGURES if known else steady(None, 1e-3, None, 1e-3)
         made.weight(f"{prefix}l{i}", figures, root=root)
         if not known:
-            made.sites = [s for s in made.sites if (s.get("path"), s.get("kind")) not in _of(f"{prefix}l{i}.weight")]
+            made.sites = [
+                s
+                for s in made.sites
+                if (s.get("path"), s.get("kind")) not in _of(f"{prefix}l{i}.weight")
+            ]
     return made
 
 
@@ -67,7 +71,8 @@ def test_off_schedule_steps_do_not_count():
     """There nothing is seen of parameters."""
     made = course(True, False, steps=2)
     made.rows += [
-        {"step": step, "site": "l1.weight:param.grad", "count": 16, "sumsq": 1.0, "level": 1} for step in range(1, 9)
+        {"step": step, "site": "l1.weight:param.grad", "count": 16, "sumsq": 1.0, "level": 1}
+        for step in range(1, 9)
     ]
 
     assert found(made) == []
@@ -77,7 +82,9 @@ def test_one_sight_of_it_in_an_optimizer_is_enough():
     """As a parameter or as an update."""
     for kind in ("param", "update"):
         made = course(True, False)
-        made.sites.append({"site": f"l1.weight:{kind}", "path": "l1.weight", "kind": kind, "owner": "l1"})
+        made.sites.append(
+            {"site": f"l1.weight:{kind}", "path": "l1.weight", "kind": kind, "owner": "l1"}
+        )
 
         assert found(made) == []
 
@@ -103,7 +110,12 @@ def in_ledger(update: float) -> Course:
     made = course(True)
     made.weight("idle", lambda i: (0.1, None, update, None))
     cause = "no observed backward pass reached it"
-    entry = {"site": "idle.weight:param.grad", "fired": 0, "cause": cause, "remedy": "use it in the forward"}
+    entry = {
+        "site": "idle.weight:param.grad",
+        "fired": 0,
+        "cause": cause,
+        "remedy": "use it in the forward",
+    }
     made.events = [{"kind": "ledger", "sites": [entry]}]
     return made
 

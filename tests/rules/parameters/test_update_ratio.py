@@ -48,7 +48,10 @@ def test_weights_that_never_move_are_reported():
     (finding,) = found(course(1e-9, 1e-4))
 
     assert (finding.site, finding.evidence["concerned"]) == ("l0.weight:update", 1)
-    assert "l0.weight changed by less than 1e-06 times its size in 90% of the optimizer steps" in finding.message
+    assert (
+        "l0.weight changed by less than 1e-06 times its size in 90% of the optimizer steps"
+        in finding.message
+    )
     assert "float32 master weights" in finding.remedy
 
 
@@ -59,10 +62,15 @@ def test_updates_that_are_rounded_away_are_reported():
 
     (finding,) = found(made)
 
-    assert (finding.evidence["dtype"], finding.evidence["ratios"]) == ("bfloat16", {"fc.weight": 0.0})
+    assert (finding.evidence["dtype"], finding.evidence["ratios"]) == (
+        "bfloat16",
+        {"fc.weight": 0.0},
+    )
 
 
-@pytest.mark.parametrize("decay", [lambda i: 1e-4 * (1 - i / 60) ** 8, lambda i: 1e-4 if i < 10 else 0.0])
+@pytest.mark.parametrize(
+    "decay", [lambda i: 1e-4 * (1 - i / 60) ** 8, lambda i: 1e-4 if i < 10 else 0.0]
+)
 def test_a_decayed_learning_rate_is_no_finding(decay):
     """What moved once is allowed to come to rest."""
     made = Course(SAMPLES)
@@ -96,7 +104,9 @@ def test_vectors_are_not_judged():
 
 
 @pytest.mark.parametrize(
-    ("entry", "gradient"), [({"type": "Embedding"}, 1e-3), ({}, 0.0), ({}, 1e-9)], ids=["table", "no gradient", "faded"]
+    ("entry", "gradient"),
+    [({"type": "Embedding"}, 1e-3), ({}, 0.0), ({}, 1e-9)],
+    ids=["table", "no gradient", "faded"],
 )
 def test_a_weight_that_gets_no_gradient_is_not_judged_for_too_small(entry, gradient):
     """That it does not move is not the learning rate's doing."""

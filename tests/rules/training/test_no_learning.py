@@ -72,7 +72,9 @@ def test_a_fall_within_its_noise_is_no_learning():
 
 
 @pytest.mark.parametrize(
-    "values", [noisy([0.0] * 60), [*noisy([2.3] * 59), math.nan]], ids=["crosses zero", "ends as NaN"]
+    "values",
+    [noisy([0.0] * 60), [*noisy([2.3] * 59), math.nan]],
+    ids=["crosses zero", "ends as NaN"],
 )
 def test_what_other_rules_or_none_can_judge_is_left_alone(values):
     """A policy's gradient; a run that broke."""

@@ -15,7 +15,9 @@ from kedge.store.recording import Recording
 ROOTS = [{"name": "Net", "prefix": ""}, {"name": "Loss", "prefix": "Loss"}]
 
 
-def losses(number: int = 60, jumps: dict[int, float] | None = None, *, noise: float = 0.03) -> list[float]:
+def losses(
+    number: int = 60, jumps: dict[int, float] | None = None, *, noise: float = 0.03
+) -> list[float]:
     """Give a loss that falls from 2 to 0.1, with some noise, and jumps in some steps."""
     course = [0.1 + 1.9 * 0.9**i + noise * math.sin(12.9898 * i) for i in range(number)]
     return [(jumps or {}).get(i, loss) for i, loss in enumerate(course)]
@@ -24,7 +26,14 @@ def losses(number: int = 60, jumps: dict[int, float] | None = None, *, noise: fl
 def of_loss(course: Sequence[float], *, every: int = 10, **columns: Any) -> list[Finding]:
     """Run the rule over a loss that is written in every step, in full in every tenth."""
     rows = [
-        {"step": i, "site": "Loss:out", "count": 1, "sum": loss, "level": 2 if i % every == 0 else 1, **columns}
+        {
+            "step": i,
+            "site": "Loss:out",
+            "count": 1,
+            "sum": loss,
+            "level": 2 if i % every == 0 else 1,
+            **columns,
+        }
         for i, loss in enumerate(course)
     ]
     site = {"site": "Loss:out", "root": 1, "shape": []}
@@ -60,7 +69,10 @@ def test_a_loss_that_stays_up_is_reported_as_one_jump():
     """Steps that follow are the same spike."""
     (finding,) = of_loss(losses(jumps=dict.fromkeys(range(43, 60), 9.0)))
 
-    assert finding.message == "The loss (Loss:out) jumped from 0.136 to 9 at step 43; it did not come back."
+    assert (
+        finding.message
+        == "The loss (Loss:out) jumped from 0.136 to 9 at step 43; it did not come back."
+    )
     assert finding.evidence["spikes"] == 1
 
 
@@ -207,12 +219,21 @@ def test_losses_that_are_not_finite_are_left_out():
 
 @pytest.mark.parametrize(
     ("entry", "number"),
-    [({}, 1), ({"shape": [1]}, 1), ({"shape": [8]}, 0), ({"site": "Loss.inner:out"}, 0), ({"site": "Loss:in"}, 0)],
+    [
+        ({}, 1),
+        ({"shape": [1]}, 1),
+        ({"shape": [8]}, 0),
+        ({"site": "Loss.inner:out"}, 0),
+        ({"site": "Loss:in"}, 0),
+    ],
 )
 def test_only_what_a_root_returns_as_a_single_number_is_a_loss(entry, number):
     """Anything else may jump as it likes."""
     site = {"site": "Loss:out", "root": 1, "shape": [], **entry}
-    rows = [{"step": i, "site": 0, "count": 1, "sum": loss} for i, loss in enumerate(losses(jumps={43: 9.0}))]
+    rows = [
+        {"step": i, "site": 0, "count": 1, "sum": loss}
+        for i, loss in enumerate(losses(jumps={43: 9.0}))
+    ]
 
     assert len(list(Spike().check(Recording.build([site], rows, roots=ROOTS)))) == number
 
@@ -222,7 +243,9 @@ def test_a_gradient_that_jumps_is_reported():
     (finding,) = of_norm(norms(jumps={43: 200.0}))
 
     assert (finding.site, finding.step) == (":grad.norm", 43)
-    assert finding.message.startswith("The norm of the gradients (:grad.norm) jumped from 1.49 to 200 at step 43")
+    assert finding.message.startswith(
+        "The norm of the gradients (:grad.norm) jumped from 1.49 to 200 at step 43"
+    )
     assert finding.message.endswith("to 200 at step 43; it came back.")
     assert finding.evidence["height"] == 200.0
 
@@ -281,19 +304,25 @@ def test_a_course_of_one_number_more_than_is_asked_for_is_judged():
 def starting_anew(first_step: int, *, root: int = 0) -> list[Finding]:
     """Judge a loss and a norm that jump in step 43, where an optimizer made its first step in some step."""
     rows = [
-        {"step": i, "site": "Loss:out", "count": 1, "sum": x, "level": 1} for i, x in enumerate(losses(jumps={43: 9.0}))
+        {"step": i, "site": "Loss:out", "count": 1, "sum": x, "level": 1}
+        for i, x in enumerate(losses(jumps={43: 9.0}))
     ]
     rows += [
         {"step": i, "site": ":grad.norm", "count": 16, "sumsq": norm**2, "level": 1}
         for i, norm in enumerate(norms(jumps={43: 90.0}))
     ]
-    entries = [{"index": 0, "roots": [0], "first_step": 0}, {"index": 1, "roots": [root], "first_step": first_step}]
+    entries = [
+        {"index": 0, "roots": [0], "first_step": 0},
+        {"index": 1, "roots": [root], "first_step": first_step},
+    ]
     events = [{"kind": "optimizers", "optimizers": entries}]
     sites = [{"site": "Loss:out", "root": 1, "shape": []}, {"site": ":grad.norm"}]
     return list(Spike().check(Recording.build(sites, rows, roots=ROOTS, events=events)))
 
 
-@pytest.mark.parametrize(("first_step", "number"), [(0, 2), (20, 2), (30, 0), (42, 0), (43, 0), (44, 2)])
+@pytest.mark.parametrize(
+    ("first_step", "number"), [(0, 2), (20, 2), (30, 0), (42, 0), (43, 0), (44, 2)]
+)
 def test_a_new_optimizer_begins_a_new_training(first_step, number):
     """A head that is trained from there on makes another loss; what came twenty steps later is a spike again."""
     assert len(starting_anew(first_step)) == number
@@ -307,21 +336,33 @@ def test_a_new_optimizer_of_another_root_leaves_the_norm_its_history():
 def trained(name: str, *optimizers: int, parameters: int = 64) -> dict[str, Any]:
     """A root that some optimizers train; none if they are not given."""
     prefix = {"prefix": name} if optimizers != (0,) else {"prefix": ""}
-    return {"name": name, **prefix, "trained": bool(optimizers), "optimizers": optimizers, "parameters": parameters}
+    return {
+        "name": name,
+        **prefix,
+        "trained": bool(optimizers),
+        "optimizers": optimizers,
+        "parameters": parameters,
+    }
 
 
 @pytest.mark.parametrize(
     ("roots", "number_of_losses", "severity"),
     [
         ([trained("Generator", 0), trained("Discriminator", 1)], 2, "info"),
-        ([trained("Generator", 0), trained("Discriminator", 1)], 1, "warning"),  # one loss trains both
+        (
+            [trained("Generator", 0), trained("Discriminator", 1)],
+            1,
+            "warning",
+        ),  # one loss trains both
         ([trained("Encoder", 0), trained("Decoder", 0)], 2, "warning"),
         ([trained("Net", 0), trained("Net")], 1, "info"),  # a target network
         ([trained("Net", 0), trained("Net", parameters=32)], 1, "warning"),
         ([trained("Net", 0), trained("Teacher")], 1, "warning"),
     ],
 )
-def test_a_loss_whose_goal_moves_may_jump(roots: list[dict[str, Any]], number_of_losses: int, severity: str) -> None:
+def test_a_loss_whose_goal_moves_may_jump(
+    roots: list[dict[str, Any]], number_of_losses: int, severity: str
+) -> None:
     """Where models are trained against each other, or a copy of the model runs untrained."""
     names = ["loss", "loss_2"][:number_of_losses]
     sites = [{"site": name, "path": name, "kind": "loss", "shape": []} for name in names]

@@ -43,7 +43,9 @@ def left(**entry: Any) -> dict[str, Any]:
 
 def test_an_optimizer_that_holds_what_the_model_lost_is_an_error():
     """Its steps change tensors that nothing computes with."""
-    (finding,) = found(NotOptimized(), left(replaced=["fc.weight", "fc.bias"], unheld=["fc.weight", "fc.bias"]))
+    (finding,) = found(
+        NotOptimized(), left(replaced=["fc.weight", "fc.bias"], unheld=["fc.weight", "fc.bias"])
+    )
 
     assert (finding.severity, finding.site) == ("error", "fc.weight:param")
     assert finding.message == (
@@ -54,7 +56,10 @@ def test_an_optimizer_that_holds_what_the_model_lost_is_an_error():
 
 def test_parameters_with_gradients_in_no_optimizer_are_a_warning():
     """Those without a gradient are not named beside them."""
-    (finding,) = found(NotOptimized(), left(unheld=["a.weight", "head.weight"], graded=["fc.weight", "head.weight"]))
+    (finding,) = found(
+        NotOptimized(),
+        left(unheld=["a.weight", "head.weight"], graded=["fc.weight", "head.weight"]),
+    )
 
     assert (finding.severity, finding.site) == ("warning", "head.weight:param")
     assert finding.message == (
@@ -81,7 +86,9 @@ def test_an_optimizer_of_something_unseen_is_a_hint():
 
 
 @pytest.mark.parametrize(("passes", "number"), [(9, 0), (10, 1)])
-def test_a_model_that_no_optimizer_has_is_a_warning_if_it_gets_gradients_again_and_again(passes, number):
+def test_a_model_that_no_optimizer_has_is_a_warning_if_it_gets_gradients_again_and_again(
+    passes, number
+):
     """One that was tried out once is none."""
     made = Course(range(12))
     made.weight("fc", steady(0.1, 1e-3, 1e-4))
@@ -91,10 +98,14 @@ def test_a_model_that_no_optimizer_has_is_a_warning_if_it_gets_gradients_again_a
 
     told = list(NotOptimized().check(made.recording()))
 
-    assert [(finding.severity, finding.site) for finding in told] == [("warning", "Encoder.w:param")] * number
+    assert [(finding.severity, finding.site) for finding in told] == [
+        ("warning", "Encoder.w:param")
+    ] * number
 
 
-@pytest.mark.parametrize("entry", [{"outside": ["Block"], "outside_fixed": True}, {"unheld": ["w"], "graded": ["w"]}])
+@pytest.mark.parametrize(
+    "entry", [{"outside": ["Block"], "outside_fixed": True}, {"unheld": ["w"], "graded": ["w"]}]
+)
 def test_what_is_in_evaluation_mode_may_be_meant_to_stay_as_it_is(entry):
     """As a network whose features are compared."""
     made = Course(range(12))
@@ -154,7 +165,14 @@ def test_ranks_that_train_alike_are_one_finding():
 
 def kept(step: int, number: int = 4, **entry: Any) -> dict[str, Any]:
     """Describe gradients that were still there."""
-    return {"kind": "grads-kept", "step": step, "optimizer": 0, "checked": 4, "kept": number, **entry}
+    return {
+        "kind": "grads-kept",
+        "step": step,
+        "optimizer": 0,
+        "checked": 4,
+        "kept": number,
+        **entry,
+    }
 
 
 def test_kept_gradients_in_three_steps_in_a_row_are_an_error():
@@ -162,7 +180,10 @@ def test_kept_gradients_in_three_steps_in_a_row_are_an_error():
     (finding,) = found(GradsKept(), kept(3), kept(4), kept(5))
 
     assert (finding.severity, finding.site, finding.step) == ("error", "fc.weight:param.grad", 3)
-    assert "4 of 4 still had those of the step before in 3 measured steps in a row, from step 3 on" in finding.message
+    assert (
+        "4 of 4 still had those of the step before in 3 measured steps in a row, from step 3 on"
+        in finding.message
+    )
     assert "each step of Adam follows the sum" in finding.message
 
 
@@ -191,9 +212,18 @@ def test_optimizers_are_judged_one_by_one():
     assert found(GradsKept(), kept(3), kept(4, optimizer=1), kept(5), kept(6, optimizer=1)) == []
 
 
-def modes(step: int, training: bool, on: list[str], off: list[str], root: int = 0) -> dict[str, Any]:
+def modes(
+    step: int, training: bool, on: list[str], off: list[str], root: int = 0
+) -> dict[str, Any]:
     """Describe the modes of a root."""
-    return {"kind": "modes", "step": step, "root": root, "training": training, "eval": off, "train": on}
+    return {
+        "kind": "modes",
+        "step": step,
+        "root": root,
+        "training": training,
+        "eval": off,
+        "train": on,
+    }
 
 
 def test_a_model_trained_in_evaluation_mode_is_a_warning():
@@ -216,7 +246,13 @@ def test_a_model_trained_in_evaluation_mode_is_a_warning():
         [modes(0, True, [], ["norm"])],
         [modes(0, False, [], ["drop"], root=1)],
     ],
-    ids=["part of it", "a frozen statistic", "neither dropout nor statistics", "frozen", "another root"],
+    ids=[
+        "part of it",
+        "a frozen statistic",
+        "neither dropout nor statistics",
+        "frozen",
+        "another root",
+    ],
 )
 def test_what_is_put_into_evaluation_mode_on_purpose_is_no_finding(events):
     """A part of a model that trains; a model that has nothing that differs."""
@@ -248,9 +284,18 @@ def test_train_forgotten_after_the_first_evaluation_is_found():
 def trained_until(end: int, *, stale: bool) -> list[Finding]:
     """Judge a model that is trained first, and is a teacher in evaluation mode from then on, which may keep gradients."""
     made = Course(range(12))
-    made.weight("fc", lambda i: (0.1, 1e-3 if i < end or stale else None, 1e-4 if i < end else None, None))
-    made.weight("Student.fc", lambda i: (0.1, 1e-3, 1e-4, None) if i >= end else (None, None, None, None), root=1)
-    made.roots = [{"name": name, "prefix": name * at, "trained": True} for at, name in enumerate(("Net", "Student"))]
+    made.weight(
+        "fc", lambda i: (0.1, 1e-3 if i < end or stale else None, 1e-4 if i < end else None, None)
+    )
+    made.weight(
+        "Student.fc",
+        lambda i: (0.1, 1e-3, 1e-4, None) if i >= end else (None, None, None, None),
+        root=1,
+    )
+    made.roots = [
+        {"name": name, "prefix": name * at, "trained": True}
+        for at, name in enumerate(("Net", "Student"))
+    ]
     made.events = [modes(0, True, ["drop"], []), modes(4, False, [], ["drop"])]
     return list(EvalMode().check(made.recording()))
 
@@ -262,7 +307,10 @@ def test_a_model_that_is_not_trained_any_more_may_be_in_evaluation_mode(end, num
     findings = trained_until(end, stale=stale)
 
     assert len(findings) == number
-    assert all(finding.evidence["steps"] == 3 and "in 3 of 7 measured steps" in finding.message for finding in findings)
+    assert all(
+        finding.evidence["steps"] == 3 and "in 3 of 7 measured steps" in finding.message
+        for finding in findings
+    )
 
 
 def test_without_any_gradients_recorded_all_steps_count():
@@ -275,7 +323,9 @@ def test_without_any_gradients_recorded_all_steps_count():
     assert len(list(EvalMode().check(made.recording()))) == 1
 
 
-def of_batches(*samples: int, kind: str = "BatchNorm2d", frozen: tuple[str, ...] = ()) -> list[Finding]:
+def of_batches(
+    *samples: int, kind: str = "BatchNorm2d", frozen: tuple[str, ...] = ()
+) -> list[Finding]:
     """Judge batches of so many samples, of which each has four channels of two by two."""
     made = Course(range(len(samples)))
     made.sites.append({"site": "norm:out", "type": kind, "shape": [samples[0], 4, 2, 2]})
@@ -288,18 +338,23 @@ def of_batches(*samples: int, kind: str = "BatchNorm2d", frozen: tuple[str, ...]
 
 
 @pytest.mark.parametrize(
-    ("samples", "severity", "first"), [((32, 32, 1), "info", 2), ((32, 1, 32, 1), "warning", 1), ((1, 1), "warning", 0)]
+    ("samples", "severity", "first"),
+    [((32, 32, 1), "info", 2), ((32, 1, 32, 1), "warning", 1), ((1, 1), "warning", 0)],
 )
 def test_a_batch_of_one_sample_is_a_warning_unless_it_came_once(samples, severity, first):
     """What is left of an epoch comes again after the next one."""
     (finding,) = of_batches(*samples)
 
     assert (finding.severity, finding.site, finding.step) == (severity, "norm:out", first)
-    assert finding.message.startswith("norm (BatchNorm2d) normalised over a batch of one sample in training")
+    assert finding.message.startswith(
+        "norm (BatchNorm2d) normalised over a batch of one sample in training"
+    )
     assert ("in 2 measured steps" in finding.message) == (severity == "warning")
 
 
-@pytest.mark.parametrize("how", [{"frozen": ("norm",)}, {"kind": "SyncBatchNorm"}, {"kind": "InstanceNorm2d"}])
+@pytest.mark.parametrize(
+    "how", [{"frozen": ("norm",)}, {"kind": "SyncBatchNorm"}, {"kind": "InstanceNorm2d"}]
+)
 def test_one_sample_is_enough_where_no_statistics_of_a_batch_are_taken(how):
     """In evaluation mode, over all processes, and for each sample by itself."""
     assert of_batches(1, 1, 1, **how) == []
@@ -331,7 +386,9 @@ def of_loss(*values: float, nodes: tuple[str, ...], others: int = 0) -> list[tup
     for i in range(others):
         made.loss(values, site=f"loss_{i + 2}", path=f"loss_{i + 2}")
     made.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "nodes": list(nodes)}]
-    return [(finding.severity, finding.message) for finding in LossBelowZero().check(made.recording())]
+    return [
+        (finding.severity, finding.message) for finding in LossBelowZero().check(made.recording())
+    ]
 
 
 @pytest.mark.parametrize(
@@ -343,10 +400,22 @@ def of_loss(*values: float, nodes: tuple[str, ...], others: int = 0) -> list[tup
             "nll_loss, which cannot be below zero, but was in 2 of 3",
         ),
         (("NllLoss2DBackward0", "AddmmBackward0"), "warning", "first in step 1, lowest value -4"),
-        (("DivBackward0", "MeanBackward0", "NllLossBackward0"), "warning", "must be log-probabilities"),
-        (("BinaryCrossEntropyBackward0", "SigmoidBackward0"), "warning", "targets must be between 0 and 1"),
+        (
+            ("DivBackward0", "MeanBackward0", "NllLossBackward0"),
+            "warning",
+            "must be log-probabilities",
+        ),
+        (
+            ("BinaryCrossEntropyBackward0", "SigmoidBackward0"),
+            "warning",
+            "targets must be between 0 and 1",
+        ),
         (("BinaryCrossEntropyWithLogitsBackward0",), "warning", "targets must be between 0 and 1"),
-        (("NegBackward0", "BinaryCrossEntropyBackward0"), "info", "the optimizer increases binary_cross_entropy"),
+        (
+            ("NegBackward0", "BinaryCrossEntropyBackward0"),
+            "info",
+            "the optimizer increases binary_cross_entropy",
+        ),
     ],
 )
 def test_a_loss_below_the_least_it_can_be_is_reported(nodes, severity, says):
@@ -359,7 +428,9 @@ def test_a_loss_below_the_least_it_can_be_is_reported(nodes, severity, says):
 
 def test_a_loss_of_the_wrong_sign_that_runs_away_is_a_warning():
     """Adversarial training, which turns it on purpose, does not end in NaN."""
-    ((told, message),) = of_loss(-0.5, -90.0, -4e9, float("nan"), nodes=("NegBackward0", "BinaryCrossEntropyBackward0"))
+    ((told, message),) = of_loss(
+        -0.5, -90.0, -4e9, float("nan"), nodes=("NegBackward0", "BinaryCrossEntropyBackward0")
+    )
 
     assert told == "warning"
     assert message.endswith(
@@ -416,8 +487,16 @@ def of_graph(*nodes: str) -> list[tuple[str, str]]:
     [
         ((NLL, LOG, SOFT, LINEAR), "warning", "applies log_softmax to the output of softmax"),
         ((NLL, LOG, "ViewBackward0", "TBackward0", SOFT), "warning", "to the output of softmax"),
-        (("MeanBackward0", "DivBackward0", NLL, LOG, SOFT, LINEAR), "warning", "to the output of softmax"),
-        (("NllLoss2DBackward0", LOG, SOFT, "ConvolutionBackward0"), "warning", "to the output of softmax"),
+        (
+            ("MeanBackward0", "DivBackward0", NLL, LOG, SOFT, LINEAR),
+            "warning",
+            "to the output of softmax",
+        ),
+        (
+            ("NllLoss2DBackward0", LOG, SOFT, "ConvolutionBackward0"),
+            "warning",
+            "to the output of softmax",
+        ),
         ((NLL, LOG, SIG, LINEAR), "warning", "applies log_softmax to the output of sigmoid"),
         ((LOGITS, SIG, LINEAR), "warning", "applies a sigmoid to the output of sigmoid"),
         (

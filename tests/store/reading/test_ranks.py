@@ -19,7 +19,9 @@ ROOT = {"name": "Net", "prefix": "", "parameters": 4}
 OTHER = {"name": "Loss", "prefix": "Loss", "parameters": 0}
 
 
-def site(text: str, number: int, sources: Sequence[int | None] = (), **entry: Any) -> dict[str, Any]:
+def site(
+    text: str, number: int, sources: Sequence[int | None] = (), **entry: Any
+) -> dict[str, Any]:
     """Describe a site."""
     return {"id": number, "site": text, "shape": [2, 4], "from": list(sources), **entry}
 
@@ -31,7 +33,9 @@ def path(tmp_path: Path) -> Path:
     first = create(path, {**RUN, "rank": 0}, force=False)
     second = join(path, {**RUN, "rank": 1})
     assert second is not None
-    first.sites([site("a:out", 0), site("b:in", 1, [0]), site("Loss:out", 2, root=1)], [ROOT, OTHER])
+    first.sites(
+        [site("a:out", 0), site("b:in", 1, [0]), site("Loss:out", 2, root=1)], [ROOT, OTHER]
+    )
     second.sites(
         [
             site("Loss:out", 0, root=0),
@@ -42,10 +46,32 @@ def path(tmp_path: Path) -> Path:
         [OTHER, ROOT],
     )
     for step in (0, 10):
-        first.stats(step, {"site": [0, 1], "count": [8, 8], "sum": [8.0, 1.0], "sumsq": [8.0, 1.0], "calls": [1, 1]})
-        second.stats(step, {"site": [2, 1], "count": [24, 8], "sum": [0.0, 5.0], "sumsq": [0.0, 5.0], "calls": [2, 1]})
-    first.event({"kind": "ledger", "sites": [{"site": "c:out", "fired": 0}, {"site": "d:out", "fired": 0}]})
-    second.event({"kind": "ledger", "sites": [{"site": "b:in", "fired": 0}, {"site": "d:out", "fired": 0}]})
+        first.stats(
+            step,
+            {
+                "site": [0, 1],
+                "count": [8, 8],
+                "sum": [8.0, 1.0],
+                "sumsq": [8.0, 1.0],
+                "calls": [1, 1],
+            },
+        )
+        second.stats(
+            step,
+            {
+                "site": [2, 1],
+                "count": [24, 8],
+                "sum": [0.0, 5.0],
+                "sumsq": [0.0, 5.0],
+                "calls": [2, 1],
+            },
+        )
+    first.event(
+        {"kind": "ledger", "sites": [{"site": "c:out", "fired": 0}, {"site": "d:out", "fired": 0}]}
+    )
+    second.event(
+        {"kind": "ledger", "sites": [{"site": "b:in", "fired": 0}, {"site": "d:out", "fired": 0}]}
+    )
     first.event({"kind": "end", "exit": 0, "steps": 20})
     second.event({"kind": "end", "exit": 1, "steps": 11})
     first.close()
@@ -77,7 +103,16 @@ def test_rows_of_all_ranks_are_one(path: Path) -> None:
     assert recording.series("a:out", "mean").tolist() == [0.25, 0.25]
     assert recording.series("c:out", "mean").tolist() == [0.625, 0.625]
     assert np.isnan(recording.series("Loss:out", "mean")).all()
-    assert [len(part.rows(site)) for part in recording.table.parts for site in range(4)] == [2, 2, 0, 0, 2, 0, 0, 2]
+    assert [len(part.rows(site)) for part in recording.table.parts for site in range(4)] == [
+        2,
+        2,
+        0,
+        0,
+        2,
+        0,
+        0,
+        2,
+    ]
 
 
 def test_a_rank_is_read_by_itself(path: Path) -> None:
@@ -91,7 +126,10 @@ def test_a_rank_is_read_by_itself(path: Path) -> None:
     assert second.rows("a:out").count.tolist() == [24, 24]
     assert len(second.rows("b:in")) == 0
     assert second.end is not None
-    assert (second.end["exit"], [entry["site"] for entry in second.ledger]) == (1, ["b:in", "d:out"])
+    assert (second.end["exit"], [entry["site"] for entry in second.ledger]) == (
+        1,
+        ["b:in", "d:out"],
+    )
     assert second.of_rank(1).rows("a:out").count.tolist() == [24, 24]
     assert whole.of_rank(0).rows("a:out").count.tolist() == [8, 8]
 
@@ -122,7 +160,15 @@ def test_a_light_row_does_not_thin_out_a_full_one() -> None:
             {"rank": 0, "step": 0, "site": 0, "count": 4, "sum": 8.0, "sumsq": 16.0},
             {"rank": 1, "step": 0, "site": 0, "count": 4, "sumsq": 16.0, "level": 1},
             {"rank": 0, "step": 1, "site": 0, "count": 4, "sum": 8.0, "sumsq": 16.0},
-            {"rank": 1, "step": 1, "site": 0, "count": 4, "sumsq": np.inf, "nonfinite": 1, "level": 1},
+            {
+                "rank": 1,
+                "step": 1,
+                "site": 0,
+                "count": 4,
+                "sumsq": np.inf,
+                "nonfinite": 1,
+                "level": 1,
+            },
             {"rank": 0, "step": 2, "site": 0, "count": 4, "sumsq": 16.0, "level": 1},
             {"rank": 1, "step": 2, "site": 0, "count": 4, "sumsq": 16.0, "level": 1},
         ],
@@ -162,7 +208,9 @@ def test_sites_of_a_rank_that_are_missing_are_named(path: Path) -> None:
     """Rows without their sites are an error that names the file of that rank."""
     (path / "sites-1.json").unlink()
 
-    with pytest.raises(NotARecording, match=r"sites-1\.json is missing, though stats-1\.arrows holds rows"):
+    with pytest.raises(
+        NotARecording, match=r"sites-1\.json is missing, though stats-1\.arrows holds rows"
+    ):
         Recording.open(path)
 
 
@@ -173,16 +221,24 @@ def copied(*rows: dict[str, Any], copies: Sequence[int] = (0, 1)) -> Recording:
 
 def row(rank: int, step: int = 0, **columns: Any) -> dict[str, Any]:
     """Return a row of four elements."""
-    return {"site": "w:param", "rank": rank, "step": step, "level": 2, "calls": 1, "count": 4, **columns}
+    return {
+        "site": "w:param",
+        "rank": rank,
+        "step": step,
+        "level": 2,
+        "calls": 1,
+        "count": 4,
+        **columns,
+    }
 
 
 def test_elements_that_several_ranks_hold_count_once() -> None:
     """In each step one of their rows is read: of whichever rank has one, and a full one before a light one."""
     both = {"sum": 2.0, "sumsq": 6.0, "min": -1.0, "max": 2.0, "nonzero": 3, "nonfinite": 0}
     light = {"level": 1, "sumsq": 6.0}
-    rows = copied(row(0, **both), row(1, **both), row(0, 1, **light), row(1, 1, **both), row(1, 2, **both)).rows(
-        "w:param"
-    )
+    rows = copied(
+        row(0, **both), row(1, **both), row(0, 1, **light), row(1, 1, **both), row(1, 2, **both)
+    ).rows("w:param")
 
     assert rows.count.tolist() == [4, 4, 4]
     assert rows.calls.tolist() == [1, 1, 1]

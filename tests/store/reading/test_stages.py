@@ -18,7 +18,9 @@ def root(*paths: str) -> Root:
 def share(rank: int, *layers: str) -> RankShare:
     """Return the recording of a rank whose root calls some layers, with as many elements as its number."""
     texts = [":in", *(f"{layer}:{kind}" for layer in layers for kind in ("in", "out")), ":out"]
-    sites: list[dict[str, Any]] = [{"site": text, "from": [None] if text.endswith(":in") else []} for text in texts]
+    sites: list[dict[str, Any]] = [
+        {"site": text, "from": [None] if text.endswith(":in") else []} for text in texts
+    ]
     rows = [{"site": text, "step": 0, "level": 2, "count": rank + 1, "calls": 1} for text in texts]
     built = Recording.build(sites, rows)
     return RankShare(rank, (root(*layers),), built.sites, (), built.table)
@@ -46,6 +48,9 @@ def test_the_model_has_the_input_of_the_first_stage_and_the_output_of_the_last()
 
 def test_ranks_with_the_same_modules_are_no_stages() -> None:
     """Nor is a rank that calls some of them only."""
-    for shares in ([share(0, "a", "b"), share(1, "a", "b")], [share(0, "a", "b", "c"), share(1, "a", "b")]):
+    for shares in (
+        [share(0, "a", "b"), share(1, "a", "b")],
+        [share(0, "a", "b", "c"), share(1, "a", "b")],
+    ):
         _, sites, table = assemble(shares)
         assert table.rows(next(s.id for s in sites if s.site == ":in")).count.tolist() == [3]

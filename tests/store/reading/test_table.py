@@ -26,9 +26,15 @@ NUMBERS = [name for name in COLUMNS if name != "site"]
 def batch(sites: list[int], seed: int) -> dict[str, Any]:
     """Make rows of these sites that are told apart by every column."""
     rng, many = np.random.default_rng(seed), len(sites)
-    columns: dict[str, Any] = {"site": sites, "calls": rng.integers(1, 9, many), "level": rng.integers(1, 3, many)}
+    columns: dict[str, Any] = {
+        "site": sites,
+        "calls": rng.integers(1, 9, many),
+        "level": rng.integers(1, 3, many),
+    }
     columns |= {name: rng.normal(size=many) for name in ("sum", "sumsq", "min", "max")}
-    columns |= {name: rng.integers(1, 1 << 40, many) for name in ("count", "nonzero", "nonfinite", "nan")}
+    columns |= {
+        name: rng.integers(1, 1 << 40, many) for name in ("count", "nonzero", "nonfinite", "nan")
+    }
     columns |= {name: rng.integers(0, 257, many) for name in ("sampled", "saturated")}
     columns["active"] = [rng.bytes(int(rng.integers(0, 4))) for _ in sites]
     columns["exponents"] = [bytes([3]) + rng.bytes(2 * int(rng.integers(0, 4))) for _ in sites]
@@ -45,19 +51,28 @@ def written(path: Path, patterns: list[list[int]]) -> None:
 def plain(columns: Columns, site: int) -> list[tuple[Any, ...]]:
     """Give the rows of a site one by one, as they lie in the file."""
     found = np.flatnonzero(columns["site"] == site).tolist()
-    held = {n: [columns[n][a:b].tobytes() for a, b in pairwise(columns[n + OFFSETS].tolist())] for n in BINARY}
-    return [(*(columns[name][i].item() for name in NUMBERS), *(held[name][i] for name in BINARY)) for i in found]
+    held = {
+        n: [columns[n][a:b].tobytes() for a, b in pairwise(columns[n + OFFSETS].tolist())]
+        for n in BINARY
+    }
+    return [
+        (*(columns[name][i].item() for name in NUMBERS), *(held[name][i] for name in BINARY))
+        for i in found
+    ]
 
 
 def gathered(table: StatsTable, site: int) -> list[tuple[Any, ...]]:
     """Give the rows of a site as the table finds them."""
     rows = table.all(7).of(site)
-    columns = [getattr(rows, name).tolist() for name in NUMBERS] + [getattr(rows, name) for name in BINARY]
+    columns = [getattr(rows, name).tolist() for name in NUMBERS] + [
+        getattr(rows, name) for name in BINARY
+    ]
     return list(zip(*columns, strict=True))
 
 
 PATTERNS = st.lists(
-    st.permutations(range(5)).flatmap(lambda p: st.integers(0, 5).map(lambda n: list(p[:n]))), max_size=90
+    st.permutations(range(5)).flatmap(lambda p: st.integers(0, 5).map(lambda n: list(p[:n]))),
+    max_size=90,
 )
 
 
@@ -83,19 +98,33 @@ def test_a_table_in_memory_is_as_one_in_a_file(tmp_path: Path) -> None:
     written(tmp_path / "s.arrows", [[0, 1], [1, 0], [1]])
     columns = columns_of(read_table(tmp_path / "s.arrows")[0])
     names = (*NUMBERS, *BINARY)
-    rows = [{"site": site, **dict(zip(names, row, strict=True))} for site in (0, 1) for row in plain(columns, site)]
+    rows = [
+        {"site": site, **dict(zip(names, row, strict=True))}
+        for site in (0, 1)
+        for row in plain(columns, site)
+    ]
 
     for site in (0, 1, 2):
         assert gathered(tabulate(rows), site) == plain(columns, site)
 
 
 @pytest.mark.parametrize("other", [0, 35, 69, None])
-def test_what_is_the_same_in_every_batch_is_given_to_its_site(tmp_path: Path, other: int | None) -> None:
+def test_what_is_the_same_in_every_batch_is_given_to_its_site(
+    tmp_path: Path, other: int | None
+) -> None:
     """A column with one value for each site in all batches is that value, and one batch that differs is not passed over."""
     with closing(StatsWriter(tmp_path / "s.arrows")) as writer:
         for step in range(70):
             more = 1 if step == other else 0
-            writer.write(step, {"site": [2, 0, 1], "count": [30, 10, 20 + more], "calls": [3, 1, 2], "sum": [0.5] * 3})
+            writer.write(
+                step,
+                {
+                    "site": [2, 0, 1],
+                    "count": [30, 10, 20 + more],
+                    "calls": [3, 1, 2],
+                    "sum": [0.5] * 3,
+                },
+            )
     table, _ = read_table(tmp_path / "s.arrows")
 
     for site, count in ((0, 10), (1, 20), (2, 30)):
@@ -115,19 +144,26 @@ def test_steps_that_differ_within_a_batch_are_told(tmp_path: Path) -> None:
     found, _ = read_table(tmp_path / "s.arrows")
 
     assert found.all(2).of(1).step.tolist() == list(range(1, 200, 10))
-    assert found.full_steps.tolist() == [step + site for step in range(10, 200, 20) for site in (0, 1)]
+    assert found.full_steps.tolist() == [
+        step + site for step in range(10, 200, 20) for site in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_what_an_older_version_did_not_record_is_unknown(tmp_path: Path, alike: bool) -> None:
     """Its recordings have no count of NaN: it is not measured, and not 0, unless the figures show that there is none."""
-    columns = {name: np.zeros(40, dtype) for name, (dtype, _) in COLUMNS.items() if name not in LATER}
+    columns = {
+        name: np.zeros(40, dtype) for name, (dtype, _) in COLUMNS.items() if name not in LATER
+    }
     columns |= {"step": np.arange(40) // 4, "site": np.arange(40) % 4, "count": np.full(40, 6)}
     if not alike:  # the sites of every batch are another pattern, which is sorted
         columns["site"] = (np.arange(40) + np.arange(40) // 4) % 4
     bad = np.array([0, 2, 2, 2])[columns["site"]]
     columns["nonfinite"] = bad
-    for name, value in (("sum", [0, np.nan, np.nan, np.inf]), ("sumsq", [0, np.nan, np.inf, np.inf])):
+    for name, value in (
+        ("sum", [0, np.nan, np.nan, np.inf]),
+        ("sumsq", [0, np.nan, np.inf, np.inf]),
+    ):
         columns[name] = np.array(value)[columns["site"]]
     for name, value in (("min", [0, np.nan, -np.inf, 0]), ("max", [0, np.nan, np.inf, np.inf])):
         columns[name] = np.array(value)[columns["site"]]
@@ -155,10 +191,16 @@ def test_rows_of_one_step_are_merged_wherever_they_lie(tmp_path: Path) -> None:
     path = tmp_path / "s.arrows"
     with closing(StatsWriter(path)) as writer:
         for step, sites in ((5, [0, 1, 0]), (3, [0, 1, 0]), (5, [0])):
-            writer.write(step, {"site": sites, "count": [1] * len(sites), "sum": [2.0] * len(sites)})
+            writer.write(
+                step, {"site": sites, "count": [1] * len(sites), "sum": [2.0] * len(sites)}
+            )
     rows = read_table(path)[0].all(2).of(0)
 
-    assert (rows.step.tolist(), rows.count.tolist(), rows.sum.tolist()) == ([3, 5], [2, 3], [4.0, 6.0])
+    assert (rows.step.tolist(), rows.count.tolist(), rows.sum.tolist()) == (
+        [3, 5],
+        [2, 3],
+        [4.0, 6.0],
+    )
 
 
 def spoilt(content: bytes, place: int, value: int) -> bytes:
@@ -168,7 +210,9 @@ def spoilt(content: bytes, place: int, value: int) -> bytes:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_no_spoilt_head_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_no_spoilt_head_breaks_the_reader(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     """Any byte of any head may be anything: batches before it are read, and what follows is read or left out, no more.
 
     Only places of texts and bytes that lie outside of their batch are refused, since they would read what is not theirs.
@@ -216,7 +260,9 @@ ADDED: list[tuple[str, Callable[[int], pa.Array]]] = [
 
 
 @pytest.mark.parametrize(("name", "make"), ADDED)
-def test_columns_of_a_later_version_are_passed_over(tmp_path: Path, name: str, make: Callable[[int], pa.Array]) -> None:
+def test_columns_of_a_later_version_are_passed_over(
+    tmp_path: Path, name: str, make: Callable[[int], pa.Array]
+) -> None:
     """Columns of other types that this version does not know, before those it knows, change nothing."""
     path = tmp_path / "s.arrows"
     written(path, [[0, 1], [1, 0]])

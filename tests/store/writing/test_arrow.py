@@ -47,7 +47,9 @@ def _columns(rows: int, seed: int = 0) -> dict[str, Any]:
     rng = np.random.default_rng(seed)
     columns: dict[str, Any] = {"site": np.arange(rows), "calls": rng.integers(1, 9, rows)}
     columns |= {name: rng.normal(size=rows) for name in ("sum", "sumsq", "min", "max")}
-    columns |= {name: rng.integers(-1, 1 << 40, rows) for name in ("count", "nonzero", "nonfinite", "nan")}
+    columns |= {
+        name: rng.integers(-1, 1 << 40, rows) for name in ("count", "nonzero", "nonfinite", "nan")
+    }
     columns["level"] = rng.integers(1, 3, rows)
     columns |= {name: rng.integers(-1, 257, rows) for name in ("sampled", "saturated")}
     columns |= {name: [rng.bytes(int(rng.integers(0, 5))) for _ in range(rows)] for name in BINARY}
@@ -74,14 +76,18 @@ def _assert_read(columns: Columns, batches: list[dict[str, Any]]) -> None:
     for name, (dtype, _) in COLUMNS.items():
         assert columns[name].dtype == dtype
         if name != "step":
-            assert columns[name].tolist() == [value for batch in batches for value in np.asarray(batch[name]).tolist()]
+            assert columns[name].tolist() == [
+                value for batch in batches for value in np.asarray(batch[name]).tolist()
+            ]
     for name in BINARY:
         assert _held(columns, name) == [held for batch in batches for held in batch[name]]
 
 
 @settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(0, 7), max_size=6))
-def test_batches_are_read_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, sizes: list[int]) -> None:
+def test_batches_are_read_as_they_were_written(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int]
+) -> None:
     """Batches of any size, empty ones too, come back to the last bit and bound for bound."""
     path = tmp_path_factory.mktemp("arrow") / "s.arrows"
     batches = _write(path, sizes)
@@ -105,10 +111,14 @@ def test_pyarrow_reads_what_is_written(tmp_path: Path) -> None:
     batches = _write(path, [3, 2])
     table = pa.ipc.open_stream(path).read_all()
 
-    expected = {name: np.dtype(dtype).name for name, (dtype, _) in COLUMNS.items()} | dict.fromkeys(BINARY, "binary")
+    expected = {name: np.dtype(dtype).name for name, (dtype, _) in COLUMNS.items()} | dict.fromkeys(
+        BINARY, "binary"
+    )
     types = {field.name: str(field.type).replace("double", "float64") for field in table.schema}
     assert types == expected
-    assert table["sum"].to_pylist() == [value for batch in batches for value in batch["sum"].tolist()]
+    assert table["sum"].to_pylist() == [
+        value for batch in batches for value in batch["sum"].tolist()
+    ]
     for name in BINARY:
         assert table[name].to_pylist() == [held for batch in batches for held in batch[name]]
     assert sum(column.null_count for column in table.columns) == 0
@@ -132,7 +142,10 @@ def test_what_is_left_out_was_not_measured(path: Path, writer: StatsWriter) -> N
     writer.write(5, {"site": [2]})
     columns, _ = read_stats([path])
 
-    assert {name: columns[name].tolist() for name in ("step", "site", "calls", "count", "nonzero", "level")} == {
+    assert {
+        name: columns[name].tolist()
+        for name in ("step", "site", "calls", "count", "nonzero", "level")
+    } == {
         "step": [5],
         "site": [2],
         "calls": [1],
@@ -145,10 +158,14 @@ def test_what_is_left_out_was_not_measured(path: Path, writer: StatsWriter) -> N
 
 
 @pytest.mark.parametrize(("name", "values"), [("sum", [1.0]), ("exponents", [b""] * 3)])
-def test_a_column_of_another_length_is_refused(path: Path, writer: StatsWriter, name: str, values: list[Any]) -> None:
+def test_a_column_of_another_length_is_refused(
+    path: Path, writer: StatsWriter, name: str, values: list[Any]
+) -> None:
     """A batch whose columns differ in length is an error, and nothing of it is written."""
     before = path.stat().st_size
-    with pytest.raises(ValueError, match=f"column '{name}' has {len(values)} values and column 'site' has 2"):
+    with pytest.raises(
+        ValueError, match=f"column '{name}' has {len(values)} values and column 'site' has 2"
+    ):
         writer.write(0, {"site": [0, 1], name: values})
 
     assert path.stat().st_size == before
@@ -236,16 +253,18 @@ def test_a_foreign_file_is_named(tmp_path: Path, content: bytes, message: str) -
     with pytest.raises(NotARecording) as caught:
         read_stats([path])
 
-    assert str(caught.value).startswith(f"{path} does not hold the statistics of a recording: {message}")
+    assert str(caught.value).startswith(
+        f"{path} does not hold the statistics of a recording: {message}"
+    )
 
 
 def test_no_file_at_all_gives_no_row() -> None:
     """Without files there are columns of the right types, and no row."""
     columns, truncated = read_stats([])
 
-    assert {name: (len(values), values.dtype) for name, values in columns.items() if name in COLUMNS} == {
-        name: (0, np.dtype(dtype)) for name, (dtype, _) in COLUMNS.items()
-    }
+    assert {
+        name: (len(values), values.dtype) for name, values in columns.items() if name in COLUMNS
+    } == {name: (0, np.dtype(dtype)) for name, (dtype, _) in COLUMNS.items()}
     assert not truncated
 
 
@@ -255,7 +274,9 @@ def test_several_files_are_one_table(tmp_path: Path) -> None:
     paths = [tmp_path / "0.arrows", tmp_path / "1.arrows"]
     columns, truncated = read_stats(paths)
 
-    assert columns["sum"].tolist() == [value for batch in first + second for value in batch["sum"].tolist()]
+    assert columns["sum"].tolist() == [
+        value for batch in first + second for value in batch["sum"].tolist()
+    ]
     for name in BINARY:
         assert _held(columns, name) == [held for batch in first + second for held in batch[name]]
     assert not truncated
@@ -302,14 +323,18 @@ writer.close()
 """
 
 
-def test_a_step_that_does_not_fit_spoils_no_other(tmp_path: Path, alone: Callable[..., list[str]]) -> None:
+def test_a_step_that_does_not_fit_spoils_no_other(
+    tmp_path: Path, alone: Callable[..., list[str]]
+) -> None:
     """When the disk takes only a part of a batch, that batch is an error, and those around it are whole."""
     path = tmp_path / "s.arrows"
     done = subprocess.run(alone(FULL_DISK, path), capture_output=True, text=True, check=True)
     failed = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     columns, truncated = read_stats([path])
 
-    assert set(failed.values()) == {f"cannot write to {path}: File too large; check the disk, or name another place"}
+    assert set(failed.values()) == {
+        f"cannot write to {path}: File too large; check the disk, or name another place"
+    }
     kept = [step for step in range(10) if str(step) not in failed]
     assert 0 < len(failed) < 8
     assert columns["step"].tolist() == np.repeat(kept, 100).tolist()

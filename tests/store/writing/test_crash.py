@@ -66,11 +66,15 @@ def assert_whole(recording: Recording) -> None:
         assert rows.step.tolist() == list(range(first, len(steps)))
         np.testing.assert_array_equal(rows.sum, site.id + rows.step * 1000.0)
         assert set(rows.active) <= {b"12345678"}
-    assert [event["step"] for event in recording.events] == list(range(0, 20 * len(recording.events), 20))
+    assert [event["step"] for event in recording.events] == list(
+        range(0, 20 * len(recording.events), 20)
+    )
 
 
 @pytest.mark.parametrize("seed", sampled(range(20), range(5)))
-def test_a_kill_at_any_moment_costs_at_most_the_last_step(tmp_path: Path, alone: Alone, seed: int) -> None:
+def test_a_kill_at_any_moment_costs_at_most_the_last_step(
+    tmp_path: Path, alone: Alone, seed: int
+) -> None:
     """After kill -9 every step whose writing had returned is read, with its sites and events."""
     with writing(alone(WRITER, tmp_path / "r.kedge")) as process:
         time.sleep(random.Random(seed).uniform(0, 0.25))
@@ -83,7 +87,10 @@ def test_a_kill_at_any_moment_costs_at_most_the_last_step(tmp_path: Path, alone:
     assert_whole(recording)
     written = finished[-1] + 1 if finished else 1
     assert written <= len(recording.steps) <= written + 1
-    assert len(recording.events) in ((len(recording.steps) + 19) // 20, (len(recording.steps) - 1 + 19) // 20)
+    assert len(recording.events) in (
+        (len(recording.steps) + 19) // 20,
+        (len(recording.steps) - 1 + 19) // 20,
+    )
     assert recording.end is None
 
 

@@ -104,7 +104,16 @@ def _dangling_link(path: Path) -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize(
-    "make", [_file, Path.mkdir, _foreign_folder, _foreign_manifest, _broken_manifest, _link, _dangling_link]
+    "make",
+    [
+        _file,
+        Path.mkdir,
+        _foreign_folder,
+        _foreign_manifest,
+        _broken_manifest,
+        _link,
+        _dangling_link,
+    ],
 )
 def test_what_is_no_recording_is_never_touched(tmp_path: Path, make: object, force: bool) -> None:
     """A file, a link or any other folder in the way is an error with and without force, and stays."""
@@ -141,7 +150,9 @@ def test_a_missing_parent_is_named(tmp_path: Path) -> None:
 def test_a_file_is_no_parent(tmp_path: Path) -> None:
     """A recording inside a file is an error that says to name a folder."""
     (tmp_path / "file").touch()
-    with pytest.raises(RecordingError, match=r"Not a directory; name a place that is inside a folder$"):
+    with pytest.raises(
+        RecordingError, match=r"Not a directory; name a place that is inside a folder$"
+    ):
         create(tmp_path / "file" / "r.kedge", {}, force=False)
 
 
@@ -159,13 +170,17 @@ except RecordingError as error:
 """
 
 
-def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path, alone: Callable[..., list[str]]) -> None:
+def test_a_folder_that_may_not_be_written_is_named(
+    tmp_path: Path, alone: Callable[..., list[str]]
+) -> None:
     """Where the right to write is missing, the error says so and nothing is left behind."""
     parent = tmp_path / "closed"
     parent.mkdir(mode=0o555)
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(folder.stat().st_mode | 0o555)
-    done = subprocess.run(alone(UNPRIVILEGED, parent / "r.kedge", NOBODY), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        alone(UNPRIVILEGED, parent / "r.kedge", NOBODY), capture_output=True, text=True, check=True
+    )
 
     assert done.stdout == (
         f"cannot create the recording {parent}/r.kedge: Permission denied; check the permissions, or name another place\n"
@@ -198,12 +213,18 @@ def test_each_event_is_a_line_at_once(tmp_path: Path) -> None:
         writer.event({"kind": "note", "text": "x" * 100_000})
 
         assert len((path / "events.jsonl").read_bytes().splitlines()) == 2
-        assert [event["text"][:9] for event in Recording.open(path).events] == ["two\nlines", "x" * 9]
+        assert [event["text"][:9] for event in Recording.open(path).events] == [
+            "two\nlines",
+            "x" * 9,
+        ]
 
 
 def test_an_event_with_a_number_that_json_lacks_is_refused(tmp_path: Path) -> None:
     """NaN in an event is an error at once: other programs could not read the line."""
-    with create(tmp_path / "r.kedge", {}, force=False) as writer, pytest.raises(ValueError, match="not JSON compliant"):
+    with (
+        create(tmp_path / "r.kedge", {}, force=False) as writer,
+        pytest.raises(ValueError, match="not JSON compliant"),
+    ):
         writer.event({"kind": "note", "value": float("nan")})
 
     assert (tmp_path / "r.kedge" / "events.jsonl").read_bytes() == b""

@@ -30,7 +30,8 @@ def test_a_recording_under_way_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "r.kedge"
     with create(path, {"script": "old.py"}, force=False) as writer:
         with pytest.raises(
-            BeingWritten, match=rf"it is being written by process {os.getpid()} on \S+; name another place"
+            BeingWritten,
+            match=rf"it is being written by process {os.getpid()} on \S+; name another place",
         ):
             create(path, {"script": "new.py"}, force=True)
         with pytest.raises(BeingWritten):
@@ -69,7 +70,10 @@ def test_of_many_that_replace_a_recording_at_once_one_has_it(tmp_path: Path, alo
     """Whoever has made it finds his own and whole, until he has closed it; and nothing is left behind."""
     path = tmp_path / "r.kedge"
     processes = [
-        subprocess.Popen(alone(RACE, path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)
+        subprocess.Popen(
+            alone(RACE, path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(4)
     ]
     outputs = [process.communicate() for process in processes]
 
@@ -165,7 +169,9 @@ def test_a_rank_takes_part_in_the_recording_of_its_run(tmp_path: Path) -> None:
     create(path, {}, force=True).close()
 
 
-def test_a_rank_that_comes_too_late_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_comes_too_late_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the folder was replaced while the rank took hold of it, it has no part in the new one."""
     path = tmp_path / "r.kedge"
     create(path, {**RUN, "rank": 0}, force=False).close()
@@ -181,9 +187,13 @@ def test_what_was_removed_is_an_error_for_its_writer(tmp_path: Path) -> None:
     with create(path, {}, force=False) as writer:
         for name in ("stats-0.arrows", "events.jsonl"):
             (path / name).unlink()
-        for write in (lambda: writer.stats(0, {"site": []}), lambda: writer.event({"kind": "note"})):
+        for write in (
+            lambda: writer.stats(0, {"site": []}),
+            lambda: writer.event({"kind": "note"}),
+        ):
             with pytest.raises(
-                RecordingError, match=r"it was removed while it was being written; leave the folder alone"
+                RecordingError,
+                match=r"it was removed while it was being written; leave the folder alone",
             ):
                 write()
         with pytest.raises(RecordingError, match="it was removed"):

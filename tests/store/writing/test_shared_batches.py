@@ -63,8 +63,12 @@ def test_light_steps_share_a_batch_until_a_full_one_comes(path: Path, writer: St
     assert sizes(path) == [3, 18, 3]
 
 
-@pytest.mark.parametrize("urgent", [light(np.nan), light(np.inf), light(1.0) | {"nonfinite": [0, 1]}, light(1.0, 9)])
-def test_what_is_not_finite_or_large_does_not_wait(urgent: dict[str, Any], path: Path, writer: StatsWriter) -> None:
+@pytest.mark.parametrize(
+    "urgent", [light(np.nan), light(np.inf), light(1.0) | {"nonfinite": [0, 1]}, light(1.0, 9)]
+)
+def test_what_is_not_finite_or_large_does_not_wait(
+    urgent: dict[str, Any], path: Path, writer: StatsWriter
+) -> None:
     """A light step in which something broke, or of which much is written, is on disk when its write returns."""
     writer.write(0, light(1.0))
     writer.write(1, urgent)

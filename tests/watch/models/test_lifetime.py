@@ -31,7 +31,12 @@ from tests.watch.watched import (
 def kept(watch: Watcher) -> tuple[int, ...]:
     """Count what the watch keeps by model, by parameter and by step."""
     session = watch.session
-    return (len(watch.models.roots), len(session.taps), len(session.targets), len(session.fired or ()))
+    return (
+        len(watch.models.roots),
+        len(session.taps),
+        len(session.targets),
+        len(session.fired or ()),
+    )
 
 
 class Discarding(Memory):
@@ -49,7 +54,9 @@ def fold() -> weakref.ref[nn.Module]:
 
 
 @at_levels(MEASURED, GUARDED, MIXED)
-def test_models_that_come_and_go_leave_nothing_in_memory(levels: tuple[StepKind, ...], paced: Paced) -> None:
+def test_models_that_come_and_go_leave_nothing_in_memory(
+    levels: tuple[StepKind, ...], paced: Paced
+) -> None:
     """Of the steps of many models, each trained for four, nothing is kept but the names of the first few."""
     paced(*levels)
     models, counts, sizes = 50 * len(levels), [], []
@@ -61,7 +68,9 @@ def test_models_that_come_and_go_leave_nothing_in_memory(levels: tuple[StepKind,
             if number % (models // 5) == models // 5 - 1:
                 gc.collect()
                 counts.append(kept(watch))
-                sizes.append(sum(issubclass(type(o), (KedgeHook, RootModule)) for o in gc.get_objects()))
+                sizes.append(
+                    sum(issubclass(type(o), (KedgeHook, RootModule)) for o in gc.get_objects())
+                )
 
     log = watched(program, Discarding())
     assert log.watch is not None
@@ -78,7 +87,11 @@ def test_the_objects_of_a_long_run_do_not_grow(paced: Paced) -> None:
     model, sizes = net(), []
 
     def program(watch: Watcher) -> None:
-        descend(model, 2000, between=lambda step: sizes.append(objects()) if step in (1000, 1999) else None)
+        descend(
+            model,
+            2000,
+            between=lambda step: sizes.append(objects()) if step in (1000, 1999) else None,
+        )
 
     watched(program, Discarding())
     assert sizes[1] - sizes[0] < 100
@@ -87,11 +100,15 @@ def test_the_objects_of_a_long_run_do_not_grow(paced: Paced) -> None:
 def objects() -> int:
     """Count all objects, without handles and weak references, which come and go with graphs."""
     gc.collect()
-    return sum(type(o).__name__ not in ("RemovableHandle", "ReferenceType") for o in gc.get_objects())
+    return sum(
+        type(o).__name__ not in ("RemovableHandle", "ReferenceType") for o in gc.get_objects()
+    )
 
 
 @at_levels(MEASURED, GUARDED, MIXED)
-def test_a_model_that_its_own_hooks_refer_to_is_freed(levels: tuple[StepKind, ...], paced: Paced) -> None:
+def test_a_model_that_its_own_hooks_refer_to_is_freed(
+    levels: tuple[StepKind, ...], paced: Paced
+) -> None:
     """What is put up and taken down is known by weak references."""
     paced(*levels)
 
@@ -115,7 +132,9 @@ def test_a_model_that_is_deleted_is_freed_and_the_next_one_is_another() -> None:
     def program() -> None:
         for _ in range(4):
             model = Conv()
-            alive.extend(weakref.ref(thing) for thing in (model, *model.modules(), *model.parameters()))
+            alive.extend(
+                weakref.ref(thing) for thing in (model, *model.modules(), *model.parameters())
+            )
             train(model, 2)
             del model
             gc.collect()

@@ -26,7 +26,13 @@ def test_a_new_optimizer_has_its_next_step_measured_and_no_other() -> None:
     log = Memory()
     watch(program, every=1000, log=log)
     measured, guarded = StepKind.MEASURED, StepKind.GUARDED
-    assert kinds == [measured, measured, guarded, guarded, *[guarded, measured, guarded, guarded] * 2]
+    assert kinds == [
+        measured,
+        measured,
+        guarded,
+        guarded,
+        *[guarded, measured, guarded, guarded] * 2,
+    ]
     assert log.watch.summary.levels == {"measured": 4, "guarded": 8, "skipped": 0}
 
 

@@ -23,7 +23,9 @@ def trained(model: nn.Module, meanwhile: Callable[[int], None], steps: int = 20)
     """Train for some steps, of which one in four is measured, with something done before each; returns the log."""
 
     def program() -> None:
-        optimizer = torch.optim.SGD([p for p in model.parameters() if not nn.parameter.is_lazy(p)], 0.01)
+        optimizer = torch.optim.SGD(
+            [p for p in model.parameters() if not nn.parameter.is_lazy(p)], 0.01
+        )
         for step in range(steps):
             meanwhile(step)
             model(torch.randn(8, 4)).square().mean().backward()
@@ -51,7 +53,11 @@ def test_hooks_that_the_program_clears_come_back_with_the_next_measured_step(at:
     log = trained(model, clear)
     missing = {4 * -(-at // 4)} if at % 4 == 0 else set()
     assert set(log.recording().rows("0:out").step.tolist()) >= set(range(0, 20, 4)) - missing
-    assert not any(hooks for module in model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks))
+    assert not any(
+        hooks
+        for module in model.modules()
+        for hooks in (module._forward_hooks, module._forward_pre_hooks)
+    )
 
 
 def test_hooks_of_the_program_stay_in_their_tables_while_others_come_back() -> None:
@@ -75,7 +81,9 @@ def test_hooks_of_the_program_stay_in_their_tables_while_others_come_back() -> N
 
     def add(step: int) -> None:
         if step == 2:
-            own.extend(model[0].register_forward_hook(lambda *_, i=i: calls.append(i)).id for i in range(3))
+            own.extend(
+                model[0].register_forward_hook(lambda *_, i=i: calls.append(i)).id for i in range(3)
+            )
 
     log = trained(model, add)
     assert set(log.recording().rows("0:out").step.tolist()) >= set(range(0, 20, 4))
@@ -140,7 +148,9 @@ def test_hooks_of_the_program_stay_in_order(levels: tuple[StepKind, ...], paced:
             handles.append(inner.register_forward_hook(lambda *_: fired.append((step, "out"))))
             handles.append(inner.register_forward_pre_hook(lambda *_: fired.append((step, "in"))))
             handles.append(weight.register_hook(lambda _: fired.append((step, "grad"))))
-            handles.append(inner.register_forward_hook(lambda *_: fired.append((step, "first")), prepend=True))
+            handles.append(
+                inner.register_forward_hook(lambda *_: fired.append((step, "first")), prepend=True)
+            )
             if step % 3 == 2:
                 for handle in handles[1::2]:
                     handle.remove()
@@ -187,6 +197,9 @@ def test_what_is_saved_loads_where_there_is_no_kedge(paced: Paced) -> None:
     watched(lambda watch: descend(model, 6, between=between))
     assert not any(b"kedge" in content for file in files for content in file)
     run = subprocess.run(
-        [sys.executable, "-c", LOADING], input=pickle.dumps(files[1]), capture_output=True, check=False
+        [sys.executable, "-c", LOADING],
+        input=pickle.dumps(files[1]),
+        capture_output=True,
+        check=False,
     )
     assert run.stdout.decode().strip() == "loaded", run.stderr.decode()

@@ -43,7 +43,10 @@ class Gan:
 def test_two_roots_with_two_optimizers_are_told_apart() -> None:
     """The second root's sites begin with its class name, and an iteration is one step although two optimizers step."""
     log = watch(lambda: Gan().train(6), every=2)
-    assert [(r["name"], r["prefix"]) for r in log.roots] == [("Sequential", ""), ("Linear", "Linear")]
+    assert [(r["name"], r["prefix"]) for r in log.roots] == [
+        ("Sequential", ""),
+        ("Linear", "Linear"),
+    ]
     assert log.texts("out") == ["0:out", "1:out", ":out", "Linear:out"]
     updates = {"0.weight:update", "0.bias:update", "Linear.weight:update", "Linear.bias:update"}
     assert set(log.texts("update")) == updates
@@ -109,7 +112,9 @@ def test_a_root_that_turns_out_to_be_part_of_another_keeps_its_names() -> None:
         "Whole.head.bias:param",
         "Whole.head.weight:param",
     ]
-    assert sorted(log.texts("update")) == [t.replace(":param", ":update") for t in sorted(log.texts("param"))]
+    assert sorted(log.texts("update")) == [
+        t.replace(":param", ":update") for t in sorted(log.texts("param"))
+    ]
     assert log.watch.summary.steps >= 3
     assert {s for s, c in _rows_per_step(log).items() if c > 1} == set()
 
@@ -170,7 +175,10 @@ def is_wrapped() -> None:
 
 def has_parametrizations() -> None:
     """PyTorch calls what makes a parameter when it is registered; the model comes later."""
-    normal, spectral = parametrizations.weight_norm(nn.Linear(4, 4)), parametrizations.spectral_norm(nn.Linear(4, 2))
+    normal, spectral = (
+        parametrizations.weight_norm(nn.Linear(4, 4)),
+        parametrizations.spectral_norm(nn.Linear(4, 2)),
+    )
     descend(nn.Sequential(normal, spectral), 3)
 
 
@@ -190,7 +198,9 @@ ROOTS = {
 
 
 @pytest.mark.parametrize(("program", "every", "roots", "steps"), ROOTS.values(), ids=ROOTS)
-def test_what_is_a_root(program: Callable[[], None], every: int, roots: list[str], steps: dict[str, list[int]]) -> None:
+def test_what_is_a_root(
+    program: Callable[[], None], every: int, roots: list[str], steps: dict[str, list[int]]
+) -> None:
     """A model and its loss; not what is made, added or put around one on the way. Each step counts once."""
     log = watch(program, every=every)
     assert [root["name"] for root in log.roots] == roots
@@ -204,12 +214,17 @@ def test_modules_made_anew_in_each_step_are_few_roots() -> None:
     log = watch(lambda: trained_with_another_each_step(lambda: nn.Linear(2, 1), 40), every=1)
     assert [root["name"] for root in log.roots] == ["Sequential", *["Linear"] * 8]
     recording = log.recording()
-    rows = [recording.rows(f"Linear{number}:out").step.tolist() for number in ("", *(f"_{i}" for i in range(2, 9)))]
+    rows = [
+        recording.rows(f"Linear{number}:out").step.tolist()
+        for number in ("", *(f"_{i}" for i in range(2, 9)))
+    ]
     assert sorted(step for steps in rows for step in steps) == list(range(40))
     assert silent(log) == {}
 
 
-def test_attaching_takes_a_time_that_grows_with_the_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attaching_takes_a_time_that_grows_with_the_model_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A model of ten times as many layers takes ten times as many attachments, looks and hooks, not more."""
 
     def counted(layers: int) -> int:
@@ -248,7 +263,9 @@ def test_replicas_are_one_model() -> None:
         for _ in range(3):
             optimizer.zero_grad()
             outs: list[Tensor] = []
-            in_threads(*(lambda r=r, o=outs: o.append(r(torch.randn(4, 3))) for r in replicas_of(model, 2)))
+            in_threads(
+                *(lambda r=r, o=outs: o.append(r(torch.randn(4, 3))) for r in replicas_of(model, 2))
+            )
             torch.cat(outs).sum().backward()
             optimizer.step()
 

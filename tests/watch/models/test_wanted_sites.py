@@ -75,7 +75,9 @@ def test_what_selects_nothing_is_reported_after_the_first_step(
         ("mlp.weight:param.grad", {"param", "param.grad"}),
     ],
 )
-def test_a_kind_that_is_named_is_recorded_alone(sites: str, kinds: set[str], tmp_path: Path) -> None:
+def test_a_kind_that_is_named_is_recorded_alone(
+    sites: str, kinds: set[str], tmp_path: Path
+) -> None:
     """Without one, all kinds of a module are recorded."""
     with kedge.watch(str(tmp_path / "x.kedge"), sites=sites, budget=None):
         train()
@@ -90,6 +92,8 @@ def test_a_kind_that_is_named_is_recorded_alone(sites: str, kinds: set[str], tmp
 )  # fmt: skip
 def test_what_a_watch_cannot_record_is_refused_at_once(sites: str, tmp_path: Path) -> None:
     """Nothing of a selector is dropped without a word; the message says what takes its place."""
-    with pytest.raises(NoSuchKind, match=r"a watch of a whole run does not record .*kedge\.hook\(model"):
+    with pytest.raises(
+        NoSuchKind, match=r"a watch of a whole run does not record .*kedge\.hook\(model"
+    ):
         kedge.watch(str(tmp_path / "x.kedge"), sites=sites)
     assert not list(tmp_path.iterdir())

@@ -82,7 +82,10 @@ def test_the_optimizer_that_steps_last_ends_the_steps_of_a_gan() -> None:
     critic = nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
 
     def program() -> None:
-        first, second = torch.optim.Adam(critic.parameters(), 2e-3), torch.optim.Adam(generator.parameters(), 2e-4)
+        first, second = (
+            torch.optim.Adam(critic.parameters(), 2e-3),
+            torch.optim.Adam(generator.parameters(), 2e-4),
+        )
         for _ in range(7):
             fake = generator(torch.randn(16, 4))
             first.zero_grad()
@@ -102,18 +105,26 @@ def test_the_optimizer_that_steps_last_ends_the_steps_of_a_gan() -> None:
     for site in ("loss", "loss_2"):
         assert recording.rows(site).step.tolist() == [*range(7)]
     index = {root["prefix"]: i for i, root in enumerate(log.roots)}
-    assert [(o["roots"], o["steps"]) for o in optimizers(log)] == [([index["Sequential"]], 7), ([index[""]], 7)]
+    assert [(o["roots"], o["steps"]) for o in optimizers(log)] == [
+        ([index["Sequential"]], 7),
+        ([index[""]], 7),
+    ]
 
 
 @pytest.mark.parametrize("order", ["the critic first", "the generator last"])
 @pytest.mark.parametrize("every", [3, 5, 10])
-def test_a_generator_that_steps_in_one_of_five_steps_is_measured_at_its_own(order: str, every: int) -> None:
+def test_a_generator_that_steps_in_one_of_five_steps_is_measured_at_its_own(
+    order: str, every: int
+) -> None:
     """Its critic ends the run's steps, and may take all those that are measured by their number."""
     generator = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
     critic = nn.Sequential(nn.Linear(4, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
 
     def program() -> None:
-        first, second = torch.optim.Adam(critic.parameters(), 2e-3), torch.optim.Adam(generator.parameters(), 2e-4)
+        first, second = (
+            torch.optim.Adam(critic.parameters(), 2e-3),
+            torch.optim.Adam(generator.parameters(), 2e-4),
+        )
         for n in range(22 * 5):
             fake = generator(torch.randn(16, 4))
             if n % 5 == 4 and order == "the critic first":
@@ -139,7 +150,9 @@ def test_a_generator_that_steps_in_one_of_five_steps_is_measured_at_its_own(orde
     assert {*own} >= {*range(every, 21, every)}
     assert recording.rows(f"{prefix}0.weight:param.grad").step.tolist() == ended
     critics = next(root["prefix"] for root in log.roots if root["steps"] == 110)
-    measured = set(recording.rows(f"{critics}.0.weight:update" if critics else "0.weight:update").step.tolist())
+    measured = set(
+        recording.rows(f"{critics}.0.weight:update" if critics else "0.weight:update").step.tolist()
+    )
     assert measured >= set(range(0, 105, every))
 
 
@@ -215,9 +228,14 @@ def test_tensors_without_a_module_are_watched_under_the_names_of_their_variables
     log = watch(program, every=1)
     assert roots(log) == {"": ("tensors", True, 8)}
     assert log.watch.summary.steps == 8
-    assert {"loss", "weight:param", "weight:param.grad", "weight:update", "bias:param", ":grad.norm"} <= set(
-        log.texts()
-    )
+    assert {
+        "loss",
+        "weight:param",
+        "weight:param.grad",
+        "weight:update",
+        "bias:param",
+        ":grad.norm",
+    } <= set(log.texts())
     assert log.recording().rows("weight:param.grad").step.tolist() == [*range(8)]
 
 
@@ -271,7 +289,10 @@ def test_an_optimizer_that_steps_before_its_model_is_called_trains_it() -> None:
 
     log = watch(program, every=1)
     assert roots(log) == {"": ("Sequential", True, 4)}
-    totals, gradients = log.recording().rows(":grad.norm"), log.recording().rows("0.weight:param.grad")
+    totals, gradients = (
+        log.recording().rows(":grad.norm"),
+        log.recording().rows("0.weight:param.grad"),
+    )
     assert (totals.step.tolist(), set(totals.calls)) == ([*range(4)], {1})
     assert (gradients.step.tolist(), set(gradients.calls)) == ([*range(4)], {1})
 
@@ -373,7 +394,11 @@ def test_what_is_evaluated_before_a_training_is_not_in_its_first_step() -> None:
         train(model, optimizer, 4)
 
     rows = watch(program, every=1).recording().rows("2:out")
-    assert (rows.step.tolist(), rows.calls.tolist(), set(rows.count)) == ([*range(4)], [1] * 4, {5 * 2})
+    assert (rows.step.tolist(), rows.calls.tolist(), set(rows.count)) == (
+        [*range(4)],
+        [1] * 4,
+        {5 * 2},
+    )
 
 
 def test_the_optimizer_of_a_second_phase_ends_the_steps_then() -> None:

@@ -30,7 +30,9 @@ def test_numbers_are_written_together_with_their_steps() -> None:
     assert columns["nan"].tolist() == [0, 0, -1, 0]
 
 
-@pytest.mark.parametrize(("number", "word"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "inf")])
+@pytest.mark.parametrize(
+    ("number", "word"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "inf")]
+)
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_a_nan_and_an_infinity_are_told_apart(number: float, word: str, as_tensor: bool) -> None:
     """In the row of a single number, which is a loss; a NaN has no infinite square."""

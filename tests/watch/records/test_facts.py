@@ -19,7 +19,12 @@ def notes(program: Callable[[], Any], kind: str, *, every: int = 1) -> list[dict
 
 
 def training(
-    model: nn.Module, held: list[nn.Parameter] | None = None, *, zero: bool = True, passes: int = 1, batch: int = 6
+    model: nn.Module,
+    held: list[nn.Parameter] | None = None,
+    *,
+    zero: bool = True,
+    passes: int = 1,
+    batch: int = 6,
 ) -> Callable[[], None]:
     """Make a training of five steps, of some parameters, each of some passes."""
 
@@ -39,7 +44,11 @@ def test_parameters_that_no_optimizer_holds_are_noted() -> None:
     """With their number of elements, and whether they had a gradient; nothing where all are held."""
     model = net()
     (note,) = notes(training(model, list(model[0].parameters())), "not-optimized")
-    assert (note["root"], note["unheld"], note["unheld_elements"]) == (0, ["2.weight", "2.bias"], 18)
+    assert (note["root"], note["unheld"], note["unheld_elements"]) == (
+        0,
+        ["2.weight", "2.bias"],
+        18,
+    )
     assert (note["graded"], note["replaced"]) == (["2.weight", "2.bias"], [])
     assert notes(training(net()), "not-optimized") == []
 
@@ -76,7 +85,10 @@ def test_a_model_that_gets_gradients_and_no_optimizer_has_is_noted() -> None:
             optimizer.step()
 
     (note,) = notes(program, "not-optimized")
-    assert (note["unheld"], note["graded"]) == (["Linear.weight", "Linear.bias"], ["Linear.weight", "Linear.bias"])
+    assert (note["unheld"], note["graded"]) == (
+        ["Linear.weight", "Linear.bias"],
+        ["Linear.weight", "Linear.bias"],
+    )
     assert note["passes"] == 16  # when it was looked at last, as the optimizer is gone at the end
 
 
@@ -97,7 +109,10 @@ def test_modules_in_a_list_and_tensors_that_are_no_parameters_are_noted() -> Non
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.head, self.blocks = nn.Linear(4, 1), [nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)]
+            self.head, self.blocks = (
+                nn.Linear(4, 1),
+                [nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 4)],
+            )
             self.scale, self.fixed = torch.ones(4, requires_grad=True), torch.ones(4)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -107,9 +122,18 @@ def test_modules_in_a_list_and_tensors_that_are_no_parameters_are_noted() -> Non
 
     model = Model()
     (note,) = notes(training(model), "not-optimized")
-    assert (note["outside"], note["tensors"], note["unheld"]) == (["Sequential", "Linear"], ["scale"], [])
+    assert (note["outside"], note["tensors"], note["unheld"]) == (
+        ["Sequential", "Linear"],
+        ["scale"],
+        [],
+    )
     model = Model()
-    held = [*model.parameters(), *model.blocks[0].parameters(), *model.blocks[1].parameters(), model.scale]
+    held = [
+        *model.parameters(),
+        *model.blocks[0].parameters(),
+        *model.blocks[1].parameters(),
+        model.scale,
+    ]
     assert notes(training(model, held), "not-optimized") == []
 
 
@@ -175,7 +199,12 @@ def test_modes_are_noted_at_first_and_when_they_change() -> None:
 
     first, second = notes(program, "modes")
     assert (first["training"], first["train"], first["eval"]) == (True, ["1", "2"], [])
-    assert (second["step"], second["training"], second["train"], second["eval"]) == (3, False, [], ["1", "2"])
+    assert (second["step"], second["training"], second["train"], second["eval"]) == (
+        3,
+        False,
+        [],
+        ["1", "2"],
+    )
 
 
 def test_the_mode_of_a_module_that_is_added_or_replaced_later_is_noted() -> None:
@@ -234,12 +263,17 @@ def test_a_global_table_of_hooks_that_the_program_clears_is_said() -> None:
 
     events = watch(program, every=1).events
     assert [e["what"] for e in events if e["kind"] == "unseen"] == ["hook-tables"]
-    assert not [e for e in watch(lambda: descend(net(), 3), every=1).events if e["kind"] == "unseen"]
+    assert not [
+        e for e in watch(lambda: descend(net(), 3), every=1).events if e["kind"] == "unseen"
+    ]
 
 
 def test_sparse_gradients_and_odd_rates_end_no_watching() -> None:
     """Neither the search for gradients that are kept, nor the recorded learning rates; and any size can be recorded."""
-    table, rest = nn.Embedding(5, 3, sparse=True), nn.ParameterList([torch.ones(1).expand(2**62) for _ in range(3)])
+    table, rest = (
+        nn.Embedding(5, 3, sparse=True),
+        nn.ParameterList([torch.ones(1).expand(2**62) for _ in range(3)]),
+    )
     table.rest = rest
 
     def program() -> None:
@@ -253,4 +287,6 @@ def test_sparse_gradients_and_odd_rates_end_no_watching() -> None:
 
     log = watch(program, every=1, sites="weight")
     assert not log.watch.failed
-    assert [each["rates"] for e in log.events if e["kind"] == "optimizers" for each in e["optimizers"]] == [[0.1], []]
+    assert [
+        each["rates"] for e in log.events if e["kind"] == "optimizers" for each in e["optimizers"]
+    ] == [[0.1], []]

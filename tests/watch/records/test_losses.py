@@ -28,7 +28,11 @@ def test_a_loss_is_recorded_with_its_operation_its_line_and_its_value() -> None:
 
     log = watch(program, every=3)
     (entry,) = [e for e in log.entries if e["kind"] == "loss"]
-    assert (entry["site"], entry["operation"], entry["node"]) == ("loss", "nll_loss", "NllLossBackward0")
+    assert (entry["site"], entry["operation"], entry["node"]) == (
+        "loss",
+        "nll_loss",
+        "NllLossBackward0",
+    )
     assert __file__.endswith(entry["source"]["file"])
     assert entry["root"] == -1
     rows = log.recording().rows("loss")
@@ -52,8 +56,13 @@ def test_each_line_that_calls_backward_has_a_loss_of_its_own() -> None:
             optimizer.step()
 
     log = watch(program, every=1)
-    losses = {e["site"]: (e["operation"], e["source"]["line"]) for e in log.entries if e["kind"] == "loss"}
-    assert {site: operation for site, (operation, _) in losses.items()} == {"loss": "mean", "loss_2": "sum"}
+    losses = {
+        e["site"]: (e["operation"], e["source"]["line"]) for e in log.entries if e["kind"] == "loss"
+    }
+    assert {site: operation for site, (operation, _) in losses.items()} == {
+        "loss": "mean",
+        "loss_2": "sum",
+    }
     assert losses["loss_2"][1] == losses["loss"][1] + 1
     assert set(log.recording().rows("loss").calls.tolist()) == {3}
     assert set(log.recording().rows("loss_2").calls.tolist()) == {1}
@@ -74,7 +83,9 @@ def test_the_passes_inside_of_a_checkpoint_are_no_losses(reentrant: bool) -> Non
             optimizer.step()
 
     log = watch(program, every=1)
-    assert [(e["site"], e["operation"]) for e in log.entries if e["kind"] == "loss"] == [("loss", "mean")]
+    assert [(e["site"], e["operation"]) for e in log.entries if e["kind"] == "loss"] == [
+        ("loss", "mean")
+    ]
     assert log.recording().rows("loss").step.tolist() == [*range(4)]
 
 
@@ -86,7 +97,9 @@ def test_a_gradient_that_is_asked_for_is_a_loss_too() -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         for _ in range(3):
             optimizer.zero_grad()
-            torch.autograd.backward([model(torch.randn(5, 4)).sum(), model(torch.randn(5, 4)).mean()])
+            torch.autograd.backward(
+                [model(torch.randn(5, 4)).sum(), model(torch.randn(5, 4)).mean()]
+            )
             optimizer.step()
 
     log = watch(program, every=1)
@@ -145,6 +158,8 @@ def test_a_loss_that_is_made_otherwise_in_every_step_takes_no_room() -> None:
 
     log = watch(program, every=1)
     recording = log.recording()
-    assert [event["step"] for event in log.events if event["kind"] == "loss-operation"] == list(range(1, 66))
+    assert [event["step"] for event in log.events if event["kind"] == "loss-operation"] == list(
+        range(1, 66)
+    )
     assert maker_at(recording, recording.site("loss"), 63)[0] == "MeanBackward0"
     assert maker_at(recording, recording.site("loss"), 80)[0] is None

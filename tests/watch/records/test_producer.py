@@ -98,7 +98,9 @@ def test_the_elements_outside_the_domain_are_counted(
         optimizer = torch.optim.SGD(model.parameters(), 0.0)
         for step in range(BAD + 1):
             optimizer.zero_grad()
-            inner = (model(torch.randn(6, 4)).abs() + 1.0) * (spoiling if step == BAD else torch.ones(18)).view(6, 3)
+            inner = (model(torch.randn(6, 4)).abs() + 1.0) * (
+                spoiling if step == BAD else torch.ones(18)
+            ).view(6, 3)
             operation(inner).mean().backward()
             optimizer.step()
 
@@ -122,7 +124,9 @@ def test_a_loss_of_a_batch_that_is_not_finite_blames_no_operation_with_certainty
     def spoiled(y: Tensor, bad: bool) -> Tensor:
         return (y + (float("nan") if bad else 0.0)).square().mean()
 
-    assert [found for found in producers(spoiled) if found["certain"] and found["operation"] != "add"] == []
+    assert [
+        found for found in producers(spoiled) if found["certain"] and found["operation"] != "add"
+    ] == []
 
 
 def test_no_operation_behind_a_finite_output_is_suspected() -> None:
@@ -167,7 +171,9 @@ def test_parameters_that_are_not_finite_already_have_no_producer() -> None:
                 with torch.no_grad():
                     model.weight[0, 0] = float("nan")
 
-    assert [event for event in watch(program, every=100).events if event["kind"] == "producer"] == []
+    assert [
+        event for event in watch(program, every=100).events if event["kind"] == "producer"
+    ] == []
 
 
 def test_a_finite_training_has_no_producer_and_leaves_autograd_as_it_was() -> None:
@@ -197,7 +203,9 @@ def test_memory_that_was_freed_is_not_read() -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_of_the_operations_that_can_have_spoiled_a_gradient_those_that_explain_all_are_named(at: int) -> None:
+def test_of_the_operations_that_can_have_spoiled_a_gradient_those_that_explain_all_are_named(
+    at: int,
+) -> None:
     """Its line is named, if the gradients behind it are the bad ones, and none of an operation before or after it."""
     layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
 

@@ -50,7 +50,9 @@ def test_three_lines_are_enough(tmp_path, monkeypatch, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert "25 steps" in lines[0]
-    assert re.fullmatch(r"\[kedge\] 1 error: NAN-BORN at 3:out; \d+ rules could not judge", lines[1])
+    assert re.fullmatch(
+        r"\[kedge\] 1 error: NAN-BORN at 3:out; \d+ rules could not judge", lines[1]
+    )
     assert lines[2] == "[kedge] see more with: kedge report run.kedge"
     assert Recording.open("run.kedge").end["error"] is None
 
@@ -79,7 +81,14 @@ def test_the_recording_says_what_was_watched(watch, monkeypatch):
         train(model)
     recording = Recording.open(run.recording)
 
-    asked = {"sites": "2", "every": 5, "budget": 0.5, "script": sys.argv[0], "command": sys.argv, "pid": os.getpid()}
+    asked = {
+        "sites": "2",
+        "every": 5,
+        "budget": 0.5,
+        "script": sys.argv[0],
+        "command": sys.argv,
+        "pid": os.getpid(),
+    }
     assert {key: recording.manifest[key] for key in asked} == asked
     assert {site.path for site in recording.sites if site.kind == "out"} == {"2"}
     assert recording.end["exit"] == 0
@@ -104,7 +113,10 @@ def test_what_is_found_can_be_asked_while_it_runs(watch):
     assert (run.findings(), run.summary) == ((), None)
     with run:
         assert run.findings() == ()
-        train(net(Log()), then=lambda step: seen.append((run.summary.steps, [f.code for f in run.findings()])))
+        train(
+            net(Log()),
+            then=lambda step: seen.append((run.summary.steps, [f.code for f in run.findings()])),
+        )
 
     assert [steps for steps, _ in seen] == list(range(1, 26))
     assert seen[-1][1] == ["NAN-BORN"]
@@ -161,7 +173,9 @@ def test_a_place_that_is_taken_is_an_error_before_anything_runs(watch):
     """A recording is replaced only with force; a selector that cannot be read is an error at once."""
     with watch():
         train(net(), 2)
-    with pytest.raises(RecordingExists, match="there is one already; name another place, or replace it"):
+    with pytest.raises(
+        RecordingExists, match="there is one already; name another place, or replace it"
+    ):
         watch().begin()
     with watch(force=True):
         train(net(), 3)
@@ -185,7 +199,9 @@ def test_a_run_without_a_name_gets_one(watch, monkeypatch):
 
 def test_a_run_in_a_notebook_is_not_named_after_its_kernel(watch, monkeypatch):
     """The words by which Jupyter starts a kernel say nothing about the notebook."""
-    monkeypatch.setattr(sys, "argv", ["/opt/python/site-packages/ipykernel_launcher.py", "-f", "/run/kernel-7.json"])
+    monkeypatch.setattr(
+        sys, "argv", ["/opt/python/site-packages/ipykernel_launcher.py", "-f", "/run/kernel-7.json"]
+    )
     with watch(None) as run:
         train(net(), 2)
 
@@ -247,10 +263,17 @@ def test_a_sink_that_fails_is_told_of_once_and_left_out(watch, capsys):
     with watch().send_to(breaks, keeps):
         train(net())
 
-    assert capsys.readouterr().err.count("Breaks failed: ValueError: full (watch/run/sinks.py:") == 1
+    assert (
+        capsys.readouterr().err.count("Breaks failed: ValueError: full (watch/run/sinks.py:") == 1
+    )
     assert breaks.asked > 1
     assert breaks.after == 0
-    assert [got[0] for got in keeps.got if isinstance(got, tuple) and "0:out" in got[1]] == [0, 1, 10, 20]
+    assert [got[0] for got in keeps.got if isinstance(got, tuple) and "0:out" in got[1]] == [
+        0,
+        1,
+        10,
+        20,
+    ]
     assert keeps.closed == 1
 
 
@@ -266,7 +289,9 @@ def test_a_finding_reaches_a_sink_as_soon_as_something_is_not_finite(watch):
     findings = [got for got in keeps.got if isinstance(got, dict) and got["kind"] == "finding"]
 
     assert kinds[:2] == [0, "finding"]
-    assert [(finding["code"], finding["site"], finding["step"]) for finding in findings] == [("NAN-BORN", "3:out", 0)]
+    assert [(finding["code"], finding["site"], finding["step"]) for finding in findings] == [
+        ("NAN-BORN", "3:out", 0)
+    ]
 
 
 def test_what_fails_in_kedge_does_not_end_the_training(watch, monkeypatch, capsys):

@@ -216,7 +216,9 @@ def four(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("four")
     (folder / "it.py").write_text(textwrap.dedent(PROGRAM))
     root = str(Path(__file__).parents[3])
-    done = forked.run([sys.executable, "-W", "ignore", "it.py", root, request.param], cwd=folder, timeout=240)
+    done = forked.run(
+        [sys.executable, "-W", "ignore", "it.py", root, request.param], cwd=folder, timeout=240
+    )
     assert done.returncode == 0, done.stderr
     return FourRanks([json.loads(line) for line in done.stdout.splitlines()], folder)
 
@@ -228,7 +230,9 @@ PARAMETERS = ("param", "param.grad", "update", "grad.norm")
     ("name", "kinds"),
     [("fsdp", ("in", "out", *PARAMETERS)), ("tensor", PARAMETERS), ("both", PARAMETERS)],
 )
-def test_sharded_models_are_merged_to_the_whole(name: str, kinds: tuple[str, ...], four: FourRanks) -> None:
+def test_sharded_models_are_merged_to_the_whole(
+    name: str, kinds: tuple[str, ...], four: FourRanks
+) -> None:
     """Each element counts once, also of uneven and empty shards, copies, and models of two meshes; sums agree with one process."""
     ours, whole = four.recording(name), four.recording("one")
 
@@ -237,10 +241,16 @@ def test_sharded_models_are_merged_to_the_whole(name: str, kinds: tuple[str, ...
     for site in (site for kind in kinds for site in whole.of_kind(kind)):
         found, wanted = ours.rows(site.site), whole.rows(site)
         for counted in ("step", "count", "nonzero", "nonfinite"):
-            np.testing.assert_array_equal(getattr(found, counted), getattr(wanted, counted), err_msg=site.site)
+            np.testing.assert_array_equal(
+                getattr(found, counted), getattr(wanted, counted), err_msg=site.site
+            )
         for measured in ("sum", "sumsq", "min", "max"):
             np.testing.assert_allclose(
-                getattr(found, measured), getattr(wanted, measured), rtol=1e-4, atol=1e-5, err_msg=site.site
+                getattr(found, measured),
+                getattr(wanted, measured),
+                rtol=1e-4,
+                atol=1e-5,
+                err_msg=site.site,
             )
         if site.kind == "param":  # the same numbers in the first step
             assert (found.min[0], found.max[0]) == (wanted.min[0], wanted.max[0])
@@ -259,7 +269,9 @@ def test_addends_are_not_taken_for_values(four: FourRanks) -> None:
     recording = four.recording("sequence")
     partial = [site for site in recording.of_kind("param.grad") if site.partial]
 
-    assert {site.path for site in partial} == {f"layers.{i}.norm.{name}" for i in (0, 1) for name in ("weight", "bias")}
+    assert {site.path for site in partial} == {
+        f"layers.{i}.norm.{name}" for i in (0, 1) for name in ("weight", "bias")
+    }
     for site in partial:
         rows = recording.rows(site)
         assert (rows.count == 6).all()
@@ -299,7 +311,11 @@ def test_a_fault_in_one_stage_is_one_finding(four: FourRanks) -> None:
     """It names the module and the rank that has it; that the other ranks pass it on is no fault of theirs."""
     (finding,) = check(four.recording("broken"))
 
-    assert (finding.code, finding.site, finding.evidence["ranks"]) == ("NAN-BORN", "layers.2.act:out", [2])
+    assert (finding.code, finding.site, finding.evidence["ranks"]) == (
+        "NAN-BORN",
+        "layers.2.act:out",
+        [2],
+    )
     assert finding.message.endswith("This holds for rank 2.")
 
 

@@ -18,7 +18,11 @@ from tests import forked
 from tests.accelerator import build
 
 pytestmark = pytest.mark.skipif(
-    not (torch.distributed.is_available() and torch.distributed.is_gloo_available() and build.compiler()),
+    not (
+        torch.distributed.is_available()
+        and torch.distributed.is_gloo_available()
+        and build.compiler()
+    ),
     reason="no gloo, or no C++ compiler",
 )
 
@@ -92,7 +96,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build.library()
     place = tmp_path_factory.mktemp("device")
     (place / "it.py").write_text(textwrap.dedent(PROGRAM))
-    done = forked.run([sys.executable, "-W", "ignore", "it.py", str(Path(__file__).parents[3])], cwd=place, timeout=200)
+    done = forked.run(
+        [sys.executable, "-W", "ignore", "it.py", str(Path(__file__).parents[3])],
+        cwd=place,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
     return place
 
@@ -107,4 +115,6 @@ def test_ranks_on_a_device_record_what_they_do_on_the_cpu(kind: str, folder: Pat
     for site in host.sites:
         ours, theirs = device.rows(site.site), host.rows(site)
         np.testing.assert_array_equal(ours.count, theirs.count, err_msg=site.site)
-        np.testing.assert_allclose(ours.sumsq, theirs.sumsq, rtol=1e-4, atol=1e-9, err_msg=site.site)
+        np.testing.assert_allclose(
+            ours.sumsq, theirs.sumsq, rtol=1e-4, atol=1e-9, err_msg=site.site
+        )

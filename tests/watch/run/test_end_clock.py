@@ -46,7 +46,9 @@ def test_the_last_words_count_themselves(tmp_path: Path) -> None:
     told = words(tmp_path / "run.kedge", EndClock(3.0, 8.0, now=clock))
     after = clock.time - 100.25
     assert after > 5
-    assert told[0].endswith(f"watching took {percent((3 + after) / (8 + after))} of {seconds(8 + after)}")
+    assert told[0].endswith(
+        f"watching took {percent((3 + after) / (8 + after))} of {seconds(8 + after)}"
+    )
 
 
 def test_work_of_another_process_costs_the_program_nothing() -> None:
@@ -66,10 +68,17 @@ def test_the_end_may_take_ten_seconds_or_as_long_as_the_program() -> None:
 def test_a_judgement_without_time_left_is_cut_short_with_a_word(tmp_path: Path) -> None:
     """It says how many rules judged, and the command that does the rest."""
     told = words(tmp_path / "cut.kedge", EndClock(0.1, 2.0, now=Clock(by=3.0)))
-    assert "judged 3 of 26 rules, as the rest would take longer than 10 s; it does: kedge check 'my run.kedge'" in told
+    assert (
+        "judged 3 of 26 rules, as the rest would take longer than 10 s; it does: kedge check 'my run.kedge'"
+        in told
+    )
     assert not any("✓" in line for line in told)
 
 
 def test_a_judgement_with_time_left_says_nothing_of_it(tmp_path: Path) -> None:
     """All rules have judged."""
-    assert not [line for line in words(tmp_path / "whole.kedge", EndClock(0.1, 2.0)) if line.startswith("judged")]
+    assert not [
+        line
+        for line in words(tmp_path / "whole.kedge", EndClock(0.1, 2.0))
+        if line.startswith("judged")
+    ]

@@ -56,7 +56,9 @@ def ended(tmp_path, source):
     """Run a program in a process of its own, whose end is what is tested; returns it, and what its recording says of its end."""
     head = "import os, torch, kedge\nfrom torch import nn\nmodel = nn.Linear(2, 2)\n"
     (tmp_path / "train.py").write_text(head + dedent(source))
-    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     return done, Recording.open(tmp_path / "run.kedge").end
 
 

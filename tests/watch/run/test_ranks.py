@@ -70,17 +70,23 @@ def recorded(path: Path, found: LaunchedRank) -> None:
     create(path, found.describe(), force=False).close()
 
 
-def test_an_earlier_attempt_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_earlier_attempt_keeps_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next one is beside it, with --force and without."""
     monkeypatch.chdir(tmp_path)
     recorded(Path("it.kedge"), launch())
     recorded(Path("it.restart-1.kedge"), launch())
 
     for force in (False, True):
-        assert launch(TORCHELASTIC_RESTART_COUNT="2").settle("it.kedge", force) == "it.restart-2.kedge"
+        assert (
+            launch(TORCHELASTIC_RESTART_COUNT="2").settle("it.kedge", force) == "it.restart-2.kedge"
+        )
 
 
-def test_another_runs_recording_is_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_runs_recording_is_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is replaced with --force only; beside it, where a later attempt goes, without force it is passed by."""
     monkeypatch.chdir(tmp_path)
     old, new = launch(TORCHELASTIC_RUN_ID="old"), launch(TORCHELASTIC_RUN_ID="new")
@@ -95,7 +101,9 @@ def test_another_runs_recording_is_in_the_way(tmp_path: Path, monkeypatch: pytes
     assert new.settle("it.kedge", force=True) == "it.restart-1.kedge"
 
 
-def test_without_an_id_a_second_run_is_no_second_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_an_id_a_second_run_is_no_second_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two runs may meet at the same port; only a launcher that says so has started one again."""
     monkeypatch.chdir(tmp_path)
     recorded(Path("it.kedge"), launch(TORCHELASTIC_RUN_ID="none"))

@@ -35,7 +35,9 @@ def test_a_write_that_fails_is_told_once(told: list[str], tmp_path: Path) -> Non
     recorder.close()
 
     (message,) = told
-    assert message.startswith(f"writing failed: cannot create the recording {tmp_path / 'no' / 'it.kedge'}")
+    assert message.startswith(
+        f"writing failed: cannot create the recording {tmp_path / 'no' / 'it.kedge'}"
+    )
     assert recorder.failed
 
 
@@ -53,17 +55,23 @@ def test_a_note_alone_makes_no_recording(told: list[str], tmp_path: Path) -> Non
 def rank_at(place: Path, told: list[str], *, strict: bool = False) -> RecordingSink:
     """Make the recorder of a rank that is not the first."""
     manifest = {"rank": 1, "world": 2, "run": "a", "attempt": "here:1/0"}
-    return RecordingSink(place, lambda: begin_recording(place, manifest, force=False), told.append, strict=strict)
+    return RecordingSink(
+        place, lambda: begin_recording(place, manifest, force=False), told.append, strict=strict
+    )
 
 
-def test_a_rank_keeps_what_it_sees_until_there_is_a_recording(told: list[str], tmp_path: Path) -> None:
+def test_a_rank_keeps_what_it_sees_until_there_is_a_recording(
+    told: list[str], tmp_path: Path
+) -> None:
     """Nothing is lost that came before rank 0 made it, and nothing is written twice."""
     place = tmp_path / "it.kedge"
     recorder = rank_at(place, told)
     recorder.sites([{"id": 0, "site": "a:out"}], [])
     recorder.stats(0, {"site": [0]})
     recorder.event({"kind": "note", "text": "early"})
-    with create(place, {"rank": 0, "world": 2, "run": "a", "attempt": "here:1/0"}, force=False) as writer:
+    with create(
+        place, {"rank": 0, "world": 2, "run": "a", "attempt": "here:1/0"}, force=False
+    ) as writer:
         writer.sites([{"id": 0, "site": "a:out"}], [])
         recorder.stats(1, {"site": [0]})
         recorder.close()
@@ -76,9 +84,14 @@ def test_a_rank_keeps_what_it_sees_until_there_is_a_recording(told: list[str], t
 
 def test_a_rank_has_a_folder_once_it_has_joined(told: list[str], tmp_path: Path) -> None:
     """Not before, though rank 0 has made it: what is noted of a dump would be lost. And it is that of its own attempt."""
-    first, again = ({"rank": 0, "world": 2, "run": "a", "attempt": f"here:1/{number}"} for number in (9, 0))
+    first, again = (
+        {"rank": 0, "world": 2, "run": "a", "attempt": f"here:1/{number}"} for number in (9, 0)
+    )
     recorder = rank_at(tmp_path / "it.kedge", told)
-    with create(tmp_path / "it.kedge", first, force=False), create(tmp_path / "it.restart-1.kedge", again, force=False):
+    with (
+        create(tmp_path / "it.kedge", first, force=False),
+        create(tmp_path / "it.restart-1.kedge", again, force=False),
+    ):
         assert recorder.folder() is None
         recorder.sites([], [])
         assert recorder.folder() == tmp_path / "it.restart-1.kedge"
@@ -86,7 +99,9 @@ def test_a_rank_has_a_folder_once_it_has_joined(told: list[str], tmp_path: Path)
     assert told == []
 
 
-def test_a_rank_waits_a_while_at_the_end(told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_waits_a_while_at_the_end(
+    told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Then it says that there is nothing to take part in, once."""
     monkeypatch.setattr(recorder_module, "PATIENCE_AT_THE_END", 0.1)
     recorder = rank_at(tmp_path / "it.kedge", told)
@@ -113,7 +128,9 @@ def test_a_rank_that_no_other_can_meet_does_not_wait(
     assert LaunchedRank.here({"RANK": "1", "WORLD_SIZE": "4", "MASTER_PORT": "1"}).meets
 
 
-@pytest.mark.parametrize(("patience", "least"), [(0.0, recorder_module._FEW), (1e9, recorder_module._MANY)])
+@pytest.mark.parametrize(
+    ("patience", "least"), [(0.0, recorder_module._FEW), (1e9, recorder_module._MANY)]
+)
 def test_a_rank_does_not_keep_without_end(
     told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: float, least: int
 ) -> None:
@@ -132,7 +149,9 @@ def test_a_rank_does_not_keep_without_end(
 def test_strictly_a_failure_ends_the_program(told: list[str], tmp_path: Path) -> None:
     """It is told, and leaves by `sys.exit`, which passes by `except Exception`."""
     place = tmp_path / "no" / "it.kedge"
-    recorder = RecordingSink(place, lambda: begin_recording(place, {}, force=False), told.append, strict=True)
+    recorder = RecordingSink(
+        place, lambda: begin_recording(place, {}, force=False), told.append, strict=True
+    )
     with pytest.raises(SystemExit) as left:
         recorder.sites([], [])
 

@@ -26,7 +26,9 @@ WILD = '<script>alert("&")</script>'
 def curve(*values):
     """Make a curve of some values."""
     numbers = np.array(values, dtype=np.float64)
-    return Curve("loss", "backward at a.py:1", 0, np.arange(len(values)), numbers, ~np.isfinite(numbers))
+    return Curve(
+        "loss", "backward at a.py:1", 0, np.arange(len(values)), numbers, ~np.isfinite(numbers)
+    )
 
 
 def heights(text):
@@ -63,7 +65,10 @@ def test_findings_unfold_and_errors_are_open():
     """One line for each rule; a remedy that several findings share stands once below them."""
     found = [
         Finding("BAD", "error", "a:out", 3, "It is so.", remedy="Do so."),
-        *(Finding("ODD", "warning", f"{name}:out", -1, f"{name} is odd.", remedy="Look.") for name in "bc"),
+        *(
+            Finding("ODD", "warning", f"{name}:out", -1, f"{name} is odd.", remedy="Look.")
+            for name in "bc"
+        ),
     ]
     text = Findings(found)._repr_html_()
 
@@ -94,7 +99,9 @@ def test_names_are_read_as_text():
 
 def test_alike_blocks_share_a_line():
     """Of six hundred modules there are as many lines as in the terminal, none folded away again."""
-    entries = [{"site": f"h.{i}.{name}:out", "type": "Linear"} for i in range(100) for name in "abcdef"]
+    entries = [
+        {"site": f"h.{i}.{name}:out", "type": "Linear"} for i in range(100) for name in "abcdef"
+    ]
     numbers = {"count": 4, "sum": 4.0, "sumsq": 4.0, "min": 1.0, "max": 1.0}
     recording = Recording.build(entries, [{"site": i, "step": 0, **numbers} for i in range(600)])
     text = run_html(recording, ())
@@ -155,7 +162,10 @@ def _nothing(module, args, output):
 def test_remedies_that_name_a_block_each_are_one_line():
     """The warning of a session on many blocks has a line for all whose remedies are alike."""
     site = [Site(f"h.{i}.attn.out_proj", "out") for i in range(20)]
-    entries = [LedgerEntry(one, 0, Cause("bypassed", f'hook "h.{i}.attn" instead')) for i, one in enumerate(site)]
+    entries = [
+        LedgerEntry(one, 0, Cause("bypassed", f'hook "h.{i}.attn" instead'))
+        for i, one in enumerate(site)
+    ]
 
     assert Ledger(entries).silent().splitlines()[1:] == [
         '  h.0-19.attn.out_proj:out: bypassed; hook "h.0.attn" instead, and so on'

@@ -12,7 +12,9 @@ from kedge.watch.steps.kind import StepKind
 class Run:
     """A run whose steps take known times."""
 
-    def __init__(self, budget: Budget, step: float, costs: dict[StepKind, float], per_step: float = 0.0) -> None:
+    def __init__(
+        self, budget: Budget, step: float, costs: dict[StepKind, float], per_step: float = 0.0
+    ) -> None:
         self.budget, self.step, self.costs = budget, step, {StepKind.SKIPPED: 0.0, **costs}
         self.now, self.spent, self.number = 0.0, 0.0, 0
         self.kinds: list[StepKind] = []
@@ -70,7 +72,9 @@ def test_the_steps_after_are_charged_too() -> None:
     """A measured step is charged with a quarter more than it took."""
     budget = Budget(10, 0.03)
     run = Run(budget, 1e-2, CHEAP).go(30)
-    assert budget.seconds == pytest.approx(run.spent + 0.25 * (run.spent - CHEAP[StepKind.MEASURED]))
+    assert budget.seconds == pytest.approx(
+        run.spent + 0.25 * (run.spent - CHEAP[StepKind.MEASURED])
+    )
 
 
 def test_what_is_too_dear_is_guarded_or_skipped() -> None:
@@ -83,7 +87,9 @@ def test_what_is_too_dear_is_guarded_or_skipped() -> None:
 def test_measured_steps_are_common_ones() -> None:
     """After the first, each is a multiple of `every`, and a dearer run measures some of a cheaper one's."""
     cheap, dear = (
-        Run(Budget(10, 0.03), 1e-3, {StepKind.MEASURED: cost, StepKind.GUARDED: 1e-6}).go(20_000).measured()
+        Run(Budget(10, 0.03), 1e-3, {StepKind.MEASURED: cost, StepKind.GUARDED: 1e-6})
+        .go(20_000)
+        .measured()
         for cost in (1e-4, 5e-2)
     )
     later = {step for step in dear if step >= FIRST_STEPS}

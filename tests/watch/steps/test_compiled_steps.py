@@ -32,7 +32,9 @@ def steps_of(budget: Budget) -> tuple[CompiledSteps, Any]:
     return CompiledSteps(session, budget, costs, CodeVariants(lambda hooked: None, shield)), session
 
 
-def test_without_compiled_code_hooks_are_there_in_measured_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_compiled_code_hooks_are_there_in_measured_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """And nothing is charged."""
     Compiler(monkeypatch)
     budget = Budget(10, 0.03)
@@ -41,7 +43,9 @@ def test_without_compiled_code_hooks_are_there_in_measured_steps(monkeypatch: py
     assert steps.charge(measured=False) == budget.seconds == 0
 
 
-def test_the_second_variant_comes_when_the_budget_pays_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_variant_comes_when_the_budget_pays_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It is charged with what it took."""
     compiler, budget, clock = Compiler(monkeypatch), Budget(10, 0.03), 0.0
     monkeypatch.setattr("kedge.watch.steps.compiled_steps.perf_counter", lambda: clock)
@@ -61,7 +65,9 @@ def test_the_second_variant_comes_when_the_budget_pays_for_it(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("share", [0.03, None])
-def test_it_comes_when_idle_operators_have_cost_as_much(share: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_comes_when_idle_operators_have_cost_as_much(
+    share: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a limit that never pays for it, and without a limit; in measured steps no operator is idle."""
     compiler, budget = Compiler(monkeypatch), Budget(10, share)
     monkeypatch.setattr("kedge.watch.steps.compiled_steps.perf_counter", lambda: 0.0)
@@ -91,7 +97,9 @@ def test_hooks_stay_where_nothing_may_compile_again(monkeypatch: pytest.MonkeyPa
     assert steps.keeps_hooks(measured=False)
 
 
-def test_code_that_was_compiled_without_hooks_stays_and_measuring_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_was_compiled_without_hooks_stays_and_measuring_is_charged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The program compiled late, in a step without hooks: that is no cost of watching, the hooked code is."""
     compiler, budget = Compiler(monkeypatch), Budget(10, 0.03)
     steps, _ = steps_of(budget)

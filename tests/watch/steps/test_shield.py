@@ -9,7 +9,9 @@ from kedge.watch.steps.costs import Costs
 from kedge.watch.steps.shield import STEP, WatchShield
 
 
-def test_work_that_fails_costs_the_thing_that_it_is_about(capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_that_fails_costs_the_thing_that_it_is_about(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """The program goes on; the work is done again, other work too; the loss is reported and noted once, with its cause."""
     meter = Meter()
     shield, calls = WatchShield(meter, Costs(meter)), []
@@ -18,7 +20,10 @@ def test_work_that_fails_costs_the_thing_that_it_is_about(capsys: pytest.Capture
         calls.append("failing")
         raise OSError(f"no {len(calls)}")
 
-    failing, other = shield.around(work, STEP), shield.around(lambda: calls.append("other"), "the optimizer")
+    failing, other = (
+        shield.around(work, STEP),
+        shield.around(lambda: calls.append("other"), "the optimizer"),
+    )
     failing()
     failing()
     other()

@@ -86,7 +86,9 @@ class Towers(nn.Module):
 
     def __init__(self, *roots: nn.Module) -> None:
         super().__init__()
-        self.towers = nn.ModuleList(nn.Sequential(nn.Linear(4, 8), root, nn.Linear(8, 3)) for root in roots)
+        self.towers = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 8), root, nn.Linear(8, 3)) for root in roots
+        )
         self.head = nn.Linear(3, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -99,7 +101,10 @@ class Words(nn.Module):
     def __init__(self, root: nn.Module, *, sparse: bool) -> None:
         super().__init__()
         self.table = nn.Embedding(9 if sparse else 9000, 8, sparse=sparse)
-        self.branch, self.head = nn.Sequential(nn.Linear(8, 8), root, nn.Linear(8, 8)), nn.Linear(8, 1)
+        self.branch, self.head = (
+            nn.Sequential(nn.Linear(8, 8), root, nn.Linear(8, 8)),
+            nn.Linear(8, 1),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         words = self.table(x.long().clamp(0, 8)).mean(1)
@@ -113,8 +118,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "second tower": lambda: Towers(nn.Tanh(), ROOT),
     "branch": lambda: Words(ROOT, sparse=False),
     "sparse": lambda: Words(ROOT, sparse=True),
-    "frozen": lambda: nn.Sequential(nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 8), ROOT, nn.Linear(8, 1)),
-    "without biases": lambda: nn.Sequential(nn.Linear(4, 8, bias=False), ROOT, nn.Linear(8, 1, bias=False)),
+    "frozen": lambda: nn.Sequential(
+        nn.Linear(4, 4).requires_grad_(False), nn.Linear(4, 8), ROOT, nn.Linear(8, 1)
+    ),
+    "without biases": lambda: nn.Sequential(
+        nn.Linear(4, 8, bias=False), ROOT, nn.Linear(8, 1, bias=False)
+    ),
 }
 
 
@@ -153,11 +162,15 @@ def test_what_only_backward_makes_is_noticed_in_its_step(name: str) -> None:
 def test_the_place_is_between_the_gradients_that_are_finite_and_the_others() -> None:
     """As backward made them: clipping spreads a NaN to all."""
     model = MODELS["chain"]()
-    recording = run(descend(model, lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0))).recording()
+    recording = run(
+        descend(model, lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+    ).recording()
     (finding,) = NanBorn().check(recording)
 
     assert finding.site == "0.weight:param.grad"
-    assert "; the loss was finite, and so was 2.weight:param.grad, nearer to it: " in finding.message
+    assert (
+        "; the loss was finite, and so was 2.weight:param.grad, nearer to it: " in finding.message
+    )
     assert "such as that of 1 (Rooted)" in finding.message
 
 
@@ -214,7 +227,9 @@ def test_backward_passes_are_counted() -> None:
             encoder.zero_grad()
 
     log = run(program)
-    assert [e["passes"] for e in log.events if e["kind"] == "not-optimized" and e["root"] is not None] == [STEPS]
+    assert [
+        e["passes"] for e in log.events if e["kind"] == "not-optimized" and e["root"] is not None
+    ] == [STEPS]
 
 
 def test_a_second_optimizer_does_not_take_over_in_skipped_steps() -> None:

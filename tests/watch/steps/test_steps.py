@@ -32,7 +32,9 @@ def test_one_step_in_so_many_is_measured_in_full() -> None:
     for site in ("loss", ":grad.norm"):
         rows = log.recording().rows(site)
         assert rows.step.tolist() == list(range(23))
-        assert [step for step, level in zip(rows.step, rows.level, strict=True) if level == 2] == log.steps(level=2)
+        assert [
+            step for step, level in zip(rows.step, rows.level, strict=True) if level == 2
+        ] == log.steps(level=2)
     summary = log.watch.summary
     assert (summary.steps, summary.sampled, summary.sites) == (23, 6, len(log.entries))
     assert summary.levels == {"measured": 6, "guarded": 17, "skipped": 0}
@@ -207,7 +209,9 @@ def test_a_nan_between_two_sampled_steps_is_seen_where_it_was_born() -> None:
     assert (log.steps(level=1), log.steps(level=2)) == ([13], [0, 1, 10, 14])
     ids = {e["id"]: e["site"] for e in log.entries}
     written = {ids[row["site"]] for row in log.rows if row["step"] == 13}
-    parameters = {f"{module}.{name}" for module in ("body", "head.0", "head.2") for name in ("weight", "bias")}
+    parameters = {
+        f"{module}.{name}" for module in ("body", "head.0", "head.2") for name in ("weight", "bias")
+    }
     assert written == {
         "loss",
         ":grad.norm",
@@ -232,9 +236,14 @@ def test_a_step_between_is_written_only_if_something_is_newly_not_finite() -> No
     """A run that is not finite for long does not fill the disk, and what breaks again later is seen again."""
     log = break_at(*range(11, 60), last=60)
     assert log.steps(level=1) == [11]
-    assert log.watch.summary.sampled <= 7 + 8  # those of the schedule, and a few that were asked for
+    assert (
+        log.watch.summary.sampled <= 7 + 8
+    )  # those of the schedule, and a few that were asked for
     again = break_at(13, 45, last=50)
-    assert (again.steps(level=1), again.steps(level=2)) == ([13, 45], [0, 1, 10, 14, 20, 30, 40, 46])
+    assert (again.steps(level=1), again.steps(level=2)) == (
+        [13, 45],
+        [0, 1, 10, 14, 20, 30, 40, 46],
+    )
 
 
 def test_a_gradient_alone_that_is_not_finite_is_seen_between_two_sampled_steps() -> None:
@@ -256,7 +265,11 @@ def test_a_gradient_alone_that_is_not_finite_is_seen_between_two_sampled_steps()
     log = watch(program)
     assert log.steps(level=1) == [5]
     ids = {e["id"]: e["site"] for e in log.entries}
-    bad = {ids[r["site"]] for r in log.rows if r["step"] == 5 and r["sumsq"] != r["sumsq"] and r["sum"] != r["sum"]}
+    bad = {
+        ids[r["site"]]
+        for r in log.rows
+        if r["step"] == 5 and r["sumsq"] != r["sumsq"] and r["sum"] != r["sum"]
+    }
     assert "1.weight:param.grad" in bad
     assert [f.step for f in check(log.recording()) if f.code == "NAN-BORN"] == [5]
 
@@ -333,4 +346,8 @@ def test_the_rows_of_a_gan_are_of_whole_rounds(paced: Paced) -> None:
     assert recording.rows("Linear:out").calls.tolist() == [3, 3, 3]
     for site in ("0.weight:update", "Linear.weight:update"):
         assert recording.rows(site).step.tolist() == [0, 2, 4], site
-    assert recording.rows("loss").step.tolist() == recording.rows("loss_2").step.tolist() == list(range(6))
+    assert (
+        recording.rows("loss").step.tolist()
+        == recording.rows("loss_2").step.tolist()
+        == list(range(6))
+    )

@@ -121,7 +121,9 @@ class DeviceTables:
     def end(self) -> tuple[list[Measured], dict[torch.device, Snapshot]]:
         """End the step; returns its measurements, and the tables, which are about to be copied to the host."""
         measured, self.measured = self.measured, []
-        return measured, {device: table.take() for device, table in self.tables.items() if table.used}
+        return measured, {
+            device: table.take() for device, table in self.tables.items() if table.used
+        }
 
 
 def _write(elements: Tensor, table: DeviceTable, what: What) -> tuple[int, int]:

@@ -81,14 +81,19 @@ def _part(measured: list[Measured], rows: NDArray[Any], wide: NDArray[np.float32
         exponents.encode_all(exponents.count_runs(wide, runs)),
         np.array([m.site for m in measured], dtype=np.int32),
         np.arange(len(measured)),
-        np.array([-1 if saturation is None else saturation.count(some) for saturation, some in known], dtype=np.int32),
+        np.array(
+            [-1 if saturation is None else saturation.count(some) for saturation, some in known],
+            dtype=np.int32,
+        ),
         {i: bits(wide[slice(*m.channels)]) for i, m in enumerate(measured) if m.channels[1]},
     )
 
 
 def _sound(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether each row of a light step belongs to a value without non-finite elements."""
-    return np.asarray(np.isfinite(rows[:, :2]).any(axis=1) | (rows[:, STATISTICS.index("nonfinite")] == 0))
+    return np.asarray(
+        np.isfinite(rows[:, :2]).any(axis=1) | (rows[:, STATISTICS.index("nonfinite")] == 0)
+    )
 
 
 class FinishedSteps:

@@ -50,10 +50,15 @@ class DevicePart(NamedTuple):
         columns: dict[str, Any] = dict(zip(STATISTICS, table, strict=False))
         for i in _WHOLE:
             columns[STATISTICS[i]] = np.where(np.isnan(table[i]), -1, table[i]).astype(np.int64)
-        columns["site"], columns["count"] = self.sites[chosen], table[len(STATISTICS)].astype(np.int64)
+        columns["site"], columns["count"] = (
+            self.sites[chosen],
+            table[len(STATISTICS)].astype(np.int64),
+        )
         columns["active"] = [b""] * len(at)
         if self.active:
-            columns["active"] = [self.active.get(place, b"") for place in np.arange(len(self.at))[chosen].tolist()]
+            columns["active"] = [
+                self.active.get(place, b"") for place in np.arange(len(self.at))[chosen].tolist()
+            ]
         columns["sampled"], columns["saturated"] = self.sampled[at], self.saturated[chosen]
         columns["exponents"] = [self.histograms[row] for row in at.tolist()]
         return columns
@@ -88,12 +93,22 @@ class HostTable:
         places = room * _PLACES
         self.rows = _longer(native.table(room), self, "rows")
         self.sampled = _longer(np.full(room, -1, dtype=np.int32), self, "sampled")
-        self.buckets = _longer(np.zeros((room, exponents.BUCKETS), dtype=np.uint16), self, "buckets")
+        self.buckets = _longer(
+            np.zeros((room, exponents.BUCKETS), dtype=np.uint16), self, "buckets"
+        )
         self.sites = _longer(np.zeros(places, dtype=np.int32), self, "sites")
         self.at = _longer(np.zeros(places, dtype=np.int64), self, "at")
         self.saturated = _longer(np.full(places, -1, dtype=np.int32), self, "saturated")
         if self.measurer is not None:
-            arrays = (self.rows, self.sampled, self.buckets, self.sites, self.at, self.saturated, self.counts)
+            arrays = (
+                self.rows,
+                self.sampled,
+                self.buckets,
+                self.sites,
+                self.at,
+                self.saturated,
+                self.counts,
+            )
             self.measurer.use_arrays(*arrays)
             self.observe = self.measurer.observe
 
@@ -145,7 +160,9 @@ class HostTable:
         active = bits(reduce.channels(value, dim).float().numpy()) if found is None else found
         self.active[int(self.counts[1]) - 1] = active
 
-    def observe_all(self, sites: Sequence[int], values: Sequence[Tensor], what: int, *, draws: bool) -> Sequence[int]:
+    def observe_all(
+        self, sites: Sequence[int], values: Sequence[Tensor], what: int, *, draws: bool
+    ) -> Sequence[int]:
         """Measure a value at each of many sites; returns the indices of those that one native call could not measure."""
         self.make_room(len(values))
         if self.measurer is None:
@@ -157,8 +174,14 @@ class HostTable:
         """Add known sums of squares, one a site, with the number of elements that each is of."""
         first, more = self.make_room(len(sites)), len(sites)
         places = int(self.counts[1])
-        self.rows[first : first + more, 1], self.rows[first : first + more, len(STATISTICS)] = squares, counts
-        self.sites[places : places + more], self.at[places : places + more] = sites, range(first, first + more)
+        self.rows[first : first + more, 1], self.rows[first : first + more, len(STATISTICS)] = (
+            squares,
+            counts,
+        )
+        self.sites[places : places + more], self.at[places : places + more] = (
+            sites,
+            range(first, first + more),
+        )
         self.counts += more
 
     def drop(self, sites: Collection[int]) -> None:

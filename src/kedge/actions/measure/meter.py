@@ -60,7 +60,9 @@ class Meter(MeasuredValues):
 
     observes = True
 
-    def __init__(self, what: What = "full", *, keep: int | None = 1000, recomputes: bool = False) -> None:
+    def __init__(
+        self, what: What = "full", *, keep: int | None = 1000, recomputes: bool = False
+    ) -> None:
         self.what, self.recomputes = what, recomputes
         self.level, self.muted, self.draws = FULL, False, False
         host = HostTable()
@@ -88,7 +90,12 @@ class Meter(MeasuredValues):
 
     def _measure_at(self, site: Site) -> Measure:
         seat: MeasuredSite | None = None
-        forward, role, values, host = not site.is_gradient, role_of(site), self._values, self._values.host
+        forward, role, values, host = (
+            not site.is_gradient,
+            role_of(site),
+            self._values,
+            self._values.host,
+        )
         apart = site.leaf is None and site.kind in _APART
         others: dict[str, Measure] = {}
 
@@ -112,7 +119,9 @@ class Meter(MeasuredValues):
                     seat = values.observe_first(site, value)
                 elif seat.is_special:
                     values.observe(seat, value)
-                elif (done := host.observe(value, seat.id, role, values.code, values.draws)) not in MEASURED:
+                elif (
+                    done := host.observe(value, seat.id, role, values.code, values.draws)
+                ) not in MEASURED:
                     values.settle(seat, value, done, draws=values.draws)
             self.events += 1
             self.seconds += perf_counter() - start
@@ -130,7 +139,9 @@ class Meter(MeasuredValues):
             rows[leaf] = "" if is_first else leaf
         return rows[leaf]
 
-    def observe_all(self, seats: Sequence[MeasuredSite], values: Sequence[Tensor], step: int) -> None:
+    def observe_all(
+        self, seats: Sequence[MeasuredSite], values: Sequence[Tensor], step: int
+    ) -> None:
         """Measure one value for each of many sites that belong to no module, by one native call where possible."""
         with self.lock:
             if step != self._values.step:
@@ -138,7 +149,11 @@ class Meter(MeasuredValues):
             self._values.observe_all(seats, values)
 
     def add_squares(
-        self, seats: Sequence[MeasuredSite], step: int, counts: Sequence[int], squares: Sequence[float | Tensor]
+        self,
+        seats: Sequence[MeasuredSite],
+        step: int,
+        counts: Sequence[int],
+        squares: Sequence[float | Tensor],
     ) -> None:
         """Add known sums of squares, one a site.
 

@@ -30,7 +30,9 @@ class StatisticsRow:
     __slots__ = STATISTICS
 
     def __init__(self, row: Tensor) -> None:
-        self.sum, self.sumsq, self.min, self.max, self.nonzero, self.nonfinite, self.nan = row.unbind()
+        self.sum, self.sumsq, self.min, self.max, self.nonzero, self.nonfinite, self.nan = (
+            row.unbind()
+        )
 
 
 def measurable(value: Tensor) -> bool:
@@ -46,7 +48,12 @@ def transforms(value: Tensor) -> bool:
 
     A batch of gradients counts as a transform.
     """
-    return modes.is_transforming() or modes.is_batched(value) or modes.is_fake(value) or modes.is_captured()
+    return (
+        modes.is_transforming()
+        or modes.is_batched(value)
+        or modes.is_fake(value)
+        or modes.is_captured()
+    )
 
 
 @contextmanager

@@ -48,7 +48,9 @@ class ReducedValues:
         """Forget which tensors this step has measured."""
         self._seen.clear()
 
-    def observe(self, seat: MeasuredSite, value: Tensor, what: What, *, level: int, draws: bool) -> None:
+    def observe(
+        self, seat: MeasuredSite, value: Tensor, what: What, *, level: int, draws: bool
+    ) -> None:
         """Measure a value, unless this step has already measured this very tensor.
 
         Args:
@@ -66,7 +68,11 @@ class ReducedValues:
         spread, local = spread_of(value), own_part(value)
         numbers = numbers_of(local)
         if spread is not None and spread.partial:
-            if numbers is None or (bad := _bad_addends(numbers.stored)) is None or (level == LIGHT and not any(bad)):
+            if (
+                numbers is None
+                or (bad := _bad_addends(numbers.stored)) is None
+                or (level == LIGHT and not any(bad))
+            ):
                 return
             place: Measured | int = self._pass_over(seat, value.numel(), *bad)
         elif numbers is None or not reduce.measurable(numbers.stored):
@@ -91,7 +97,9 @@ class ReducedValues:
         if numbers.zeros:  # one stands for all of them
             stored = torch.cat([stored.reshape(-1), stored.new_zeros(1)])
         if stored.device.type != "cpu":
-            return self.devices.measure(seat.id, stored, what, count=count, dim=dim, draws=draws, saturation=saturation)
+            return self.devices.measure(
+                seat.id, stored, what, count=count, dim=dim, draws=draws, saturation=saturation
+            )
         host, found = self._host, native.row(stored, what)
         row = host.make_room(1)
         host.rows[row] = found

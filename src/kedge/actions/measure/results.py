@@ -47,7 +47,9 @@ class KeptSteps:
     def statistics(self, seat: MeasuredSite) -> list[Statistics]:
         """Return the statistics of a site, one a step."""
         parts = [part for parts in self.steps.values() for part in parts]
-        found = ((part, i) for part in parts for i in np.flatnonzero(part["site"] == seat.id).tolist())
+        found = (
+            (part, i) for part in parts for i in np.flatnonzero(part["site"] == seat.id).tolist()
+        )
         rows = _tabulated(found).all(seat.id + 1).of(seat.id)
         return _each([seat.site] * len(rows), rows)
 
@@ -57,7 +59,9 @@ class KeptSteps:
         there = [seat for seat in seats if seat.id in found]
         if not there:
             return []
-        table = _tabulated(place for places in found.values() for place in places).all(max(found) + 1)
+        table = _tabulated(place for places in found.values() for place in places).all(
+            max(found) + 1
+        )
         return _each([seat.site for seat in there], _joined([table.of(seat.id) for seat in there]))
 
     def present(self, seats: Collection[MeasuredSite]) -> list[MeasuredSite]:
@@ -97,16 +101,22 @@ class NewestRows:
 
 
 def _tabulated(rows: Iterable[tuple[Mapping[str, Any], int]]) -> StatsTable:
-    return tabulate({"step": part["step"], **{name: part[name][i] for name in _READ}} for part, i in rows)
+    return tabulate(
+        {"step": part["step"], **{name: part[name][i] for name in _READ}} for part, i in rows
+    )
 
 
 def _joined(rows: Sequence[Rows]) -> Rows:
     """Return the rows of several sites as those of one, so that their figures are computed at once."""
     if len(rows) == 1:
         return rows[0]
-    columns: dict[str, Any] = {name: [getattr(one, name) for one in rows] for name in Rows.__dataclass_fields__}
+    columns: dict[str, Any] = {
+        name: [getattr(one, name) for one in rows] for name in Rows.__dataclass_fields__
+    }
     for name, parts in columns.items():
-        columns[name] = tuple(chain.from_iterable(parts)) if name in BINARY else np.concatenate(parts)
+        columns[name] = (
+            tuple(chain.from_iterable(parts)) if name in BINARY else np.concatenate(parts)
+        )
     return Rows(**columns)
 
 
@@ -196,11 +206,19 @@ def _each(sites: Sequence[Site], rows: Rows) -> list[Statistics]:
 def table_of(found: Sequence[Statistics]) -> Table:
     """Return the statistics of several sites as a table, a row a site."""
     rows = [
-        (s.name, s.step, f"{s.count:,}", *(f"{getattr(s, name):.4g}" for name in _COLUMNS), f"{s.nonfinite:g}")
+        (
+            s.name,
+            s.step,
+            f"{s.count:,}",
+            *(f"{getattr(s, name):.4g}" for name in _COLUMNS),
+            f"{s.nonfinite:g}",
+        )
         for s in found
     ]
     columns = ("site", "step", "count", *_COLUMNS, "not finite")
-    return Table(columns, rows, "m" + "r" * (len(columns) - 1), "" if rows else "nothing is measured yet")
+    return Table(
+        columns, rows, "m" + "r" * (len(columns) - 1), "" if rows else "nothing is measured yet"
+    )
 
 
 class MeasuredValues:
@@ -239,7 +257,9 @@ class MeasuredValues:
         """Return a table of some sites, or of all, in the newest step of each."""
         self.finish()
         seats = self._seats()
-        return table_of(self.kept.newest([seats[name] for name in (seats if names is None else names)]))
+        return table_of(
+            self.kept.newest([seats[name] for name in (seats if names is None else names)])
+        )
 
     def _repr_html_(self) -> str:
         """The table for a notebook."""
@@ -248,14 +268,20 @@ class MeasuredValues:
     def _seats(self) -> dict[str, MeasuredSite]:
         """Return the sites that have statistics, by name."""
         seats = list(self.sites.seats.values())
-        names = dict(zip((seat.id for seat in seats), names_at(seat.site for seat in seats), strict=True))
+        names = dict(
+            zip((seat.id for seat in seats), names_at(seat.site for seat in seats), strict=True)
+        )
         return {names[seat.id]: seat for seat in self.kept.present(seats)}
 
     def _named(self, name: str) -> list[MeasuredSite]:
         found = self.sites.named(name)
-        if len(found) > 1 and single(name).leaf is None:  # the row of the first tensor has the name without a leaf
+        if (
+            len(found) > 1 and single(name).leaf is None
+        ):  # the row of the first tensor has the name without a leaf
             found = [seat for seat in found if seat.site.leaf is None] or found
         if len(found) > 1:
             names = ", ".join(f'"{seat.site}"' for seat in found)
-            raise SeveralRecorded(f'"{name}" matches {len(found)} measured sites; read one of {names}')
+            raise SeveralRecorded(
+                f'"{name}" matches {len(found)} measured sites; read one of {names}'
+            )
         return found

@@ -41,7 +41,10 @@ class Saturation:
         """Return the same with limits rounded to a dtype, at which an activation that cuts values off does so."""
         if dtype not in _ROUNDING:
             return self
-        low, high = (float(torch.tensor(border, dtype=dtype, device="cpu")) for border in (self.low, self.high))
+        low, high = (
+            float(torch.tensor(border, dtype=dtype, device="cpu"))
+            for border in (self.low, self.high)
+        )
         return replace(self, low=low, high=high)
 
     def count(self, outputs: NDArray[np.floating]) -> int:

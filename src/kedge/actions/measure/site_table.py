@@ -69,8 +69,13 @@ class SiteTable:
         dim = self._channel_dim(site, value)
         node = value.grad_fn.name() if value.grad_fn is not None else None
         dtype = str(value.dtype).removeprefix("torch.")
-        shape, channels = () if value.is_nested else tuple(value.shape), None if dim is None else value.shape[dim]
-        seat = MeasuredSite(site, len(self.seats), shape, dtype, channels, (), node, spread=spread_of(value))
+        shape, channels = (
+            () if value.is_nested else tuple(value.shape),
+            None if dim is None else value.shape[dim],
+        )
+        seat = MeasuredSite(
+            site, len(self.seats), shape, dtype, channels, (), node, spread=spread_of(value)
+        )
         self.seats[site] = seat
         self._learn_specials(seat)
         return seat
@@ -79,7 +84,9 @@ class SiteTable:
         """Return the entry of a site that stands for many tensors with `size` elements in all, spread over the ranks."""
         seat = self.seats.get(site)
         if seat is None:
-            seat = MeasuredSite(site, len(self.seats), (size,), "float32", None, (), None, spread=spread)
+            seat = MeasuredSite(
+                site, len(self.seats), (size,), "float32", None, (), None, spread=spread
+            )
             self.seats[site] = seat
         return seat
 

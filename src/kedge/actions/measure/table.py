@@ -98,7 +98,10 @@ class Snapshot(NamedTuple):
 
     def numpy(self) -> tuple[NDArray[Any], NDArray[np.float32]]:
         """The rows and the wide numbers; waits for them if they have not arrived."""
-        numbers, size = self.copy.numpy(), self.rows * len(STATISTICS) * np.dtype(self.dtype).itemsize // _WIDE
+        numbers, size = (
+            self.copy.numpy(),
+            self.rows * len(STATISTICS) * np.dtype(self.dtype).itemsize // _WIDE,
+        )
         return numbers[:size].view(self.dtype).reshape(-1, len(STATISTICS)), numbers[size:]
 
 
@@ -111,7 +114,11 @@ class DeviceTable:
     """
 
     def __init__(self, device: torch.device, departures: Departures) -> None:
-        self.device, self._departures, self.is_native = device, departures, on_device.available(device)
+        self.device, self._departures, self.is_native = (
+            device,
+            departures,
+            on_device.available(device),
+        )
         self.blocks: list[Tensor] = []
         self.slots: dict[int, StatisticsRow] = {}
         self.used = 0
@@ -183,7 +190,11 @@ class DeviceTable:
         self.used, self.wide_used, self.spans = 0, 0, []
         filled = self.blocks[: -(-used // _BLOCK)]
         parts = [block[: used - i * _BLOCK] for i, block in enumerate(filled)]
-        whole = torch.cat([*(part.reshape(-1).view(torch.float32) for part in parts), self.wide[:wide]])
+        whole = torch.cat(
+            [*(part.reshape(-1).view(torch.float32) for part in parts), self.wide[:wide]]
+        )
         for part in parts:
             part.fill_(float("nan"))
-        return Snapshot(self._departures.add(whole), used, np.float64 if self.is_native else np.float32, spans)
+        return Snapshot(
+            self._departures.add(whole), used, np.float64 if self.is_native else np.float32, spans
+        )

@@ -104,7 +104,9 @@ class StepValues:
         seat.channels = None
         self.observe(seat, inner, inner=True)
 
-    def settle(self, seat: MeasuredSite, value: Tensor, done: int, *, draws: bool, inner: bool = False) -> int:
+    def settle(
+        self, seat: MeasuredSite, value: Tensor, done: int, *, draws: bool, inner: bool = False
+    ) -> int:
         """Complete a measurement that one native call could not; returns the outcome, as flags of `kedge.native`.
 
         Args:
@@ -130,11 +132,16 @@ class StepValues:
 
     def observe_all(self, seats: Sequence[MeasuredSite], values: Sequence[Tensor]) -> None:
         """Measure one value for each of many sites that belong to no module, by one native call where possible."""
-        for i in self.host.observe_all([seat.id for seat in seats], values, self.code, draws=self.draws):
+        for i in self.host.observe_all(
+            [seat.id for seat in seats], values, self.code, draws=self.draws
+        ):
             self.observe(seats[i], values[i].detach())
 
     def add_squares(
-        self, seats: Sequence[MeasuredSite], counts: Sequence[int], squares: Sequence[float | Tensor]
+        self,
+        seats: Sequence[MeasuredSite],
+        counts: Sequence[int],
+        squares: Sequence[float | Tensor],
     ) -> None:
         """Add known sums of squares, one a site; those that are on a device stay there."""
         here: list[tuple[int, int, float]] = []
@@ -168,7 +175,10 @@ class StepValues:
 
     def end(self) -> FinishedStep | None:
         """End the step, and have its tables copied to the host; returns None if it has no measurements."""
-        step, self.step = self.step, -1  # later values, even of the same step, are measured at the level in force then
+        step, self.step = (
+            self.step,
+            -1,
+        )  # later values, even of the same step, are measured at the level in force then
         if not (self.host.used or self._reduced.devices.measured):
             self._reduced.forget()
             return None

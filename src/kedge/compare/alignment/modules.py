@@ -53,7 +53,11 @@ class RecordedModule:
     @cached_property
     def parameters(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
         """The names and shapes of its own parameters, sorted."""
-        own = {site.path.rpartition(".")[2]: site.shape for site in self.sites if flow(site) in OF_PARAMETER}
+        own = {
+            site.path.rpartition(".")[2]: site.shape
+            for site in self.sites
+            if flow(site) in OF_PARAMETER
+        }
         return tuple(sorted(own.items()))
 
     @cached_property
@@ -68,7 +72,11 @@ class RecordedModule:
         """
         ones, others = dict(self.parameters), dict(other.parameters)
         unknown = (self.unheld - ones.keys()) | (other.unheld - others.keys())
-        return [name for name in sorted({*ones, *others} - unknown) if ones.get(name) != others.get(name)]
+        return [
+            name
+            for name in sorted({*ones, *others} - unknown)
+            if ones.get(name) != others.get(name)
+        ]
 
     @property
     def label(self) -> str:
@@ -111,5 +119,7 @@ def modules_of(recording: Recording) -> tuple[RecordedModule, ...]:
 
 
 def _place(module: RecordedModule) -> tuple[bool, int]:
-    ids = [site.id for site in module.sites if flow(site) in FORWARD] or [site.id for site in module.sites]
+    ids = [site.id for site in module.sites if flow(site) in FORWARD] or [
+        site.id for site in module.sites
+    ]
     return not module.fires, min(ids)

@@ -15,7 +15,14 @@ from kedge.compare.alignment.modules import RecordedModule
 
 #: The attributes under which wrappers of PyTorch and of libraries hold the wrapped module.
 WRAPPERS = frozenset(
-    {"module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_forward_module", "_original_module"}
+    {
+        "module",
+        "_orig_mod",
+        "_checkpoint_wrapped_module",
+        "_fsdp_wrapped_module",
+        "_forward_module",
+        "_original_module",
+    }
 )
 
 #: One module alone may have the name and the type of another by chance.
@@ -56,7 +63,11 @@ def by_name(a: Named, b: Named) -> Iterator[Pair]:
 def _moved(a: Named, b: Named) -> set[Name]:
     """Return the numbered containers whose children differ in type where both have one."""
     children, others = _numbered(a), _numbered(b)
-    return {name for name in children.keys() & others.keys() if not _have_same_types(children[name], others[name])}
+    return {
+        name
+        for name in children.keys() & others.keys()
+        if not _have_same_types(children[name], others[name])
+    }
 
 
 def _have_same_types(a: Sequence[str], b: Sequence[str]) -> bool:
@@ -82,7 +93,9 @@ def prefixes(a: Sequence[RecordedModule], b: Sequence[RecordedModule]) -> tuple[
     Returns:
         The prefixes of either side, one of them empty; None if leaving out any prefix makes fewer than two pairs.
     """
-    votes: Counter[tuple[Name, Name]] = Counter({((), prefix): n for prefix, n in _votes(a, b).items()})
+    votes: Counter[tuple[Name, Name]] = Counter(
+        {((), prefix): n for prefix, n in _votes(a, b).items()}
+    )
     votes.update({(prefix, ()): n for prefix, n in _votes(b, a).items()})
     most = max(votes.values(), default=0)
     if most < LEAST_VOTES:

@@ -26,7 +26,16 @@ How = Literal["name", "wrapper", "prefix", "structure", "changed"]
 MOST_PREFIXES = 8
 
 #: The part of a step in which each kind of site fires.
-PHASES = {"param": 0, "out": 1, "in": 1, "loss": 2, "out.grad": 3, "param.grad": 3, "grad.norm": 4, "update": 5}
+PHASES = {
+    "param": 0,
+    "out": 1,
+    "in": 1,
+    "loss": 2,
+    "out.grad": 3,
+    "param.grad": 3,
+    "grad.norm": 4,
+    "update": 5,
+}
 BACKWARD, LAST_PHASE = 3, 6
 
 
@@ -107,8 +116,12 @@ class Alignment:
     @cached_property
     def renames(self) -> tuple[tuple[str, str, int], ...]:
         """Paths of A with their names in B, the most frequent first, and the number of modules with each."""
-        moved = Counter(_moved(same.a, same.b) for same in self.modules if same.a.path != same.b.path)
-        return tuple((*paths, n) for paths, n in sorted(moved.items(), key=lambda item: (-item[1], item[0])))
+        moved = Counter(
+            _moved(same.a, same.b) for same in self.modules if same.a.path != same.b.path
+        )
+        return tuple(
+            (*paths, n) for paths, n in sorted(moved.items(), key=lambda item: (-item[1], item[0]))
+        )
 
 
 def _moved(a: RecordedModule, b: RecordedModule) -> tuple[str, str]:
@@ -170,20 +183,26 @@ class _Pairs:
     def name(self, named: Callable[[Iterable[RecordedModule]], Named], how: How) -> None:
         """Pair modules of the same name; the names of all modules show which numbered containers count."""
         pairs = by_name(named(self.a), named(self.b))
-        self.take(((a, b) for a, b in pairs if id(a) not in self._taken and id(b) not in self._taken), how)
+        self.take(
+            ((a, b) for a, b in pairs if id(a) not in self._taken and id(b) not in self._taken), how
+        )
 
     def leave_out_prefixes(self) -> None:
         """Pair modules of the same name except for its beginning."""
         for _ in range(MOST_PREFIXES):
             a, b = self.left
             prefix = prefixes(a, b)
-            if prefix is None or not self.take(by_name(without(a, prefix[0]), without(b, prefix[1])), "prefix"):
+            if prefix is None or not self.take(
+                by_name(without(a, prefix[0]), without(b, prefix[1])), "prefix"
+            ):
                 return
 
     def match(self, weigh: Weigh, how: How) -> None:
         """Pair by structure the modules that lie between the same pairs."""
         pairs = [(same.a, same.b) for same in self.same]
-        self.take([pair for gap in gaps(self.a, self.b, pairs) for pair in aligned(gap, weigh)], how)
+        self.take(
+            [pair for gap in gaps(self.a, self.b, pairs) for pair in aligned(gap, weigh)], how
+        )
 
 
 def _sites(same: SameModule) -> Iterator[SameSite]:
@@ -197,13 +216,17 @@ def _sites(same: SameModule) -> Iterator[SameSite]:
         else:
             yield SameSite(site, other, same)
     for site in left:
-        other = next((o for o in others.values() if (flow(o), o.shape) == (flow(site), site.shape)), None)
+        other = next(
+            (o for o in others.values() if (flow(o), o.shape) == (flow(site), site.shape)), None
+        )
         if other is not None:
             del others[same.b.part(other)]
             yield SameSite(site, other, same)
 
 
-def _norms(a: Recording, b: Recording, modules: Sequence[SameModule], sites: Sequence[SameSite]) -> Iterator[SameSite]:
+def _norms(
+    a: Recording, b: Recording, modules: Sequence[SameModule], sites: Sequence[SameSite]
+) -> Iterator[SameSite]:
     """Yield pairs of the norms of whole models, which have the path of a root that may itself have no pair."""
     taken = {id(site) for same in sites for site in (same.a, same.b)}
     roots = Counter((same.a.sites[0].root, same.b.sites[0].root) for same in modules)
@@ -220,5 +243,7 @@ def _losses(a: Recording, b: Recording) -> Iterator[SameSite]:
     others = {site.path: site for site in b.of_kind("loss")}
     for site in a.of_kind("loss"):
         if site.path in others:
-            sides = [RecordedModule(one.path, (one,), leaf=True) for one in (site, others[site.path])]
+            sides = [
+                RecordedModule(one.path, (one,), leaf=True) for one in (site, others[site.path])
+            ]
             yield SameSite(site, others[site.path], SameModule(sides[0], sides[1], "name"))

@@ -25,7 +25,9 @@ Weigh = Callable[[Sequence[RecordedModule], Sequence[RecordedModule]], Weights]
 Gap = tuple[list[RecordedModule], list[RecordedModule]]
 
 
-def gaps(a: Sequence[RecordedModule], b: Sequence[RecordedModule], pairs: Sequence[Pair]) -> Iterator[Gap]:
+def gaps(
+    a: Sequence[RecordedModule], b: Sequence[RecordedModule], pairs: Sequence[Pair]
+) -> Iterator[Gap]:
     """Yield the modules of both sides that are not in a pair and follow the same pair."""
     anchors = {id(module): i for i, pair in enumerate(pairs) for module in pair}
     ones, others = _after(a, anchors), _after(b, anchors)
@@ -34,7 +36,9 @@ def gaps(a: Sequence[RecordedModule], b: Sequence[RecordedModule], pairs: Sequen
             yield left, others[anchor]
 
 
-def _after(modules: Sequence[RecordedModule], anchors: dict[int, int]) -> dict[tuple[int, bool], list[RecordedModule]]:
+def _after(
+    modules: Sequence[RecordedModule], anchors: dict[int, int]
+) -> dict[tuple[int, bool], list[RecordedModule]]:
     """Return modules by the pair that they follow; those that never fire have groups of their own."""
     found: dict[tuple[int, bool], list[RecordedModule]] = {}
     anchor = -1
@@ -99,7 +103,9 @@ def _name(module: RecordedModule) -> object:
 
 
 def _equal(
-    a: Sequence[RecordedModule], b: Sequence[RecordedModule], key: Callable[[RecordedModule], object]
+    a: Sequence[RecordedModule],
+    b: Sequence[RecordedModule],
+    key: Callable[[RecordedModule], object],
 ) -> Weights:
     """Return 1 for pairs with the same key, and 0 for the others."""
     numbers: dict[object, int] = {}

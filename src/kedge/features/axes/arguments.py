@@ -77,12 +77,21 @@ class Arguments:
             for parameter in bound.signature.parameters.values():
                 if parameter.kind is parameter.VAR_KEYWORD:
                     named |= named.pop(parameter.name, {})
-        except (TypeError, ValueError):  # a forward without a signature, or a call that it will refuse
+        except (
+            TypeError,
+            ValueError,
+        ):  # a forward without a signature, or a call that it will refuse
             named = {**{str(place): value for place, value in enumerate(args)}, **kwargs}
-        found = {name: value for given, each in named.items() for name, value in leaves.find(each, given)}
+        found = {
+            name: value for given, each in named.items() for name, value in leaves.find(each, given)
+        }
         plain = {name: value for name, value in found.items() if not value.is_nested}
         samples = _SAMPLES.get()
-        masks = [value for name, value in plain.items() if value.dim() == _MATRIX and _MASK.fullmatch(_word(name))]
+        masks = [
+            value
+            for name, value in plain.items()
+            if value.dim() == _MATRIX and _MASK.fullmatch(_word(name))
+        ]
         counted = samples is not None or bool(masks)
         if samples is None:
             first = next((value for value in (*masks, *plain.values()) if value.dim()), None)
@@ -96,22 +105,33 @@ class Arguments:
 
     def sample_dim(self, value: Tensor) -> int | None:
         """Return the dimension of the samples in an argument; None if it has none."""
-        return next((dim for dim in range(min(2, value.dim())) if value.shape[dim] == self.samples), None)
+        return next(
+            (dim for dim in range(min(2, value.dim())) if value.shape[dim] == self.samples), None
+        )
 
     def masks(self) -> list[Mask]:
         """Return the masks among the arguments."""
         found = {name: match for name in self.tensors if (match := _MASK.fullmatch(_word(name)))}
         prefixes = tuple(match[1] for match in found.values() if match[1])
-        return [mask for name, match in found.items() if (mask := self._mask(name, match, prefixes)) is not None]
+        return [
+            mask
+            for name, match in found.items()
+            if (mask := self._mask(name, match, prefixes)) is not None
+        ]
 
     def unused_masks(self) -> list[str]:
         """Return the names of masks of positions whose meaning is not known."""
         known = {mask.name for mask in self.masks()}
-        shapes = {tuple(value.shape[:2]) for name, value in self.tensors.items() if "mask" not in name}
+        shapes = {
+            tuple(value.shape[:2]) for name, value in self.tensors.items() if "mask" not in name
+        }
         return [
             name
             for name, value in self.tensors.items()
-            if "mask" in _word(name) and name not in known and value.dim() == _MATRIX and tuple(value.shape) in shapes
+            if "mask" in _word(name)
+            and name not in known
+            and value.dim() == _MATRIX
+            and tuple(value.shape) in shapes
         ]
 
     def _mask(self, name: str, match: re.Match[str], prefixes: tuple[str, ...]) -> Mask | None:
@@ -126,19 +146,30 @@ class Arguments:
         if value.dim() != _MATRIX or len(value) != self.samples:
             return None
         return Mask(
-            name, _tokens(value, is_padding=match[2] == "key_padding_mask"), self._covered(mine, value.shape[1])
+            name,
+            _tokens(value, is_padding=match[2] == "key_padding_mask"),
+            self._covered(mine, value.shape[1]),
         )
 
     def _of_lengths(self, name: str, value: Tensor, mine: set[str]) -> Mask | None:
         """Return the mask of lengths, of the argument of which they are lengths: the longest sample fills it."""
-        if value.dim() != 1 or len(value) != self.samples or value.is_floating_point() or not len(value):
+        if (
+            value.dim() != 1
+            or len(value) != self.samples
+            or value.is_floating_point()
+            or not len(value)
+        ):
             return None
         longest = int(value.max())
         sizes = {name: self._other_size(self.tensors[name]) for name in sorted(mine)}
         size = next((size for size in sizes.values() if size is not None and size >= longest), None)
         if size is None:
             return None
-        return Mask(name, torch.arange(size, device=value.device) < value[:, None], self._covered(mine, size))
+        return Mask(
+            name,
+            torch.arange(size, device=value.device) < value[:, None],
+            self._covered(mine, size),
+        )
 
     def _other_size(self, value: Tensor) -> int | None:
         """Return the size of the sequence in an argument, beside that of the samples."""
@@ -148,7 +179,9 @@ class Arguments:
     def _covered(self, names: set[str], positions: int) -> frozenset[Source]:
         shapes = ((self.samples, positions), (positions, self.samples))
         places = ((name, tuple(self.tensors[name].shape[:2])) for name in names)
-        return frozenset((name, 1 - shapes.index(shape)) for name, shape in places if shape in shapes)
+        return frozenset(
+            (name, 1 - shapes.index(shape)) for name, shape in places if shape in shapes
+        )
 
 
 def _tokens(mask: Tensor, *, is_padding: bool) -> Tensor:

@@ -88,7 +88,11 @@ def together(axes: Sequence[Axis]) -> Axis:
 
 def reshaped(axes: Sequence[Axis], sizes: Sequence[int], shape: Sequence[int]) -> list[Axis]:
     """Return the dimensions after a reshape: the elements keep their order, so each new one is made of whole factors."""
-    parts = [factor for axis, size in zip(axes, sizes, strict=True) for factor in axis.factors or ((axis, size),)]
+    parts = [
+        factor
+        for axis, size in zip(axes, sizes, strict=True)
+        for factor in axis.factors or ((axis, size),)
+    ]
     found: list[Axis] = []
     for size in shape:
         mine: list[tuple[Axis, int]] = []
@@ -98,7 +102,9 @@ def reshaped(axes: Sequence[Axis], sizes: Sequence[int], shape: Sequence[int]) -
             axis, part = parts.pop(0)
             missing = size // prod(other for _, other in mine)
             if part > missing:
-                if part % missing:  # the border between two new dimensions lies inside of an old one
+                if (
+                    part % missing
+                ):  # the border between two new dimensions lies inside of an old one
                     return [Axis() for _ in shape]
                 parts.insert(0, (axis.remade(), part // missing))
                 axis, part = axis.remade(), missing
@@ -151,8 +157,12 @@ class Axes:
         if place is None or len(place[1]) != len(axes):
             return
         before = self.known.get(place, [])
-        if len(before) != len(axes) or any(one is not other for one, other in zip(before, axes, strict=True)):
-            self.known[place] = list(axes)  # an alias keeps the list, which a module may yet correct
+        if len(before) != len(axes) or any(
+            one is not other for one, other in zip(before, axes, strict=True)
+        ):
+            self.known[place] = list(
+                axes
+            )  # an alias keeps the list, which a module may yet correct
 
     def forget(self, value: Tensor) -> None:
         """Note that nothing is known about a tensor."""
@@ -170,7 +180,10 @@ def _place(value: Tensor) -> _Place | None:
     try:
         address, shape = value.data_ptr(), tuple(value.shape)
         steps = value.stride()
-    except (RuntimeError, NotImplementedError):  # nested, sparse, without memory, or a library's own
+    except (
+        RuntimeError,
+        NotImplementedError,
+    ):  # nested, sparse, without memory, or a library's own
         return None
     if not address:
         return None

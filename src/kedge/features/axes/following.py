@@ -39,7 +39,9 @@ def followed(model: nn.Module, given: Arguments) -> Iterator[Axes]:
         session.end(quiet=True)
 
 
-def _declare(session: Session, model: nn.Module, axes: Axes, path: str, module: nn.Module, *, counted: bool) -> None:
+def _declare(
+    session: Session, model: nn.Module, axes: Axes, path: str, module: nn.Module, *, counted: bool
+) -> None:
     """Let a module of PyTorch say what its operations do not: which dimension of its input is the sequence.
 
     Encoders with ``batch_first=True`` get no hook at their inputs, because it would keep PyTorch from their fast path.
@@ -49,14 +51,21 @@ def _declare(session: Session, model: nn.Module, axes: Axes, path: str, module: 
         first = module.self_attn.batch_first
 
     def at_input(value: Tensor, event: Event) -> None:
-        if event.site.leaf in ("input", "query", "key", "value", "src", "tgt", "memory") and value.dim() == _SEQUENCE:
+        if (
+            event.site.leaf in ("input", "query", "key", "value", "src", "tgt", "memory")
+            and value.dim() == _SEQUENCE
+        ):
             sequence, samples, *_ = axes.of(value)
             if not counted or value.shape[0] == value.shape[1] or sequence.kind != "samples":
                 sequence.kind, samples.kind = "positions", "samples"
 
     def at_output(value: Tensor, event: Event) -> None:
         given = event.args[0] if event.args else event.kwargs.get("src", event.kwargs.get("input"))
-        if event.site.leaf in (None, "0") and isinstance(given, Tensor) and given.shape[:2] == value.shape[:2]:
+        if (
+            event.site.leaf in (None, "0")
+            and isinstance(given, Tensor)
+            and given.shape[:2] == value.shape[:2]
+        ):
             lead = axes.of(given)[:2]
             axes.of(value)[:] = [*lead, *(channels() for _ in range(value.dim() - len(lead)))]
 

@@ -44,17 +44,27 @@ class Layout:
         samples = [dim for dim, axis in enumerate(axes) if axis.kind == "samples"]
         if channel is not None:
             lead = samples[0] if len(samples) == 1 else 0
-            return cls._made(axes, lead, [dim for dim in range(len(axes)) if dim not in (lead, channel % len(axes))])
+            return cls._made(
+                axes,
+                lead,
+                [dim for dim in range(len(axes)) if dim not in (lead, channel % len(axes))],
+            )
         if len(samples) != 1:
             return None
         rest = [dim for dim in range(len(axes)) if dim not in samples]
         holds_channels = [dim for dim in rest if axes[dim].kind == "channels"]
         positions = [dim for dim in rest if axes[dim].kind == "positions"]
-        if len(holds_channels) == 1:  # what mixes tokens takes them for channels, and adds its result to theirs
-            positions += [dim for dim in rest if axes[dim].kind == "mixed" and not axes[dim].factors]
+        if (
+            len(holds_channels) == 1
+        ):  # what mixes tokens takes them for channels, and adds its result to theirs
+            positions += [
+                dim for dim in rest if axes[dim].kind == "mixed" and not axes[dim].factors
+            ]
         others = [dim for dim in rest if dim not in holds_channels and dim not in positions]
         # The channels are known, so an argument's other dimensions are what the model goes along.
-        if others and not (len(holds_channels) == 1 and all(_is_of_argument(axes[dim]) for dim in others)):
+        if others and not (
+            len(holds_channels) == 1 and all(_is_of_argument(axes[dim]) for dim in others)
+        ):
             return None
         if not positions and not others and len(rest) > 1:
             return None

@@ -44,10 +44,16 @@ def _rule(name: str) -> Rule:
 def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
-    return [each for each in value if isinstance(each, Tensor)] if isinstance(value, (tuple, list)) else []
+    return (
+        [each for each in value if isinstance(each, Tensor)]
+        if isinstance(value, (tuple, list))
+        else []
+    )
 
 
-def _argument(args: Sequence[Any], kwargs: dict[str, Any], place: int, name: str, default: Any = None) -> Any:
+def _argument(
+    args: Sequence[Any], kwargs: dict[str, Any], place: int, name: str, default: Any = None
+) -> Any:
     return args[place] if len(args) > place else kwargs.get(name, default)
 
 
@@ -67,13 +73,17 @@ def _elementwise(
             size = result.shape[-back]
             there = [each for each in operands if each.dim() >= back and each.shape[-back] == size]
             found.append(together([axes.of(each)[-back] for each in there]) if there else None)
-        if all(axis is not None for axis in found) and any(each.dim() == result.dim() for each in operands):
+        if all(axis is not None for axis in found) and any(
+            each.dim() == result.dim() for each in operands
+        ):
             axes.put(result, [axis for axis in found if axis is not None])
         else:
             axes.forget(result)
 
 
-def _windows(axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _windows(
+    axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     """Convolutions, and pooling, padding and resizing of images: channels in dimension 1, positions behind them."""
     value, convolves = args[0], "conv" in name
     spatial = value.dim() - 2
@@ -87,13 +97,19 @@ def _windows(axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any],
     made = channels() if convolves or name == "im2col" else mine[lead]
     for result in results:
         if name == "im2col":
-            axes.put(result, [mine[0], made, Axis("positions", within=mine[2].origin | mine[3].origin)])
+            axes.put(
+                result, [mine[0], made, Axis("positions", within=mine[2].origin | mine[3].origin)]
+            )
             continue
-        places = zip(mine[lead + 1 :], value.shape[lead + 1 :], result.shape[lead + 1 :], strict=True)
+        places = zip(
+            mine[lead + 1 :], value.shape[lead + 1 :], result.shape[lead + 1 :], strict=True
+        )
         axes.put(result, [*mine[:lead], made, *(_resized(*place) for place in places)])
 
 
-def _padded(axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _padded(
+    axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     """Padding, slices and selections: other elements along some dimensions."""
     value, result = args[0], results[0]
     if value.dim() == result.dim():
@@ -103,7 +119,9 @@ def _padded(axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any]
         axes.forget(result)
 
 
-def _linear(axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _linear(
+    axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     """Products with a matrix of weights: channels last."""
     left, right = args[1:3] if "add" in name else args[:2]
     mine = axes.of(left)
@@ -117,7 +135,9 @@ def _linear(axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any], 
     axes.put(results[0], lead)
 
 
-def _product(axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _product(
+    axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     """Products of two batches of matrices, as in attention."""
     left, right = args[1:3] if name == "baddbmm" else args[:2]
     ours, theirs = axes.of(left), axes.of(right)
@@ -127,7 +147,9 @@ def _product(axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any],
     axes.put(results[0], [together([ours[0], theirs[0]]), ours[1], last])
 
 
-def _attention(axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _attention(
+    axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     query, _, value = args[:3]
     mine = axes.of(query)
     mine[-2].must_be("positions")
@@ -137,7 +159,9 @@ def _attention(axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, A
         axes.forget(other)
 
 
-def _embedding(axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _embedding(
+    axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     """A row of channels for each index."""
     mine = axes.of(args[1])
     for axis in mine[1:] or mine:
@@ -167,7 +191,9 @@ def _first_normalized(
     _as_first(axes, name, args, kwargs, results)
 
 
-def _as_first(axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _as_first(
+    axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     """Results like the first operand."""
     value = args[0]
     for result in results:
@@ -177,11 +203,15 @@ def _as_first(axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, An
             axes.forget(result)
 
 
-def _reshape(axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _reshape(
+    axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     axes.put(results[0], reshaped(axes.of(args[0]), args[0].shape, results[0].shape))
 
 
-def _permute(axes: Axes, name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _permute(
+    axes: Axes, name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     mine = axes.of(args[0])
     if name == "permute":
         order = list(args[1])
@@ -193,7 +223,9 @@ def _permute(axes: Axes, name: str, args: Sequence[Any], _kwargs: dict[str, Any]
     axes.put(results[0], [mine[at] for at in order])
 
 
-def _expand(axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _expand(
+    axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     value, result = args[0], results[0]
     mine = axes.of(value)
     new = result.dim() - len(mine)
@@ -203,20 +235,28 @@ def _expand(axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any]
     axes.put(result, made)
 
 
-def _unsqueeze(axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _unsqueeze(
+    axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     made = list(axes.of(args[0]))
     made.insert(args[1] % results[0].dim(), Axis())
     axes.put(results[0], made)
 
 
-def _squeeze(axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _squeeze(
+    axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     value = args[0]
     dims = _dims(_argument(args, kwargs, 1, "dim"), value.dim())
-    kept = [axis for at, axis in enumerate(axes.of(value)) if not (at in dims and value.shape[at] == 1)]
+    kept = [
+        axis for at, axis in enumerate(axes.of(value)) if not (at in dims and value.shape[at] == 1)
+    ]
     axes.put(results[0], kept)
 
 
-def _select(axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _select(
+    axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     """One element of a dimension, or each."""
     value = args[0]
     dim = _argument(args, kwargs, 1, "dim", 0) % value.dim()
@@ -224,7 +264,9 @@ def _select(axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any],
         axes.put(result, [axis for at, axis in enumerate(axes.of(value)) if at != dim])
 
 
-def _split(axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _split(
+    axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     value = args[0]
     dim = _argument(args, kwargs, 2, "dim", 0) % value.dim()
     for result in results:
@@ -233,7 +275,9 @@ def _split(axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any], 
         axes.put(result, mine)
 
 
-def _cat(axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _cat(
+    axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     result = results[0]
     dim = _argument(args, kwargs, 1, "dim", 0) % result.dim()
     parts = [each for each in args[0] if each.dim() == result.dim()]  # PyTorch skips an empty [0]
@@ -247,7 +291,9 @@ def _cat(axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any], re
     axes.put(result, made)
 
 
-def _stack(axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _stack(
+    axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     result = results[0]
     each = [axes.of(part) for part in args[0]]
     made = [together([of[at] for of in each]) for at in range(result.dim() - 1)]
@@ -255,7 +301,9 @@ def _stack(axes: Axes, _name: str, args: Sequence[Any], kwargs: dict[str, Any], 
     axes.put(result, made)
 
 
-def _reduced(axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _reduced(
+    axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     """Sums and their like over some dimensions."""
     value = args[0]
     place = 2 if name in ("linalg_vector_norm", "norm", "kthvalue") else 1
@@ -267,19 +315,28 @@ def _reduced(axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any],
     mine = axes.of(value)
     for result in results:
         if result.dim() == value.dim():
-            axes.put(result, [axis.remade() if at in dims else axis for at, axis in enumerate(mine)])
+            axes.put(
+                result, [axis.remade() if at in dims else axis for at, axis in enumerate(mine)]
+            )
         else:
             axes.put(result, [axis for at, axis in enumerate(mine) if at not in dims])
 
 
-def _moved(axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _moved(
+    axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     """Elements in another order along some dimensions."""
     value = args[0]
     dims = _dims(args[-1], value.dim())
-    axes.put(results[0], [axis.remade() if at in dims else axis for at, axis in enumerate(axes.of(value))])
+    axes.put(
+        results[0],
+        [axis.remade() if at in dims else axis for at, axis in enumerate(axes.of(value))],
+    )
 
 
-def _indexed(axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _indexed(
+    axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     """Elements chosen by indices: dimensions without an index stay, those with one are made of other elements."""
     value, result = args[0], results[0]
     mine = axes.of(value)
@@ -295,18 +352,24 @@ def _indexed(axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any],
         axes.forget(result)
 
 
-def _made(axes: Axes, _name: str, _args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _made(
+    axes: Axes, _name: str, _args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     """Tensors that come from no argument."""
     for result in results:
         axes.put(result, [Axis(sources=frozenset({PARAMETER})) for _ in range(result.dim())])
 
 
-def _unknown(axes: Axes, _name: str, _args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _unknown(
+    axes: Axes, _name: str, _args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     for result in results:
         axes.forget(result)
 
 
-def _restrided(axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]) -> None:
+def _restrided(
+    axes: Axes, _name: str, args: Sequence[Any], _kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> None:
     """A view of any kind; in place PyTorch itself changes only the strides of dimensions of size 1."""
     if results[0] is not args[0]:
         axes.forget(results[0])

@@ -30,9 +30,18 @@ class Cluster:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name, least in (("workers", 1), ("batch_size", 1), ("rows", 1), ("cpus", 0), ("gpus", 0), ("deaths", 0)):
+        for name, least in (
+            ("workers", 1),
+            ("batch_size", 1),
+            ("rows", 1),
+            ("cpus", 0),
+            ("gpus", 0),
+            ("deaths", 0),
+        ):
             if getattr(self, name) < least:
-                raise ExtractionFailed(f"{name}={getattr(self, name)!r}: it must be at least {least}")
+                raise ExtractionFailed(
+                    f"{name}={getattr(self, name)!r}: it must be at least {least}"
+                )
 
     @property
     def whole_rows(self) -> int:
@@ -42,4 +51,7 @@ class Cluster:
 
 def is_of_ray(data: object) -> bool:
     """Whether data are a Ray data set; does not import Ray."""
-    return any(kind.__module__.partition(".")[0] == "ray" and kind.__name__ == "Dataset" for kind in type(data).__mro__)
+    return any(
+        kind.__module__.partition(".")[0] == "ray" and kind.__name__ == "Dataset"
+        for kind in type(data).__mro__
+    )

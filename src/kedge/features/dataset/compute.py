@@ -85,22 +85,31 @@ class BatchComputer:
 
     def held(self) -> AbstractContextManager[Any]:
         """Return a context in which the features keep their hooks on the model between batches, if they have hooks."""
-        held: Callable[[], AbstractContextManager[Any]] = getattr(self.features, "held", nullcontext)
+        held: Callable[[], AbstractContextManager[Any]] = getattr(
+            self.features, "held", nullcontext
+        )
         return held()
 
     def _features(self, data: Any, size: int) -> dict[str, tuple[Tensor, torch.Event | None]]:
         data = moved(data, self.device)
         self._preparing = self.batch is not None
-        args, kwargs = called_with(data, self._left_out) if self.batch is None else given(self.batch(data))
+        args, kwargs = (
+            called_with(data, self._left_out) if self.batch is None else given(self.batch(data))
+        )
         self._preparing = False
         with torch.no_grad(), batch_of(size):
-            return {name: _own(name, value, size) for name, value in self.features(*args, **kwargs).items()}
+            return {
+                name: _own(name, value, size)
+                for name, value in self.features(*args, **kwargs).items()
+            }
 
     def _without_bad(self, batch: SampleBatch, error: Exception) -> Columns:
         """Return the features of the samples that the model can take; see Note [Which sample it was]."""
         size = len(batch.places)
         taker = f"batch= ({name_of(self.batch)})" if self._preparing else "the model"
-        failed = {row: found for row in range(size) if (found := self._alone(batch, row)) is not None}
+        failed = {
+            row: found for row in range(size) if (found := self._alone(batch, row)) is not None
+        }
         if not failed or (len(failed) == size and not self._still_works()):
             raise ExtractionFailed(
                 f"{taker} cannot take a batch of {size} samples, from {batch.keys[0]!r} to {batch.keys[-1]!r}: "
@@ -158,7 +167,11 @@ def _own(name: str, value: Any, size: int) -> tuple[Tensor, torch.Event | None]:
             f"lambda v: {dense}"
         )
     if not isinstance(value, Tensor) or not value.ndim or len(value) != size:
-        shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        shape = (
+            f"shape {tuple(value.shape)}"
+            if isinstance(value, Tensor)
+            else f"a {type(value).__name__}"
+        )
         raise ExtractionFailed(
             f"{name!r} has {shape} for a batch of {size} samples: the first dimension must be that of the samples; "
             "give the site a transform that returns such a tensor"

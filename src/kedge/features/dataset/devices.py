@@ -20,7 +20,9 @@ def usable(device: Any) -> torch.device:
     """
     try:
         found = torch.device(device)
-        torch.zeros(1, device=found).add_(1).cpu()  # without a driver, creating a device is not an error yet
+        torch.zeros(1, device=found).add_(
+            1
+        ).cpu()  # without a driver, creating a device is not an error yet
     except Exception as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise ExtractionFailed(
@@ -33,4 +35,7 @@ def _there() -> list[str]:
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         return ["cpu"]
-    return ["cpu", *(f"{found.type}:{number}" for number in range(torch.accelerator.device_count()))]
+    return [
+        "cpu",
+        *(f"{found.type}:{number}" for number in range(torch.accelerator.device_count())),
+    ]

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from kedge.errors import ExtractionFailed, KedgeError, OtherRun
@@ -40,7 +48,12 @@ from kedge.features.dataset.ranks import SharingRank
 from kedge.features.dataset.reduced_layout import reduced_as_laid_out
 from kedge.features.dataset.samples.batch import Columns, VisitedPlaces
 from kedge.features.dataset.samples.fields import BatchFields
-from kedge.features.dataset.samples.loading import BatchSource, is_loader, is_stream, sample_by_sample
+from kedge.features.dataset.samples.loading import (
+    BatchSource,
+    is_loader,
+    is_stream,
+    sample_by_sample,
+)
 from kedge.features.dataset.samples.names import SampleKeys, must_be_names, must_be_possible
 from kedge.features.dataset.samples.placed import LoadedBatch, why
 from kedge.features.forward import FeatureForward
@@ -51,7 +64,10 @@ from kedge.stderr import SpacedLines, shows_progress
 
 
 def extract_dataset(
-    features: TakesFeatures, loader: Any, out: str | os.PathLike[str], options: Options | None = None
+    features: TakesFeatures,
+    loader: Any,
+    out: str | os.PathLike[str],
+    options: Options | None = None,
 ) -> FeatureSet:
     """Write the features of every sample of a loader to a folder, or continue an earlier run of the same extraction.
 
@@ -91,10 +107,16 @@ def extract_dataset(
     with only_writer(folder, rank.rank):
         done = VisitedPlaces(BatchSource(loader).length)
         keys = SampleKeys(options.keys, BatchSource(loader).length, _mark_done(done, folder))
-        source = BatchSource(loader, rank, options.split, done, in_batches=options.items == "batches")
+        source = BatchSource(
+            loader, rank, options.split, done, in_batches=options.items == "batches"
+        )
         fields = BatchFields(options.stored_fields)
         work = BatchComputer(
-            features, batch=options.batch, device=options.device, proven=len(done) > 0, left_out=fields.entries
+            features,
+            batch=options.batch,
+            device=options.device,
+            proven=len(done) > 0,
+            left_out=fields.entries,
         )
         # A stored error would keep the loader's workers alive through its traceback, so close the generators here.
         with (
@@ -118,7 +140,9 @@ def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
     data: dict[str, Any] = {"type": "stream"} if length is None else {"samples": length}
     if is_loader(loader) and is_stream(loader):
         data["workers"] = max(1, loader.num_workers)
-    collated = {"collate": identity(loader.collate_fn, options.version)} if is_loader(loader) else {}
+    collated = (
+        {"collate": identity(loader.collate_fn, options.version)} if is_loader(loader) else {}
+    )
     return {
         "files": options.format,
         "model": about_model(features),
@@ -157,14 +181,22 @@ def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
         OtherRun: The folder holds something else.
         ExtractionFailed: The run has reducers for values that it does not have, which an earlier Kedge allowed.
     """
-    others = [name for name in sorted(path.name for path in folder.iterdir()) if not name.startswith((".", "writer-"))]
-    found = read_manifest(folder)  # after the listing, because another rank may be writing the first files
+    others = [
+        name
+        for name in sorted(path.name for path in folder.iterdir())
+        if not name.startswith((".", "writer-"))
+    ]
+    found = read_manifest(
+        folder
+    )  # after the listing, because another rank may be writing the first files
     if found is not None:
         check_same(folder, found, wanted)
         if "columns" in found:
             must_be_names(wanted["reduce"], found["columns"])
     elif others:
-        raise OtherRun(f"cannot write to {folder}, which holds other files ({others[0]}); name a new folder")
+        raise OtherRun(
+            f"cannot write to {folder}, which holds other files ({others[0]}); name a new folder"
+        )
 
 
 def _mark_done(done: VisitedPlaces, folder: Path) -> Iterator[tuple[str, str]]:
@@ -175,7 +207,9 @@ def _mark_done(done: VisitedPlaces, folder: Path) -> Iterator[tuple[str, str]]:
     return iter(known)
 
 
-def _write(features: Any, computed: Iterator[Columns], destination: FeatureDestination, total: int | None) -> None:
+def _write(
+    features: Any, computed: Iterator[Columns], destination: FeatureDestination, total: int | None
+) -> None:
     """Write computed features in a thread, and the run's manifest as soon as the first batch is computed."""
     # Loaders start their workers with the first batch, and forking is safer before the thread starts.
     first: list[Columns] = []
@@ -191,7 +225,10 @@ def _write(features: Any, computed: Iterator[Columns], destination: FeatureDesti
     options = destination.options
     shards = Shards(destination.folder, destination.rank.rank, options)
     shown = options.progress if destination.rank.rank == 0 else False
-    with ShardWriter(shards, options.shard_bytes) as writer, progress_bar(shown, Console(stderr=True)) as bar:
+    with (
+        ShardWriter(shards, options.shard_bytes) as writer,
+        progress_bar(shown, Console(stderr=True)) as bar,
+    ):
         bar.add_task("features", total=total)
         [task] = bar.tasks
         log = SpacedLines() if bar.disable and shown is None else None
@@ -221,12 +258,20 @@ class SampleRate(ProgressColumn):
 
 def progress_bar(shown: bool | None, console: Console) -> Progress:
     """Return the progress bar of an extraction; with `shown` None it is visible on a terminal, but not in CI."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), SampleRate(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        SampleRate(),
+        TimeRemainingColumn(),
+    )
     hidden = not (shows_progress(console) if shown is None else shown)
     return Progress(*columns, console=console, disable=hidden, refresh_per_second=5)
 
 
-def compute(loads: Iterable[LoadedBatch], keys: SampleKeys, work: BatchComputer, on_bad: OnBad) -> Generator[Columns]:
+def compute(
+    loads: Iterable[LoadedBatch], keys: SampleKeys, work: BatchComputer, on_bad: OnBad
+) -> Generator[Columns]:
     """Yield the features of each batch; the good samples of a batch come before the error about its bad ones."""
     for loaded in loads:
         columns = work(keys(loaded))

@@ -46,7 +46,10 @@ _LOGGERS = {
 
 
 def extract_on_ray(
-    features: TakesFeatures, dataset: ray.data.Dataset, out: str | os.PathLike[str], options: Options
+    features: TakesFeatures,
+    dataset: ray.data.Dataset,
+    out: str | os.PathLike[str],
+    options: Options,
 ) -> FeatureSet:
     """Write the features of every row to a folder that all machines share; see `extract_dataset`.
 
@@ -87,7 +90,11 @@ def _see_that_rows_have_keys(dataset: ray.data.Dataset, keys: Any) -> None:
 
 
 def _named(keys: Any) -> str:
-    return keys if isinstance(keys, str) else str(getattr(keys, "__qualname__", type(keys).__qualname__))
+    return (
+        keys
+        if isinstance(keys, str)
+        else str(getattr(keys, "__qualname__", type(keys).__qualname__))
+    )
 
 
 def _see_that_there_is_room(cluster: Cluster) -> None:
@@ -150,7 +157,13 @@ def _run(dataset: ray.data.Dataset, features: TakesFeatures, run: Run) -> int:
     """Compute and write the features of all rows; return the number of rows."""
     cluster = run.options.cluster
     done = frozenset(place for place, _ in places_of(run.folder))
-    sink = ShardSink(pickled(replace(run, options=replace(run.options, batch=None, keys=None, labels=None, fields={}))))
+    sink = ShardSink(
+        pickled(
+            replace(
+                run, options=replace(run.options, batch=None, keys=None, labels=None, fields={})
+            )
+        )
+    )
     computed = dataset.map_batches(
         Worker,
         batch_size=cluster.whole_rows,
@@ -207,7 +220,10 @@ def _see_that_each_counts_once(folder: Path, count: int) -> None:
 def _shown(dataset: ray.data.Dataset, shown: bool | None) -> Iterator[None]:
     """Context that shows Ray Data's bars if wanted, and silences its logs of steps and of errors raised here anyway."""
     context = dataset.context
-    bars, levels = context.enable_progress_bars, {name: logging.getLogger(name).level for name in _LOGGERS}
+    bars, levels = (
+        context.enable_progress_bars,
+        {name: logging.getLogger(name).level for name in _LOGGERS},
+    )
     context.enable_progress_bars = shows_progress(sys.stderr) if shown is None else shown
     _set_levels(_LOGGERS)
     try:

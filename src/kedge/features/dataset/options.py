@@ -81,13 +81,17 @@ class Options:
                 raise ExtractionFailed(f"{name}={getattr(self, name)!r}: use one of {choices}")
         strange = [name for name in self.keep if name not in self.reduce]
         if strange:
-            raise ExtractionFailed(f"keep={strange!r}: name only sites of reduce=; all others are kept in any case")
+            raise ExtractionFailed(
+                f"keep={strange!r}: name only sites of reduce=; all others are kept in any case"
+            )
         if not isinstance(self.fields, Mapping):
             raise ExtractionFailed(
                 f"fields= is a {type(self.fields).__name__}; give a name to each entry of the batch: fields={{'path': 2}}"
             )
         if LABELS in self.fields and self._has_labels:
-            raise ExtractionFailed(f"labels= and fields= both give the field {LABELS!r}; give one of them")
+            raise ExtractionFailed(
+                f"labels= and fields= both give the field {LABELS!r}; give one of them"
+            )
         for name, entry in self.stored_fields.items():
             if (
                 not (name and isinstance(name, str))
@@ -105,7 +109,9 @@ class Options:
                     "or to a function of the batch"
                 )
         if not (self.keys is None or callable(self.keys) or hasattr(self.keys, "__len__")):
-            object.__setattr__(self, "keys", list(self.keys))  # an iterator yields keys once, and they are read twice
+            object.__setattr__(
+                self, "keys", list(self.keys)
+            )  # an iterator yields keys once, and they are read twice
 
     @property
     def stored_fields(self) -> dict[str, Field]:
@@ -119,4 +125,7 @@ class Options:
     @property
     def reducers(self) -> dict[str, list[Reducer]]:
         """The reducers of each site, as lists."""
-        return {name: list(some) if isinstance(some, Sequence) else [some] for name, some in self.reduce.items()}
+        return {
+            name: list(some) if isinstance(some, Sequence) else [some]
+            for name, some in self.reduce.items()
+        }

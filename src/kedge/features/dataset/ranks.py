@@ -57,7 +57,9 @@ def wait_for_others(rank: SharingRank) -> bool:
         return True
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return False
-    attempt = f"{os.environ.get('TORCHELASTIC_RUN_ID')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
+    attempt = (
+        f"{os.environ.get('TORCHELASTIC_RUN_ID')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
+    )
     noted = [f"kedge/{attempt}/{number}" for number in range(rank.world)]
     try:
         place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -94,7 +94,9 @@ class Worker:
             loads = _batches(rows, places, rest, self._options)
             with (
                 self._work.held(),
-                closing(compute(loads, SampleKeys(None), self._work, self._options.on_bad)) as computed,
+                closing(
+                    compute(loads, SampleKeys(None), self._work, self._options.on_bad)
+                ) as computed,
             ):
                 for columns in computed:
                     columns.wait()
@@ -119,7 +121,10 @@ def _note_process(run: Run) -> Path:
     Raises:
         ExtractionFailed: Too many processes have died.
     """
-    cluster, started = run.options.cluster, [path.read_text(encoding="utf-8") for path in run.marks.glob("process-*")]
+    cluster, started = (
+        run.options.cluster,
+        [path.read_text(encoding="utf-8") for path in run.marks.glob("process-*")],
+    )
     if len(started) >= cluster.workers + cluster.deaths:
         suspect = Counter(filter(None, started)).most_common(1)
         raise ExtractionFailed(
@@ -186,7 +191,9 @@ def _written_before(run: Run, task: int) -> set[str]:
     except FileExistsError:
         return {place for place, _ in places_of(run.folder)}
     except FileNotFoundError as error:
-        raise ExtractionFailed(f"nothing more is written to {run.folder}: the run has ended") from error
+        raise ExtractionFailed(
+            f"nothing more is written to {run.folder}: the run has ended"
+        ) from error
     return set()
 
 
@@ -218,7 +225,9 @@ def pickled(sent: object) -> bytes:
     try:
         return bytes(cloudpickle.dumps(sent))
     except (TypeError, AttributeError, pickle.PicklingError) as error:
-        raise ExtractionFailed(f"the features, or an option, cannot be sent to workers: {why(error)}") from error
+        raise ExtractionFailed(
+            f"the features, or an option, cannot be sent to workers: {why(error)}"
+        ) from error
 
 
 def opened(sent: bytes) -> Any:
@@ -239,11 +248,15 @@ def opened(sent: bytes) -> Any:
 def _places(rows: Rows, keys: Any) -> list[str]:
     """Return the rows' keys, as strings."""
     if not callable(keys) and keys not in rows:
-        raise ExtractionFailed(f"keys={keys!r}: there is no such column; there are {', '.join(map(repr, rows))}")
+        raise ExtractionFailed(
+            f"keys={keys!r}: there is no such column; there are {', '.join(map(repr, rows))}"
+        )
     found = texts(keys(_data(rows)) if callable(keys) else rows[keys])
     (key, times), *_ = Counter(found).most_common(1)
     if times > 1:
-        raise ExtractionFailed(f"the key {key!r} belongs to {times} samples; each sample needs a key of its own")
+        raise ExtractionFailed(
+            f"the key {key!r} belongs to {times} samples; each sample needs a key of its own"
+        )
     return found
 
 
@@ -262,20 +275,30 @@ def _work(features: TakesFeatures, options: Options, proven: bool) -> BatchCompu
     return BatchComputer(features, batch=options.batch, device=device, proven=proven)
 
 
-def _batches(rows: Rows, places: list[str], rest: list[int], options: Options) -> Iterator[LoadedBatch]:
+def _batches(
+    rows: Rows, places: list[str], rest: list[int], options: Options
+) -> Iterator[LoadedBatch]:
     """Yield rows cut into batches for the model."""
-    size, fields, inputs = options.cluster.batch_size, BatchFields(options.stored_fields), _inputs(rows, options)
+    size, fields, inputs = (
+        options.cluster.batch_size,
+        BatchFields(options.stored_fields),
+        _inputs(rows, options),
+    )
     alone = next(iter(inputs)) if len(inputs) == 1 and options.batch is None else None
     for start in range(0, len(rest), size):
         part = rest[start : start + size]
         data = _data({name: column[part] for name, column in rows.items()})
         loaded = fields(LoadedBatch([places[row] for row in part], data, []))
-        yield loaded._replace(data=data[alone] if alone is not None else {name: data[name] for name in inputs})
+        yield loaded._replace(
+            data=data[alone] if alone is not None else {name: data[name] for name in inputs}
+        )
 
 
 def _data(rows: Rows) -> dict[str, Any]:
     """Return columns of numbers as tensors, and others as lists."""
     return {
-        name: torch.from_numpy(np.array(column)) if column.dtype.kind in "biufc" else column.tolist()
+        name: torch.from_numpy(np.array(column))
+        if column.dtype.kind in "biufc"
+        else column.tolist()
         for name, column in rows.items()
     }

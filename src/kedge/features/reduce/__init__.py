@@ -8,4 +8,13 @@ from kedge.features.reduce.quantiles import Quantiles
 from kedge.features.reduce.reducer import Reducer
 from kedge.features.reduce.topk import TopK
 
-__all__ = ["Covariance", "Histogram", "Mean", "Quantiles", "Reducer", "TopK", "frechet_distance", "restore"]
+__all__ = [
+    "Covariance",
+    "Histogram",
+    "Mean",
+    "Quantiles",
+    "Reducer",
+    "TopK",
+    "frechet_distance",
+    "restore",
+]

@@ -109,7 +109,12 @@ class PowerGrid:
             edges = np.ldexp(numbers.astype(np.float64), self.power[:, None])
         nothing = torch.zeros(len(self.power), dtype=torch.int64)
         counts = torch.from_numpy(self.counts.copy())
-        return {"edges": torch.from_numpy(edges), "counts": counts, "under": nothing, "over": nothing.clone()}
+        return {
+            "edges": torch.from_numpy(edges),
+            "counts": counts,
+            "under": nothing,
+            "over": nothing.clone(),
+        }
 
     def _widen(self, least: NDArray[np.float64], most: NDArray[np.float64], power: Numbers) -> None:
         """Make the counts as coarse as these extremes require."""
@@ -136,7 +141,9 @@ def tally(bins: Tensor, counted: Tensor, width: int) -> Tensor:
     return found.reshape(channels, width + 1)[:, :width].cpu()
 
 
-def _power_for(least: NDArray[np.float64], most: NDArray[np.float64], power: Numbers, bins: int) -> Numbers:
+def _power_for(
+    least: NDArray[np.float64], most: NDArray[np.float64], power: Numbers, bins: int
+) -> Numbers:
     """Return the smallest powers, at least those given, for which the bins suffice."""
     seen = np.isfinite(least)
     low, high = np.where(seen, least, 0.0), np.where(seen, most, 0.0)

@@ -54,7 +54,11 @@ def frechet_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
 
 
 def _is_usable(result: Mapping[str, Any]) -> bool:
-    return bool(len(result["mean"]) and result["mean"].isfinite().all() and result["covariance"].isfinite().all())
+    return bool(
+        len(result["mean"])
+        and result["mean"].isfinite().all()
+        and result["covariance"].isfinite().all()
+    )
 
 
 def _root(covariance: Tensor) -> Tensor:

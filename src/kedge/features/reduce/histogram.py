@@ -56,7 +56,9 @@ class Histogram(Reducer):
         given = None if edges is None else [float(edge) for edge in edges]
         super().__init__(edges=given, bins=bins, per=per, positions=positions, channel=channel)
         if given is not None and (len(given) < 2 or not _increase(given)):
-            raise ReducerError(f"edges={given}: a histogram needs two or more finite numbers, each above the last")
+            raise ReducerError(
+                f"edges={given}: a histogram needs two or more finite numbers, each above the last"
+            )
         if bins < 2:
             raise ReducerError(f"bins={bins}: values on both sides of zero need two bins or more")
         check_per(per)
@@ -66,7 +68,11 @@ class Histogram(Reducer):
     def result(self) -> dict[str, Any]:
         """Return the number of values, the counts, the edges, and the counts of values outside the edges."""
         grid = self.grid or self._new_grid(0 if self.settings["per"] == "channel" else 1)
-        aside = self.aside if self.grid else torch.zeros(len(grid.counts), len(_ASIDE), dtype=torch.int64)
+        aside = (
+            self.aside
+            if self.grid
+            else torch.zeros(len(grid.counts), len(_ASIDE), dtype=torch.int64)
+        )
         found = grid.result() | {name: aside[:, i].clone() for i, name in enumerate(_ASIDE)}
         counted = found["counts"].sum(1) + found["under"] + found["over"] + aside.sum(1)
         if self.settings["per"] == "whole":
@@ -75,7 +81,11 @@ class Histogram(Reducer):
 
     def _new_grid(self, channels: int) -> FixedGrid | PowerGrid:
         edges = self.settings["edges"]
-        return PowerGrid(self.settings["bins"], channels) if edges is None else FixedGrid(tuple(edges), channels)
+        return (
+            PowerGrid(self.settings["bins"], channels)
+            if edges is None
+            else FixedGrid(tuple(edges), channels)
+        )
 
     def _prepare(self, channels: int) -> FixedGrid | PowerGrid:
         if self.grid is None:
@@ -120,7 +130,9 @@ def arranged(rows: Tensor, per: Per) -> Tensor:
 def check_per(per: str) -> None:
     """Check that `per` is "whole" or "channel"."""
     if per not in ("whole", "channel"):
-        raise ReducerError(f"per={per!r}: use 'whole' for one summary, or 'channel' for one per channel")
+        raise ReducerError(
+            f"per={per!r}: use 'whole' for one summary, or 'channel' for one per channel"
+        )
 
 
 def _only(found: dict[str, Tensor]) -> dict[str, Any]:

@@ -27,7 +27,17 @@ PIECE = 1 << 20
 """The number of elements processed at once on a CPU: 8 MiB in float64, which nearly fits into its cache."""
 FARTHER = 16
 """The factor for other devices, where launching work dominates the time."""
-_PLAIN = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16})
+_PLAIN = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,9 @@ class ChannelLayout:
                 "values that have one position only"
             )
         if self.channel == 0:
-            raise ReducerError("channel=0 is the dimension of the samples; use 1 for images, -1 for tokens")
+            raise ReducerError(
+                "channel=0 is the dimension of the samples; use 1 for images, -1 for tokens"
+            )
 
     def pieces(self, values: Tensor) -> Iterator[Tensor]:
         """Yield the rows of a batch in pieces small enough for memory.
@@ -62,7 +74,9 @@ class ChannelLayout:
         values = numbers(values)
         whole = values.numel() // len(values)
         if whole == 0:
-            raise ReducerError(f"values of shape {list(values.shape)} hold no elements; there is nothing to reduce")
+            raise ReducerError(
+                f"values of shape {list(values.shape)} hold no elements; there is nothing to reduce"
+            )
         most = PIECE if values.device.type == "cpu" else PIECE * FARTHER
         for piece in values.split(max(1, most // whole)):
             yield self.rows(piece)
@@ -74,8 +88,12 @@ class ChannelLayout:
         if self.positions == "elements":
             return values.flatten(1)
         if not -values.dim() < self.channel < values.dim():
-            raise ReducerError(f"channel={self.channel}: values of shape {list(values.shape)} have no such dimension")
-        return self._without_positions(values.movedim(self.channel, 1).flatten(2) if values.dim() > 2 else values)
+            raise ReducerError(
+                f"channel={self.channel}: values of shape {list(values.shape)} have no such dimension"
+            )
+        return self._without_positions(
+            values.movedim(self.channel, 1).flatten(2) if values.dim() > 2 else values
+        )
 
     def _without_positions(self, values: Tensor) -> Tensor:
         if values.dim() == 2:
@@ -111,7 +129,9 @@ def numbers(values: Tensor) -> Tensor:
     if values.is_complex() or values.is_nested or values.is_meta or values.is_quantized:
         kinds = {"complex": values.is_complex(), "nested": values.is_nested, "meta": values.is_meta}
         kind = next((name for name, holds in kinds.items() if holds), "quantized")
-        raise ReducerError(f"a reducer needs real numbers and got a {kind} tensor; give it values that have an order")
+        raise ReducerError(
+            f"a reducer needs real numbers and got a {kind} tensor; give it values that have an order"
+        )
     values = values.detach()
     if values.layout is not torch.strided:
         values = values.to_dense()

@@ -13,7 +13,9 @@ from kedge.features.reduce.quantiles import Quantiles
 from kedge.features.reduce.reducer import Reducer, settings_of
 from kedge.features.reduce.topk import TopK
 
-_KINDS: dict[str, type[Reducer]] = {kind.__name__: kind for kind in (Mean, Covariance, Histogram, Quantiles, TopK)}
+_KINDS: dict[str, type[Reducer]] = {
+    kind.__name__: kind for kind in (Mean, Covariance, Histogram, Quantiles, TopK)
+}
 
 
 def restore(state: Mapping[str, Tensor]) -> Reducer:

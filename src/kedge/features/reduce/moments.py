@@ -160,7 +160,9 @@ class Covariance(Moments):
     def result(self) -> dict[str, Any]:
         """Return `n`, `nonfinite`, `ddof`, `mean` and `covariance`."""
         moments, covariance = self._moments()
-        return moments | {"covariance": (covariance + covariance.T) / 2 if covariance.dim() == 2 else covariance}
+        return moments | {
+            "covariance": (covariance + covariance.T) / 2 if covariance.dim() == 2 else covariance
+        }
 
     def _add(self, rows: Tensor) -> None:
         self.scatter.addmm_(rows.T, rows)

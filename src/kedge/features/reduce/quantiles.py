@@ -74,7 +74,9 @@ class Quantiles(Reducer):
         if not wanted or not all(0 <= one <= 1 for one in wanted):
             raise ReducerError(f"q={wanted}: quantiles are numbers from 0 to 1, and at least one")
         if not SMALLEST_K <= k <= LARGEST_K:
-            raise ReducerError(f"k={k}: use {SMALLEST_K} to {LARGEST_K:,}; twice as much halves the error")
+            raise ReducerError(
+                f"k={k}: use {SMALLEST_K} to {LARGEST_K:,}; twice as much halves the error"
+            )
         check_per(per)
         _sketch_type()  # a missing package is reported before anything is computed
         self.k = k
@@ -84,7 +86,9 @@ class Quantiles(Reducer):
     def result(self) -> dict[str, Any]:
         """Return the quantiles."""
         wanted = self.settings["q"]
-        ends = torch.tensor([_ends(one) for one in self.sketches], dtype=torch.float64).reshape(-1, 2)
+        ends = torch.tensor([_ends(one) for one in self.sketches], dtype=torch.float64).reshape(
+            -1, 2
+        )
         values = [_quantiles(one, wanted) for one in self.sketches]
         found = {
             "n": torch.tensor([one.n for one in self.sketches], dtype=torch.int64),
@@ -99,19 +103,27 @@ class Quantiles(Reducer):
         return {"q": q, **found, "normalized_rank_error": self._rank_error()}
 
     def _rank_error(self) -> float:
-        errors = [one.normalized_rank_error(as_pmf=False) for one in self.sketches if one.is_estimation_mode()]
+        errors = [
+            one.normalized_rank_error(as_pmf=False)
+            for one in self.sketches
+            if one.is_estimation_mode()
+        ]
         return max(errors, default=0.0)
 
     def _take(self, values: Tensor, _keys: Sequence[str] | None, /) -> None:
         for piece in self._pieces(values):
             rows = arranged(piece, self.settings["per"]).float() + 0.0  # -0.0 is 0.0
-            if piece.dtype == torch.float64 and bool((rows.isinf() & piece.reshape(rows.shape).isfinite()).any()):
+            if piece.dtype == torch.float64 and bool(
+                (rows.isinf() & piece.reshape(rows.shape).isfinite()).any()
+            ):
                 raise ReducerError(
                     "Quantiles counts values as float32, and some of these exceed its 3.4e38; scale the values first"
                 )
             self._prepare(rows.shape[1])
             self.nan += rows.isnan().sum(0).cpu()
-            for sketch, column in zip(self.sketches, rows.T.contiguous().cpu().numpy(), strict=True):
+            for sketch, column in zip(
+                self.sketches, rows.T.contiguous().cpu().numpy(), strict=True
+            ):
                 sketch.update(column)  # skips NaN
 
     def _prepare(self, channels: int) -> None:
@@ -122,13 +134,20 @@ class Quantiles(Reducer):
     def _merge(self, other: Self) -> None:
         self._prepare(len(other.sketches))
         self.nan += other.nan
-        self.sketches = [_joined(mine, theirs) for mine, theirs in zip(self.sketches, other.sketches, strict=True)]
+        self.sketches = [
+            _joined(mine, theirs)
+            for mine, theirs in zip(self.sketches, other.sketches, strict=True)
+        ]
 
     def _state(self) -> State:
         """Return the sketches as the package's bytes, one after the other."""
         written = [one.serialize() for one in self.sketches]
         lengths = torch.tensor([len(text) for text in written], dtype=torch.int64)
-        joined = torch.frombuffer(bytearray(b"".join(written)), dtype=torch.uint8) if written else lengths.byte()
+        joined = (
+            torch.frombuffer(bytearray(b"".join(written)), dtype=torch.uint8)
+            if written
+            else lengths.byte()
+        )
         return {"sketches": joined, "lengths": lengths, "nan": self.nan}
 
     def _load(self, state: State) -> None:
@@ -164,7 +183,11 @@ def _quantiles(sketch: Any, wanted: Sequence[float]) -> list[float]:
 
 def _ends(sketch: Any) -> tuple[float, float]:
     """Return the least and the greatest value; NaN for an empty sketch."""
-    return (math.nan, math.nan) if sketch.is_empty() else (sketch.get_min_value(), sketch.get_max_value())
+    return (
+        (math.nan, math.nan)
+        if sketch.is_empty()
+        else (sketch.get_min_value(), sketch.get_max_value())
+    )
 
 
 def _joined(mine: Any, theirs: Any) -> Any:

@@ -38,7 +38,12 @@ class Reducer(ABC):
     """
 
     def __init__(self, *, positions: Positions | None, channel: int, **settings: Any) -> None:
-        self.settings = {"reducer": type(self).__name__, **settings, "positions": positions, "channel": channel}
+        self.settings = {
+            "reducer": type(self).__name__,
+            **settings,
+            "positions": positions,
+            "channel": channel,
+        }
         self.layout = ChannelLayout(positions, channel)
         self.channels: int | None = None
 
@@ -53,11 +58,17 @@ class Reducer(ABC):
             ReducerError: If the values cannot be summarized, or have another number of channels than earlier ones.
         """
         if not isinstance(values, Tensor):
-            raise ReducerError(f"a reducer needs a tensor [n, ...] and got a {type(values).__name__}")
+            raise ReducerError(
+                f"a reducer needs a tensor [n, ...] and got a {type(values).__name__}"
+            )
         if values.dim() == 0:
-            raise ReducerError("a reducer needs a batch of samples [n, ...] and got a single number")
+            raise ReducerError(
+                "a reducer needs a batch of samples [n, ...] and got a single number"
+            )
         if keys is not None and len(keys) != len(values):
-            raise ReducerError(f"{len(values)} samples came with {len(keys)} keys; each sample needs one")
+            raise ReducerError(
+                f"{len(values)} samples came with {len(keys)} keys; each sample needs one"
+            )
         if len(values):
             with _plainly():
                 self._take(values, keys)
@@ -78,7 +89,9 @@ class Reducer(ABC):
         """Return the summary and the settings as CPU tensors with memory of their own."""
         text = json.dumps(self.settings, sort_keys=True).encode()
         channels = -1 if self.channels is None else self.channels
-        own = {name: value.detach().cpu().contiguous().clone() for name, value in self._state().items()}
+        own = {
+            name: value.detach().cpu().contiguous().clone() for name, value in self._state().items()
+        }
         return {_SETTINGS: _bytes(text), "channels": torch.tensor(channels), **own}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -133,8 +146,12 @@ class Reducer(ABC):
             return
         names = dict.fromkeys([*self.settings, *settings])
         differing = [n for n in names if self.settings.get(n) != settings.get(n)]
-        shown = "; ".join(f"{n} is {self.settings.get(n)!r} here and {settings.get(n)!r} there" for n in differing)
-        raise SettingsDiffer(f"cannot {what} of different settings: {shown}; make both with the same arguments")
+        shown = "; ".join(
+            f"{n} is {self.settings.get(n)!r} here and {settings.get(n)!r} there" for n in differing
+        )
+        raise SettingsDiffer(
+            f"cannot {what} of different settings: {shown}; make both with the same arguments"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state with tensors on the CPU, so that a machine without the device can unpickle it."""
@@ -153,7 +170,9 @@ def settings_of(state: Mapping[str, Tensor]) -> dict[str, Any]:
         ReducerError: If it is not a reducer's state.
     """
     if _SETTINGS not in state:
-        raise ReducerError(f"this is not the state of a reducer: it holds {sorted(state)} and no {_SETTINGS!r}")
+        raise ReducerError(
+            f"this is not the state of a reducer: it holds {sorted(state)} and no {_SETTINGS!r}"
+        )
     settings: dict[str, Any] = json.loads(bytes(state[_SETTINGS].tolist()))
     return settings
 

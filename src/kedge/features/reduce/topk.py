@@ -43,7 +43,12 @@ class TopK(Reducer):
     """
 
     def __init__(
-        self, k: int = 10, *, largest: bool = True, positions: Positions | None = None, channel: int = 1
+        self,
+        k: int = 10,
+        *,
+        largest: bool = True,
+        positions: Positions | None = None,
+        channel: int = 1,
     ) -> None:
         super().__init__(k=k, largest=largest, positions=positions, channel=channel)
         if k < 1:
@@ -64,9 +69,13 @@ class TopK(Reducer):
 
     def _take(self, values: Tensor, keys: Sequence[str] | None, /) -> None:
         if keys is None:
-            raise ReducerError("TopK keeps the keys of samples, and this batch has none; call update(values, keys)")
+            raise ReducerError(
+                "TopK keeps the keys of samples, and this batch has none; call update(values, keys)"
+            )
         if not all(isinstance(key, str) for key in keys):
-            raise ReducerError("keys must be texts, which order samples of equal value; give str(key) for each")
+            raise ReducerError(
+                "keys must be texts, which order samples of equal value; give str(key) for each"
+            )
         order = sorted(range(len(keys)), key=keys.__getitem__)
         at = 0
         ordered = values[torch.tensor(order, device=values.device)]
@@ -98,9 +107,9 @@ class TopK(Reducer):
             if not count:
                 continue
             best = self.best[channel]
-            if len(best) < self.k or self._order((values[channel, 0], names[places[channel, 0]])) < self._order(
-                best[-1]
-            ):
+            if len(best) < self.k or self._order(
+                (values[channel, 0], names[places[channel, 0]])
+            ) < self._order(best[-1]):
                 some = slice(0, min(count, self.k))
                 new = zip(values[channel, some].tolist(), names[places[channel, some]], strict=True)
                 self._enter(channel, list(new))
@@ -143,7 +152,9 @@ class TopK(Reducer):
         self.n, self.nan = int(state["n"]), state["nan"]
         joined, ends = state["keys"].numpy().tobytes(), state["lengths"].cumsum(0).tolist()
         starts = [0, *ends]
-        texts = [joined[a:b].decode("utf-8", "surrogatepass") for a, b in zip(starts, ends, strict=False)]
+        texts = [
+            joined[a:b].decode("utf-8", "surrogatepass") for a, b in zip(starts, ends, strict=False)
+        ]
         keys = iter(texts)
         rows = zip(state["values"].tolist(), state["held"].tolist(), strict=True)
         self.best = [[(value, next(keys)) for value in row[:held]] for row, held in rows]

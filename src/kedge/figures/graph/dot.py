@@ -49,7 +49,9 @@ def written(folded: FoldedGraph, words: GraphLabels) -> str:
         for box in folded.boxes:
             if box.calls == calls:
                 yield f"{indent}n{numbers[id(box)]} [{_attributes(box, words, again, most)}]"
-        for call in dict.fromkeys(box.calls[len(calls)] for box in folded.boxes if _is_inside(box.calls, calls)):
+        for call in dict.fromkeys(
+            box.calls[len(calls)] for box in folded.boxes if _is_inside(box.calls, calls)
+        ):
             deeper = (*calls, call)
             yield f"{indent}subgraph {_quoted('cluster_' + repr(deeper))} {{"
             yield f'{indent}  label={_quoted(_named(call, calls, words, again))}; color="#8c959f"; style=rounded; fontsize=12'
@@ -57,7 +59,11 @@ def written(folded: FoldedGraph, words: GraphLabels) -> str:
             yield f"{indent}}}"
 
     legend = "arrows go with the data; the darker, the more is saved; blue frames have hooks"
-    lines = [_HEAD, f"  label={_quoted(f'{words.head}{chr(10)}{legend}{chr(10)}')}", *inside((), "  ")]
+    lines = [
+        _HEAD,
+        f"  label={_quoted(f'{words.head}{chr(10)}{legend}{chr(10)}')}",
+        *inside((), "  "),
+    ]
     lines += [f"  n{before} -> n{after}" for before, after in folded.edges]
     return "\n".join([*lines, "}"]) + "\n"
 
@@ -93,7 +99,9 @@ def _attributes(box: Box, words: GraphLabels, again: set[str | None], most: int)
     style = [f"label={_quoted(chr(10).join(lines))}"]
     if alone and node.kind != "operation":
         style.append(
-            'fillcolor="#eef1f4"; shape=ellipse; margin="0.04,0.03"' if node.kind == "leaf" else 'fillcolor="#eef1f4"'
+            'fillcolor="#eef1f4"; shape=ellipse; margin="0.04,0.03"'
+            if node.kind == "leaf"
+            else 'fillcolor="#eef1f4"'
         )
     elif most:
         style.append(f'fillcolor="{_SHADES[round(box.bytes / most * (len(_SHADES) - 1))]}"')

@@ -33,7 +33,9 @@ class Graph(notebook.Printed):
         followed: Whether Kedge followed the calls of modules during the forward.
     """
 
-    def __init__(self, nodes: Iterable[GraphNode], types: dict[str, tuple[str, ...]], *, followed: bool) -> None:
+    def __init__(
+        self, nodes: Iterable[GraphNode], types: dict[str, tuple[str, ...]], *, followed: bool
+    ) -> None:
         self.nodes, self.followed, self._types = tuple(nodes), followed, types
 
     def __len__(self) -> int:
@@ -63,7 +65,10 @@ class Graph(notebook.Printed):
             )
         folded = fold(self.nodes, depth, most, self._paths(expand) if expand is not None else ())
         return written(
-            folded, GraphLabels({path: names[0] for path, names in self._types.items() if names}, str(self._head()))
+            folded,
+            GraphLabels(
+                {path: names[0] for path, names in self._types.items() if names}, str(self._head())
+            ),
         )
 
     def svg(self, *, depth: int | None = None, expand: str | None = None, most: int = MOST) -> str:
@@ -79,7 +84,9 @@ class Graph(notebook.Printed):
                 "(apt-get install graphviz), or draw the text, Graph.dot(), on another machine"
             )
         text = self.dot(depth=depth, expand=expand, most=most)
-        ended = subprocess.run([program, "-Tsvg"], input=text, capture_output=True, text=True, check=False)  # noqa: S603
+        ended = subprocess.run(
+            [program, "-Tsvg"], input=text, capture_output=True, text=True, check=False
+        )  # noqa: S603
         if ended.returncode:
             raise CannotDraw(f"graphviz's dot could not draw the graph: {ended.stderr.strip()}")
         return ended.stdout[ended.stdout.index("<svg") :]
@@ -88,7 +95,10 @@ class Graph(notebook.Printed):
         """Return a table of operations, bytes and hooks for each outermost module and the rest of the graph."""
         rows = [("module", "operations", "saved", "hooks"), *self._rows()]
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
-        lines = [f"{row[0]:{widths[0]}}  " + "  ".join(f"{row[i]:>{widths[i]}}" for i in (1, 2, 3)) for row in rows]
+        lines = [
+            f"{row[0]:{widths[0]}}  " + "  ".join(f"{row[i]:>{widths[i]}}" for i in (1, 2, 3))
+            for row in rows
+        ]
         return "\n".join([self._head(), "", *(line.rstrip() for line in lines)])
 
     def _repr_svg_(self) -> str | None:
@@ -100,7 +110,10 @@ class Graph(notebook.Printed):
         if shutil.which("dot"):
             return None
         return notebook.table(
-            ("module", "operations", "saved", "hooks"), self._rows(), title=self._head(), align="mrrr"
+            ("module", "operations", "saved", "hooks"),
+            self._rows(),
+            title=self._head(),
+            align="mrrr",
         )
 
     def _head(self) -> str:
@@ -111,7 +124,8 @@ class Graph(notebook.Printed):
     def _rows(self) -> list[tuple[str, ...]]:
         closed = [box for box in fold(self.nodes, 1, MOST).boxes if box.of is not None]
         rows = [
-            (str((b.of or ("",))[0]), f"{len(b.operations):,}", sized(b.bytes), f"{len(b.hooks):,}") for b in closed
+            (str((b.of or ("",))[0]), f"{len(b.operations):,}", sized(b.bytes), f"{len(b.hooks):,}")
+            for b in closed
         ]
         rest = [node for node in self.nodes if len(node.calls) < 2 and node.kind == "operation"]
         saved, hooks = sum(node.bytes for node in rest), sum(len(node.hooks) for node in rest)
@@ -164,7 +178,9 @@ def graph(results: Any | Callable[[], Any], model: nn.Module | None = None) -> G
     return Graph(by_use(placed), types, followed=followed)
 
 
-def _made_by(results: Callable[[], Any], model: nn.Module | None) -> tuple[tuple[GraphNode, ...], bool]:
+def _made_by(
+    results: Callable[[], Any], model: nn.Module | None
+) -> tuple[tuple[GraphNode, ...], bool]:
     """Return the graph of a new forward, and whether modules were followed."""
     if model is None:
         made = results()

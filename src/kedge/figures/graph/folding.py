@@ -62,7 +62,9 @@ class FoldedGraph:
     edges: tuple[tuple[int, int], ...]
 
 
-def fold(nodes: Sequence[GraphNode], depth: int | None, most: int, opened: Collection[str] = ()) -> FoldedGraph:
+def fold(
+    nodes: Sequence[GraphNode], depth: int | None, most: int, opened: Collection[str] = ()
+) -> FoldedGraph:
     """Return the boxes and edges to draw; see Note [Opened modules].
 
     Args:
@@ -90,12 +92,17 @@ def _opened(nodes: Sequence[GraphNode], depth: int, paths: Collection[str] = ())
     """Return the calls to open, each with those around it."""
     known = {node.calls for node in nodes}
     made = Counter(
-        node.calls[:level] for node in nodes if node.kind == "operation" for level in range(len(node.calls) + 1)
+        node.calls[:level]
+        for node in nodes
+        if node.kind == "operation"
+        for level in range(len(node.calls) + 1)
     )
     whole = {calls[:level] for calls in known for level in range(min(depth, len(calls)) + 1)}
     opened = {calls for calls in whole if made[calls] > 1 or len(calls) < 2}
     for calls in known:
-        chosen = max((level for level, (path, _) in enumerate(calls, 1) if path in paths), default=0)
+        chosen = max(
+            (level for level, (path, _) in enumerate(calls, 1) if path in paths), default=0
+        )
         opened |= {calls[:level] for level in range(chosen + 1)}
     return opened
 
@@ -104,17 +111,24 @@ def _boxes(nodes: Iterable[GraphNode], opened: set[Calls]) -> list[Box]:
     """Return the boxes: each node is in that of its outermost unopened call, or in a box of its own."""
     filled: dict[Calls | int, list[GraphNode]] = {}
     for node in nodes:
-        closed = next((node.calls[:n] for n in range(1, len(node.calls) + 1) if node.calls[:n] not in opened), None)
+        closed = next(
+            (node.calls[:n] for n in range(1, len(node.calls) + 1) if node.calls[:n] not in opened),
+            None,
+        )
         filled.setdefault(node.number if closed is None else closed, []).append(node)
     return [
-        Box(key[:-1], tuple(inside), key[-1]) if isinstance(key, tuple) else Box(inside[0].calls, tuple(inside))
+        Box(key[:-1], tuple(inside), key[-1])
+        if isinstance(key, tuple)
+        else Box(inside[0].calls, tuple(inside))
         for key, inside in filled.items()
     ]
 
 
 def _together(boxes: Sequence[Box], most: int) -> list[Box]:
     """Return at most `most` boxes, each of consecutive boxes and of the leaves that its operations are the first to take."""
-    working = sorted((box for box in boxes if box.operations), key=lambda box: box.operations[0].number)
+    working = sorted(
+        (box for box in boxes if box.operations), key=lambda box: box.operations[0].number
+    )
     size = ceil(len(working) / most)
     groups = [working[i : i + size] for i in range(0, len(working), size)]
     users: dict[int, int] = {}
@@ -125,12 +139,20 @@ def _together(boxes: Sequence[Box], most: int) -> list[Box]:
     for box in boxes:
         if not box.operations:
             leaves.setdefault(users.get(box.nodes[0].number, 0), []).extend(box.nodes)
-    joined = [[*leaves.get(i, ()), *(node for box in group for node in box.nodes)] for i, group in enumerate(groups)]
+    joined = [
+        [*leaves.get(i, ()), *(node for box in group for node in box.nodes)]
+        for i, group in enumerate(groups)
+    ]
     return [Box((), tuple(nodes)) for nodes in joined]
 
 
 def _edges(boxes: Sequence[Box]) -> Iterator[tuple[int, int]]:
     """Return the pairs of boxes between which data flows, each pair once."""
     place = {node.number: i for i, box in enumerate(boxes) for node in box.nodes}
-    pairs = ((place[taken], i) for i, box in enumerate(boxes) for node in box.nodes for taken in node.takes)
+    pairs = (
+        (place[taken], i)
+        for i, box in enumerate(boxes)
+        for node in box.nodes
+        for taken in node.takes
+    )
     return iter(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))

@@ -15,7 +15,19 @@ from kedge.figures.graph.folding import Call, Calls
 from kedge.inspect.autograd_graph import GraphNode
 
 _SHAPING = frozenset(
-    ("T", "Transpose", "Permute", "View", "UnsafeView", "Reshape", "Expand", "Squeeze", "Unsqueeze", "Slice", "Select")
+    (
+        "T",
+        "Transpose",
+        "Permute",
+        "View",
+        "UnsafeView",
+        "Reshape",
+        "Expand",
+        "Squeeze",
+        "Unsqueeze",
+        "Slice",
+        "Select",
+    )
 ) | {"Split", "ToCopy"}
 """Operations on a parameter before its use."""
 
@@ -27,7 +39,9 @@ def by_use(nodes: Sequence[GraphNode]) -> tuple[GraphNode, ...]:
         for taken in node.takes:
             users.setdefault(taken, []).append(node.calls)
     return tuple(
-        replace(node, calls=around(users[node.number])) if node.kind == "parameter" and node.number in users else node
+        replace(node, calls=around(users[node.number]))
+        if node.kind == "parameter" and node.number in users
+        else node
         for node in nodes
     )
 
@@ -43,7 +57,9 @@ def by_parameters(nodes: Sequence[GraphNode], modules: Container[str]) -> tuple[
     derived: dict[int, Calls] = {}  # of parameters, and of reshaped or cast ones
     for node in nodes:
         if node.kind != "operation":
-            derived[node.number] = _calls(node.leaf.rpartition(".")[0], modules) if node.kind == "parameter" else ()
+            derived[node.number] = (
+                _calls(node.leaf.rpartition(".")[0], modules) if node.kind == "parameter" else ()
+            )
             continue
         owners = [derived[number] for number in node.takes if derived.get(number)]
         if owners:
@@ -57,7 +73,9 @@ def _between(nodes: Sequence[GraphNode], known: dict[int, Calls]) -> Iterable[Gr
     before: Calls | None = None
     following: list[Calls | None] = []
     for node in reversed(nodes):
-        following.append(next(iter(following[-1:]), None) if node.number not in known else known[node.number])
+        following.append(
+            next(iter(following[-1:]), None) if node.number not in known else known[node.number]
+        )
     for node, after in zip(nodes, reversed(following), strict=True):
         before = known.get(node.number, before)
         if node.kind != "operation":

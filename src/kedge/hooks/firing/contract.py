@@ -41,7 +41,9 @@ class Whole(Protocol):
         """Return the block in which the leaves of one call pass, each with its event."""
 
 
-def check_edit(value: Tensor, result: Any, action: Any, site: Site, *, in_place: bool = False) -> None:
+def check_edit(
+    value: Tensor, result: Any, action: Any, site: Site, *, in_place: bool = False
+) -> None:
     """Refuse a returned value that cannot replace the old one.
 
     Raises:
@@ -58,7 +60,9 @@ def check_edit(value: Tensor, result: Any, action: Any, site: Site, *, in_place:
             "an action returned a value at :param, where nothing can take it; edit :param.grad or a module's :out"
         )
     if not isinstance(result, Tensor):
-        raise EditError(f"it returned a {type(result).__name__}; return a tensor, or None to keep the value")
+        raise EditError(
+            f"it returned a {type(result).__name__}; return a tensor, or None to keep the value"
+        )
     fixed = "a gradient" if site.is_gradient else "a saved tensor" if site.kind == "saved" else None
     free = getattr(action, "reshape", False) and fixed is None
     if not free and _form(result) != _form(value):

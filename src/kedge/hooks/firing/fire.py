@@ -77,7 +77,9 @@ def failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
     if came_by_signal(error):
         raise error  # as it is: a signal handler of the program raised it meanwhile
     error = _in_a_line(error)
-    kind: Callable[[str], Exception] = type(error) if isinstance(error, ActionError) else ActionError
+    kind: Callable[[str], Exception] = (
+        type(error) if isinstance(error, ActionError) else ActionError
+    )
     what = str(error) if isinstance(error, ActionError) else f"{type(error).__name__}: {error}"
     tap.failed = "raised"
     message = f"{tap.label} at {event.site} ({_moment(event)}, {describe(value)}): {what}"

@@ -100,9 +100,13 @@ class Gate(KedgeHook):
         during: Literal["", "forward", "backward"] = ""
         if in_backward():
             during = "backward"
-        elif here.inside and is_running(here.frame, sys._getframe()):  # an interrupt may have skipped its end
+        elif here.inside and is_running(
+            here.frame, sys._getframe()
+        ):  # an interrupt may have skipped its end
             during = "forward"
-        return Counts(clock.step, self.called, self.passes.begun.count, clock.backwards.count, during)
+        return Counts(
+            clock.step, self.called, self.passes.begun.count, clock.backwards.count, during
+        )
 
     def drop(self, tap: Tap) -> None:
         """Remove a tap; an event that is firing keeps the old tuple."""
@@ -114,7 +118,9 @@ class Gate(KedgeHook):
         taps = [tap for taps in self.taps.values() for tap in taps]
         self.live = any(map(self.is_due, taps))
         self.backward = any(tap.on and tap.site.is_gradient for tap in taps)
-        self.measures = all(tap.measure is not None and tap.site.kind in self.measured for tap in taps)
+        self.measures = all(
+            tap.measure is not None and tap.site.kind in self.measured for tap in taps
+        )
 
     def is_due(self, tap: Tap) -> bool:
         """Whether a tap is on schedule, or must repeat its edit when a checkpoint recomputes an earlier step."""
@@ -181,5 +187,7 @@ class Gate(KedgeHook):
             return False
         if self.seen.empty is None:
             self.seen.empty = f"it cannot be {done}: {type(error).__name__}: {error}"
-            self.owner.complain(ActionDisabled(f"{self.path}:{self.kinds[0]} is not observed: {self.seen.empty}"))
+            self.owner.complain(
+                ActionDisabled(f"{self.path}:{self.kinds[0]} is not observed: {self.seen.empty}")
+            )
         return True

@@ -63,7 +63,9 @@ class GivenInputs:
         self._noted: dict[int, NotedInput] = {}
         for tensor in tensors:
             version = version_of(tensor)
-            self._noted[id(tensor)] = NotedInput(version, tensor.clone() if copied or version < 0 else None)
+            self._noted[id(tensor)] = NotedInput(
+                version, tensor.clone() if copied or version < 0 else None
+            )
 
     def as_given(self, inputs: Any) -> Any:
         """Return the inputs with those that were overwritten as they were.

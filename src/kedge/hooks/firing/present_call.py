@@ -64,19 +64,27 @@ class PresentCall:
                 f'{site} fires in the backward pass, when the module\'s call is over, so event.args is gone; record ":in" or '
                 '":out" in the forward'
             )
-        here = self._within("module", "args", "kwargs") if site.kind == "in" and site.op is None else {}
+        here = (
+            self._within("module", "args", "kwargs")
+            if site.kind == "in" and site.op is None
+            else {}
+        )
         if here:
             return self.gate.replaced(here["args"], here["kwargs"], self._edits())  # type: ignore[no-any-return]
         module, frame = self.module, self.frame.f_back
         while frame is not None:
-            if frame.f_code is CALL and ((own := frame.f_locals["self"]) is module or is_replica(own)):
+            if frame.f_code is CALL and (
+                (own := frame.f_locals["self"]) is module or is_replica(own)
+            ):
                 return self._as_given(frame.f_locals["args"], frame.f_locals["kwargs"])
             frame = frame.f_back
         raise EventError(
             f"{site}: no call of its module is running on this thread, as in compiled code, so event.args is unknown"
         )
 
-    def _as_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _as_given(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the inputs as they were before the module ran; see Note [Inputs as they were]."""
         noted = self.gate.passes.here.notes.inputs_of(self.gate)
         if noted is None:
@@ -98,7 +106,11 @@ class PresentCall:
             EventError: If the site is no output, or belongs to compiled code.
         """
         site = self.event.site
-        here = self._within("module", "args", "output") if site.kind == "out" and site.op is None else {}
+        here = (
+            self._within("module", "args", "output")
+            if site.kind == "out" and site.op is None
+            else {}
+        )
         if not here:
             raise EventError(
                 f'event.output exists only at ":out" of a module outside of compiled code, and this is "{site}"'
@@ -107,7 +119,10 @@ class PresentCall:
 
     def _edits(self) -> dict[str, Tensor]:
         """Return the tensors that earlier actions, and this one's value, have put in place of others."""
-        return {**self._within("found", "new").get("new", {}), self.event.site.leaf or "": self.value}
+        return {
+            **self._within("found", "new").get("new", {}),
+            self.event.site.leaf or "": self.value,
+        }
 
     def _within(self, *names: str) -> Mapping[str, Any]:
         """Return the variables of the gate's innermost frame that has these; empty without one.
@@ -129,4 +144,6 @@ def _is_of_gate(frame: FrameType, names: tuple[str, ...]) -> bool:
     if not str(frame.f_globals.get("__name__")).startswith(_HOOKS):
         return False
     code = frame.f_code
-    return code.co_varnames[:1] == ("self",) and {*code.co_varnames, *code.co_cellvars}.issuperset(names)
+    return code.co_varnames[:1] == ("self",) and {*code.co_varnames, *code.co_cellvars}.issuperset(
+        names
+    )

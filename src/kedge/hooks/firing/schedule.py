@@ -90,7 +90,9 @@ def every(n: int, *, after: int = 0, until: int | None = None) -> Schedule:
     """
     for name, given in (("n", n), ("after", after), ("until", until)):
         if not (_is_step(given) or (name == "until" and given is None)):
-            raise WrongCall(f"every({name}={described(given)}): {name} is a number of steps, as in kedge.every(10)")
+            raise WrongCall(
+                f"every({name}={described(given)}): {name} is a number of steps, as in kedge.every(10)"
+            )
     if n < 1:
         raise WrongCall(f"every({n}): the distance between two steps must be 1 or more")
     return _When(int(n), int(after), None if until is None else int(until))
@@ -116,7 +118,9 @@ def at(*steps: int) -> Schedule:
     odd = [step for step in steps if not _is_step(step)]
     if odd or not steps:
         found = described(odd[0]) if odd else ""
-        raise WrongCall(f"at({found}): give the numbers of the steps one by one, as in kedge.at(0, 10, 20)")
+        raise WrongCall(
+            f"at({found}): give the numbers of the steps one by one, as in kedge.at(0, 10, 20)"
+        )
     return _At(frozenset(map(int, steps)))
 
 
@@ -161,8 +165,12 @@ class BackwardNumbers:
         if task != self._searched[0]:
             call = backward_call()
             roots = () if call is None else call.roots
-            nodes = behind(getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots)
-            found = call is None or call.nested or any("Checkpoint" in node.name() for node in nodes)
+            nodes = behind(
+                getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots
+            )
+            found = (
+                call is None or call.nested or any("Checkpoint" in node.name() for node in nodes)
+            )
             self._searched = task, found
         return self._searched[1]
 
@@ -194,12 +202,16 @@ class NumberedCall:
         inside_only: Whether hooks have fired only in passes inside of it.
     """
 
-    def __init__(self, number: int, marks: tuple[weakref.ref[Any], ...], *, inside_only: bool) -> None:
+    def __init__(
+        self, number: int, marks: tuple[weakref.ref[Any], ...], *, inside_only: bool
+    ) -> None:
         self.number, self._marks, self.inside_only = number, marks, inside_only
 
     def is_of(self, marks: Sequence[Any]) -> bool:
         """Whether these tensors are those of the call."""
-        return len(marks) == len(self._marks) and all(ref() is one for ref, one in zip(self._marks, marks, strict=True))
+        return len(marks) == len(self._marks) and all(
+            ref() is one for ref, one in zip(self._marks, marks, strict=True)
+        )
 
 
 class StepClock:
@@ -301,7 +313,9 @@ class PassCounter(threading.local):
         prefix: The first part of its sites' paths; empty for a model that the user named as the target.
     """
 
-    def __init__(self, clock: StepClock, begun: ForwardPasses, segments: Segments, prefix: str = "") -> None:
+    def __init__(
+        self, clock: StepClock, begun: ForwardPasses, segments: Segments, prefix: str = ""
+    ) -> None:
         self.clock, self.begun, self.segments, self.prefix = clock, begun, segments, prefix
         self.here = ThreadPosition()
 
@@ -335,7 +349,11 @@ class PassCounter(threading.local):
         here = self.here
         here.inside = False
         if here.past is not None:
-            here.past = {key: here.calls.pop(key) for key in list(here.calls) if getattr(key, "path", None) == ""}
+            here.past = {
+                key: here.calls.pop(key)
+                for key in list(here.calls)
+                if getattr(key, "path", None) == ""
+            }
 
     def count(self, key: Any) -> tuple[int, bool]:
         """Return the number of this call within its forward pass, and whether it is a recompute.
@@ -399,9 +417,21 @@ class PassCounter(threading.local):
     def event(self, site: Site, call: int, recompute: bool) -> Event:
         """Return the event of a forward value."""
         here, clock = self.here, self.clock
-        origin, backward = (here.segment or here, clock.backwards.now()) if recompute else (here, -1)
+        origin, backward = (
+            (here.segment or here, clock.backwards.now()) if recompute else (here, -1)
+        )
         micro_batch, replica = origin.micro_batch, origin.replica
-        return Event(site, call, origin.pass_, backward, clock.step, micro_batch, clock.rank, replica, recompute)
+        return Event(
+            site,
+            call,
+            origin.pass_,
+            backward,
+            clock.step,
+            micro_batch,
+            clock.rank,
+            replica,
+            recompute,
+        )
 
 
 def rank() -> int:

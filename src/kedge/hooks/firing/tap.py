@@ -75,7 +75,9 @@ class Tap:
         self.act = action.bind(site) if isinstance(action, Bindable) else as_act(action)
         self.broad = site.leaf is None and site.call is None
         #: Called with the value and the step instead of `act` if no event is needed; see Note [Values alone].
-        self.measure: Measure | None = action.bind_value(site) if self.broad and isinstance(action, Measuring) else None
+        self.measure: Measure | None = (
+            action.bind_value(site) if self.broad and isinstance(action, Measuring) else None
+        )
         #: Whether it is an observer of Kedge's, which runs as its own work; see Note [Own work].
         self.own = self.observes and type(action).__module__.startswith("kedge.")
         self.edited = False
@@ -129,7 +131,11 @@ class Tap:
     @property
     def is_awaited(self) -> bool:
         """Whether the action has edited a value in a checkpoint's forward that no backward has recomputed yet."""
-        return self.edited and self.site.kind in ("in", "out") and self.gate.passes.segments.awaits(self.gate.counted)
+        return (
+            self.edited
+            and self.site.kind in ("in", "out")
+            and self.gate.passes.segments.awaits(self.gate.counted)
+        )
 
     @property
     def takes_event(self) -> bool:
@@ -139,7 +145,9 @@ class Tap:
     @property
     def whole(self) -> bool:
         """Whether the action answers with a whole value, so that it runs when all leaves have passed those before."""
-        return hasattr(type(self.action), "one_call")  # a `Whole`; isinstance would make attaching slower
+        return hasattr(
+            type(self.action), "one_call"
+        )  # a `Whole`; isinstance would make attaching slower
 
     @property
     def observes(self) -> bool:
@@ -149,7 +157,11 @@ class Tap:
     @property
     def label(self) -> str:
         """The action's name in messages."""
-        full = "" if isinstance(self.action, BuiltinFunctionType) else getattr(self.action, "__qualname__", "")
+        full = (
+            ""
+            if isinstance(self.action, BuiltinFunctionType)
+            else getattr(self.action, "__qualname__", "")
+        )
         name = full or getattr(self.action, "__name__", None)
         return str(name) if name and not isinstance(self.action, Bindable) else repr(self.action)
 

@@ -35,18 +35,28 @@ class ModuleGate(Gate):
         self.whole = any(tap.whole for taps in self.taps.values() for tap in taps)
         self.plain = not (self.backward or self.whole)
 
-    def through_whole(self, kind: str, found: Found, call: int, recompute: bool) -> dict[str, Tensor]:
+    def through_whole(
+        self, kind: str, found: Found, call: int, recompute: bool
+    ) -> dict[str, Tensor]:
         """Run every leaf through the taps of a kind, as `through` does, where some answer with a whole value."""
         new: dict[str, Tensor] = {}
         events = [self.passes.event(self.site(kind, leaf), call, recompute) for leaf, _ in found]
         for together in _rounds(self.taps[kind]):
             if together[0].whole:
                 values = [new.get(leaf, tensor) for leaf, tensor in found]
-                new.update(zip((leaf for leaf, _ in found), fire_whole(together[0], values, events), strict=True))
+                new.update(
+                    zip(
+                        (leaf for leaf, _ in found),
+                        fire_whole(together[0], values, events),
+                        strict=True,
+                    )
+                )
                 continue
             for (leaf, tensor), event in zip(found, events, strict=True):
                 new[leaf] = fire(together, new.get(leaf, tensor), event)
-        return {leaf: new[leaf] for leaf, tensor in found if leaf in new and new[leaf] is not tensor}
+        return {
+            leaf: new[leaf] for leaf, tensor in found if leaf in new and new[leaf] is not tensor
+        }
 
     def without_tensors(self, kind: str, call: int, recompute: bool) -> None:
         """Run the taps of a kind that answer with a whole value in a call without a tensor."""

@@ -59,7 +59,9 @@ class BlockGate(SavedGate):
     def __init__(self, owner: Owner, passes: PassCounter) -> None:
         super().__init__(owner, passes, "", _unchanged)
         self._pass: weakref.ref[ReadOfPass] | None = None
-        self._taken: ReadOfPass | None = None  # of a pass with tensors whose release cannot be noticed
+        self._taken: ReadOfPass | None = (
+            None  # of a pass with tensors whose release cannot be noticed
+        )
         self._made: dict[str, int] = {}
 
     def event(self, place: SavingPlace, value: Tensor) -> Event:
@@ -181,7 +183,9 @@ def is_of_block(target: str | list[str] | Selector) -> bool:
         NoSuchKind: If it names other kinds of sites, too, or an operation.
     """
     selector = target if isinstance(target, Selector) else Selector(target)
-    named = next((t for t in selector.terms if t.op and t.kind == "saved" and not (t.path or t.types)), None)
+    named = next(
+        (t for t in selector.terms if t.op and t.kind == "saved" and not (t.path or t.types)), None
+    )
     if named is not None:
         raise NoSuchKind(
             f'"{named}": saved tensors cannot be hooked by operation; hook ":saved", and read one as acts["{named}"]'

@@ -67,7 +67,11 @@ def _site(tap: Tap, leaf: str) -> Site:
 
 def _value(x: Tensor, key: int, leaf: str) -> None:
     tap = numbered.get(key)
-    if tap is None or tap.gate is None or (tap.site.kind == "param" and not tap.gate.is_first(tap.site)):
+    if (
+        tap is None
+        or tap.gate is None
+        or (tap.site.kind == "param" and not tap.gate.is_first(tap.site))
+    ):
         return
     call, recompute = _count(tap, leaf, "value")
     tap.gate.called += 1
@@ -143,7 +147,9 @@ def _without_data(x: Tensor, *_: Any) -> None:
 
 
 with operators.all_or_none(_library):
-    for _schema, _run in zip(_SCHEMAS, (_value, _gradient, _passed, _applied, _begin, _end), strict=True):
+    for _schema, _run in zip(
+        _SCHEMAS, (_value, _gradient, _passed, _applied, _begin, _end), strict=True
+    ):
         _name = _library.define(_schema)
         _library.impl(_name, _run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"kedge::{_name}", _without_data, lib=_library)
@@ -230,7 +236,9 @@ def through_forward(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
     for tap in taps:
         if tap.site.leaf is not None and tap.site.leaf != leaf:
             continue
-        if tap.observes:  # the operator checks the schedule at run time: reading it here would recompile
+        if (
+            tap.observes
+        ):  # the operator checks the schedule at run time: reading it here would recompile
             if not is_exported():
                 _ops.value(tensor.detach(), tap.graph.key, leaf)
             continue

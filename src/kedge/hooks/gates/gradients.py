@@ -58,7 +58,9 @@ def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool)
         if known is not None:
             known.also = {**known.also, site: event}
             continue
-        listener = heard[id(tensor)] = listen(tensor, GradientListener(gate, event), recompute=recompute)
+        listener = heard[id(tensor)] = listen(
+            tensor, GradientListener(gate, event), recompute=recompute
+        )
         if listener.pulse is not None:
             seen.pulses[kind] = listener.pulse
 
@@ -122,7 +124,9 @@ class GradientListener:
                 return self(grad)
         now = self.gate.taps[self.origin.site.kind]
         if grad is None:
-            self.gate.seen.unused.update((site.kind, site.leaf or "") for site in (self.origin.site, *self.also))
+            self.gate.seen.unused.update(
+                (site.kind, site.leaf or "") for site in (self.origin.site, *self.also)
+            )
             return None
         if not any(tap.on for tap in now) or (self.pulse is not None and self.pulse.changed()):
             return None
@@ -193,7 +197,17 @@ class GradientMeasurer(GradientListener):
     def origin(self) -> Event:
         """The forward's event, built on access."""
         rank = self.gate.owner.clock.rank
-        return Event(self.site, self.call, self.pass_, -1, -1, self.micro_batch, rank, self.replica, recompute=False)
+        return Event(
+            self.site,
+            self.call,
+            self.pass_,
+            -1,
+            -1,
+            self.micro_batch,
+            rank,
+            self.replica,
+            recompute=False,
+        )
 
     @origin.setter
     def origin(self, event: Event) -> None:
@@ -222,7 +236,9 @@ def gradient_event(origin: Event, clock: StepClock) -> Event:
     )
 
 
-def listen(tensor: Tensor, listener: GradientListener, *, recompute: bool = False) -> GradientListener:
+def listen(
+    tensor: Tensor, listener: GradientListener, *, recompute: bool = False
+) -> GradientListener:
     """Fire a gate's taps with the gradient of an input or output of a forward.
 
     A tensor may live for several passes (an input that is used again, a parameter that a module
@@ -258,11 +274,15 @@ def listen(tensor: Tensor, listener: GradientListener, *, recompute: bool = Fals
 def _heard(tensor: Tensor, like: GradientListener) -> GradientListener | None:
     tables = (on_tensor(each) for each in (tensor, base_of(tensor)) if each is not None)
     hooks = (hook for table in tables if table for hook in table.values())
-    listeners = (hook for hook in hooks if isinstance(hook, GradientListener) and hook.gate is like.gate)
+    listeners = (
+        hook for hook in hooks if isinstance(hook, GradientListener) and hook.gate is like.gate
+    )
     return next((each for each in listeners if each.place == like.place), None)
 
 
-def edges_into(roots: Sequence[Tensor], inputs: Mapping[str, Any]) -> dict[str, list[tuple[Node, list[int]]]]:
+def edges_into(
+    roots: Sequence[Tensor], inputs: Mapping[str, Any]
+) -> dict[str, list[tuple[Node, list[int]]]]:
     """Return the nodes of one call that pass a gradient on to its inputs.
 
     # Note [The share of one call]
@@ -284,7 +304,9 @@ def edges_into(roots: Sequence[Tensor], inputs: Mapping[str, Any]) -> dict[str, 
     for leaf, edge in inputs.items():
         if edge is not None:
             ends.setdefault((edge.node, edge.output_nr), []).append(leaf)
-    stack = [t.grad_fn for t in roots if t.grad_fn is not None and (t.grad_fn, t.output_nr) not in ends]
+    stack = [
+        t.grad_fn for t in roots if t.grad_fn is not None and (t.grad_fn, t.output_nr) not in ends
+    ]
     seen = set(stack)
     while stack:
         node = stack.pop()
@@ -307,7 +329,9 @@ class InputShare:
         self.gate, self.origin, self.nodes = gate, origin, nodes
         self.sums: dict[int, tuple[int, Tensor | None]] = {}
 
-    def passed(self, positions: list[int], grad_inputs: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+    def passed(
+        self, positions: list[int], grad_inputs: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor | None, ...] | None:
         """Add one node's part; the last one completes the share and fires."""
         if is_watched():
             with OwnWork():
@@ -346,7 +370,9 @@ class InputShare:
 def listen_share(share: InputShare, found: list[tuple[Node, list[int]]]) -> None:
     """Register the node hooks of a share; they end with the session or with the graph."""
     for node, positions in found:
-        share.gate.owner.installed.keep(node.register_hook(lambda gi, go, p=positions: share.passed(p, gi)))
+        share.gate.owner.installed.keep(
+            node.register_hook(lambda gi, go, p=positions: share.passed(p, gi))
+        )
 
 
 untraced(GradientListener.__call__, GradientMeasurer.__call__, InputShare.passed, listen_share)

@@ -75,7 +75,9 @@ class OutputGate(ModuleGate):
                     raise
             return None
         if self.plain and isinstance(output, Tensor):  # the common case, which must be fast
-            new = fire(self.taps["out"], output, self.passes.event(self.site("out", ""), call, recompute))
+            new = fire(
+                self.taps["out"], output, self.passes.event(self.site("out", ""), call, recompute)
+            )
             return None if new is output else new
         return self._structured(output, call, recompute)
 
@@ -86,12 +88,17 @@ class OutputGate(ModuleGate):
                 f'"{self.path}:in.share" cannot be followed inside compiled code; run the model uncompiled'
             )
         taps, gradients = self.taps["out"], self.taps["out.grad"]
-        new = {leaf: compiled.through(taps, gradients, leaf, tensor) for leaf, tensor in leaves.find(output)}
+        new = {
+            leaf: compiled.through(taps, gradients, leaf, tensor)
+            for leaf, tensor in leaves.find(output)
+        }
         return leaves.put(output, new)
 
     def _measure(self, output: Any, call: int) -> None:
         __tracebackhide__ = True
-        found = [("", output)] if isinstance(output, Tensor) else self.look_through(leaves.find, output)
+        found = (
+            [("", output)] if isinstance(output, Tensor) else self.look_through(leaves.find, output)
+        )
         if not found:
             self.seen.empty = self.seen.empty or leaves.describe(output)
             return
@@ -109,7 +116,9 @@ class OutputGate(ModuleGate):
             return None
         new: dict[str, Tensor] = {}
         if self.taps["out"]:
-            new = (self.through_whole if self.whole else self.through)("out", found, call, recompute)
+            new = (self.through_whole if self.whole else self.through)(
+                "out", found, call, recompute
+            )
             found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
         if self.backward and self.taps["out.grad"]:
             listen_each(self, "out.grad", found, call, recompute)
@@ -124,14 +133,17 @@ class OutputGate(ModuleGate):
             self.seen.rebuilt = True
             return
         if not edges:
-            self.seen.no_share = Cause("its value contains no tensor: its arguments hold no tensor", _TOTAL)
+            self.seen.no_share = Cause(
+                "its value contains no tensor: its arguments hold no tensor", _TOTAL
+            )
         elif not any(output.requires_grad for output in outputs):
             self.seen.no_share = Cause("its outputs require no grad", WITHOUT_GRAD)
             return
         for leaf, found in edges_into(outputs, edges).items():
             if not found:
                 self.seen.no_share = Cause(
-                    "no operation of the call lies between this input and the outputs, or it needs no gradient", _TOTAL
+                    "no operation of the call lies between this input and the outputs, or it needs no gradient",
+                    _TOTAL,
                 )
                 continue
             origin = self.passes.event(self.site("in.share", leaf), call, recompute)
@@ -193,7 +205,9 @@ class InputGate(ModuleGate):
             found += leaves.find(value, name)
         return found
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+    ) -> Any:
         """The forward-pre hook; keyword arguments are missing if another thread removes it during the call."""
         __tracebackhide__ = True
         if not self.live:
@@ -232,11 +246,19 @@ class InputGate(ModuleGate):
         taps = self.taps["in"]
         if not taps:
             return None
-        new = {leaf: compiled.through_forward(taps, leaf, tensor) for leaf, tensor in self.find(args, kwargs)}
+        new = {
+            leaf: compiled.through_forward(taps, leaf, tensor)
+            for leaf, tensor in self.find(args, kwargs)
+        }
         return self.replaced(args, kwargs, new)
 
     def _structured(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], call: int, recompute: bool
+        self,
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        call: int,
+        recompute: bool,
     ) -> Any:
         __tracebackhide__ = True
         if self.taps["param"]:
@@ -253,7 +275,9 @@ class InputGate(ModuleGate):
         if self.taps["in.grad"]:
             listen_each(self, "in.grad", found, call, recompute)
         for gate in self.sharing:
-            self.passes.here.notes.leave_edges(gate, {leaf: edge_of(tensor) for leaf, tensor in found})
+            self.passes.here.notes.leave_edges(
+                gate, {leaf: edge_of(tensor) for leaf, tensor in found}
+            )
         for asking in self.noting:
             if asking.live:
                 copied = asking.overwrites or getattr(module, "inplace", False) is True
@@ -282,7 +306,11 @@ class InputGate(ModuleGate):
     def _parameters(self, module: nn.Module, call: int, recompute: bool) -> None:
         for tap in self.taps["param"]:
             if tap.on and self.is_first(tap.site):
-                fire((tap,), self.held(module, tap.site), self.passes.event(tap.site, call, recompute))
+                fire(
+                    (tap,),
+                    self.held(module, tap.site),
+                    self.passes.event(tap.site, call, recompute),
+                )
 
     def is_first(self, site: Site) -> bool:
         """Whether this gate is the first of a pass to see a parameter, which several modules may hold."""
@@ -292,16 +320,22 @@ class InputGate(ModuleGate):
         """Return the current value of a parameter; `torch.func.functional_call`, for one, replaces it for a call."""
         name, param = self.params[site.path]
         now = own_parameters(module).get(name)
-        if now is None or now is param or leaves.own_part(param) is not param:  # FSDP gathers shards
+        if (
+            now is None or now is param or leaves.own_part(param) is not param
+        ):  # FSDP gathers shards
             return param.detach()
         return now.detach().clone()  # its memory may be released after the call
 
-    def replaced(self, args: tuple[Any, ...], kwargs: dict[str, Any], new: Mapping[str, Tensor]) -> Any:
+    def replaced(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], new: Mapping[str, Tensor]
+    ) -> Any:
         """Return the arguments with some of their tensors replaced."""
         changed = list(args)
         for i, value in enumerate(args):
             changed[i] = leaves.put(value, new, self.names[i] if i < len(self.names) else str(i))
-        return tuple(changed), {name: leaves.put(value, new, name) for name, value in kwargs.items()}
+        return tuple(changed), {
+            name: leaves.put(value, new, name) for name, value in kwargs.items()
+        }
 
 
 def _cannot_skip(taps: Iterable[Tap]) -> bool:
@@ -359,7 +393,11 @@ class ModuleGates:
 
     def watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> bool:
         """Attach to every in-place module, for actions that keep values; returns whether there is one."""
-        in_place = [(name, m) for name, m in modules_in(model).items() if getattr(m, "inplace", False) is True]
+        in_place = [
+            (name, m)
+            for name, m in modules_in(model).items()
+            if getattr(m, "inplace", False) is True
+        ]
         for name, module in in_place:
             self._before(module, name).watch_overwrites(actions)
         return bool(in_place)

@@ -36,7 +36,9 @@ class PassBegins(KedgeHook):
             compiled.begin(self.key)
         elif not in_backward():
             here, frame = self.passes.here, sys._getframe(1)
-            if here.inside and is_running(here.frame, frame):  # an interrupt may have skipped the end
+            if here.inside and is_running(
+                here.frame, frame
+            ):  # an interrupt may have skipped the end
                 here.past = {}
             else:
                 here.frame = frame
@@ -72,8 +74,12 @@ def follow(owner: Owner, model: nn.Module, prefix: str = "") -> PassBegins:
 def has_optimizer(model: nn.Module | None) -> bool:
     """Whether an optimizer exists that holds one of a model's parameters; looks through all objects."""
     held = {id(p) for p in parameters_in(model).values()} if model is not None else set()
-    optimizers = (o for o in gc.get_objects() if issubclass(type(o), Optimizer))  # isinstance runs code of odd objects
-    groups = (group for o in optimizers for group in getattr(o, "param_groups", ()))  # none after a failed __init__
+    optimizers = (
+        o for o in gc.get_objects() if issubclass(type(o), Optimizer)
+    )  # isinstance runs code of odd objects
+    groups = (
+        group for o in optimizers for group in getattr(o, "param_groups", ())
+    )  # none after a failed __init__
     return bool(held) and any(id(p) in held for group in groups for p in group["params"])
 
 
@@ -85,14 +91,18 @@ def count_steps(owner: Owner, model: nn.Module) -> None:
         return
 
     def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if clock.optimizer is None and any(id(p) in held for group in optimizer.param_groups for p in group["params"]):
+        if clock.optimizer is None and any(
+            id(p) in held for group in optimizer.param_groups for p in group["params"]
+        ):
             clock.optimizer = id(optimizer), whose
         if clock.optimizer == (id(optimizer), whose):
             clock.optimized()
 
     def gone() -> None:
         if clock.optimizer is not None and clock.optimizer[1] == whose:
-            clock.optimizer = None  # a model may end before its session: the next optimizer to step counts
+            clock.optimizer = (
+                None  # a model may end before its session: the next optimizer to step counts
+            )
 
     owner.installed.install(InstalledHook(register_optimizer_step_post_hook(stepped)))
     owner.installed.cleanup.callback(gone)

@@ -57,7 +57,9 @@ class SavedGate(Gate):
 
     kinds = ("saved",)
 
-    def __init__(self, owner: Owner, passes: PassCounter, path: str, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, owner: Owner, passes: PassCounter, path: str, changed: Callable[[], None]
+    ) -> None:
         super().__init__(owner, passes, path)
         self.changed = changed
         self.ungraded = self.checkpointed = self.forbidden = 0
@@ -156,10 +158,14 @@ class SavedSites:
 
     watches = True
 
-    def __init__(self, owner: Owner, passes: PassCounter, model: nn.Module, *, compiled: bool) -> None:
+    def __init__(
+        self, owner: Owner, passes: PassCounter, model: nn.Module, *, compiled: bool
+    ) -> None:
         self.owner, self.passes = owner, passes
         self.gates: dict[str, SavedGate] = {}
-        self.kept = keep(owner.installed.cleanup, model, self, outside=False, ambient=False, compiled=compiled)
+        self.kept = keep(
+            owner.installed.cleanup, model, self, outside=False, ambient=False, compiled=compiled
+        )
         self.kept.count = self._count
         self.kept.idle = True
         owner.installed.add(self.kept)

@@ -45,9 +45,21 @@ class TensorGate:
         """Return the event of a gradient that belongs to no module's call."""
         clock = self.owner.clock
         here = clock.leader.here if clock.leader is not None else None
-        pass_, micro, replica = (here.pass_, here.micro_batch, here.replica) if here else (-1, 0, "")
+        pass_, micro, replica = (
+            (here.pass_, here.micro_batch, here.replica) if here else (-1, 0, "")
+        )
         site = self.site.at(leaf) if leaf else self.site
-        return Event(site, 0, pass_, clock.backwards.now(), clock.step, micro, clock.rank, replica, recompute=False)
+        return Event(
+            site,
+            0,
+            pass_,
+            clock.backwards.now(),
+            clock.step,
+            micro,
+            clock.rank,
+            replica,
+            recompute=False,
+        )
 
     @property
     def whose(self) -> int:
@@ -219,7 +231,9 @@ def _hook_node(gate: TensorGate, node: Node) -> RemovableHandle:
     def after(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> Any:
         if grad_inputs:
             return each(grad_inputs)
-        if each(grad_outputs) is not None:  # the node of a leaf accumulates its gradient and passes nothing on
+        if (
+            each(grad_outputs) is not None
+        ):  # the node of a leaf accumulates its gradient and passes nothing on
             raise EditError(
                 f"an action returned a value at {gate.site}, but {gate.site.path} passes no gradient on; edit it at :pre"
             )
@@ -230,7 +244,11 @@ def _hook_node(gate: TensorGate, node: Node) -> RemovableHandle:
 
 def _hook(gate: TensorGate, tensor: Tensor) -> RemovableHandle:
     """Fire with a tensor's gradient before its accumulation, or with ``.grad`` of a leaf after it, by the gate's kind."""
-    return _hook_accumulated(gate, tensor) if gate.site.kind in ACCUMULATED else hook_gradient(tensor, gate.fire)
+    return (
+        _hook_accumulated(gate, tensor)
+        if gate.site.kind in ACCUMULATED
+        else hook_gradient(tensor, gate.fire)
+    )
 
 
 ACCUMULATED = ("acc", "param.acc")
@@ -270,7 +288,9 @@ class ParameterGates:
         gate.attach(spec, place.site)
 
 
-def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None, spec: Spec) -> None:
+def place_tensor(
+    owner: Owner, name: str, tensor: Any, selector: Selector | None, spec: Spec
+) -> None:
     """Attach taps to the gradient of a tensor.
 
     Raises:
@@ -278,7 +298,9 @@ def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None
         NoSuchKind: If it has no such gradient.
     """
     if not isinstance(tensor, Tensor):
-        raise NoSiteMatched(f'"{name}" is a {type(tensor).__name__}; a target dict maps names to tensors')
+        raise NoSiteMatched(
+            f'"{name}" is a {type(tensor).__name__}; a target dict maps names to tensors'
+        )
     for kind, _ in _kinds(selector, name, TENSOR_KINDS, "grad"):
         if not tensor.requires_grad:
             raise NoSuchKind(
@@ -297,9 +319,13 @@ def place_tensor(owner: Owner, name: str, tensor: Any, selector: Selector | None
         gate.attach(spec, Site(name, kind))
 
 
-def place_node(owner: Owner, target: Node | GradientEdge, selector: Selector | None, spec: Spec) -> None:
+def place_node(
+    owner: Owner, target: Node | GradientEdge, selector: Selector | None, spec: Spec
+) -> None:
     """Attach taps to the gradients that arrive at an autograd node or leave it."""
-    node, number = (target.node, str(target.output_nr)) if isinstance(target, GradientEdge) else (target, None)
+    node, number = (
+        (target.node, str(target.output_nr)) if isinstance(target, GradientEdge) else (target, None)
+    )
     name = re.sub(r"^torch::autograd::", "", node.name())
     for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):
         gate = TensorGate(owner, name, kind)
@@ -321,7 +347,9 @@ def _kinds(
     wanted = [t for t in selector.terms if means(t, name)]
     for term in wanted:
         if (term.kind or default) not in allowed:
-            raise NoSuchKind(f'"{term}": {name} has no :{term.kind}; it has {", ".join(":" + k for k in allowed)}')
+            raise NoSuchKind(
+                f'"{term}": {name} has no :{term.kind}; it has {", ".join(":" + k for k in allowed)}'
+            )
     return [(t.kind or default, t.leaf) for t in wanted]
 
 

@@ -49,7 +49,11 @@ def name_of_argument(function: str, keyword: str, value: Tensor) -> str:
     written = _first_argument(frame.f_code, frame.f_lasti, _call_in(frame), function, keyword)
     if len(written) <= _LONGEST and _NAME.fullmatch(written) is not None and not written.isdigit():
         return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", written)
-    holders = [name for name, held in list(frame.f_globals.items()) if held is value and not name.startswith("_")]
+    holders = [
+        name
+        for name, held in list(frame.f_globals.items())
+        if held is value and not name.startswith("_")
+    ]
     return holders[0] if len(holders) == 1 else UNNAMED
 
 
@@ -71,7 +75,11 @@ def _first_argument(code: CodeType, at: int, text: str, function: str, keyword: 
     if not isinstance(call, ast.Call):
         return ""
     called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-    given = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == keyword), None)
+    given = (
+        call.args[0]
+        if call.args
+        else next((k.value for k in call.keywords if k.arg == keyword), None)
+    )
     names = None if given is None else _names_in(given)
     if given is None or not names or called != function:
         return ""
@@ -87,7 +95,10 @@ def _names_in(expression: ast.expr) -> list[Any]:
     match expression:
         case ast.Name(id=name):
             return [name]
-        case ast.Attribute(value=value, attr=name) | ast.Subscript(value=value, slice=ast.Constant(value=name)):
+        case (
+            ast.Attribute(value=value, attr=name)
+            | ast.Subscript(value=value, slice=ast.Constant(value=name))
+        ):
             before = _names_in(value)
             return [*before, name] if before else []
     return []
@@ -96,7 +107,11 @@ def _names_in(expression: ast.expr) -> list[Any]:
 def _loaded(code: CodeType, at: int) -> list[Any]:
     """Return the names and constants that the instructions of a call load, in order."""
     found: list[Any] = []
-    instructions = [each for each in dis.get_instructions(code) if each.offset <= at and each.positions is not None]
+    instructions = [
+        each
+        for each in dis.get_instructions(code)
+        if each.offset <= at and each.positions is not None
+    ]
     if not instructions:
         return found
     begin, end = _span(instructions[-1].positions)
@@ -152,11 +167,15 @@ def _outside() -> FrameType | None:
 def _call_in(frame: FrameType) -> str:
     """Return the source of the call that a frame is making; empty if it is not known."""
     code = frame.f_code
-    first, last, begin, end = next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    first, last, begin, end = next(
+        itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4
+    )
     if first is None or last is None or begin is None or end is None:
         return ""
     names = frame.f_globals if frame.f_globals.get("__file__") == code.co_filename else None
-    lines = [line.encode() for line in linecache.getlines(code.co_filename, names)[first - 1 : last]]
+    lines = [
+        line.encode() for line in linecache.getlines(code.co_filename, names)[first - 1 : last]
+    ]
     if len(lines) != last - first + 1:
         return ""
     lines[-1] = lines[-1][:end]

@@ -68,7 +68,9 @@ def _decide(*, fused: bool) -> Any:
 def _twin(function: Any, **replaced: Any) -> Any:
     """Return a function with the code of another, and some of its global names replaced."""
     names = _Globals(function.__globals__, **replaced)
-    twin = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    twin = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
     twin.__kwdefaults__ = function.__kwdefaults__
     return twin
 

@@ -48,7 +48,9 @@ class OpPattern:
 
     def means(self, op: tuple[str, int]) -> bool:
         """Whether it matches an operation, given that the name fits."""
-        return self._each or (self.op[1] in (None, op[1]) and not any(means_op(other, op) for other in self.without))
+        return self._each or (
+            self.op[1] in (None, op[1]) and not any(means_op(other, op) for other in self.without)
+        )
 
 
 class ModuleOperations:
@@ -88,7 +90,9 @@ class ModuleOperations:
 
     def match(self, name: str) -> tuple[OperationGate, ...]:
         """Return the gates that may match an operation of this name."""
-        found = self.matched[name] = tuple(gate for gate in self.gates if name and gate.pattern.may_mean(name))
+        found = self.matched[name] = tuple(
+            gate for gate in self.gates if name and gate.pattern.may_mean(name)
+        )
         return found
 
     def add(self, gate: OperationGate) -> None:
@@ -133,7 +137,12 @@ class ForwardUnderWay:
     )
 
     def __init__(
-        self, operations: ModuleOperations, frame: FrameType, module: nn.Module | None = None, *, seen: bool
+        self,
+        operations: ModuleOperations,
+        frame: FrameType,
+        module: nn.Module | None = None,
+        *,
+        seen: bool,
     ) -> None:
         self.operations, self.frame, self.module, self.seen = operations, frame, module, seen
         self.checkpoint: Any = None
@@ -156,7 +165,9 @@ class OperationGate(Gate):
 
     kinds = OP_KINDS
 
-    def __init__(self, owner: Owner, passes: PassCounter, operations: ModuleOperations, place: SitePlace) -> None:
+    def __init__(
+        self, owner: Owner, passes: PassCounter, operations: ModuleOperations, place: SitePlace
+    ) -> None:
         super().__init__(owner, passes, operations.path)
         self.operations, self.many = operations, place.many
         self.pattern = OpPattern(place.site.op or ("*", None), place.without)
@@ -184,7 +195,12 @@ class OperationGate(Gate):
         return found
 
     def before(
-        self, entry: ForwardUnderWay, op: tuple[str, int], args: Any, kwargs: Any, fixed: tuple[str, ...] = ()
+        self,
+        entry: ForwardUnderWay,
+        op: tuple[str, int],
+        args: Any,
+        kwargs: Any,
+        fixed: tuple[str, ...] = (),
     ) -> tuple[Any, Any]:
         """Pass an operation's arguments through the taps.
 
@@ -243,7 +259,9 @@ class OperationGate(Gate):
         one, call, recompute = self._one(op), entry.call, entry.recompute
         final = op[0] == "setitem"
         if isinstance(value, Tensor) and not (self.backward or final):  # the common case
-            return fire(self.taps["out"], value, self.passes.event(one.site("out", ""), call, recompute))
+            return fire(
+                self.taps["out"], value, self.passes.event(one.site("out", ""), call, recompute)
+            )
         found = self.look_through(leaves.find, value)
         new: dict[str, Tensor] = {}
         if self.taps["out"]:
@@ -258,7 +276,13 @@ class OperationGate(Gate):
             self._listen(one, "out.grad", found, entry)
         return leaves.put(value, new) if new else value
 
-    def _listen(self, one: OperationEvents, kind: str, found: list[tuple[str, Tensor]], entry: ForwardUnderWay) -> None:
+    def _listen(
+        self,
+        one: OperationEvents,
+        kind: str,
+        found: list[tuple[str, Tensor]],
+        entry: ForwardUnderWay,
+    ) -> None:
         listen_each(one, kind, found, entry.call, entry.recompute)
         self.seen.listened = max(self.seen.listened, one.seen.listened)
 
@@ -277,7 +301,9 @@ class OperationEvents(Gate):
         """The site of one leaf, cached."""
         site = self.sites.get((kind, leaf))
         if site is None:
-            site = self.sites[kind, leaf] = Site(self.passes.label(self.path), kind, leaf or None, op=self.op)
+            site = self.sites[kind, leaf] = Site(
+                self.passes.label(self.path), kind, leaf or None, op=self.op
+            )
             self.seen.leaves[leaf] = None
         return site
 

@@ -104,7 +104,9 @@ class OperationMode(TorchFunctionMode):
                 entry.operations.raised.add(name)
                 raise
         if name and len(self.entries) > 1 and self._is_of_another(name, sys._getframe(1)):
-            return self.__torch_function__(func, types, args, kwargs)  # now at the call that is running
+            return self.__torch_function__(
+                func, types, args, kwargs
+            )  # now at the call that is running
         return func(*args, **kwargs)
 
     def enter(self, entry: ForwardUnderWay) -> None:
@@ -153,7 +155,9 @@ class OperationMode(TorchFunctionMode):
     def _is_of_another(self, name: str, frame: FrameType) -> bool:
         """Whether an operation may belong to a call around the innermost one, which has ended without its hook."""
         around = (entry.operations for entry in self.entries[:-1])
-        return any(each.matched.get(name) or each.match(name) for each in around) and self.forget_interrupted(frame)
+        return any(
+            each.matched.get(name) or each.match(name) for each in around
+        ) and self.forget_interrupted(frame)
 
     def clear(self) -> None:
         """Remove all entries, and the mode from this thread; see Note [Ended inside an operation]."""
@@ -290,7 +294,11 @@ def _run(mode: OperationMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _overwriting(
-    entry: ForwardUnderWay, op: tuple[str, int], gates: Sequence[OperationGate], args: Any, kwargs: Any
+    entry: ForwardUnderWay,
+    op: tuple[str, int],
+    gates: Sequence[OperationGate],
+    args: Any,
+    kwargs: Any,
 ) -> tuple[Any, Any]:
     """Pass an operation's arguments through its gates; make actions copy kept values that it may change in place."""
     __tracebackhide__ = True
@@ -366,7 +374,9 @@ def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
                 continue
             entry.function = function
             begun = None if below is None else below.f_code
-            return frame is entry.frame and (entry.code is None or begun is entry.code or begun is SLOW)
+            return frame is entry.frame and (
+                entry.code is None or begun is entry.code or begun is SLOW
+            )
         if not graded and not function:
             function = own_function(frame.f_code)
         below, frame = frame, frame.f_back

@@ -61,10 +61,16 @@ def clean(name: str) -> str:
     return "" if name in _WITHOUT_TENSOR else name
 
 
-def overwrites(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+def overwrites(
+    name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> list[tuple[str, Tensor]]:
     """Return the tensors that a call will change in place, by their names among the arguments."""
     found = []
-    in_place = (name.endswith("_") and not name.endswith("__")) or name == "setitem" or kwargs.get("inplace") is True
+    in_place = (
+        (name.endswith("_") and not name.endswith("__"))
+        or name == "setitem"
+        or kwargs.get("inplace") is True
+    )
     if in_place and args and isinstance(args[0], Tensor):
         found.append(("0", args[0]))
     elif in_place and isinstance(kwargs.get("input"), Tensor):

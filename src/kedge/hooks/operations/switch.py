@@ -44,7 +44,9 @@ class ModeOn(KedgeHook):
             return
         operations.called += 1
         frame = module_frame(sys._getframe(1))
-        entry = ForwardUnderWay(operations, frame, module, seen=not is_fused(module, args, kwargs or {}))
+        entry = ForwardUnderWay(
+            operations, frame, module, seen=not is_fused(module, args, kwargs or {})
+        )
         operations.fused += not entry.seen
         entry.code = _code_of(module.forward)
         entry.call, entry.recompute = passes.count(operations)
@@ -81,7 +83,9 @@ class ModeSwitches:
             for child in _children(module):
                 self._operations(child, self.names.get(id(child), ""))
         gate = operations.gates[-1] if operations.gates else None
-        if gate is not None and gate.pattern == OpPattern(place.site.op or ("*", None), place.without):
+        if gate is not None and gate.pattern == OpPattern(
+            place.site.op or ("*", None), place.without
+        ):
             gate.many = gate.many and place.many
         else:
             gate = OperationGate(self.owner, self.passes, operations, place)

@@ -30,13 +30,20 @@ def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | 
     if gate.called:
         return _explain_ungraded(tap)
     operations, module = gate.operations, _module_at(gate.path, model)
-    if operations.captured or (not any(operations.made.values()) and _is_compiled(gate.path, model, compiled=compiled)):
+    if operations.captured or (
+        not any(operations.made.values()) and _is_compiled(gate.path, model, compiled=compiled)
+    ):
         return Cause(
             "it is inside compiled code, which does not call operations one by one",
             "run the model uncompiled, or hook the module",
         )
-    if module is not None and isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
-        return Cause("its module is scripted, and runs without Python", "hook the module before it is scripted")
+    if module is not None and isinstance(
+        module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)
+    ):
+        return Cause(
+            "its module is scripted, and runs without Python",
+            "hook the module before it is scripted",
+        )
     if not operations.called:
         return None
     if operations.fused == operations.called:
@@ -91,12 +98,20 @@ def _explain_made(tap: Tap) -> Cause:
     if same and nth is not None:
         most = ", ".join(f"{count} {other}" for other, count in same.items())
         return kind(
-            f"it called {most}; the numbers start at 0", "list its operations with kedge.operations(model, ...)"
+            f"it called {most}; the numbers start at 0",
+            "list its operations with kedge.operations(model, ...)",
         )
     if not made:
-        return kind("its own forward calls no operation, only modules", "hook the operations of those modules")
+        return kind(
+            "its own forward calls no operation, only modules",
+            "hook the operations of those modules",
+        )
     shown = list(made)[:_SHOWN]
     more = f" and {len(made) - len(shown)} more" if len(made) > len(shown) else ""
     near = difflib.get_close_matches(name, made, 1)
-    remedy = f'did you mean "{near[0]}"?' if near else "list its operations with kedge.operations(model, ...)"
+    remedy = (
+        f'did you mean "{near[0]}"?'
+        if near
+        else "list its operations with kedge.operations(model, ...)"
+    )
     return kind(f"its own forward called no {name}: it called {', '.join(shown)}{more}", remedy)

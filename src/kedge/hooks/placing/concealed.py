@@ -62,8 +62,12 @@ class HiddenEntries:
         """The table's ``copy``: return a table with the program's entries alone."""
         table: Any = self._table()
         entries = list(table.items())  # at once: another thread may change the table
-        twin: OrderedDict[int, Any] = type(table)((key, held) for key, held in entries if key not in self.keys)
-        vars(twin).update((name, held) for name, held in vars(table).items() if name not in _METHODS)
+        twin: OrderedDict[int, Any] = type(table)(
+            (key, held) for key, held in entries if key not in self.keys
+        )
+        vars(twin).update(
+            (name, held) for name, held in vars(table).items() if name not in _METHODS
+        )
         return twin
 
     def values(self) -> ValuesView[Any]:
@@ -87,7 +91,9 @@ class ConcealedHooks:
                 hidden = _hidden_in(table)
                 if hidden is None:
                     hidden = HiddenEntries(table)
-                    vars(table).update((name, getattr(hidden, method)) for name, method in _METHODS.items())
+                    vars(table).update(
+                        (name, getattr(hidden, method)) for name, method in _METHODS.items()
+                    )
                 hidden.keys.add(key)
 
     def out(self) -> None:
@@ -118,7 +124,9 @@ class ConcealedHooks:
 def is_hooked(module: nn.Module) -> bool:
     """Whether a module has hooks of Kedge's at present."""
     tables = (before_forward(module), after_forward(module))
-    return any(key in table for table in tables if (hidden := _hidden_in(table)) for key in hidden.keys)
+    return any(
+        key in table for table in tables if (hidden := _hidden_in(table)) for key in hidden.keys
+    )
 
 
 def _hidden_in(table: Any) -> HiddenEntries | None:

@@ -57,7 +57,11 @@ class InstalledHook:
     @property
     def hook(self) -> Any:
         """The callable, whether in the table or out; None once it was removed."""
-        return self._hook if self._hook is not None else (self.handle.hooks_dict_ref() or {}).get(self.handle.id)
+        return (
+            self._hook
+            if self._hook is not None
+            else (self.handle.hooks_dict_ref() or {}).get(self.handle.id)
+        )
 
     def out(self) -> None:
         """Remove the hook from its table until `back`; a removal that an interrupt cuts short can be repeated."""
@@ -91,7 +95,9 @@ class InstalledHook:
         table[key] = hook
         by_module = bool(self.handle.extra_dict_ref) and hasattr(table, "move_to_end")
         for other in behind:
-            if by_module:  # never out of the table, because another thread may be calling the module
+            if (
+                by_module
+            ):  # never out of the table, because another thread may be calling the module
                 table.move_to_end(other)
             else:  # autograd reads the table as a plain dictionary, where only new keys come last
                 table[other] = table.pop(other)
@@ -99,7 +105,11 @@ class InstalledHook:
 
     def _behind(self, table: MutableMapping[int, Any]) -> list[int]:
         keys, mine = list(table), self.handle.id
-        before = (i for i, k in enumerate(keys) if k in self._ahead or (k < mine and k not in self._beyond))
+        before = (
+            i
+            for i, k in enumerate(keys)
+            if k in self._ahead or (k < mine and k not in self._beyond)
+        )
         return keys[max(before, default=-1) + 1 :]
 
     def remove(self) -> None:
@@ -211,7 +221,11 @@ class InstalledHooks:
 
     def hooks(self) -> list[tuple[InstalledHook, Any]]:
         """Return the hooks of modules and optimizers, each with its callable."""
-        hooks = (standing for standing in list(self._standing.values()) if isinstance(standing, InstalledHook))
+        hooks = (
+            standing
+            for standing in list(self._standing.values())
+            if isinstance(standing, InstalledHook)
+        )
         return [(each, hook) for each in hooks if (hook := each.hook) is not None]
 
     def keep(self, handle: RemovableHandle) -> None:

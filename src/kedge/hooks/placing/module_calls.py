@@ -147,7 +147,9 @@ class CallTracker(Generic[S, T]):
     ) -> None:
         self._on_begin, self._on_end, self._skip = begin, end, skip
         shielded: Any = shield  # a `Shield` of these very functions
-        self.begin: Callable[..., Any] = self._begin if shield is None else partial(shielded, self._begin)
+        self.begin: Callable[..., Any] = (
+            self._begin if shield is None else partial(shielded, self._begin)
+        )
         self.end: Callable[..., Any] = self._end if shield is None else partial(shielded, self._end)
         self._thread = _Thread()
         self._undos: list[Callable[[], None]] = []
@@ -158,7 +160,13 @@ class CallTracker(Generic[S, T]):
         return self._thread.open
 
     def follow(
-        self, module: nn.Module, subject: S, *, outermost: bool = False, first: bool = False, inside: bool = False
+        self,
+        module: nn.Module,
+        subject: S,
+        *,
+        outermost: bool = False,
+        first: bool = False,
+        inside: bool = False,
     ) -> None:
         """Follow the calls of a module from the next one on, unless it calls no hooks.
 
@@ -175,16 +183,22 @@ class CallTracker(Generic[S, T]):
         before = CallBegins(self.begin, subject, outermost=outermost)
         handles = [module.register_forward_pre_hook(before, prepend=first, with_kwargs=True)]
         if self._on_end is not None:
-            handles.append(module.register_forward_hook(CallEnds(self.end), prepend=inside, always_call=True))
+            handles.append(
+                module.register_forward_hook(CallEnds(self.end), prepend=inside, always_call=True)
+            )
         self._undos += [handle.remove for handle in handles]
         self._undos.append(ConcealedHooks(*handles).remove)
 
     def follow_all(self, subject: S) -> None:
         """Follow the calls of every module, by PyTorch's global hooks, which do not receive keyword arguments."""
         before, after = CallBegins(self.begin, subject, outermost=False), CallEnds(self.end)
-        handles = register_module_forward_pre_hook(before), register_module_forward_hook(after, always_call=True)
+        handles = (
+            register_module_forward_pre_hook(before),
+            register_module_forward_hook(after, always_call=True),
+        )
         hooks = HooksTogether(
-            (InstalledHook(handle), hook) for handle, hook in zip(handles, (before, after), strict=True)
+            (InstalledHook(handle), hook)
+            for handle, hook in zip(handles, (before, after), strict=True)
         )
         self._undos += [hooks.remove, spare_export(hooks)]
 
@@ -197,7 +211,10 @@ class CallTracker(Generic[S, T]):
 
         PyTorch still runs hooks that it has collected for a call, so a call may begin after this; it is not followed.
         """
-        self._on_begin, self._on_end = _not_followed, None  # they may hold whatever was noted of the calls
+        self._on_begin, self._on_end = (
+            _not_followed,
+            None,
+        )  # they may hold whatever was noted of the calls
         while self._undos:
             self._undos.pop()()
         self._thread = _Thread()
@@ -275,7 +292,9 @@ class ModuleCalls:
         shield: Shield | None = None,
     ) -> None:
         self.number = number
-        self.calls: CallTracker[str, Span] = CallTracker(self._begin, self._end, skip=skip, shield=shield)
+        self.calls: CallTracker[str, Span] = CallTracker(
+            self._begin, self._end, skip=skip, shield=shield
+        )
         self.given: dict[str, set[int]] = {}
         self.entered: set[int] = set()
 
@@ -305,7 +324,9 @@ class ModuleCalls:
             label: Returns the name of a module, given its path.
         """
         for path in paths:
-            self.calls.follow(model.get_submodule(path), label(path), outermost=not path, first=True)
+            self.calls.follow(
+                model.get_submodule(path), label(path), outermost=not path, first=True
+            )
 
     def begin(self, module: nn.Module, path: str) -> None:
         """Begin a call that is already active."""
@@ -317,9 +338,15 @@ class ModuleCalls:
 
     def _begin(self, calls: OpenCalls[Span], path: str, module: nn.Module, given: Any) -> Span:
         tensors = [tensor for _, tensor in leaves.find(given)]
-        self.given.setdefault(path, set()).update(n for tensor in tensors for n in self.number(tensor))
-        if not calls.modules and not in_backward():  # a checkpoint's recompute is not an entry into the model
-            self.entered.update(n for tensor in tensors if tensor.grad_fn is None for n in self.number(tensor))
+        self.given.setdefault(path, set()).update(
+            n for tensor in tensors for n in self.number(tensor)
+        )
+        if (
+            not calls.modules and not in_backward()
+        ):  # a checkpoint's recompute is not an entry into the model
+            self.entered.update(
+                n for tensor in tensors if tensor.grad_fn is None for n in self.number(tensor)
+            )
         return path, calls.count(path)
 
     def _end(self, calls: OpenCalls[Span], span: Span, output: Any) -> None:

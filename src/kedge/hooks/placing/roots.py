@@ -44,7 +44,9 @@ class SeenModules(ByIdentity[nn.Module, None]):
         self.add([module])
         inner = unwrapped(module)
         wrapped_late = inner is not module and inner in self
-        captured = isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()  # a graph, not the user's module
+        captured = (
+            isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()
+        )  # a graph, not the user's module
         unhookable = isinstance(module, torch.jit.ScriptModule)
         return None if wrapped_late or captured or unhookable else inner
 

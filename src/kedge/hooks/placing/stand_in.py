@@ -81,8 +81,12 @@ class StandIn(nn.Module):
     def __deepcopy__(self, memo: dict[int, Any]) -> StandIn:
         """Return a stand-in for a deep copy of the layer."""
         kind = _kind_of(self)
-        twin = memo[id(self)] = _blank(kind)  # known before the layer is copied, which may lead back to it
-        _place(twin, copy.deepcopy(self._kedge_layer, memo), copy.deepcopy(self._kedge_around, memo))
+        twin = memo[id(self)] = _blank(
+            kind
+        )  # known before the layer is copied, which may lead back to it
+        _place(
+            twin, copy.deepcopy(self._kedge_layer, memo), copy.deepcopy(self._kedge_around, memo)
+        )
         object.__setattr__(twin, "__class__", type(self))
         return twin
 

@@ -62,7 +62,9 @@ def slots(owner: Any) -> list[HeldArgument]:
     held = getattr(owner, "inputs" if is_reentrant(owner) else "saved_args", None) or ()
     keywords = {} if is_reentrant(owner) else _closed_over(owner.recompute_fn).get("kwargs", {})
     given = [
-        HeldArgument(str(place), held, place) for place in range(len(held)) if not isinstance(held[place], SavedTensor)
+        HeldArgument(str(place), held, place)
+        for place in range(len(held))
+        if not isinstance(held[place], SavedTensor)
     ]
     return [*given, *(HeldArgument(name, keywords, name) for name in keywords)]
 
@@ -162,7 +164,9 @@ class _Tuple:
     def read(self, args: Sequence[Any]) -> Any:
         """Return the tuple, whose items were put back before."""
         if self.value is None:
-            self.value = tuple.__new__(self.kind, self.items)  # a named tuple's own `__new__` may want other arguments
+            self.value = tuple.__new__(
+                self.kind, self.items
+            )  # a named tuple's own `__new__` may want other arguments
         return self.value
 
 
@@ -190,7 +194,9 @@ class CheckpointInputs:
     def __init__(self, owner: Any, place: Any) -> None:
         self._owner, self.place, self.tried = weakref.ref(owner), place, False
         self._asked: set[int] = set()
-        self._given = [_Given(i, arg) for i, arg in enumerate(arguments_of(owner)) if isinstance(arg, Tensor)]
+        self._given = [
+            _Given(i, arg) for i, arg in enumerate(arguments_of(owner)) if isinstance(arg, Tensor)
+        ]
 
     def is_of(self, owner: Any) -> bool:
         """Whether these are the inputs of a checkpoint, given its frame or context."""
@@ -207,12 +213,16 @@ class CheckpointInputs:
         if owner is None or not self.over:
             return
         self.tried = True
-        taking = _Taking(lambda value: active.pack(value, self.place), active.unpack, self._asked, self._given)
+        taking = _Taking(
+            lambda value: active.pack(value, self.place), active.unpack, self._asked, self._given
+        )
         try:
             for _, holder, key in slots(owner):
                 taking.lift(holder, key, alone=_count(holder, key) <= _ALONE)
         finally:
-            if taking.back:  # also if the keeper fails: the tensors that it took before must come back
+            if (
+                taking.back
+            ):  # also if the keeper fails: the tensors that it took before must come back
                 _put_back_before(owner, taking.back)
 
     def stays(self) -> list[Tensor]:
@@ -226,11 +236,17 @@ class _Taking:
     """Offers a keeper the tensors in containers, and puts placeholders where it takes one."""
 
     def __init__(
-        self, pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor], asked: set[int], given: Sequence[_Given]
+        self,
+        pack: Callable[[Tensor], Any],
+        unpack: Callable[[Any], Tensor],
+        asked: set[int],
+        given: Sequence[_Given],
     ) -> None:
         self.pack, self.unpack, self.asked = pack, unpack, asked
         self.back: list[tuple[Any, Any, _Instead]] = []
-        self._known: dict[int, _Given | _Taken] = {id(each.origin()): each for each in reversed(given)}
+        self._known: dict[int, _Given | _Taken] = {
+            id(each.origin()): each for each in reversed(given)
+        }
 
     def lift(self, holder: Any, key: Any, *, alone: bool) -> None:
         """Offer the tensor in one place, or the tensors of the container there if it is held `alone`."""
@@ -240,7 +256,9 @@ class _Taking:
                 self._put(holder, key, taken)
         elif not alone:
             return
-        elif isinstance(value, tuple) and (type(value) is tuple or (hasattr(value, "_fields") and _is_bare(value))):
+        elif isinstance(value, tuple) and (
+            type(value) is tuple or (hasattr(value, "_fields") and _is_bare(value))
+        ):
             alone_in = [_count(value, place) <= _ALONE for place in range(len(value))]
             items, before = list(value), len(self.back)
             for place, itself in enumerate(alone_in):
@@ -266,7 +284,12 @@ class _Taking:
 
     def _ask(self, value: Tensor) -> _Taken | None:
         make_saved = find("torch:_C._autograd._make_saved_tensor")
-        if make_saved is None or not modes.has_data(value) or value.is_inference() or not _is_bare(value):
+        if (
+            make_saved is None
+            or not modes.has_data(value)
+            or value.is_inference()
+            or not _is_bare(value)
+        ):
             return None
         decided: list[Any] = []
         ask = self.pack  # a closure over `self` would make a cycle through the saved tensor, unseen by the collector
@@ -275,7 +298,11 @@ class _Taking:
             decided.append(ask(inner))
             return decided[0]
 
-        with modes.without_modes(), modes.without_function_modes(), saved_tensors_hooks(pack, self.unpack):
+        with (
+            modes.without_modes(),
+            modes.without_function_modes(),
+            saved_tensors_hooks(pack, self.unpack),
+        ):
             saved = make_saved(value, is_output=False)
         packed = decided.pop()
         if packed is None or type(packed) is KeptByReference:
@@ -292,7 +319,10 @@ def _put_back_before(owner: Any, back: list[tuple[Any, Any, _Instead]]) -> None:
 
     def whole(*args: Any) -> Any:
         now = list(args)
-        with lock, torch.no_grad():  # the recompute would count the saves of these operations as its own
+        with (
+            lock,
+            torch.no_grad(),
+        ):  # the recompute would count the saves of these operations as its own
             while back:
                 holder, key, instead = back[0]
                 holder[key] = instead.read(args)
@@ -306,7 +336,9 @@ def _put_back_before(owner: Any, back: list[tuple[Any, Any, _Instead]]) -> None:
 
 def _is_bare(value: Any) -> bool:
     """Whether an object has neither attributes nor, for a tuple, weak references, which a rebuilt one would lack."""
-    return not getattr(value, "__dict__", None) and not (isinstance(value, tuple) and weakref.getweakrefcount(value))
+    return not getattr(value, "__dict__", None) and not (
+        isinstance(value, tuple) and weakref.getweakrefcount(value)
+    )
 
 
 def _container(value: Any) -> Any:

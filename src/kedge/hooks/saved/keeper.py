@@ -124,10 +124,14 @@ class KeeperCalls:
         self.outside = self.place = SavingPlace(kept.outside, 0, recompute=False)
         self.stack: list[SavingPlace] = []
         self.calls: dict[ModuleUnderKeeper, int] = {}
-        self.watches: bool = getattr(keeper, "watches", False) or getattr(keeper, "sees_recompute", False)
+        self.watches: bool = getattr(keeper, "watches", False) or getattr(
+            keeper, "sees_recompute", False
+        )
         self.pack: Callable[[Tensor, SavingPlace], Any] = keeper.pack
         self.unpack: Callable[[Any], Tensor] = keeper.unpack
-        self.see: Callable[[Tensor, SavingPlace], None] = getattr(keeper, "see", _nothing) if self.watches else _nothing
+        self.see: Callable[[Tensor, SavingPlace], None] = (
+            getattr(keeper, "see", _nothing) if self.watches else _nothing
+        )
         self.waiting = PendingCheckpoints(self, keeper)
         self.ended = self.graded = False
 
@@ -170,7 +174,9 @@ class KeeperCalls:
         if stack and stack[-1].spot is spot and not stack[-1].placed:  # nearly always
             stack.pop()
             self.place = stack[-1] if stack else self.outside
-        elif (at := next((i for i in reversed(range(len(stack))) if stack[i].spot is spot), None)) is not None:
+        elif (
+            at := next((i for i in reversed(range(len(stack))) if stack[i].spot is spot), None)
+        ) is not None:
             self._cut(at)
         if self.waiting.known and disabled() is None:
             self.waiting.left([self.outside, *stack] if stack else [])
@@ -189,7 +195,9 @@ class KeeperCalls:
         if self.stack:
             called = iter(running()[:-1])  # the last is this very call
             alive = 0
-            while alive < len(self.stack) and any(self.stack[alive].spot.is_before(module) for module in called):
+            while alive < len(self.stack) and any(
+                self.stack[alive].spot.is_before(module) for module in called
+            ):
                 alive += 1
             self._cut(alive)
         if not self.stack:
@@ -269,7 +277,13 @@ class KeeperInForce:
     """
 
     def __init__(
-        self, model: nn.Module, keeper: Keeper, places: Callable[[str], bool], *, outside: bool, compiled: bool
+        self,
+        model: nn.Module,
+        keeper: Keeper,
+        places: Callable[[str], bool],
+        *,
+        outside: bool,
+        compiled: bool,
     ) -> None:
         self.keeper = keeper
         self.outside = ModuleUnderKeeper(None, selected=outside)
@@ -288,8 +302,14 @@ class KeeperInForce:
             torch_func.begin()
             self._undo.callback(torch_func.end)
             for path, module in layout.modules.items():
-                if layout.first[id(module)] == path and runs(module) and not isinstance(module, torch.jit.ScriptModule):
-                    self._attach(module, ModuleUnderKeeper(path, selected=places(path), root=module is root))
+                if (
+                    layout.first[id(module)] == path
+                    and runs(module)
+                    and not isinstance(module, torch.jit.ScriptModule)
+                ):
+                    self._attach(
+                        module, ModuleUnderKeeper(path, selected=places(path), root=module is root)
+                    )
             if self.compiled:
                 self.step_aside("torch.compile")
             self._undo = attached.pop_all()
@@ -343,7 +363,9 @@ class KeeperInForce:
 
     def step_aside(self, what: str) -> None:
         """Warn, once for each reason, that this keeper sees nothing there."""
-        captured = what == "fake" and torch.compiler.is_compiling()  # export or Dynamo captures it; nothing of it runs
+        captured = (
+            what == "fake" and torch.compiler.is_compiling()
+        )  # export or Dynamo captures it; nothing of it runs
         if what not in self._said and not self.ended and not captured:
             self._said.add(what)
             warn(SavedAside(_ASIDE[what]))

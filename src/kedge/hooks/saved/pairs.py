@@ -99,7 +99,9 @@ class Pair:
         task: The number of the backward pass in which it was made; -1 outside of one.
     """
 
-    def __init__(self, lives: tuple[ActiveKeeper, ...], owner: Any, below: Hooks | None, on: Hooks | None) -> None:
+    def __init__(
+        self, lives: tuple[ActiveKeeper, ...], owner: Any, below: Hooks | None, on: Hooks | None
+    ) -> None:
         self.lives, self.owner, self.below, self.on = lives, owner, below, on
         self.task = graph_task()
         self.hooks: Hooks
@@ -232,7 +234,12 @@ class HookPairStack(threading.local):
     def covers(self, live: ActiveKeeper, top: Hooks | None) -> bool:
         """Whether the innermost pair is Kedge's and asks this keeper."""
         pairs = self.pairs
-        return bool(pairs) and top is not None and top[0] is pairs[-1].hooks[0] and live in pairs[-1].lives
+        return (
+            bool(pairs)
+            and top is not None
+            and top[0] is pairs[-1].hooks[0]
+            and live in pairs[-1].lives
+        )
 
     def put(self, live: ActiveKeeper, owner: Any, top: Hooks | None) -> None:
         """Push a pair that asks this keeper and all others in force on this thread."""
@@ -289,7 +296,9 @@ class HookPairStack(threading.local):
         if self.lifted:
             self.pairs = [kept for pair in self.pairs if (kept := keep(pair)) is not None]
             return
-        if (why := disabled()) is not None:  # by a transform that failed midway: Kedge's pairs are still on the stack
+        if (
+            why := disabled()
+        ) is not None:  # by a transform that failed midway: Kedge's pairs are still on the stack
             enable()
         try:
             self._restack(keep)
@@ -310,7 +319,9 @@ class HookPairStack(threading.local):
         lost = [pair for pair in self.pairs if id(pair) not in reached]
         for pair in [*lost, *self._removed_and_popped(ours, there)]:
             if pair.on is not None and id(pair.on[0]) not in ours:
-                at = next((i for i in reversed(range(len(stack))) if stack[i][0] is pair.on[0]), None)
+                at = next(
+                    (i for i in reversed(range(len(stack))) if stack[i][0] is pair.on[0]), None
+                )
                 if at is not None:
                     del stack[at]
         self.pairs = []
@@ -342,7 +353,9 @@ class HookPairStack(threading.local):
         if in_backward():
             return []
         later = {id(after.hooks[0]) for _, after in self.changed.values() if after is not None}
-        first = {key: before for key, (before, _) in self.changed.items() if key not in later | there}
+        first = {
+            key: before for key, (before, _) in self.changed.items() if key not in later | there
+        }
         return [before for key, before in first.items() if ours[key] is None]
 
     def lift(self) -> list[Pair | Hooks]:

@@ -62,7 +62,11 @@ class KeptByReference:
 
     def __init__(self, value: Tensor, reader: UnpackListener | None = None) -> None:
         self.made = not value.is_leaf
-        self._held, self.origin, self.reader = value.detach() if self.made else value, _weak(value), reader
+        self._held, self.origin, self.reader = (
+            value.detach() if self.made else value,
+            _weak(value),
+            reader,
+        )
         try:
             self.version: int | None = changes(value)
         except RuntimeError:  # inference tensors have no counter

@@ -68,9 +68,18 @@ def share_inputs(owner: Any) -> None:
     args, first = arguments_of(owner), dict[int, int]()
     if not args:
         return
-    source = [first.setdefault(id(arg), i) if isinstance(arg, Tensor) else i for i, arg in enumerate(args)]
-    notes = {i: dict(vars(arg)) for i, arg in enumerate(args) if type(arg) in (Tensor, Parameter) and vars(arg)}
-    run, own = owner.recompute_fn, [(i, SharedInput(arg)) for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+    source = [
+        first.setdefault(id(arg), i) if isinstance(arg, Tensor) else i for i, arg in enumerate(args)
+    ]
+    notes = {
+        i: dict(vars(arg))
+        for i, arg in enumerate(args)
+        if type(arg) in (Tensor, Parameter) and vars(arg)
+    }
+    run, own = (
+        owner.recompute_fn,
+        [(i, SharedInput(arg)) for i, arg in enumerate(args) if isinstance(arg, Tensor)],
+    )
 
     def same(*args: Any) -> Any:
         for i, noted in notes.items():

@@ -21,7 +21,9 @@ from kedge.torch_internals.saved_hooks import disabled
 
 _lock = threading.Lock()
 _users = 0
-_original: Callable[[str], Iterator[None]] | None = getattr(graph.disable_saved_tensors_hooks, "__wrapped__", None)
+_original: Callable[[str], Iterator[None]] | None = getattr(
+    graph.disable_saved_tensors_hooks, "__wrapped__", None
+)
 
 
 def _cell() -> Any:

@@ -101,7 +101,9 @@ class Bill(notebook.Printed):
         """Return the sums by the running line of the program, the largest first."""
         lines: dict[tuple[str, int] | None, list[SavedTensor]] = {}
         for item in self.items:
-            lines.setdefault(None if item.source is None else (item.source.file, item.source.line), []).append(item)
+            lines.setdefault(
+                None if item.source is None else (item.source.file, item.source.line), []
+            ).append(item)
         return tuple(sorted(map(self._line, lines.values()), key=lambda line: -line.bytes))
 
     def by_operation(self) -> tuple[Sums, ...]:
@@ -111,12 +113,16 @@ class Bill(notebook.Printed):
         """
         needed: dict[str, list[SavedTensor]] = {}
         for item in self.items:
-            needed.setdefault(f"{item.node} ({item.field})" if item.node else UNKNOWN, []).append(item)
+            needed.setdefault(f"{item.node} ({item.field})" if item.node else UNKNOWN, []).append(
+                item
+            )
         return tuple(self._sums(name, items) for name, items in needed.items())
 
     def account(self) -> SavedAccount:
         """Return all sums, and the largest tensors."""
-        largest = sorted((item for item in self._charged.values() if item.counts), key=lambda item: -item.held)
+        largest = sorted(
+            (item for item in self._charged.values() if item.counts), key=lambda item: -item.held
+        )
         return SavedAccount(
             total=self.total,
             parameters=self.parameters,
@@ -158,8 +164,14 @@ class Bill(notebook.Printed):
 
     def _line(self, items: Sequence[SavedTensor]) -> LineSums:
         source, sums = items[0].source, self._sums(None, items)
-        known = LineSums() if source is None else LineSums(source.file, source.line, source.function, source.text)
-        return replace(known, tensors=sums.tensors, packed=sums.packed, bytes=sums.bytes, rebuild=sums.rebuild)
+        known = (
+            LineSums()
+            if source is None
+            else LineSums(source.file, source.line, source.function, source.text)
+        )
+        return replace(
+            known, tensors=sums.tensors, packed=sums.packed, bytes=sums.bytes, rebuild=sums.rebuild
+        )
 
     def _tree(self) -> Iterator[Sums]:
         """The sums of each module with the modules in it; a module comes before its inner modules."""
@@ -167,9 +179,13 @@ class Bill(notebook.Printed):
         for item in self.items:
             for path in _holders(item.path, self._roots):
                 inside.setdefault(path, []).append(item)
-        for path, items in sorted(inside.items(), key=lambda pair: (pair[1][0].number, len(pair[0] or ""))):
+        for path, items in sorted(
+            inside.items(), key=lambda pair: (pair[1][0].number, len(pair[0] or ""))
+        ):
             sums = self._sums(path, items)
-            never = path is None or path in self._roots or path not in self._given  # a list of modules is not called
+            never = (
+                path is None or path in self._roots or path not in self._given
+            )  # a list of modules is not called
             yield sums if never else replace(sums, checkpoint=self._checkpoint(str(path), items))
 
     def _checkpoint(self, path: str, items: Sequence[SavedTensor]) -> int:
@@ -179,11 +195,17 @@ class Bill(notebook.Printed):
         mine = {s for s, item in made.items() if inside.issuperset(item.shared)}
         held = {storage for item in self.items for storage in item.storages}
         newly = given - held
-        return max(sum(self._sizes[s] for s in mine - given) - sum(self._sizes[s] for s in newly), 0)
+        return max(
+            sum(self._sizes[s] for s in mine - given) - sum(self._sizes[s] for s in newly), 0
+        )
 
 
 def bill_of(
-    keeper: BillKeeper, given: Given, origins: Origins, moment: int | None, roots: Sequence[str] = ("",)
+    keeper: BillKeeper,
+    given: Given,
+    origins: Origins,
+    moment: int | None,
+    roots: Sequence[str] = ("",),
 ) -> Bill:
     """Return the bill of a keeper's records.
 
@@ -203,7 +225,9 @@ def bill_of(
         return [(s, sizes[s]) for s in keeper.drafts[number].storages if s not in resident]
 
     def at(after: int) -> Bill:
-        return Bill(keeper.items(keeper.timeline.alive(after), origins), given, sizes, BytesOverStep())
+        return Bill(
+            keeper.items(keeper.timeline.alive(after), origins), given, sizes, BytesOverStep()
+        )
 
     def holders(after: int) -> list[tuple[str | None, int]]:
         held = [(sums.path, sums.bytes) for sums in at(after).by_module() if sums.bytes]
@@ -219,7 +243,9 @@ def bill_of(
         seconds=keeper.timeline.seconds(followed.at),
         tensors=held_spans(events, counted, partial(keeper.kind, origins=origins), followed.at),
     )
-    found = keeper.items(keeper.timeline.alive(followed.peak_at if moment is None else moment), origins)
+    found = keeper.items(
+        keeper.timeline.alive(followed.peak_at if moment is None else moment), origins
+    )
     return Bill(found, given, list(sizes), followed, roots)
 
 
@@ -253,7 +279,9 @@ def _charged(items: Sequence[SavedTensor], sizes: Sequence[int]) -> dict[int, Sa
     for item in items:
         if own := borne.get(item.number):
             rule, extra = rules.get(own[0], (None, 0))
-            charged[item.number] = replace(item, held=sum(sizes[s] for s in own), rule=rule, extra=extra)
+            charged[item.number] = replace(
+                item, held=sum(sizes[s] for s in own), rule=rule, extra=extra
+            )
     return charged
 
 
@@ -287,4 +315,6 @@ def _table(section: TextTable) -> str:
     """Return a table as HTML."""
     figures = len(section.columns) - 1 - (section.columns[-1] == WORDS)
     align = ("m" + "r" * figures).ljust(len(section.columns), "m")
-    return notebook.table(section.columns, section.rows, title=section.title, note=section.note.strip(), align=align)
+    return notebook.table(
+        section.columns, section.rows, title=section.title, note=section.note.strip(), align=align
+    )

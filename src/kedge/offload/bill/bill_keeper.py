@@ -73,7 +73,9 @@ class Origins:
             ("buffer", self.buffers),
             ("input", self.inputs),
         ]
-        return next((origin for origin, numbers in known if not numbers.isdisjoint(storages)), "made")
+        return next(
+            (origin for origin, numbers in known if not numbers.isdisjoint(storages)), "made"
+        )
 
     def of_draft(self, draft: SavedTensor) -> Origin:
         """Return the origin of a saved tensor's storages; that of a recomputed one is known when it is saved."""
@@ -129,7 +131,9 @@ class BillKeeper:
         if not place.recompute or not self._known.isdisjoint(self.storages.of(value)):
             return
         number = self._draft(value, self.innermost(), rebuild=False)
-        self._learn(number, node="checkpoint", field="recomputed", origin="recomputed", movable=False)
+        self._learn(
+            number, node="checkpoint", field="recomputed", origin="recomputed", movable=False
+        )
         self.timeline.saved(number)
         for part in parts(value)[:1]:
             weakref.finalize(part.untyped_storage(), self.timeline.released, number).atexit = False
@@ -195,7 +199,9 @@ class BillKeeper:
         for field, saved in saved_by(node):
             packed = packed_of(saved.data)
             if isinstance(packed, BilledReference) and packed.keeper is self:
-                output = packed.maker == (node.name(), sequence_number(node)) or field.startswith("result")
+                output = packed.maker == (node.name(), sequence_number(node)) or field.startswith(
+                    "result"
+                )
                 self._learn(packed.number, node=node.name(), field=field, output=output)
 
     def walk(self, made: Iterable[Tensor]) -> None:
@@ -219,9 +225,13 @@ class BillKeeper:
         draft = self.drafts[number]
         dtype = str(draft.dtype).removeprefix("torch.")
         origin = origins.of_draft(draft)
-        return TensorKind(draft.path, draft.node, draft.field, draft.shape, dtype, origin, line_of(draft))
+        return TensorKind(
+            draft.path, draft.node, draft.field, draft.shape, dtype, origin, line_of(draft)
+        )
 
-    def _item(self, draft: SavedTensor, origins: Origins, sharers: dict[int, set[int]]) -> SavedTensor:
+    def _item(
+        self, draft: SavedTensor, origins: Origins, sharers: dict[int, set[int]]
+    ) -> SavedTensor:
         origin = origins.of_draft(draft)
         others = set().union(*(sharers[storage] for storage in draft.storages)) - {draft.number}
         movable = draft.movable and origin == "made" and draft.held >= self.least

@@ -11,7 +11,10 @@ Storages = Callable[[int], Iterable[tuple[int, int]]]
 
 
 def held_spans(
-    events: Sequence[int], storages: Storages, kind: Callable[[int], TensorKind], moments: Sequence[int]
+    events: Sequence[int],
+    storages: Storages,
+    kind: Callable[[int], TensorKind],
+    moments: Sequence[int],
 ) -> HeldTensors:
     """Return the tensors held at some moments; see Note [Who bears a storage].
 

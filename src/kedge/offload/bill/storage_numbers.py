@@ -22,7 +22,9 @@ class StorageNumbers:
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
-        self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
+        self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def of(self, tensor: Tensor) -> tuple[int, ...]:
         """Return the numbers of a tensor's storages: one, several if it consists of several tensors, or none."""
@@ -30,7 +32,9 @@ class StorageNumbers:
 
     def of_all(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         """Return the numbers of the storages of several tensors; a lazy parameter has none yet."""
-        return frozenset(number for tensor in tensors if not is_lazy(tensor) for number in self.of(tensor))
+        return frozenset(
+            number for tensor in tensors if not is_lazy(tensor) for number in self.of(tensor)
+        )
 
     def held(self, numbers: tuple[int, ...]) -> int:
         """Return the sum of the bytes of some storages."""

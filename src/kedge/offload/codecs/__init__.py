@@ -17,5 +17,7 @@ def codec_of(name: str) -> Codec:
         NoSuchCodec: There is no codec of this name.
     """
     if name not in CODECS:
-        raise NoSuchCodec(f"codec={name!r}: use {', '.join(map(repr, CODECS))}, or None for no loss")
+        raise NoSuchCodec(
+            f"codec={name!r}: use {', '.join(map(repr, CODECS))}, or None for no loss"
+        )
     return CODECS[name]

@@ -73,7 +73,9 @@ class Blockwise:
         for first, last, whole in _pieces(size, kept.device.type):
             row = BLOCK if whole else last - first
             values = self._widen(codes[first:last].view(-1, row), work)
-            flat[first:last].view(-1, row).copy_(self._unscale(values, scales[first // BLOCK : -(-last // BLOCK)]))
+            flat[first:last].view(-1, row).copy_(
+                self._unscale(values, scales[first // BLOCK : -(-last // BLOCK)])
+            )
         return restore(flat, layout)
 
     def _scale(self, blocks: Tensor, scales: Tensor, codes: Tensor) -> None:
@@ -100,7 +102,9 @@ class Blockwise:
             return values.mul_(scales.unsqueeze(1))
         result = values * scales.abs().unsqueeze(1)
         beside = beside.unsqueeze(1)
-        result = torch.where(beside & (values.abs() == self.top), values.sign() * float("inf"), result)
+        result = torch.where(
+            beside & (values.abs() == self.top), values.sign() * float("inf"), result
+        )
         return torch.where(beside & self._marked(values), float("nan"), result)
 
     def _widen(self, codes: Tensor, work: torch.dtype) -> Tensor:

@@ -30,7 +30,9 @@ class ElementLayout(NamedTuple):
         """Return the dimensions of more than one stored element, from the largest stride to the smallest; and the others."""
         stored = self.stored
         several = [d for d, n in enumerate(stored) if n > 1]
-        return sorted(several, key=lambda d: -self.stride[d]), [d for d, n in enumerate(stored) if n <= 1]
+        return sorted(several, key=lambda d: -self.stride[d]), [
+            d for d, n in enumerate(stored) if n <= 1
+        ]
 
 
 def flatten(value: Tensor) -> tuple[Tensor, ElementLayout] | None:

@@ -101,7 +101,9 @@ class Engine:
         if outcome.chosen and self.policy.planner is not None:
             self.policy.planner.took(outcome)
         if packed is None:
-            return KeptByReference(value, KeptReader(call, held) if isinstance(held, KeptStorage) else call)
+            return KeptByReference(
+                value, KeptReader(call, held) if isinstance(held, KeptStorage) else call
+            )
         return packed
 
     def unpack(self, packed: PartOfEntry) -> Tensor:
@@ -147,11 +149,24 @@ class Engine:
             choice = policy.planner.choose(path, index, taken_bytes(value))
         if policy.find is not None and choice in _REBUILDS:
             known = self._known
-            recipe = self._recipes.find(policy.find, value, (path, nth), lasting=known.of_model.lasting)
+            recipe = self._recipes.find(
+                policy.find, value, (path, nth), lasting=known.of_model.lasting
+            )
             if recipe is not None:
-                entry = StorageEntry(known.entries, number, Rebuilt(recipe), value, digest(value, alone=False), row)
+                entry = StorageEntry(
+                    known.entries, number, Rebuilt(recipe), value, digest(value, alone=False), row
+                )
                 storage, extra = value.untyped_storage(), recipe.nbytes
-                return Outcome("rebuilt", recipe.rule, value.nbytes, storage, number, entry, chosen=True, extra=extra)
+                return Outcome(
+                    "rebuilt",
+                    recipe.rule,
+                    value.nbytes,
+                    storage,
+                    number,
+                    entry,
+                    chosen=True,
+                    extra=extra,
+                )
         return self._put_away(value, number, choice, row)
 
     def _put_away(self, value: Tensor, number: int, choice: Choice, row: ModuleAccount) -> Outcome:
@@ -173,12 +188,32 @@ class Engine:
         if source is None:
             nbytes = value.nbytes if alone else storage.nbytes()
             kept = known.kept.begin(nbytes, None if alone else number)
-            return Outcome("kept", why or policy.why_kept(choice), value.nbytes, storage, number, kept, chosen=True)
+            return Outcome(
+                "kept",
+                why or policy.why_kept(choice),
+                value.nbytes,
+                storage,
+                number,
+                kept,
+                chosen=True,
+            )
         seconds, key = time.perf_counter() - begun, own_key(value, number) if alone else number
-        entry = StorageEntry(known.entries, key, source, value, sums or digest(value, alone=alone), row)
+        entry = StorageEntry(
+            known.entries, key, source, value, sums or digest(value, alone=alone), row
+        )
         where = "memory" if store is None else store.name
         stored = source.slot.nbytes
-        return Outcome("moved", where, value.nbytes, storage, number, entry, True, stored=stored, seconds=seconds)
+        return Outcome(
+            "moved",
+            where,
+            value.nbytes,
+            storage,
+            number,
+            entry,
+            True,
+            stored=stored,
+            seconds=seconds,
+        )
 
     def _warn(self, failure: BaseException) -> None:
         if not self._warned:

@@ -68,7 +68,9 @@ class ModelStorages:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.lasting = True
-        self._known: dict[int, tuple[str, StorageWeakRef]] = {}  # the reference keeps the number from being reused
+        self._known: dict[
+            int, tuple[str, StorageWeakRef]
+        ] = {}  # the reference keeps the number from being reused
         self.update(())
 
     def update(self, inputs: Any) -> None:

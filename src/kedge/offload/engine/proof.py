@@ -53,7 +53,9 @@ class ProvenRecipes:
         self._proven: set[Any] = set()
         self._wrong: set[Any] = set()
 
-    def find(self, find: Find, value: Tensor, place: tuple[str | None, int], *, lasting: bool) -> Recipe | None:
+    def find(
+        self, find: Find, value: Tensor, place: tuple[str | None, int], *, lasting: bool
+    ) -> Recipe | None:
         """Return the recipe of a tensor; None if there is none, or if it was wrong.
 
         Args:
@@ -86,7 +88,9 @@ class ProvenRecipes:
             return True
         if not wrong.passing:
             self._wrong.add(rule if wrong.false else site)
-        where = f"{value.dtype} on {value.device.type}, in {place[0]!r}" + ("" if wrong.false else " alone")
+        where = f"{value.dtype} on {value.device.type}, in {place[0]!r}" + (
+            "" if wrong.false else " alone"
+        )
         of = "" if exact else ", from values that a codec rounded"
         self.dropped[recipe.rule] = f"{where}{of}: {wrong.why}"
         return False
@@ -123,11 +127,17 @@ def mismatch(recipe: Recipe, value: Tensor) -> Mismatch | None:
         full = isinstance(failure, MemoryError | torch.OutOfMemoryError) or _FULL in str(failure)
         return Mismatch(f"it raised {type(failure).__name__}: {first}", false=False, passing=full)
     if made.dtype != value.dtype or made.shape != value.shape:
-        return Mismatch(f"it made {made.dtype} {list(made.shape)} instead of {value.dtype} {list(value.shape)}")
+        return Mismatch(
+            f"it made {made.dtype} {list(made.shape)} instead of {value.dtype} {list(value.shape)}"
+        )
     if made.stride() != value.stride() or made.storage_offset() != value.storage_offset():
         return Mismatch(f"it made strides {made.stride()} instead of {value.stride()}")
     if not all(handle.exact for handle in recipe.inputs):
-        return None if _is_near(made, value.detach()) else Mismatch("it made values far from the saved ones")
+        return (
+            None
+            if _is_near(made, value.detach())
+            else Mismatch("it made values far from the saved ones")
+        )
     # Compared as bytes, a NaN is equal to itself, and -0.0 is not 0.0.
     return None if torch.equal(words(made), words(value)) else Mismatch("it made other values")
 

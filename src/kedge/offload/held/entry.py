@@ -152,7 +152,9 @@ class SavedVersion:
 
     def stands_for(self, value: Tensor) -> bool:
         """Whether a tensor has these bytes now."""
-        if changes(value) != self._version or (self._root is not None and self._root() is not root_of(value)):
+        if changes(value) != self._version or (
+            self._root is not None and self._root() is not root_of(value)
+        ):
             return False
         return self.digest is None or self.is_what(value, alone=self.alone)
 
@@ -220,7 +222,11 @@ class StorageEntry:
         if back is None:
             return None
         there = behind(back.storage.cdata)
-        if there is not None and not changes(back.counter) and back.stream == stream_in_force(self.device):
+        if (
+            there is not None
+            and not changes(back.counter)
+            and back.stream == stream_in_force(self.device)
+        ):
             alone = users_of(there) <= 1 + (self.held is not None)
             if alone or back.reader == reader:
                 self._back = back._replace(reader=reader)
@@ -239,7 +245,9 @@ class StorageEntry:
         begin = int(home.storage_offset()) * home.itemsize
         counter = torch.empty(0, device=self.device)
         # In one assignment: another thread may read.
-        self._back = LastRestored(StorageWeakRef(storage), begin, counter, reader, stream_in_force(self.device))
+        self._back = LastRestored(
+            StorageWeakRef(storage), begin, counter, reader, stream_in_force(self.device)
+        )
         self._entries.window.hold(self, home)
         before = self._before() if self._before is not None else None
         if before is not None and before.held is None:
@@ -292,7 +300,12 @@ class PartOfEntry(Handle):
     def __init__(self, entry: StorageEntry, value: Tensor, call: ModelCall) -> None:
         self.entry, self.call = entry, call
         self.made, self._origin = not value.is_leaf, weakref.ref(value)
-        self.size, self.stride, self.dtype, self.device = value.shape, value.stride(), value.dtype, entry.device
+        self.size, self.stride, self.dtype, self.device = (
+            value.shape,
+            value.stride(),
+            value.dtype,
+            entry.device,
+        )
         self._offset = 0 if entry.saved.alone else value.storage_offset()
         self._conjugated, self._negated = value.is_conj(), value.is_neg()
 
@@ -315,7 +328,9 @@ class PartOfEntry(Handle):
                 return self.read()
         home = self.entry.restore()
         value = torch.empty(0, dtype=self.dtype, device=self.device)
-        value.set_(home.storage, home.begin // self.dtype.itemsize + self._offset, self.size, self.stride)
+        value.set_(
+            home.storage, home.begin // self.dtype.itemsize + self._offset, self.size, self.stride
+        )
         if self._conjugated:
             value = value.conj()
         return home.alias(negated_alias(value) if self._negated else value)

@@ -31,9 +31,7 @@ from kedge.torch_internals.modes import plainly
 _WORDS = 512
 _BLOCK = 8 * _WORDS
 
-_CHANGED = (
-    "kedge.offload: rebuilt bytes differ from the saved ones: the program changed a tensor without autograd noticing"
-)
+_CHANGED = "kedge.offload: rebuilt bytes differ from the saved ones: the program changed a tensor without autograd noticing"
 
 Digest = tuple[Tensor, Tensor]
 EntryKey: TypeAlias = int | tuple[object, ...]
@@ -121,7 +119,9 @@ def words(value: Tensor) -> Tensor:
     value = plain(value)
     size = value.untyped_storage().nbytes()
     if size % value.itemsize:
-        return torch.empty(0, dtype=torch.uint8, device=value.device).set_(value.untyped_storage(), 0, (size,), (1,))
+        return torch.empty(0, dtype=torch.uint8, device=value.device).set_(
+            value.untyped_storage(), 0, (size,), (1,)
+        )
     return value.as_strided((size // value.itemsize,), (1,), 0).view(torch.uint8)
 
 
@@ -132,9 +132,14 @@ def flat(value: Tensor) -> Tensor:
 
 def _adds_words(device: torch.device) -> bool:
     with plainly():
-        data = torch.arange(3 * _BLOCK + 5, dtype=torch.int64).mul_(-0x61C8864680B583EB).view(torch.uint8)[:-3]
+        data = (
+            torch.arange(3 * _BLOCK + 5, dtype=torch.int64)
+            .mul_(-0x61C8864680B583EB)
+            .view(torch.uint8)[:-3]
+        )
         return all(
-            torch.equal(here, there.cpu()) for here, there in zip(_sums(data), _sums(data.to(device)), strict=True)
+            torch.equal(here, there.cpu())
+            for here, there in zip(_sums(data), _sums(data.to(device)), strict=True)
         )
 
 
@@ -149,7 +154,9 @@ def _row(value: Tensor) -> tuple[Tensor, ElementLayout | None]:
 
 
 def _reach(value: Tensor) -> list[tuple[int, int]]:
-    return [(step, size) for step, size in zip(value.stride(), value.shape, strict=True) if size != 1]
+    return [
+        (step, size) for step, size in zip(value.stride(), value.shape, strict=True) if size != 1
+    ]
 
 
 def _sums(data: Tensor) -> Digest:

@@ -6,4 +6,14 @@ from kedge.offload.plan.plan import OffloadPlan
 from kedge.offload.plan.solve import solve
 from kedge.offload.plan.tables import Candidate, Limit, Link, StepTable, TensorKey
 
-__all__ = ["Candidate", "Learner", "Limit", "Link", "OffloadPlan", "StepTable", "TensorKey", "planner_for", "solve"]
+__all__ = [
+    "Candidate",
+    "Learner",
+    "Limit",
+    "Link",
+    "OffloadPlan",
+    "StepTable",
+    "TensorKey",
+    "planner_for",
+    "solve",
+]

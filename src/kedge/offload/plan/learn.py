@@ -85,7 +85,12 @@ class Learner:
         """Record the outcome of the tensor chosen last."""
         if self._timings.current is not None:
             self._timings.end_tensor(outcome.group)
-        elif self.plan is not None and not self._beyond and outcome.group == "kept" and outcome.name != "planned":
+        elif (
+            self.plan is not None
+            and not self._beyond
+            and outcome.group == "kept"
+            and outcome.name != "planned"
+        ):
             self._stale = True  # the plan rebuilds or moves it, and that is not possible any more
 
     def turn(self, account: OffloadAccount) -> None:
@@ -114,7 +119,9 @@ class Learner:
         timings, ended = self._timings, self._timings.clock.mark()
         if self._store is not None and self._link is None and self._store.takes(timings.device):
             self._link = measured(self._store, timings.device)
-            if self._link is None:  # no room to measure it: another step as the first, then try again
+            if (
+                self._link is None
+            ):  # no room to measure it: another step as the first, then try again
                 self._learn()
                 return
         table = MeasuredStep(timings.clock, timings.started, ended, timings.notes).table(self._link)
@@ -147,7 +154,9 @@ class MeasuredStep:
         notes: The measurements of its saved tensors.
     """
 
-    def __init__(self, clock: TimingClock, started: Any, ended: Any, notes: list[TensorTimes]) -> None:
+    def __init__(
+        self, clock: TimingClock, started: Any, ended: Any, notes: list[TensorTimes]
+    ) -> None:
         self._clock, self._started, self._notes = clock, started, notes
         spans = sorted((self._at(first), self._at(last)) for first, last in self._spans())
         self._begun = [first for first, _ in spans]

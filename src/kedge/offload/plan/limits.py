@@ -10,7 +10,16 @@ from kedge.offload.engine.policy import Planner
 from kedge.offload.plan.learn import Learner
 from kedge.offload.plan.tables import Limit
 
-_UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_UNITS = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -43,7 +52,9 @@ def bytes_of(name: str, given: str | int) -> int:
     found = _SIZE.fullmatch(given) if isinstance(given, str) else None
     unit = _UNITS.get(found[2].lower() or "b") if found is not None else None
     if found is None or unit is None:
-        raise OffloadError(f'{name}={given!r}: use a number of bytes, or a text such as "2 GB", "512 MiB"')
+        raise OffloadError(
+            f'{name}={given!r}: use a number of bytes, or a text such as "2 GB", "512 MiB"'
+        )
     return round(float(found[1]) * unit)
 
 

@@ -36,7 +36,13 @@ def measured(store: Store, device: torch.device) -> Link | None:
         return None
     write, read = (max(column) for column in zip(*rates, strict=True))
     beside = isinstance(store, CpuStore)
-    return Link(store.name, write, read, overlaps=beside, window=store.window if isinstance(store, CpuStore) else 0)
+    return Link(
+        store.name,
+        write,
+        read,
+        overlaps=beside,
+        window=store.window if isinstance(store, CpuStore) else 0,
+    )
 
 
 def _rates(store: Store, device: torch.device, nbytes: int) -> list[tuple[float, float]] | None:

@@ -98,7 +98,10 @@ class OffloadPlan:
 
     def _remark(self, choice: Choice) -> str:
         treatments = [each for each in self.treatments if each.choice is choice]
-        kept, seconds = sum(each.kept for each in treatments), sum(each.seconds for each in treatments)
+        kept, seconds = (
+            sum(each.kept for each in treatments),
+            sum(each.seconds for each in treatments),
+        )
         parts = []
         if choice is not Choice.KEEP and kept:
             parts.append(f"{size(kept)} of it stay")

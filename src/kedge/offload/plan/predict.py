@@ -51,11 +51,15 @@ class Forecast:
         """Return the predicted cost of all choices."""
         moved = np.array([each.moved for each in treatments], dtype=np.float64)
         seconds = sum(each.seconds for each in treatments) + self.waits(moved)
-        return PredictedCost(sum(each.kept for each in treatments), sum(each.moved for each in treatments), seconds)
+        return PredictedCost(
+            sum(each.kept for each in treatments), sum(each.moved for each in treatments), seconds
+        )
 
     def peak(self, outcome: PredictedCost) -> int:
         """Return the most bytes in memory: those that stay, and those on their way."""
-        return outcome.kept + (min(self._link.window, outcome.moved) if self._link is not None else 0)
+        return outcome.kept + (
+            min(self._link.window, outcome.moved) if self._link is not None else 0
+        )
 
     def waits(self, moved: NDArray[np.float64]) -> float:
         """Return the seconds for which a step waits for the link; see Note [Exposed time].

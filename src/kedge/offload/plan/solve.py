@@ -122,14 +122,20 @@ class _Search:
             most: The seconds that may be exposed; None for no limit.
         """
         candidates = enumerate(self._table.candidates)
-        heap = [self._priced(i, treatment, 0) for i, each in candidates for treatment in self._treatments(each)]
+        heap = [
+            self._priced(i, treatment, 0)
+            for i, each in candidates
+            for treatment in self._treatments(each)
+        ]
         heapq.heapify(heap)
         age = 0
         while heap:
             best = heapq.heappop(heap)
             if best.treatment.kept >= self.treatments[best.which].kept:
                 continue
-            if best.age < age and not (self._additive and self.treatments[best.which].choice is Choice.KEEP):
+            if best.age < age and not (
+                self._additive and self.treatments[best.which].choice is Choice.KEEP
+            ):
                 # The price may have changed: with the other moves, or as the tensor is no longer kept whole.
                 best = self._priced(best.which, best.treatment, age)
                 if heap and best > heap[0]:
@@ -169,5 +175,7 @@ class _Search:
         candidate = self._table.candidates[index]
         step = _Step(0.0, candidate.saved, index, _RANKS.index(treatment.choice), treatment, age)
         shows = self._with(step).exposed - self.outcome.exposed
-        price = 0.0 if abs(shows) < _NOTHING else shows / (self.treatments[index].kept - treatment.kept)
+        price = (
+            0.0 if abs(shows) < _NOTHING else shows / (self.treatments[index].kept - treatment.kept)
+        )
         return step._replace(price=float(f"{price:.6g}"))

@@ -72,7 +72,10 @@ class Candidate:
         if self.coded is not None and self.coded < self.nbytes:
             in_memory = link is None or not self.movable
             yield Treatment(
-                Choice.COMPRESS, self.coded if in_memory else 0, 0 if in_memory else self.coded, self.coding
+                Choice.COMPRESS,
+                self.coded if in_memory else 0,
+                0 if in_memory else self.coded,
+                self.coding,
             )
         if link is not None and self.movable:
             yield Treatment(Choice.MOVE, 0, self.nbytes)
@@ -130,4 +133,8 @@ class Limit(NamedTuple):
 
     def __str__(self) -> str:
         """The argument of `kedge.offload` as text."""
-        return f"max_memory={self.memory:,} bytes" if self.memory is not None else f"max_slowdown={self.slowdown}"
+        return (
+            f"max_memory={self.memory:,} bytes"
+            if self.memory is not None
+            else f"max_slowdown={self.slowdown}"
+        )

@@ -49,7 +49,11 @@ class SumOfTwo(RebuildRule):
         return (
             None
             if left is None or right is None
-            else Apply(_add_inside if isinstance(left, Apply) else _add, (left, right), (saved(node, "alpha"),))
+            else Apply(
+                _add_inside if isinstance(left, Apply) else _add,
+                (left, right),
+                (saved(node, "alpha"),),
+            )
         )
 
 
@@ -72,7 +76,11 @@ def _side(node: Any, builder: RecipeBuilder, field: str, edge: int) -> Term | No
 
 def _number(held: Tensor) -> Term | None:
     """Return the term of a Python number, which PyTorch wraps into a CPU tensor that no hook sees; None if it is not one."""
-    if held.dim() or held.device.type != "cpu" or held.dtype not in {torch.float64, torch.int64, torch.bool}:
+    if (
+        held.dim()
+        or held.device.type != "cpu"
+        or held.dtype not in {torch.float64, torch.int64, torch.bool}
+    ):
         return None
     return partial(constant, held.item())
 

@@ -26,7 +26,9 @@ def by_content(whole: Tensor) -> Found | None:
         return "bits", pack(flat), partial(_mask, tuple(whole.size()), whole.stride())
     if whole.dtype == torch.int64:
         found = narrow(whole)
-        return None if found is None else ("narrow_integers", found[0], partial(_integers, found[1]))
+        return (
+            None if found is None else ("narrow_integers", found[0], partial(_integers, found[1]))
+        )
     if whole.is_floating_point() and whole.device.type == "cpu":
         return _of_two_values(whole, flat)
     return None
@@ -37,13 +39,17 @@ def pack(mask: Tensor) -> Tensor:
     if mask.device.type == "cpu":
         return torch.from_numpy(np.packbits(mask.numpy(), bitorder="little"))
     ones = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.numel() % 8)).reshape(-1, 8)
-    return (ones << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1, dtype=torch.uint8)
+    return (ones << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(
+        1, dtype=torch.uint8
+    )
 
 
 def unpack(bits: Tensor, count: int) -> Tensor:
     """Return the first booleans that `pack` encoded."""
     if bits.device.type == "cpu":
-        return torch.from_numpy(np.unpackbits(bits.numpy(), count=count, bitorder="little").view(np.bool_))
+        return torch.from_numpy(
+            np.unpackbits(bits.numpy(), count=count, bitorder="little").view(np.bool_)
+        )
     shifts = torch.arange(8, dtype=torch.uint8, device=bits.device)
     return ((bits[:, None] >> shifts) & 1).reshape(-1)[:count].to(torch.bool)
 
@@ -67,7 +73,11 @@ def _of_two_values(whole: Tensor, flat: Tensor) -> Found | None:
     bits = _pack_two(values, low, high)
     if bits is None:
         return None
-    table = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1, high, low)
+    table = np.where(
+        np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1,
+        high,
+        low,
+    )
     return "two_values", torch.from_numpy(bits), _TwoValues(table.astype(values.dtype), whole)
 
 
@@ -92,14 +102,25 @@ class _TwoValues:
     __slots__ = ("_dtype", "_size", "_stride", "_table")
 
     def __init__(self, table: Any, whole: Tensor) -> None:
-        self._table, self._dtype, self._size, self._stride = table, whole.dtype, whole.size(), whole.stride()
+        self._table, self._dtype, self._size, self._stride = (
+            table,
+            whole.dtype,
+            whole.size(),
+            whole.stride(),
+        )
 
     def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
         count = self._size.numel()
         eighths, rest = divmod(count, 8)
         made = np.empty(count, self._table.dtype)
         bits = inputs[-1].numpy()
-        np.take(self._table, bits[:eighths], axis=0, out=made[: count - rest].reshape(-1, 8), mode="clip")
+        np.take(
+            self._table,
+            bits[:eighths],
+            axis=0,
+            out=made[: count - rest].reshape(-1, 8),
+            mode="clip",
+        )
         if rest:
             made[count - rest :] = self._table[bits[eighths]][:rest]
         return torch.from_numpy(made).view(self._dtype).as_strided(self._size, self._stride)

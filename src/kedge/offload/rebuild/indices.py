@@ -37,7 +37,11 @@ def narrow(whole: Tensor) -> tuple[Tensor, NarrowCode] | None:
         return None
     table = None
     short = whole.to(torch.int32)
-    if any(steps) and abs(sum(step * size for step, size in zip(steps, whole.shape[-3:], strict=True))) < _HALF:
+    if (
+        any(steps)
+        and abs(sum(step * size for step, size in zip(steps, whole.shape[-3:], strict=True)))
+        < _HALF
+    ):
         rest = short - _ramp(whole, steps)
         ends = [int(end) for end in torch.stack(torch.aminmax(rest)).tolist()]
         if ends[1] - ends[0] < most - least:
@@ -81,8 +85,14 @@ def _range(whole: Tensor) -> tuple[int, int, tuple[int, ...]]:
     device's memory waits for the device.
     """
     ends = [_ends(count) for count in whole.shape[-3:]]
-    planes = [whole.select(dim, place) for dim, pair in zip(range(-len(ends), 0), ends, strict=True) for place in pair]
-    least, most, *sums = torch.stack([*torch.aminmax(whole), *(plane.sum() for plane in planes)]).tolist()
+    planes = [
+        whole.select(dim, place)
+        for dim, pair in zip(range(-len(ends), 0), ends, strict=True)
+        for place in pair
+    ]
+    least, most, *sums = torch.stack(
+        [*torch.aminmax(whole), *(plane.sum() for plane in planes)]
+    ).tolist()
     steps = []
     for i, (first, last) in enumerate(ends):
         difference = (sums[2 * i + 1] - sums[2 * i]) / planes[2 * i].numel()  # of the means
@@ -102,6 +112,7 @@ def _ramp(whole: Tensor, steps: tuple[int, ...]) -> Tensor:
         shape = [1] * len(steps)
         shape[place] = -1
         ramp = ramp + (
-            torch.arange(whole.size(place - len(steps)), dtype=torch.int32, device=whole.device) * step
+            torch.arange(whole.size(place - len(steps)), dtype=torch.int32, device=whole.device)
+            * step
         ).reshape(shape)
     return ramp

@@ -39,7 +39,11 @@ class LayerNorm(RebuildRule):
             return None
         shape = list(saved(node, "normalized_shape"))
         epsilon = _epsilon(node, builder, shape)
-        return None if epsilon is None else Apply(_by_layer, (source, spread, weight, bias), (shape, epsilon))
+        return (
+            None
+            if epsilon is None
+            else Apply(_by_layer, (source, spread, weight, bias), (shape, epsilon))
+        )
 
 
 def _optional(node: Any, builder: RecipeBuilder, field: str, edge: int) -> Term | None:
@@ -90,16 +94,25 @@ def _candidates(row: Tensor, wanted: Tensor) -> Iterator[float]:
 
 def _same_bits(left: Tensor, right: Tensor) -> bool:
     integer = torch.int32 if left.dtype == torch.float32 else torch.int64
-    return left.dtype == right.dtype and torch.equal(left.contiguous().view(integer), right.contiguous().view(integer))
+    return left.dtype == right.dtype and torch.equal(
+        left.contiguous().view(integer), right.contiguous().view(integer)
+    )
 
 
 def _by_layer(
-    source: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None, shape: list[int], epsilon: float
+    source: Tensor,
+    spread: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    shape: list[int],
+    epsilon: float,
 ) -> Tensor:
     made, _, found = torch.native_layer_norm(source, shape, weight, bias, epsilon)
     if source.device.type != "cpu" or _same_bits(found, spread):
         return made
     other = _solve(source, spread, shape)  # the same weight was used with two epsilons
     if other is None:
-        raise RuntimeError("a normalised tensor cannot be rebuilt: its input's statistics differ from the saved ones")
+        raise RuntimeError(
+            "a normalised tensor cannot be rebuilt: its input's statistics differ from the saved ones"
+        )
     return torch.native_layer_norm(source, shape, weight, bias, other)[0]

@@ -135,7 +135,9 @@ def _once(whole: Tensor, node: Any, builder: RecipeBuilder) -> Term | None:
     for dim, once in enumerate(before):
         part = part.narrow(lead + dim, 0, once)
     builder.extra = part[(0,) * lead].clone(memory_format=torch.contiguous_format)
-    return Apply(partial(_replay, (partial(_expand, size), partial(_reshape, tuple(whole.size())))), (_last,))
+    return Apply(
+        partial(_replay, (partial(_expand, size), partial(_reshape, tuple(whole.size())))), (_last,)
+    )
 
 
 def _last(inputs: Sequence[Tensor]) -> Tensor:

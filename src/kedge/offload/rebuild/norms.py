@@ -45,7 +45,9 @@ class BatchNorm(RebuildRule):
         affine = _affine(node, builder)
         if affine is None or None in terms:
             return None
-        return Apply(_by_batch if training else _by_running, (*terms, *affine), (saved(node, "eps"),))  # type: ignore[arg-type]
+        return Apply(
+            _by_batch if training else _by_running, (*terms, *affine), (saved(node, "eps"),)
+        )  # type: ignore[arg-type]
 
 
 class GroupNorm(RebuildRule):
@@ -66,7 +68,11 @@ class GroupNorm(RebuildRule):
         if not _is_as_one_row(builder.handle(node, "input")):
             return None
         statistics = [builder.saved(node, field) for field in ("result1", "result2")]
-        return None if None in statistics else Apply(_by_group_statistics, (source, *statistics, *affine))  # type: ignore[arg-type]
+        return (
+            None
+            if None in statistics
+            else Apply(_by_group_statistics, (source, *statistics, *affine))
+        )  # type: ignore[arg-type]
 
 
 NORMS = (BatchNorm(), GroupNorm())
@@ -83,24 +89,40 @@ def _affine(node: Any, builder: RecipeBuilder) -> tuple[Term, Term] | None:
 
 def _is_as_one_row(source: Handle | None) -> bool:
     """Whether an input is contiguous float32 or float64 on a CPU, as Note [Groups without an epsilon] needs."""
-    if source is None or source.device.type != "cpu" or source.dtype not in {torch.float32, torch.float64}:
+    if (
+        source is None
+        or source.device.type != "cpu"
+        or source.dtype not in {torch.float32, torch.float64}
+    ):
         return False
     steps = [math.prod(source.size[dim + 1 :]) for dim in range(len(source.size))]
     return steps == list(source.stride)
 
 
 def _by_batch(
-    source: Tensor, mean: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    source: Tensor,
+    mean: Tensor,
+    spread: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
 ) -> Tensor:
     """Return the result by batch statistics; see Note [The transformation alone]."""
     if source.device.type != "cpu" or spread.dtype not in {torch.float32, torch.float64}:
         return torch.native_batch_norm(source, weight, bias, None, None, True, 0.0, eps)[0]
     factor = spread if weight is None else spread * weight
-    return torch.native_batch_norm(source, factor, bias, mean, torch.ones_like(spread), False, 0.0, 0.0)[0]
+    return torch.native_batch_norm(
+        source, factor, bias, mean, torch.ones_like(spread), False, 0.0, 0.0
+    )[0]
 
 
 def _by_running(
-    source: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    source: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
 ) -> Tensor:
     return torch.native_batch_norm(source, weight, bias, mean, variance, False, 0.0, eps)[0]
 
@@ -121,5 +143,7 @@ def _by_group_statistics(
         made = (rows - mean.view(1, -1, 1)) * spread.view(1, -1, 1)
     else:
         factor, shift = (spread * weight).view(-1), None if bias is None else bias.repeat(samples)
-        made = torch.native_batch_norm(rows, factor, shift, mean.view(-1), torch.ones_like(factor), False, 0.0, 0.0)[0]
+        made = torch.native_batch_norm(
+            rows, factor, shift, mean.view(-1), torch.ones_like(factor), False, 0.0, 0.0
+        )[0]
     return made.view(source.shape)

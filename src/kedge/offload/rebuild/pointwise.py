@@ -114,6 +114,9 @@ ACTIVATIONS = (
 
 _ATTENTION = ("FlashAttentionForCpu", "FlashAttention", "EfficientAttention", "CudnnAttention")
 RESULTS = (
-    *(OutputOnly((f"{name}Backward0",)) for name in ("Softmax", "LogSoftmax", "Exp", "Sqrt", "Rsqrt", "Reciprocal")),
+    *(
+        OutputOnly((f"{name}Backward0",))
+        for name in ("Softmax", "LogSoftmax", "Exp", "Sqrt", "Rsqrt", "Reciprocal")
+    ),
     *(OutputOnly((f"ScaledDotProduct{name}Backward0",), "output") for name in _ATTENTION),
 )

@@ -55,13 +55,31 @@ Find = Callable[[Tensor, HandleOf], Recipe | None]
 class WholeLayout:
     """Shape and strides of a tensor and of the one whose whole storage it shares."""
 
-    __slots__ = ("_dtype", "_nbytes", "_offset", "_own", "_size", "_stride", "_whole_size", "_whole_stride", "device")
+    __slots__ = (
+        "_dtype",
+        "_nbytes",
+        "_offset",
+        "_own",
+        "_size",
+        "_stride",
+        "_whole_size",
+        "_whole_stride",
+        "device",
+    )
 
     def __init__(self, value: Tensor, whole: Tensor) -> None:
         self._own = value is whole
-        self._size, self._stride, self._offset = value.size(), value.stride(), value.storage_offset()
+        self._size, self._stride, self._offset = (
+            value.size(),
+            value.stride(),
+            value.storage_offset(),
+        )
         self._whole_size, self._whole_stride = whole.size(), whole.stride()
-        self._dtype, self._nbytes, self.device = whole.dtype, whole.untyped_storage().nbytes(), whole.device
+        self._dtype, self._nbytes, self.device = (
+            whole.dtype,
+            whole.untyped_storage().nbytes(),
+            whole.device,
+        )
 
     def fit(self, made: Tensor) -> Tensor:
         """Return a rebuilt tensor with the saved strides, at its place in the storage."""
@@ -70,7 +88,9 @@ class WholeLayout:
                 f"rebuilt {made.dtype} {tuple(made.size())}, saved {self._dtype} {tuple(self._whole_size)}"
             )
         if made.stride() != self._whole_stride or made.untyped_storage().nbytes() != self._nbytes:
-            blank = torch.empty_strided(self._whole_size, self._whole_stride, dtype=self._dtype, device=self.device)
+            blank = torch.empty_strided(
+                self._whole_size, self._whole_stride, dtype=self._dtype, device=self.device
+            )
             made = blank.copy_(made)
         return made if self._own else made.as_strided(self._size, self._stride, self._offset)
 
@@ -90,7 +110,13 @@ class Replay:
         extra: Tensor | None,
         nbytes: int,
     ) -> None:
-        self.rule, self.cost, self.inputs, self.extra, self.nbytes = rule, cost, inputs, extra, nbytes
+        self.rule, self.cost, self.inputs, self.extra, self.nbytes = (
+            rule,
+            cost,
+            inputs,
+            extra,
+            nbytes,
+        )
         self._term, self._layout = term, layout
         self._threads = torch.get_num_threads()
 

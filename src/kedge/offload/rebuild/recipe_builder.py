@@ -92,7 +92,9 @@ class RecipeBuilder:
         "whole",
     )
 
-    def __init__(self, rules: Mapping[str, RebuildRule], handle_of: HandleOf, whole: Tensor) -> None:
+    def __init__(
+        self, rules: Mapping[str, RebuildRule], handle_of: HandleOf, whole: Tensor
+    ) -> None:
         self._rules, self._handle_of = rules, handle_of
         self._lasting: bool = getattr(handle_of, "lasting", True)
         self._device = whole.device
@@ -125,7 +127,11 @@ class RecipeBuilder:
     def parameter(self, edge: Edge) -> Term | None:
         """Return the parameter at the end of an edge, by reference; reading it fails once it is changed."""
         variable = parameter(edge)
-        if variable is None or variable.device != self._device or not variable.untyped_storage().nbytes():
+        if (
+            variable is None
+            or variable.device != self._device
+            or not variable.untyped_storage().nbytes()
+        ):
             return None
         return Unchanged(variable) if self._lasting else self._copy(variable)
 
@@ -170,7 +176,9 @@ class Apply:
 
     __slots__ = ("_function", "_numbers", "_terms")
 
-    def __init__(self, function: Callable[..., Tensor], terms: Sequence[Term], numbers: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, function: Callable[..., Tensor], terms: Sequence[Term], numbers: Sequence[Any] = ()
+    ) -> None:
         self._function, self._terms, self._numbers = function, tuple(terms), tuple(numbers)
 
     def __call__(self, inputs: Sequence[Tensor]) -> Tensor:
@@ -243,4 +251,6 @@ def _maker(node: Any) -> Any:
     return node
 
 
-_ALIASING = frozenset({"ViewBackward0", "TransposeBackward0", "PermuteBackward0", "UnsafeViewBackward0", "TBackward0"})
+_ALIASING = frozenset(
+    {"ViewBackward0", "TransposeBackward0", "PermuteBackward0", "UnsafeViewBackward0", "TBackward0"}
+)

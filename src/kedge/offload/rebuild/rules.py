@@ -20,7 +20,15 @@ from kedge.torch_internals.autograd_nodes import raw
 from kedge.torch_internals.corners import lacks
 from kedge.torch_internals.tensors import changes, root_of
 
-RULES: tuple[RebuildRule, ...] = (*ACTIVATIONS, *RESULTS, *ARITHMETIC, *NORMS, LayerNorm(), Cast(), Copy())
+RULES: tuple[RebuildRule, ...] = (
+    *ACTIVATIONS,
+    *RESULTS,
+    *ARITHMETIC,
+    *NORMS,
+    LayerNorm(),
+    Cast(),
+    Copy(),
+)
 
 _BY_NODE: dict[str, RebuildRule] = {node: rule for rule in RULES for node in rule.nodes}
 
@@ -72,7 +80,9 @@ def _by_rule(rule: RebuildRule, node: Any, value: Tensor, builder: RecipeBuilder
         return None
     extra = builder.extra
     nbytes = builder.nbytes + (0 if extra is None else extra.nbytes)
-    return Replay(rule.name, rule.cost, term, WholeLayout(value, whole), tuple(builder.inputs), extra, nbytes)
+    return Replay(
+        rule.name, rule.cost, term, WholeLayout(value, whole), tuple(builder.inputs), extra, nbytes
+    )
 
 
 def _by_content(value: Tensor, whole: Tensor) -> Recipe | None:
@@ -87,4 +97,8 @@ def _by_content(value: Tensor, whole: Tensor) -> Recipe | None:
 
 def _is_dense(whole: Tensor) -> bool:
     """Whether a tensor has every element of its storage once, in some order."""
-    return whole.nbytes == whole.untyped_storage().nbytes() > 0 and not whole.is_conj() and not whole.is_neg()
+    return (
+        whole.nbytes == whole.untyped_storage().nbytes() > 0
+        and not whole.is_conj()
+        and not whole.is_neg()
+    )

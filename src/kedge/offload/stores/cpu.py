@@ -227,7 +227,9 @@ class CopiesIn:
         self._device, self._window, self._most = device, window, window.most
         self._order = ReadOrder()
         self._ahead = 0  # bytes read ahead and not yet requested
-        self._retired: list[LoadedBytes] = []  # read ahead in vain, and perhaps still being written to
+        self._retired: list[
+            LoadedBytes
+        ] = []  # read ahead in vain, and perhaps still being written to
 
     def step_ended(self) -> None:
         """End a step: its order is the order expected in the next one."""
@@ -236,8 +238,14 @@ class CopiesIn:
     def get(self, slot: CpuSlot, stream: Any) -> Tensor:
         """Return a slot's bytes, read ahead or read now; the stream waits for their arrival."""
         found = slot.loaded
-        if found is not None and found.stream != stream and not self._device.lend(found.target, stream):
-            self.forget(slot)  # its memory is that of another stream, and cannot be kept for this one
+        if (
+            found is not None
+            and found.stream != stream
+            and not self._device.lend(found.target, stream)
+        ):
+            self.forget(
+                slot
+            )  # its memory is that of another stream, and cannot be kept for this one
             found = None
         if found is None:
             found = self._load(slot)
@@ -252,7 +260,11 @@ class CopiesIn:
         self._order.asked(slot.number)
         for number in self._order.after(slot.number):
             following = alive.get(number)
-            if following is not None and following.device == slot.device and not self.prefetch(following):
+            if (
+                following is not None
+                and following.device == slot.device
+                and not self.prefetch(following)
+            ):
                 return
 
     def prefetch(self, slot: CpuSlot) -> bool:
@@ -315,14 +327,22 @@ class CpuStore:
     name = "cpu"
 
     def __init__(
-        self, *, pin: bool = True, most: int | None = None, window: int | None = None, device: CopyDevice | None = None
+        self,
+        *,
+        pin: bool = True,
+        most: int | None = None,
+        window: int | None = None,
+        device: CopyDevice | None = None,
     ) -> None:
         self._device = CopyDevice() if device is None else device
         free = Pressure().room() if most is None else None
         most = most or (sys.maxsize if free is None else int(free * _SHARE))
         self._memory = PinnedRanges(self._device, pin=pin, most=most)
         self._window = CopyWindow(WINDOW if window is None else window, fixed=window is not None)
-        self._out, self._in = CopiesOut(self._device, self._window), CopiesIn(self._device, self._window)
+        self._out, self._in = (
+            CopiesOut(self._device, self._window),
+            CopiesIn(self._device, self._window),
+        )
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._takes: dict[torch.device, bool] = {}
@@ -360,7 +380,11 @@ class CpuStore:
         with self._lock:
             self._settle()
             if self._closed or self._device.capturing():
-                why = "the store is closed" if self._closed else "a graph is being captured, which moves nothing"
+                why = (
+                    "the store is closed"
+                    if self._closed
+                    else "a graph is being captured, which moves nothing"
+                )
                 raise OSError(errno.EBUSY, why)
             if not self._alive:
                 self._number = 0
@@ -439,7 +463,13 @@ class CpuStore:
 
 def _check(slot: CpuSlot) -> None:
     """Raise RuntimeError if the source of a slot changed before its copy was done; see Note [Bytes of now]."""
-    now = slot.version + 1 if slot.torn else slot.version if slot.source is None else version_of(slot.source)
+    now = (
+        slot.version + 1
+        if slot.torn
+        else slot.version
+        if slot.source is None
+        else version_of(slot.source)
+    )
     if now == slot.version:
         return
     raise RuntimeError(

@@ -77,7 +77,11 @@ class DiskStore:
     name = "disk"
 
     def __init__(
-        self, path: str | os.PathLike[str] | None = None, *, uncached: bool | None = None, checksum: bool = False
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        uncached: bool | None = None,
+        checksum: bool = False,
     ) -> None:
         if uncached and not hasattr(os, "posix_fadvise"):
             raise StoreError(
@@ -100,7 +104,9 @@ class DiskStore:
             StoreError: They cannot be written.
         """
         ranges = self._open.ranges
-        if ranges.lost or ranges.file.taken:  # after a fork, or the program has closed it: no slot of it can be read
+        if (
+            ranges.lost or ranges.file.taken
+        ):  # after a fork, or the program has closed it: no slot of it can be read
             self._open = OpenFile(self._path, self._uncached, self._checksum)
         return self._open.put(data)
 
@@ -115,7 +121,9 @@ class DiskStore:
 class OpenFile:
     """The file of a store in one process, and its figures."""
 
-    def __init__(self, path: str | os.PathLike[str] | None, uncached: bool | None, checksum: bool) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None, uncached: bool | None, checksum: bool
+    ) -> None:
         self.window = MemoryWindow(WINDOW)
         self.ranges = RangeFile(path, self.window.add, self.window.forget)
         self._pressure = Pressure() if uncached is None and hasattr(os, "posix_fadvise") else None
@@ -128,7 +136,9 @@ class OpenFile:
         """Write bytes; see `DiskStore.put`."""
         if self.window.failed:
             failed, self.window.failed = self.window.failed, None
-            raise StoreError(f"the disk of {self.ranges.file.folder} failed to write an earlier saved tensor: {failed}")
+            raise StoreError(
+                f"the disk of {self.ranges.file.folder} failed to write an earlier saved tensor: {failed}"
+            )
         host = data if data.device == _CPU else data.to(_CPU)
         tight = self._is_tight(with_more=host.nbytes)
         extent = self.ranges.put(host)

@@ -245,7 +245,9 @@ class RangeFile:
             return self.file.copied(extent.start, extent.nbytes)
         except OSError as error:
             advice = (
-                LEAVE_OPEN if isinstance(error, DescriptorTaken) else "name a folder on another disk, and run again"
+                LEAVE_OPEN
+                if isinstance(error, DescriptorTaken)
+                else "name a folder on another disk, and run again"
             )
             raise StoreError(
                 f"a saved tensor of {extent.nbytes:,} bytes cannot be read back from {self.file.folder}:"
@@ -306,7 +308,9 @@ class RangeFile:
 
     def _take(self, nbytes: int) -> FileRange:
         if self._closing or self.lost:
-            raise StoreError("a saved tensor cannot be written: the disk store is closed; offload inside the block")
+            raise StoreError(
+                "a saved tensor cannot be written: the disk store is closed; offload inside the block"
+            )
         room = pages(nbytes)
         start = self._ranges.take(room)
         if start is None:
@@ -324,7 +328,9 @@ class RangeFile:
         with self.locked():
             extent.holders += 1
         try:
-            return map_range(self.file.descriptor, extent.start, extent.nbytes, lambda: self.release(extent))
+            return map_range(
+                self.file.descriptor, extent.start, extent.nbytes, lambda: self.release(extent)
+            )
         except OSError:
             self.release(extent)
             raise

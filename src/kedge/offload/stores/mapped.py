@@ -67,7 +67,9 @@ def map_range(file: int, offset: int, nbytes: int, released: Callable[[], None])
     Raises:
         OSError: The range cannot be mapped, or not be read.
     """
-    address = LIBC.mmap(None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _NORESERVE, file, offset)
+    address = LIBC.mmap(
+        None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _NORESERVE, file, offset
+    )
     if address == ctypes.c_void_p(-1).value:
         raise _error()
     if LIBC.madvise(address, nbytes, _POPULATE_READ):

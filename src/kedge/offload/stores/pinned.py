@@ -133,7 +133,9 @@ class _Block:
 
     def __init__(self, size: int, given: Tensor | None) -> None:
         self.own = given is None
-        self.host: Tensor = torch.frombuffer(_map(size), dtype=torch.uint8) if given is None else given
+        self.host: Tensor = (
+            torch.frombuffer(_map(size), dtype=torch.uint8) if given is None else given
+        )
         self.extents = FreeRanges()
         self.extents.grow(size)
         self.busy: list[tuple[int, int, Any]] = []

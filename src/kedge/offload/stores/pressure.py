@@ -19,7 +19,9 @@ class Pressure:
 
     def __init__(self, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc = proc
-        self._levels = [folder for folder in _levels(proc, groups) if (folder / "memory.stat").exists()]
+        self._levels = [
+            folder for folder in _levels(proc, groups) if (folder / "memory.stat").exists()
+        ]
 
     def tight(self, held: int) -> bool:
         """Whether a file of so many bytes would take memory from the program.
@@ -41,7 +43,10 @@ class Pressure:
 
     def stalled(self) -> bool:
         """Whether tasks have been waiting for memory."""
-        files = [self._proc / "pressure" / "memory", *(folder / "memory.pressure" for folder in self._levels)]
+        files = [
+            self._proc / "pressure" / "memory",
+            *(folder / "memory.pressure" for folder in self._levels),
+        ]
         return any(_waiting(file) >= _STALLED for file in files)
 
 

@@ -28,10 +28,14 @@ def open_scratch(path: str | os.PathLike[str] | None) -> tuple[OwnDescriptor, Pa
         StoreError: The folder does not exist, files cannot be made in it, or the system lacks ``pwritev``.
     """
     if not hasattr(os, "pwritev"):
-        raise StoreError("saved tensors cannot go to disk on this system: it cannot write at an offset in a file")
+        raise StoreError(
+            "saved tensors cannot go to disk on this system: it cannot write at an offset in a file"
+        )
     folder = given_path(tempfile.gettempdir() if path is None else path)
     if not folder.is_dir():
-        raise StoreError(f"saved tensors cannot go to {folder}, which is not a folder; create it, or name another")
+        raise StoreError(
+            f"saved tensors cannot go to {folder}, which is not a folder; create it, or name another"
+        )
     try:
         opened = _open(folder)
     except OSError as error:
@@ -84,7 +88,9 @@ def refused(error: OSError, folder: Path, asked: int) -> StoreError:
     """Return the error to raise when a file in a folder cannot take so many more bytes."""
     cause = error.strerror or str(error)
     if isinstance(error, DescriptorTaken):
-        return StoreError(f"saved tensors of {asked:,} bytes cannot be written in {folder}: {cause}; {LEAVE_OPEN}")
+        return StoreError(
+            f"saved tensors of {asked:,} bytes cannot be written in {folder}: {cause}; {LEAVE_OPEN}"
+        )
     if error.errno not in _FULL:
         return StoreError(
             f"saved tensors of {asked:,} bytes cannot be written in {folder}: {cause}; name another folder"

@@ -101,7 +101,11 @@ class CopyDevice:
 
     def pin(self, address: int, nbytes: int) -> str | None:
         """Lock pages of host memory, so that copies run asynchronously; returns the error text if that fails, else None."""
-        return cuda.register(address, nbytes) if cuda.can_register() else "the device has no memory of this kind"
+        return (
+            cuda.register(address, nbytes)
+            if cuda.can_register()
+            else "the device has no memory of this kind"
+        )
 
     def unpin(self, address: int) -> None:
         """Unlock the pages."""

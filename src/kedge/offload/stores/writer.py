@@ -49,7 +49,9 @@ class JobThread:
         with self._changing:  # or two concurrent first calls would start a thread each
             if self._thread is None or not self._thread.is_alive():
                 # It holds only the queue, so that a store that is never closed can still be collected.
-                self._thread = threading.Thread(target=_work, args=(self._jobs,), name=self._name, daemon=True)
+                self._thread = threading.Thread(
+                    target=_work, args=(self._jobs,), name=self._name, daemon=True
+                )
                 self._thread.start()
             self._jobs.put(job)
 
@@ -154,7 +156,9 @@ class MemoryWindow:
         """Read ahead the ranges put before one that is being read: they are read next."""
         with ranges.locked():
             self._ahead.remove(extent)
-            before = map(self._known.get, range(extent.number - 1, extent.number - 1 - _LOOK_BACK, -1))
+            before = map(
+                self._known.get, range(extent.number - 1, extent.number - 1 - _LOOK_BACK, -1)
+            )
             wanted = [found for found in before if found is not None and self._fetch(found)]
         self._bring(ranges, wanted)
 

@@ -69,7 +69,9 @@ class LeafCopy:
             return value.clone() if value.is_inference() else None  # which a backward could not use
         if name not in self.values:
             through = value.requires_grad and not self.alone
-            self.values[name] = value.clone() if through else value.detach().clone().requires_grad_()
+            self.values[name] = (
+                value.clone() if through else value.detach().clone().requires_grad_()
+            )
         return self.values[name].clone()
 
     def only(self, where: str, hooked: Hooked[Any]) -> Tensor:
@@ -82,7 +84,9 @@ class LeafCopy:
             return next(iter(self.values.values()))
         if self.values:
             names = ", ".join(f'"{name}"' for name in shortened(self.values))
-            raise AttributionError(f'"{where}" matches {len(self.values)} values; name one of {names}')
+            raise AttributionError(
+                f'"{where}" matches {len(self.values)} values; name one of {names}'
+            )
         if self.others:
             others = zip(shortened(self.others), self.others.values(), strict=True)
             found = ", ".join(f"{name} is {leaves.describe(t)}" for name, t in others)
@@ -108,7 +112,11 @@ class Attribution:
     """
 
     def __init__(
-        self, model: nn.Module, method: Callable[[], Method], target: Targets = None, wrt: str | Sequence[str] = INPUT
+        self,
+        model: nn.Module,
+        method: Callable[[], Method],
+        target: Targets = None,
+        wrt: str | Sequence[str] = INPUT,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise AttributionError(
@@ -121,7 +129,9 @@ class Attribution:
                 "and the class to explain as target=..."
             )
         if not wrt:
-            raise AttributionError(f"wrt={wrt!r} names no site; leave it out for the input, or give a selector")
+            raise AttributionError(
+                f"wrt={wrt!r} names no site; leave it out for the input, or give a selector"
+            )
         if isinstance(target, Tensor) and target.is_floating_point():
             raise AttributionError(
                 f"target={leaves.describe(target)} is no class: what the model is called with comes in a second call, as in "
@@ -138,7 +148,9 @@ class Attribution:
         )
 
     def _shown_target(self) -> str:
-        return leaves.describe(self.target) if isinstance(self.target, Tensor) else repr(self.target)
+        return (
+            leaves.describe(self.target) if isinstance(self.target, Tensor) else repr(self.target)
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the attribution of the model's output for these arguments.
@@ -151,7 +163,9 @@ class Attribution:
         """
         return self.answer(args, kwargs)
 
-    def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any], *first: Any, target: Targets = None) -> Any:
+    def answer(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *first: Any, target: Targets = None
+    ) -> Any:
         """Return the attribution with another action before the method's own.
 
         Args:
@@ -168,8 +182,12 @@ class Attribution:
         answers = self._asked(method, targets, args, kwargs, first) or self._asked(
             method.closer(), targets, args, kwargs, first
         )
-        stacked = [torch.stack(column) if several else column[0] for column in zip(*answers, strict=True)]
-        return stacked[0] if isinstance(self.wrt, str) else dict(zip(self.wrt, stacked, strict=True))
+        stacked = [
+            torch.stack(column) if several else column[0] for column in zip(*answers, strict=True)
+        ]
+        return (
+            stacked[0] if isinstance(self.wrt, str) else dict(zip(self.wrt, stacked, strict=True))
+        )
 
     def _asked(
         self,
@@ -187,7 +205,10 @@ class Attribution:
             stack.callback(s.end, quiet=True)  # errors here name the values that did not fire
             if first:
                 s.hook(self.model, *first)
-            found = [(text, leaf := LeafCopy(alone=len(where) == 1), s.hook(self.model, text, leaf)) for text in where]
+            found = [
+                (text, leaf := LeafCopy(alone=len(where) == 1), s.hook(self.model, text, leaf))
+                for text in where
+            ]
             method.begin(s, self.model)
             with noted_arguments(self.model, args, kwargs):
                 output = self.model(*args, **kwargs)
@@ -195,10 +216,15 @@ class Attribution:
             scores = [score(output, one) for one in targets]
             if not method.cut(s, scores, values):
                 return []
-            return [_differentiated(method, one, where, values, last=one is scores[-1]) for one in scores]
+            return [
+                _differentiated(method, one, where, values, last=one is scores[-1])
+                for one in scores
+            ]
 
 
-def _differentiated(method: Method, one: Tensor, where: list[str], values: list[Tensor], *, last: bool) -> list[Tensor]:
+def _differentiated(
+    method: Method, one: Tensor, where: list[str], values: list[Tensor], *, last: bool
+) -> list[Tensor]:
     """Return the method's answers for the gradient of one score."""
     try:
         grads = torch.autograd.grad(one, values, retain_graph=not last, allow_unused=True)
@@ -222,7 +248,9 @@ def _listed(targets: Targets) -> tuple[list[Target], bool]:
         raise AttributionError(f"target {targets!r} is a text; a class is a number, from 0")
     if isinstance(targets, Sequence):
         if not targets:
-            raise AttributionError("the list of targets is empty; name a class, or leave the target out")
+            raise AttributionError(
+                "the list of targets is empty; name a class, or leave the target out"
+            )
         return list(targets), True
     return [targets], False
 
@@ -233,7 +261,9 @@ class _Magnitude(Method):
 
 
 @called_as("recipes.gradient(model, target=3)(images)")
-def gradient(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
+def gradient(
+    model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT
+) -> Attribution:
     """Explain a score by its signed gradient with respect to the input.
 
     Args:
@@ -253,7 +283,9 @@ def gradient(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[st
 
 
 @called_as("recipes.saliency(model, target=3)(images)")
-def saliency(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
+def saliency(
+    model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT
+) -> Attribution:
     """Explain a score by the magnitude of its gradient: where a small change has the largest effect.
 
     Simonyan, Vedaldi and Zisserman, "Deep inside convolutional networks", 2013. Their maps are the maximum over the

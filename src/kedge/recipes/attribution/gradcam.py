@@ -38,7 +38,9 @@ class Tokens:
     skip: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.grid, Sequence) or not all(isinstance(each, int) for each in self.grid):
+        if not isinstance(self.grid, Sequence) or not all(
+            isinstance(each, int) for each in self.grid
+        ):
             raise AttributionError(
                 f"Tokens(grid={described(self.grid)}): grid is the numbers of rows and columns of patches, as in "
                 "Tokens(grid=(14, 14), skip=1)"
@@ -59,7 +61,9 @@ class Tokens:
 class _GradCam(Method):
     noisy = INPUT
 
-    def __init__(self, site: str, layout: Callable[[Tensor], Tensor] | None, size: Size, *, positive: bool) -> None:
+    def __init__(
+        self, site: str, layout: Callable[[Tensor], Tensor] | None, size: Size, *, positive: bool
+    ) -> None:
         self.site, self.layout, self.size, self.positive = site, layout, size, positive
         self.images: dict[str, tuple[int, ...]] = {}
 
@@ -152,4 +156,6 @@ def grad_cam(
         raise AttributionError(
             f'size={described(size)}: give (rows, columns), such as size=(224, 224), "input" or None'
         )
-    return Attribution(model, partial(_GradCam, site, layout, size, positive=positive), target, site)
+    return Attribution(
+        model, partial(_GradCam, site, layout, size, positive=positive), target, site
+    )

@@ -24,4 +24,6 @@ def shortened(names: Iterable[str]) -> list[str]:
     """Return the names, without the call if there is only one."""
     names = list(names)
     plain = [without_call(name) for name in names]
-    return [short if plain.count(short) == 1 else name for name, short in zip(names, plain, strict=True)]
+    return [
+        short if plain.count(short) == 1 else name for name, short in zip(names, plain, strict=True)
+    ]

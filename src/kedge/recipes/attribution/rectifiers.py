@@ -84,7 +84,12 @@ class InPlaceRelus:
         joined = made.next_functions[0][0]
         ceiling = isinstance(model.get_submodule(event.site.path), nn.ReLU6)
         known = ceiling or str(event.site).rpartition("/")[2].startswith("relu")
-        if known and joined is not None and operation_of(joined) == "CopySlices" and _has_all(value):
+        if (
+            known
+            and joined is not None
+            and operation_of(joined) == "CopySlices"
+            and _has_all(value)
+        ):
             self.whole.add(joined)
         else:
             self.parts[without_call(str(event.site)).removesuffix(":out")] = None
@@ -119,7 +124,9 @@ class _Cut(Method):
         for node in nodes_between(scores, values):
             name = operation_of(node)
             if name in OPAQUE:
-                raise NothingCut(f"{self.name} cannot tell whether there are ReLUs inside {OPAQUE[name]}")
+                raise NothingCut(
+                    f"{self.name} cannot tell whether there are ReLUs inside {OPAQUE[name]}"
+                )
             if rectifies(node) or (self.slices is not None and node in self.slices.whole):
                 self.sites += 1
                 self.at(s, node)
@@ -187,7 +194,9 @@ class _Deconvolution(_Cut):
 
 
 @called_as("recipes.guided_backprop(model, target=3)(images)")
-def guided_backprop(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
+def guided_backprop(
+    model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT
+) -> Attribution:
     """Explain a score by guided backpropagation: the gradient, with negative parts set to zero at every ReLU.
 
     At each ReLU the gradient passes where both the ReLU's input and the gradient are positive (Springenberg, Dosovitskiy,
@@ -213,7 +222,9 @@ def guided_backprop(model: nn.Module, target: Targets = None, *, wrt: str | Sequ
 
 
 @called_as("recipes.deconvnet(model, target=3)(images)")
-def deconvnet(model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT) -> Attribution:
+def deconvnet(
+    model: nn.Module, target: Targets = None, *, wrt: str | Sequence[str] = INPUT
+) -> Attribution:
     """Explain a score by the deconvolutional network: its projection back to the input.
 
     At each ReLU the gradient passes where it is positive, whatever the ReLU's input (Zeiler and Fergus, "Visualizing and

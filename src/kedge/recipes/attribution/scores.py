@@ -25,7 +25,11 @@ def score(output: Any, target: Target) -> Tensor:
     Raises:
         AttributionError: If the output does not determine it, or it has no gradient.
     """
-    found = target(output) if callable(target) and not isinstance(target, Tensor) else _entries(output, target)
+    found = (
+        target(output)
+        if callable(target) and not isinstance(target, Tensor)
+        else _entries(output, target)
+    )
     if not isinstance(found, Tensor) or not found.is_floating_point():
         given = leaves.describe(found) if leaves.find(found) else repr(found)
         raise AttributionError(
@@ -88,7 +92,11 @@ def _classes(logits: Tensor, target: int | Tensor) -> Tensor:
             f"target={described(target)}: give a class, a tensor with a class for each sample, or a function of the output"
         ) from error
     wanted = logits.shape[:-1]
-    if classes.is_floating_point() or classes.dtype == torch.bool or classes.shape not in (torch.Size(()), wanted):
+    if (
+        classes.is_floating_point()
+        or classes.dtype == torch.bool
+        or classes.shape not in (torch.Size(()), wanted)
+    ):
         raise AttributionError(
             f"target {leaves.describe(classes)} for an output {leaves.describe(logits)}: give one class, or an integer for "
             f"each of the {wanted.numel()} samples; to explain several classes, a list of them"

@@ -46,14 +46,18 @@ class Noise:
     def _draw(self, value: Tensor) -> Tensor:
         shape = (value.shape[0] // self.copies, *value.shape[1:])
         dtype = torch.float64 if value.dtype is torch.float64 else torch.float32
-        draws = [torch.randn(shape, generator=self.generator, dtype=dtype) for _ in range(self.copies)]
+        draws = [
+            torch.randn(shape, generator=self.generator, dtype=dtype) for _ in range(self.copies)
+        ]
         return torch.cat(draws).to(value)
 
 
 class Smoothed:
     """An attribution, averaged over noisy copies of its input; called like the model."""
 
-    def __init__(self, attribution: Attribution, samples: int, noise: float, seed: int, at_once: int) -> None:
+    def __init__(
+        self, attribution: Attribution, samples: int, noise: float, seed: int, at_once: int
+    ) -> None:
         self.attribution, self.samples, self.noise = attribution, samples, noise
         self.seed, self.at_once = seed, at_once
 
@@ -74,12 +78,17 @@ class Smoothed:
             wanted = [_for_each(t, n, copies) for t in targets]
             answer = self.attribution.answer(many, keywords, self.where, noise, target=wanted)
             for name, part in (answer if isinstance(answer, Mapping) else {"": answer}).items():
-                wide = torch.promote_types(part.dtype, torch.float32)  # many halves would lose the last ones
+                wide = torch.promote_types(
+                    part.dtype, torch.float32
+                )  # many halves would lose the last ones
                 summed = part.unflatten(1, (copies, -1)).sum(1, dtype=wide)
                 total[name] = total[name] + summed if name in total else summed
                 kinds[name] = part.dtype
         several = isinstance(self.attribution.target, Sequence)
-        means = {name: ((t if several else t[0]) / self.samples).to(kinds[name]) for name, t in total.items()}
+        means = {
+            name: ((t if several else t[0]) / self.samples).to(kinds[name])
+            for name, t in total.items()
+        }
         return means[""] if isinstance(self.attribution.wrt, str) else means
 
     @property
@@ -103,8 +112,12 @@ class Smoothed:
                 output = self.attribution.model(*args, **kwargs)
             s.end(quiet=True)
         if not sizes:
-            raise AttributionError(f'there is nothing to add noise to: "{self.where}" holds no floating-point tensor')
-        return [settled(output, one) for one in (given if isinstance(given, Sequence) else [given])], sizes[0]
+            raise AttributionError(
+                f'there is nothing to add noise to: "{self.where}" holds no floating-point tensor'
+            )
+        return [
+            settled(output, one) for one in (given if isinstance(given, Sequence) else [given])
+        ], sizes[0]
 
 
 def _for_each(target: Target, n: int, copies: int) -> Target:
@@ -120,7 +133,8 @@ def _for_each(target: Target, n: int, copies: int) -> Target:
         rows = [(name, t) for name, t in leaves.find(output) if t.dim() and len(t) == n * copies]
         parts = [{name: t[i * n : (i + 1) * n] for name, t in rows} for i in range(copies)]
         return sum(
-            (score(leaves.put(output, part), one) for part in parts[1:]), score(leaves.put(output, parts[0]), one)
+            (score(leaves.put(output, part), one) for part in parts[1:]),
+            score(leaves.put(output, parts[0]), one),
         )
 
     return together
@@ -136,7 +150,12 @@ def _repeated(given: tuple[tuple[Any, ...], dict[str, Any]], n: int, copies: int
 
 @called_as("recipes.smoothgrad(recipes.saliency(model), samples=25)(images)")
 def smoothgrad(
-    attribution: Attribution, *, samples: int = 25, noise: float = 0.15, seed: int = 0, at_once: int = 1
+    attribution: Attribution,
+    *,
+    samples: int = 25,
+    noise: float = 0.15,
+    seed: int = 0,
+    at_once: int = 1,
 ) -> Smoothed:
     """Average an attribution over noisy copies of the input (SmoothGrad).
 
@@ -163,7 +182,9 @@ def smoothgrad(
             f"smoothgrad takes an attribution, not {described(attribution)}; give one without the images, as in "
             "smoothgrad(saliency(model))(images)"
         )
-    if not all(isinstance(each, int) for each in (samples, at_once, seed)) or not isinstance(noise, (int, float)):
+    if not all(isinstance(each, int) for each in (samples, at_once, seed)) or not isinstance(
+        noise, (int, float)
+    ):
         raise AttributionError(
             f"smoothgrad(samples={described(samples)}, noise={described(noise)}, seed={described(seed)}, "
             f"at_once={described(at_once)}): these are whole numbers, and noise a number"

@@ -131,7 +131,11 @@ class Means:
         name, dims = name_of(event), _dimensions(value, self.over)
         wide = with_doubles(value.detach())
         # PyTorch takes no dimensions for all of them.
-        part = wide.sum(dims, keepdim=True, dtype=torch.float64) if dims else wide.to(torch.float64, copy=True)
+        part = (
+            wide.sum(dims, keepdim=True, dtype=torch.float64)
+            if dims
+            else wide.to(torch.float64, copy=True)
+        )
         count = torch.Size(value.shape[d] for d in dims).numel()
         if name not in self.sums:
             self.sums[name] = part, count
@@ -178,7 +182,13 @@ def _dimensions(value: Tensor, over: Sequence[int] | None) -> tuple[int, ...]:
 
 
 @called_as('recipes.means(model, "layer4", batches)')
-def means(model: nn.Module, sites: Selectors, inputs: Iterable[Any], *, over: int | Sequence[int] | None = 0) -> Means:
+def means(
+    model: nn.Module,
+    sites: Selectors,
+    inputs: Iterable[Any],
+    *,
+    over: int | Sequence[int] | None = 0,
+) -> Means:
     """Compute the mean values at some sites over reference inputs, for `ablate`.
 
     Args:
@@ -234,7 +244,9 @@ class Resample:
         if now not in self.others:
             order = torch.randperm(n, generator=self.generator)
             self.others[now] = torch.empty_like(order).scatter_(0, order, order.roll(1)), set()
-            if len(self.others) > _PASSES:  # a recompute, in a backward, asks for those of its forward again
+            if (
+                len(self.others) > _PASSES
+            ):  # a recompute, in a backward, asks for those of its forward again
                 del self.others[next(iter(self.others))]
         others, names = self.others[now]
         names.add(name)

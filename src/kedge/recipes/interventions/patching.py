@@ -75,7 +75,9 @@ class Patching(notebook.Printed):
         sites = list(dict.fromkeys(row.site for row in self.rows))
         by_site = [[row.effect for row in self.rows if row.site == site] for site in sites]
         width = max(map(len, by_site))
-        table = torch.tensor([line + [float("nan")] * (width - len(line)) for line in by_site], dtype=torch.float64)
+        table = torch.tensor(
+            [line + [float("nan")] * (width - len(line)) for line in by_site], dtype=torch.float64
+        )
         return table if self.rows[0].position is not None else table.squeeze(1)
 
     def _title(self) -> str:
@@ -83,7 +85,10 @@ class Patching(notebook.Printed):
         return f"metric: clean {self.clean:.6g}, corrupted {self.corrupted:.6g}{same}"
 
     def _names(self) -> list[str]:
-        return [row.site if row.position is None else f"{row.site} at {row.position}" for row in self.rows]
+        return [
+            row.site if row.position is None else f"{row.site} at {row.position}"
+            for row in self.rows
+        ]
 
     def __str__(self) -> str:
         """One line a patch, under the metrics of the two inputs."""
@@ -91,13 +96,17 @@ class Patching(notebook.Printed):
         width = max(map(len, names))
         lines = [self._title()]
         lines += [
-            f"{name:{width}}  {r.metric:12.6g}  {r.effect:8.1%}" for name, r in zip(names, self.rows, strict=True)
+            f"{name:{width}}  {r.metric:12.6g}  {r.effect:8.1%}"
+            for name, r in zip(names, self.rows, strict=True)
         ]
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """The table for a notebook."""
-        rows = [(n, f"{r.metric:.6g}", f"{r.effect:.1%}") for n, r in zip(self._names(), self.rows, strict=True)]
+        rows = [
+            (n, f"{r.metric:.6g}", f"{r.effect:.1%}")
+            for n, r in zip(self._names(), self.rows, strict=True)
+        ]
         return notebook.table(("site", "metric", "effect"), rows, title=self._title(), align="mrr")
 
 
@@ -190,19 +199,29 @@ def _run(model: nn.Module, given: Any, metric: Metric, *hook: Any) -> tuple[str,
     with preserved_state(model), torch.no_grad(), session() as s:
         hooked = s.hook(model, *hook) if hook else None
         number = metric(run(model, given))
-        values = hooked is not None and isinstance(hook[1], _Values) and hook[1].found  # else an error follows
+        values = (
+            hooked is not None and isinstance(hook[1], _Values) and hook[1].found
+        )  # else an error follows
         ledger = str(hooked.ledger()) if hooked is not None else ""
-        if hooked is not None and not any(entry.fired for entry in hooked.ledger()) and isinstance(hook[1], _Patch):
+        if (
+            hooked is not None
+            and not any(entry.fired for entry in hooked.ledger())
+            and isinstance(hook[1], _Patch)
+        ):
             raise InterventionError(
                 f"{hook[0]} has a value for the clean input, but none for the corrupted one: {ledger}"
             )
         s.end(quiet=not values)
     if isinstance(number, Tensor) and number.numel() != 1:
-        raise InterventionError(f"the metric returned {leaves.describe(number)}; it must return one number")
+        raise InterventionError(
+            f"the metric returned {leaves.describe(number)}; it must return one number"
+        )
     try:
         return ledger, float(number)
     except (TypeError, ValueError) as error:
-        raise InterventionError(f"the metric returned {number!r}; it must return one real number") from error
+        raise InterventionError(
+            f"the metric returned {number!r}; it must return one real number"
+        ) from error
 
 
 def _positions(name: str, kept: Tensor, along: int | None) -> list[int] | list[None]:

@@ -32,7 +32,11 @@ def mask(value: Tensor, positions: Positions, dim: int) -> Tensor:
     length = value.shape[dim]
     if hasattr(positions, "__array__") and not isinstance(positions, Tensor):
         positions = torch.as_tensor(positions)
-    if isinstance(positions, (list, tuple)) and positions and all(isinstance(p, bool) for p in positions):
+    if (
+        isinstance(positions, (list, tuple))
+        and positions
+        and all(isinstance(p, bool) for p in positions)
+    ):
         positions = torch.tensor(positions)
     if isinstance(positions, Tensor) and positions.dtype == torch.bool:
         wanted = (length,) if positions.dim() == 1 else (value.shape[0], length)
@@ -59,11 +63,18 @@ def _marked(positions: Positions, length: int, device: torch.device) -> Tensor:
         marked[list(range(length)[positions])] = True
         return marked
     if isinstance(positions, bool):
-        raise InterventionError(f"positions {positions}: give indices, a slice or a mask; leave them out for all")
+        raise InterventionError(
+            f"positions {positions}: give indices, a slice or a mask; leave them out for all"
+        )
     try:
-        indices = [operator.index(i) for i in (positions if isinstance(positions, Sequence) else [positions])]
+        indices = [
+            operator.index(i)
+            for i in (positions if isinstance(positions, Sequence) else [positions])
+        ]
     except TypeError as error:
-        raise InterventionError(f"positions {positions!r}: they are counted in whole numbers") from error
+        raise InterventionError(
+            f"positions {positions!r}: they are counted in whole numbers"
+        ) from error
     if not all(-length <= i < length for i in indices):
         raise InterventionError(f"positions {positions!r}: there are {length} here, counted from 0")
     marked[indices] = True

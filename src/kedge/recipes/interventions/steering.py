@@ -41,7 +41,11 @@ class Steering:
         dim: int = 1,
     ) -> None:
         if not isinstance(direction, Tensor) or not direction.is_floating_point():
-            given = leaves.describe(direction) if isinstance(direction, Tensor) else type(direction).__name__
+            given = (
+                leaves.describe(direction)
+                if isinstance(direction, Tensor)
+                else type(direction).__name__
+            )
             raise InterventionError(
                 f"the direction is {given}; pass a floating-point tensor, such as the result of contrast(...)"
             )
@@ -50,7 +54,9 @@ class Steering:
         if norm is not None:
             length = self.direction.norm()
             if not length > 0:
-                raise InterventionError(f"a direction of length {float(length)} cannot be scaled to the length {norm}")
+                raise InterventionError(
+                    f"a direction of length {float(length)} cannot be scaled to the length {norm}"
+                )
             self.direction = self.direction * (norm / length)
 
     def __repr__(self) -> str:
@@ -71,7 +77,11 @@ class Steering:
             moved = moved * torch.where(
                 length > 0, value.norm(dim=-1, keepdim=True) / length, 0
             )  # zero has no direction
-        return moved if self.positions is None else torch.where(mask(value, self.positions, self.dim), moved, value)
+        return (
+            moved
+            if self.positions is None
+            else torch.where(mask(value, self.positions, self.dim), moved, value)
+        )
 
 
 @called_as('recipes.steer(model, "layer4", direction)')
@@ -126,6 +136,8 @@ def contrast(model: nn.Module, site: str, toward: Iterable[Any], away: Iterable[
     ends = [means(model, site, inputs, over=None) for inputs in (toward, away)]
     for end in ends:
         if len(end.sums) != 1:
-            raise InterventionError(f'"{site}" matches {len(end.sums)} values; name one of {", ".join(end.sums)}')
+            raise InterventionError(
+                f'"{site}" matches {len(end.sums)} values; name one of {", ".join(end.sums)}'
+            )
     positive, negative = (end[next(iter(end.sums))].flatten() for end in ends)
     return positive - negative

@@ -24,11 +24,20 @@ def chosen_part(comparison: Comparison, text: str) -> Comparison:
         NoSuchSite: A part of the text selects nothing, or all of it only what cannot be compared.
         SelectorError: The text cannot be read.
     """
-    chosen = {id(site) for site in chosen_sites(text, (*comparison.a.sites, *comparison.b.sites), "these recordings")}
+    chosen = {
+        id(site)
+        for site in chosen_sites(
+            text, (*comparison.a.sites, *comparison.b.sites), "these recordings"
+        )
+    }
     whole = comparison.alignment
-    places = [i for i, same in enumerate(whole.sites) if id(same.a) in chosen or id(same.b) in chosen]
+    places = [
+        i for i, same in enumerate(whole.sites) if id(same.a) in chosen or id(same.b) in chosen
+    ]
     if not places:
-        raise NoSuchSite(f'"{text}" selects nothing that both recordings have; "**" selects everything')
+        raise NoSuchSite(
+            f'"{text}" selects nothing that both recordings have; "**" selects everything'
+        )
     sites = tuple(whole.sites[i] for i in places)
     kept = {id(same.module) for same in sites}
     part = Alignment(
@@ -39,7 +48,9 @@ def chosen_part(comparison: Comparison, text: str) -> Comparison:
         sites_a=_of(whole.sites_a, chosen),
         sites_b=_of(whole.sites_b, chosen),
     )
-    return replace(comparison, alignment=part, apart=comparison.apart[places], which=comparison.which[places])
+    return replace(
+        comparison, alignment=part, apart=comparison.apart[places], which=comparison.which[places]
+    )
 
 
 def _with(modules: Sequence[RecordedModule], chosen: set[int]) -> tuple[RecordedModule, ...]:

@@ -25,7 +25,9 @@ def document(comparison: Comparison, verdict: Verdict, names: Names) -> dict[str
         "tolerance": comparison.tolerance,
         "cause": asdict(verdict.cause),
         "first": None if verdict.first is None else _parting(verdict.first),
-        "differs": {c.name: {"a": c.a, "b": c.b} for c in circumstances(comparison.a, comparison.b)},
+        "differs": {
+            c.name: {"a": c.a, "b": c.b} for c in circumstances(comparison.a, comparison.b)
+        },
         "steps": {"both": comparison.steps.tolist(), "full": comparison.full},
         "sites": len(comparison.alignment.sites),
         "modules": [_line(line) for line in in_order_of_parting(lines(comparison))],
@@ -54,7 +56,10 @@ def _line(line: ModuleDifference) -> dict[str, Any]:
 def _alignment(alignment: Alignment) -> dict[str, Any]:
     pairs = [same for same in alignment.modules if same.a.path != same.b.path or not same.kept]
     return {
-        "renamed": [{"a": same.a.path, "b": same.b.path, "how": same.how, "changed": not same.kept} for same in pairs],
+        "renamed": [
+            {"a": same.a.path, "b": same.b.path, "how": same.how, "changed": not same.kept}
+            for same in pairs
+        ],
         "only_a": _modules(alignment.only_a),
         "only_b": _modules(alignment.only_b),
         "sites_only_a": [site.site for site in alignment.sites_a],

@@ -44,7 +44,9 @@ def head(comparison: Comparison, names: Names) -> Iterator[Text]:
         yield Text.assemble((side, f"bold {SIDES[side]}"), f"  {name:<{width}}", (line, "dim"))
     for found in circumstances(comparison.a, comparison.b):
         text = Text(f"   {found.name}: ")
-        yield text.append(found.a or "-", SIDES["A"]).append(" → ").append(found.b or "-", SIDES["B"])
+        yield (
+            text.append(found.a or "-", SIDES["A"]).append(" → ").append(found.b or "-", SIDES["B"])
+        )
 
 
 def told_verdict(verdict: Verdict) -> Iterator[Text]:

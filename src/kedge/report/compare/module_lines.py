@@ -73,7 +73,12 @@ class FoldedDifference:
         """Return the values in A and B, their distances, and the last distances, each of all its modules."""
         first = [line.first for line in self.members if line.first is not None]
         last = [line.last for line in self.members]
-        return [one.a for one in first], [one.b for one in first], [one.apart for one in first], last
+        return (
+            [one.a for one in first],
+            [one.b for one in first],
+            [one.apart for one in first],
+            last,
+        )
 
 
 def each(parted: Sequence[ModuleDifference]) -> list[FoldedDifference]:
@@ -84,7 +89,9 @@ def each(parted: Sequence[ModuleDifference]) -> list[FoldedDifference]:
 def folded(parted: Sequence[ModuleDifference]) -> list[FoldedDifference]:
     """Return modules that part, in the order in which they do; alike ones share a line, except for the first of all."""
     folds = Folding(lambda line: line.same.a.label, _alike, differing=_outlying).fold(parted[1:])
-    return each(parted[:1]) + [FoldedDifference(_label(one), _part(one.members[0]), one.members) for one in folds]
+    return each(parted[:1]) + [
+        FoldedDifference(_label(one), _part(one.members[0]), one.members) for one in folds
+    ]
 
 
 def _alike(line: ModuleDifference) -> Hashable:
@@ -137,7 +144,9 @@ def in_order_of_parting(made: Sequence[ModuleDifference]) -> list[ModuleDifferen
 def in_order_of_leaving(comparison: Comparison) -> list[SameModule]:
     """Return the compared modules in the order in which they return: a module after its submodules."""
     ends = {id(s.module): s.a.id for s in reversed(comparison.alignment.sites) if s.kind == "out"}
-    return sorted(comparison.modules, key=lambda same: (id(same) not in ends, ends.get(id(same), 0)))
+    return sorted(
+        comparison.modules, key=lambda same: (id(same) not in ends, ends.get(id(same), 0))
+    )
 
 
 def grown(comparison: Comparison, kinds: Sequence[str]) -> Floats:
@@ -149,7 +158,9 @@ def grown(comparison: Comparison, kinds: Sequence[str]) -> Floats:
     modules = in_order_of_leaving(comparison)
     found = np.full((len(modules), len(comparison.steps)), np.nan)
     for i, same in enumerate(modules):
-        places = [p for p in comparison.of_module(same) if comparison.alignment.sites[p].kind in kinds]
+        places = [
+            p for p in comparison.of_module(same) if comparison.alignment.sites[p].kind in kinds
+        ]
         if places:
             found[i] = np.fmax.reduce(comparison.apart[places], axis=0)
     return found

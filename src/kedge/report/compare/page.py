@@ -58,7 +58,9 @@ KINDS = {
 LEAST_POWER = 0.001
 
 
-def render_difference(comparison: Comparison, verdict: Verdict, names: Names, chosen: str = "") -> str:
+def render_difference(
+    comparison: Comparison, verdict: Verdict, names: Names, chosen: str = ""
+) -> str:
     """Return the comparison of two recordings as an HTML page, which opens with a filter."""
     code = bundled(SCRIPTS, asset(SCRIPT, __package__))
     content = condense_difference(comparison, verdict, names)
@@ -73,7 +75,9 @@ def condense_difference(comparison: Comparison, verdict: Verdict, names: Names) 
     described = {
         "run": {"name": f"{names.a} ↔ {names.b}"},
         "told": document(comparison, verdict, names),
-        "commands": {side: command_of(recording.manifest) for side, recording in _sides(comparison)},
+        "commands": {
+            side: command_of(recording.manifest) for side, recording in _sides(comparison)
+        },
         "parted": _parted(comparison),
         "findings": list(_pin(verdict)),
         "roots": [{"name": root.name, "prefix": root.prefix} for root in comparison.a.roots],
@@ -88,7 +92,9 @@ def condense_difference(comparison: Comparison, verdict: Verdict, names: Names) 
 def _shown(comparison: Comparison, wanted: Sequence[int]) -> Ints:
     """Return the steps of the map's columns: those that the page of either recording has columns for."""
     either = np.union1d(shown_steps(comparison.a), shown_steps(comparison.b))
-    return np.union1d(np.intersect1d(comparison.steps, either), [*comparison.steps[:1], *wanted]).astype(np.int64)
+    return np.union1d(
+        np.intersect1d(comparison.steps, either), [*comparison.steps[:1], *wanted]
+    ).astype(np.int64)
 
 
 def _sides(comparison: Comparison) -> tuple[tuple[str, Any], tuple[str, Any]]:
@@ -119,8 +125,12 @@ def _sites(comparison: Comparison) -> list[dict[str, Any]]:
             "type": same.a.type if same.a.type == same.b.type else f"{same.a.type} ↔ {same.b.type}",
             "root": same.a.root,
             "shape": list(same.a.shape),
-            "dtype": same.a.dtype if same.a.dtype == same.b.dtype else f"{same.a.dtype} ↔ {same.b.dtype}",
-            "from": [numbers.get(source) if source is not None else None for source in same.a.sources],
+            "dtype": same.a.dtype
+            if same.a.dtype == same.b.dtype
+            else f"{same.a.dtype} ↔ {same.b.dtype}",
+            "from": [
+                numbers.get(source) if source is not None else None for source in same.a.sources
+            ],
             "owner": same.a.owner,
             "block": block(same.a.path),
         }
@@ -133,7 +143,9 @@ def _other_names(same: SameSite) -> dict[str, Any]:
     """Return what a filter asks of a site under its name in B, if it has another one there."""
     if same.a.site == same.b.site:
         return {}
-    return {"other": {key: getattr(same.b, key) for key in ("site", "path", "kind", "type", "owner")}}
+    return {
+        "other": {key: getattr(same.b, key) for key in ("site", "path", "kind", "type", "owner")}
+    }
 
 
 def _parted(comparison: Comparison) -> list[dict[str, Any]]:
@@ -141,14 +153,20 @@ def _parted(comparison: Comparison) -> list[dict[str, Any]]:
     parted = in_order_of_parting(lines(comparison))
     places = {id(line): place for place, line in enumerate(parted)}
     folds = folded(parted) if len(parted) > MOST_MODULES else each(parted)
-    return [{"label": one.label, "members": [places[id(line)] for line in one.members]} for one in folds]
+    return [
+        {"label": one.label, "members": [places[id(line)] for line in one.members]} for one in folds
+    ]
 
 
 def _sheets(comparison: Comparison, bins: Bins) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the matrices of the page: sizes in A and B, their ratio, their distance, and the state of every cell."""
     groups = Grouping.of(bins, comparison.steps)
     a, b = scales(comparison)
-    matrices = (("rms.a", a, "most"), ("rms.b", b, "most"), ("change", log_ratios(comparison), "furthest"))
+    matrices = (
+        ("rms.a", a, "most"),
+        ("rms.b", b, "most"),
+        ("change", log_ratios(comparison), "furthest"),
+    )
     folded = {name: _folded(groups, values, how) for name, values, how in matrices}
     folded["change"] = np.exp2(folded["change"])
     apart = _folded(groups, comparison.apart, "most")
@@ -156,7 +174,8 @@ def _sheets(comparison: Comparison, bins: Bins) -> tuple[dict[str, Any], dict[st
     folded["apart"] = np.where(np.isinf(apart), np.nan, apart)
     entries: dict[str, Any] = {}
     tables = {
-        side: packed(values.astype(np.float64), "f8") for side, values in (("first", bins.first), ("last", bins.last))
+        side: packed(values.astype(np.float64), "f8")
+        for side, values in (("first", bins.first), ("last", bins.last))
     }
     for name, values in folded.items():
         rows = np.flatnonzero((~np.isnan(values)).any(axis=1))
@@ -184,10 +203,23 @@ def _quantities(verdict: Verdict) -> list[dict[str, Any]]:
 
 def _ratio(kind: str) -> dict[str, Any]:
     label = f"ratio B : A of {KINDS[kind]}"
-    shown = {"series": "change", "scale": "log", "middle": 1, "least": LEAST_POWER, "zero": "one is zero"}
+    shown = {
+        "series": "change",
+        "scale": "log",
+        "middle": 1,
+        "least": LEAST_POWER,
+        "zero": "one is zero",
+    }
     return {"id": f"ratio.{kind}", "label": label, "kind": kind, **shown}
 
 
 def _distance(kind: str) -> dict[str, Any]:
     label = f"relative difference of {KINDS[kind]}"
-    return {"id": f"apart.{kind}", "label": label, "kind": kind, "series": "apart", "scale": "log", "zero": "equal"}
+    return {
+        "id": f"apart.{kind}",
+        "label": label,
+        "kind": kind,
+        "series": "apart",
+        "scale": "log",
+        "zero": "equal",
+    }

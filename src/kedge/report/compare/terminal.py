@@ -45,7 +45,11 @@ FIGURES = ("A", "B", "apart", "at end")
 
 
 def render(
-    comparison: Comparison, verdict: Verdict, names: Names, console: Console, most: int | None = MOST_MODULES
+    comparison: Comparison,
+    verdict: Verdict,
+    names: Names,
+    console: Console,
+    most: int | None = MOST_MODULES,
 ) -> None:
     """Print the comparison of two recordings: the verdict, their differences, and their common sites.
 
@@ -63,9 +67,15 @@ def render(
         print_paragraph(text, console, 2 * (i > 0))
     if comparison.first is not None:
         console.print()
-        for text in (*_map(comparison, console.width), Text(), *_table(comparison, console.width, most)):
+        for text in (
+            *_map(comparison, console.width),
+            Text(),
+            *_table(comparison, console.width, most),
+        ):
             console.print(text)
-    elif verdict.first is not None and comparison.modules:  # what parts is not among the chosen sites
+    elif (
+        verdict.first is not None and comparison.modules
+    ):  # what parts is not among the chosen sites
         console.print()
         console.print(Text(_rest(0, len(comparison.modules), comparison.tolerance), "dim"))
     console.print()
@@ -75,7 +85,10 @@ def render(
 
 def _map(comparison: Comparison, width: int) -> Iterator[Text]:
     """Yield the growth of the difference: modules from left to right, steps from top to bottom."""
-    halves = [(name, grown(comparison, kinds)) for name, kinds in (("forward", FORWARD), ("backward", BACKWARD))]
+    halves = [
+        (name, grown(comparison, kinds))
+        for name, kinds in (("forward", FORWARD), ("backward", BACKWARD))
+    ]
     halves = [(name, distances) for name, distances in halves if not np.isnan(distances).all()]
     if not halves:  # only losses or parameters can be compared
         return
@@ -85,7 +98,10 @@ def _map(comparison: Comparison, width: int) -> Iterator[Text]:
     yield joined([" " * STEP_LABEL, *(fit(name, room, right=False) for name, _ in halves)], "bold")
     for column in _shown_steps(comparison):
         label = fit(f"step {comparison.steps[column]}", STEP_LABEL, right=False)
-        strips = (_strip(np.repeat(distances[:, column], each), comparison, room) for _, distances in halves)
+        strips = (
+            _strip(np.repeat(distances[:, column], each), comparison, room)
+            for _, distances in halves
+        )
         yield joined([label, *strips])
     yield Text(LEGEND + BROKEN_LEGEND * bool(np.isinf(comparison.apart).any()), "dim")
 
@@ -125,11 +141,18 @@ def _table(comparison: Comparison, width: int, most: int | None) -> Iterator[Tex
     course = course if course >= min(LEAST_COURSE, len(comparison.steps)) else 0
     titles = ("step", "first in", *titles)
     all_widths = (STEP, parts, *widths)
-    yield joined([fit("module", label, right=False), *_cells(titles, all_widths), _course_title(course)], "bold")
+    yield joined(
+        [fit("module", label, right=False), *_cells(titles, all_widths), _course_title(course)],
+        "bold",
+    )
     for line, row in zip(shown, cells, strict=True):
         strip = _strip(binned(line.course, course), comparison, course) if course else ""
         yield joined(
-            [fit(line.label, label, right=False), *_cells((str(line.step), line.part, *row), all_widths), strip]
+            [
+                fit(line.label, label, right=False),
+                *_cells((str(line.step), line.part, *row), all_widths),
+                strip,
+            ]
         )
     hidden = sum(len(line.members) for line in folds[len(shown) :])
     equal = [line for line in made if line.first is None]
@@ -159,7 +182,11 @@ def _cells(texts: Sequence[str], widths: Sequence[int]) -> list[Text]:
 
 
 def _rest(hidden: int, equal: int, tolerance: float) -> str:
-    parts = [f"{counted(hidden, 'module')} more differ{'s' * (hidden == 1)}: --all shows every one"] if hidden else []
+    parts = (
+        [f"{counted(hidden, 'module')} more differ{'s' * (hidden == 1)}: --all shows every one"]
+        if hidden
+        else []
+    )
     how = "within the tolerance" if tolerance else "to the last bit"
     parts.append(
         f"{counted(equal, 'module')} {'is' if equal == 1 else 'are'} equal {how} in all steps"
@@ -206,7 +233,10 @@ def _aligned(comparison: Comparison) -> str:
     }
     ways = [f"{hows.count(how)} {words}" for how, words in named.items() if how in hows]
     how = ways[0].partition(" ")[2] if len(ways) == 1 else ", ".join(ways)
-    sites, modules = counted(len(alignment.sites), "site"), counted(len(alignment.modules), "module")
+    sites, modules = (
+        counted(len(alignment.sites), "site"),
+        counted(len(alignment.modules), "module"),
+    )
     return f"{sites} of {modules} aligned {how}".rstrip()  # a loss alone has no module
 
 
@@ -214,9 +244,7 @@ def _steps(comparison: Comparison) -> str:
     steps = comparison.steps
     amount = f"{counted(len(steps), 'step')} measured in both ({_extent(steps)})"
     if comparison.full < len(steps):
-        amount += (
-            f", {comparison.full} of them in full; to compare every step, record both with --every 1 --budget none"
-        )
+        amount += f", {comparison.full} of them in full; to compare every step, record both with --every 1 --budget none"
     return amount
 
 

@@ -54,7 +54,15 @@ class _Blocks:
             own = segments_of(kind.path or "")
             for part in _prefixes(own):
                 self.inside.setdefault(part[:-1], {})[part] = None
-                held = own[len(part) :], kind.node, kind.field, kind.shape, kind.dtype, kind.origin, sizes[number]
+                held = (
+                    own[len(part) :],
+                    kind.node,
+                    kind.field,
+                    kind.shape,
+                    kind.dtype,
+                    kind.origin,
+                    sizes[number],
+                )
                 self._held.setdefault(part, set()).add(held)
 
     def content(self, block: Segments) -> Hashable:

@@ -43,8 +43,16 @@ class HeldNode:
         """Return the same with each module that only holds one other module joined with it, as ``transformer.h``."""
         inside = {key: node.joined() for key, node in self.inside.items()}
         only = next(iter(inside.values()), None)
-        if self.level == "module" and self.label and len(inside) == 1 and only is not None and only.level == "module":
-            return HeldNode(f"{self.label}.{only.label}", "module", self.bytes, self.storages, only.inside)
+        if (
+            self.level == "module"
+            and self.label
+            and len(inside) == 1
+            and only is not None
+            and only.level == "module"
+        ):
+            return HeldNode(
+                f"{self.label}.{only.label}", "module", self.bytes, self.storages, only.inside
+            )
         return HeldNode(self.label, self.level, self.bytes, self.storages, inside)
 
     def walk(self, depth: int = 0, before: int = 0) -> Iterator[tuple[HeldNode, int, int]]:
@@ -63,7 +71,9 @@ def held_tree(tensors: HeldTensors, moment: int) -> HeldNode:
         names = (named(None),) if kind.path is None else folded[kind.path]
         steps = [("module", name) for name in names]
         root.add(
-            [*steps, ("operation", kind.node or "(unknown)"), ("tensor", described(kind))], span.bytes, span.storages
+            [*steps, ("operation", kind.node or "(unknown)"), ("tensor", described(kind))],
+            span.bytes,
+            span.storages,
         )
     if tensors.rest and tensors.rest[moment]:
         root.add([("tensor", LEFT_OUT)], tensors.rest[moment], 0)
@@ -73,4 +83,8 @@ def held_tree(tensors: HeldTensors, moment: int) -> HeldNode:
 def described(kind: TensorKind) -> str:
     """Return the name of a tensor in its operation's box: ``self float32 8x128x768``."""
     shape = "x".join(map(str, kind.shape)) or "scalar"
-    return " ".join(part for part in (kind.field, kind.dtype, shape, "input" if kind.origin == "input" else "") if part)
+    return " ".join(
+        part
+        for part in (kind.field, kind.dtype, shape, "input" if kind.origin == "input" else "")
+        if part
+    )

@@ -42,7 +42,9 @@ def icicle(root: HeldNode, width: int = 40, names: int = 44) -> Iterator[IcicleL
     """
     boxes = [(node, depth, before) for node, depth, before in root.walk() if depth]
     sizes = sorted((node.bytes for node, *_ in boxes), reverse=True)
-    above = sizes[MOST_LINES] if len(sizes) > MOST_LINES else 0  # of boxes of one size, all or none have a line
+    above = (
+        sizes[MOST_LINES] if len(sizes) > MOST_LINES else 0
+    )  # of boxes of one size, all or none have a line
     chosen = [box for box in boxes if box[0].bytes > above and box[0].bytes >= LEAST * root.bytes]
     for node, depth, before in chosen or boxes[:MOST_LINES]:
         indent = "  " * (depth - 1)
@@ -62,4 +64,6 @@ def icicle_text(root: HeldNode) -> str:
     """Return the picture as plain text."""
     lines = list(icicle(root))
     wide = max((len(line.name) for line in lines), default=0)
-    return "\n".join(f"{line.name:{wide}}  {line.size:>8}  {line.share:>7}  {line.bar}" for line in lines)
+    return "\n".join(
+        f"{line.name:{wide}}  {line.size:>8}  {line.share:>7}  {line.bar}" for line in lines
+    )

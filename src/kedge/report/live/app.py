@@ -108,7 +108,9 @@ class LiveApp(App[KedgeError | None]):
         note = self.query_one("#problem", Static)
         note.update(Text(problem, "yellow"))
         note.display = bool(problem)
-        self.query_one(Board).show(shown, marks_of([*(snapshot.lines if snapshot else ()), *shown], findings))
+        self.query_one(Board).show(
+            shown, marks_of([*(snapshot.lines if snapshot else ()), *shown], findings)
+        )
         self._refresh_detail()
 
     def _refresh_detail(self) -> None:

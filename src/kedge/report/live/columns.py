@@ -9,7 +9,16 @@ from math import isnan
 from rich.text import Text
 
 from kedge.report.module_lines import ModuleLine
-from kedge.report.module_table import BROKEN, FAINT, GRADIENT, OUT, UPDATE, TableColumn, over_steps, wide_enough
+from kedge.report.module_table import (
+    BROKEN,
+    FAINT,
+    GRADIENT,
+    OUT,
+    UPDATE,
+    TableColumn,
+    over_steps,
+    wide_enough,
+)
 from kedge.report.sparkline import ScaleSeries
 
 LEAST_NAME, MOST_NAME = 16, 48
@@ -30,13 +39,17 @@ def layout(width: int, lines: Sequence[ModuleLine]) -> tuple[TableColumn, ...]:
     longest = max((len(line.label) for line in lines), default=0)
     chosen = _chosen(width, lines)
     courses = [name for name in chosen if name.endswith("course")]
-    free = width - sum(chosen[name].width + 1 for name in chosen if name not in courses) - len(courses)
+    free = (
+        width - sum(chosen[name].width + 1 for name in chosen if name not in courses) - len(courses)
+    )
     name = max(min(LEAST_NAME, free), min(longest, MOST_NAME, free - len(courses) * LEAST_COURSE))
     course = max(LEAST_COURSE, min(MOST_COURSE, (free - name) // max(len(courses), 1)))
     title = "over the steps" if course >= len("over the steps") else "course"
     drawn = {
         "out course": TableColumn(title, course, lambda line: over_steps(line.out, course, "cyan")),
-        "gradient course": TableColumn(title, course, lambda line: over_steps(line.gradient, course, "green")),
+        "gradient course": TableColumn(
+            title, course, lambda line: over_steps(line.gradient, course, "green")
+        ),
     }
     module = TableColumn("module", name, lambda line: line.label, key=_label, falling=False)
     return (module, *(drawn.get(name, column) for name, column in chosen.items()))
@@ -66,7 +79,9 @@ def _chosen(width: int, lines: Sequence[ModuleLine]) -> dict[str, TableColumn]:
     return made
 
 
-def in_order(lines: Sequence[ModuleLine], column: TableColumn | None, turned: bool) -> list[ModuleLine]:
+def in_order(
+    lines: Sequence[ModuleLine], column: TableColumn | None, turned: bool
+) -> list[ModuleLine]:
     """Return lines sorted by a column; lines without a key come last in either order.
 
     Args:

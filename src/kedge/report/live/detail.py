@@ -22,7 +22,20 @@ SCALE_WIDTH = 8
 #: The most steps of which a curve is drawn.
 MOST_STEPS = 50_000
 #: The statistics with curves, in the order in which keys go through them.
-COURSES = ("rms", "mean", "std", "absmax", "zero", "q05", "q50", "q95", "saturated", "nonfinite", "nan", "inf")
+COURSES = (
+    "rms",
+    "mean",
+    "std",
+    "absmax",
+    "zero",
+    "q05",
+    "q50",
+    "q95",
+    "saturated",
+    "nonfinite",
+    "nan",
+    "inf",
+)
 
 
 #: The statistics that are shown only where an element is not finite.
@@ -45,7 +58,9 @@ def courses_of(recording: Recording, site: SiteInfo) -> list[str]:
     return measured or list(COURSES[:1])
 
 
-def detail(line: ModuleLine, chosen: tuple[int, int], findings: Sequence[Finding], width: int) -> Text:
+def detail(
+    line: ModuleLine, chosen: tuple[int, int], findings: Sequence[Finding], width: int
+) -> Text:
     """Return a module in detail.
 
     Args:
@@ -59,14 +74,25 @@ def detail(line: ModuleLine, chosen: tuple[int, int], findings: Sequence[Finding
     names = courses_of(line.recording, site)
     name = names[chosen[1] % len(names)]
     lines = [_title(line, site), *_choices(sites, site, names, name)]
-    lines += _beside(_curve(line.recording, site, name, width - FIGURES_WIDTH), _figures(line.recording, site), width)
+    lines += _beside(
+        _curve(line.recording, site, name, width - FIGURES_WIDTH),
+        _figures(line.recording, site),
+        width,
+    )
     lines += _found(line, findings)
     return Text("\n").join(lines)
 
 
 def _title(line: ModuleLine, site: SiteInfo) -> Text:
-    parts = [line.type, line.shape, site.dtype, counted(line.size, "parameter") if line.size else ""]
-    title = Text.assemble((line.label, "bold"), "  ", (" · ".join(part for part in parts if part), "dim"))
+    parts = [
+        line.type,
+        line.shape,
+        site.dtype,
+        counted(line.size, "parameter") if line.size else "",
+    ]
+    title = Text.assemble(
+        (line.label, "bold"), "  ", (" · ".join(part for part in parts if part), "dim")
+    )
     called = site.source
     if called is not None:
         title.append(f"  {called.get('file')}:{called.get('line')}  ", "dim").append(
@@ -75,11 +101,15 @@ def _title(line: ModuleLine, site: SiteInfo) -> Text:
     return title
 
 
-def _choices(sites: Sequence[SiteInfo], site: SiteInfo, names: Sequence[str], name: str) -> Iterator[Text]:
+def _choices(
+    sites: Sequence[SiteInfo], site: SiteInfo, names: Sequence[str], name: str
+) -> Iterator[Text]:
     """Yield a line of all sites and one of all statistics, with the shown ones marked."""
     shown = [(other.site.removeprefix(other.owner).lstrip(".:"), other is site) for other in sites]
     for choices in (shown, [(other, other == name) for other in names]):
-        yield Text().join(Text(f" {label} ", "reverse" if taken else "dim") for label, taken in choices)
+        yield Text().join(
+            Text(f" {label} ", "reverse" if taken else "dim") for label, taken in choices
+        )
 
 
 def _curve(recording: Recording, site: SiteInfo, name: str, width: int) -> list[Text]:
@@ -91,7 +121,8 @@ def _curve(recording: Recording, site: SiteInfo, name: str, width: int) -> list[
     ends = {0: compact(drawn.high), HEIGHT - 1: compact(drawn.low)}
     ends[HEIGHT // 2] = "(log)" if drawn.logarithmic else ""
     rows = [
-        Text.assemble((f"{ends.get(i, ''):>{SCALE_WIDTH}} ", "dim"), (row, "cyan")) for i, row in enumerate(drawn.rows)
+        Text.assemble((f"{ends.get(i, ''):>{SCALE_WIDTH}} ", "dim"), (row, "cyan"))
+        for i, row in enumerate(drawn.rows)
     ]
     first, last = str(steps[0]), str(steps[-1])
     axis = f"{'step':>{SCALE_WIDTH}} {first}{last:>{max(wide - len(first), len(last) + 1)}}"
@@ -122,7 +153,10 @@ def _figures(recording: Recording, site: SiteInfo) -> list[Text]:
         # A NaN was not measured, unless there were non-finite elements.
         if np.isfinite(value) or (broken and name in SPOILT):
             cells.append(
-                Text.assemble((f"{name:>9} ", "dim"), (f"{compact(value):<7}", "" if np.isfinite(value) else BAD))
+                Text.assemble(
+                    (f"{name:>9} ", "dim"),
+                    (f"{compact(value):<7}", "" if np.isfinite(value) else BAD),
+                )
             )
     rows = [Text("").join(cells[i : i + 2]) for i in range(0, len(cells), 2)]
     return [Text(f"{'at step':>9} {recording.steps[newest]}", "dim"), *rows]
@@ -144,7 +178,8 @@ def _found(line: ModuleLine, findings: Sequence[Finding]) -> Iterator[Text]:
     for finding in findings:
         if finding.site in line.texts:
             yield Text.assemble(
-                (f"{MARKS[finding.severity]} {finding.code}  ", STYLES[finding.severity]), finding.message
+                (f"{MARKS[finding.severity]} {finding.code}  ", STYLES[finding.severity]),
+                finding.message,
             )
             if finding.remedy:
                 yield Text(f"  → {finding.remedy}", "italic")

@@ -30,7 +30,9 @@ def heading(reader: RunReader) -> Text:
         return Text.assemble((f"{DOT} {state.value}: ", STYLES[state]), (str(reader.path), "bold"))
     lines = [
         Text.assemble(
-            (f"{DOT} {state.value}", STYLES[state]), "  ", (command_of(snapshot.recording.manifest) or UNNAMED, "bold")
+            (f"{DOT} {state.value}", STYLES[state]),
+            "  ",
+            (command_of(snapshot.recording.manifest) or UNNAMED, "bold"),
         )
     ]
     lines.append(Text(" · ".join([*_progress(snapshot), *_cost(snapshot), *_place(snapshot)])))
@@ -66,7 +68,9 @@ def _cost(snapshot: RunSnapshot) -> Iterator[str]:
 def _losses(snapshot: RunSnapshot) -> Iterator[Text]:
     """Yield the first losses, each with its newest value."""
     for curve in snapshot.losses[:_MOST_LOSSES]:
-        text = Text.assemble(f"loss {compact(curve.values[-1])} ", (curve.drawn(_LOSS_WIDTH), "cyan"))
+        text = Text.assemble(
+            f"loss {compact(curve.values[-1])} ", (curve.drawn(_LOSS_WIDTH), "cyan")
+        )
         text.highlight_regex(f"{NOT_FINITE}+", "bold red")
         yield text.append(f" {curve.label}", "dim")
 

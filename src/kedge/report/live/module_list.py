@@ -79,7 +79,11 @@ class ModuleList:
     def next_title(self) -> str | None:
         """Return the title of the next column to sort by; None, data-flow order, after the last one."""
         titles: list[str | None] = [None, *(c.title for c in self._columns if c.key)]
-        return titles[(titles.index(self.sorted_by) + 1) % len(titles)] if self.sorted_by in titles else titles[1]
+        return (
+            titles[(titles.index(self.sorted_by) + 1) % len(titles)]
+            if self.sorted_by in titles
+            else titles[1]
+        )
 
     def sort_at(self, x: int) -> None:
         """Sort by the column at a place in the header; if the lines are sorted by it already, reverse them."""
@@ -95,7 +99,9 @@ class ModuleList:
 
     def header(self) -> Text:
         """Return the titles of the columns, with an arrow at the one that the lines are sorted by."""
-        return Text("  ", "bold").append_text(Text(" ").join(self._title(column) for column in self._columns))
+        return Text("  ", "bold").append_text(
+            Text(" ").join(self._title(column) for column in self._columns)
+        )
 
     def _title(self, column: TableColumn) -> Text:
         marked = column.title == self.sorted_by and column.key is not None

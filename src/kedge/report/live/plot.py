@@ -77,7 +77,9 @@ def _connected(least: Floats, most: Floats) -> tuple[Floats, Floats]:
     )
 
 
-def _heights(values: Floats, ends: tuple[float, float], logarithmic: bool, dots: int) -> NDArray[np.int64]:
+def _heights(
+    values: Floats, ends: tuple[float, float], logarithmic: bool, dots: int
+) -> NDArray[np.int64]:
     low, high = ends
     if low == high:
         return np.full(len(values), dots // 2)

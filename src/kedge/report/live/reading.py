@@ -64,7 +64,10 @@ class RunReader:
     """
 
     def __init__(
-        self, path: Path, rules: Sequence[Rule] | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        path: Path,
+        rules: Sequence[Rule] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
         self._rules = rules
@@ -103,7 +106,9 @@ class RunReader:
         losses = tuple(curve for curve in losses_of(recording) if len(curve.steps))
         made = lines(recording)
         folds = tuple(folded(made, findings))
-        self.snapshot = RunSnapshot(recording, made, findings, self._pace.at(recording, now), losses, folds)
+        self.snapshot = RunSnapshot(
+            recording, made, findings, self._pace.at(recording, now), losses, folds
+        )
         self._unchecked = True
 
     def _check_when_due(self) -> bool:

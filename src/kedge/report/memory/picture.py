@@ -15,7 +15,16 @@ from kedge.report.page.document import Document
 from kedge.report.page.render import assembled, asset, bundled
 from kedge.store.saved_account import BytesOverStep
 
-_SCRIPTS = ("elements.js", "theme.js", "numbers.js", "filters.js", "held.js", "timeline.js", "flame.js", "memory.js")
+_SCRIPTS = (
+    "elements.js",
+    "theme.js",
+    "numbers.js",
+    "filters.js",
+    "held.js",
+    "timeline.js",
+    "flame.js",
+    "memory.js",
+)
 _ABOVE, _ROW = 372, 21
 _FRAME = 'title="memory held for backward" sandbox="allow-scripts"'
 # An editor's theme need not be the system's, and a frame does not inherit it: it is told the colour of the text around it.
@@ -62,7 +71,11 @@ class StepMemory:
 
     def _repr_html_(self) -> str:
         """The page in a frame, whose script and styles do not reach the notebook."""
-        depth = max((depth for _, depth, _ in self._at_peak().walk()), default=0) if self._course.at else 0
+        depth = (
+            max((depth for _, depth, _ in self._at_peak().walk()), default=0)
+            if self._course.at
+            else 0
+        )
         style = f"width:100%;height:{_ABOVE + depth * _ROW}px;border:0"
         page = escape(self.html())
         return f'<iframe {_FRAME} style="{style}" srcdoc="{page}" onload="{_TELL_COLOUR}"></iframe>'

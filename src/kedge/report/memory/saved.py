@@ -70,7 +70,11 @@ def _render(section: TextTable, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=bool(section.title))
     widths = [max(map(len, column)) for column in zip(section.columns, *section.rows, strict=True)]
     shown = _fitting(section.columns, widths, console.width)
-    rest = console.width - sum(widths[i] for i in shown if not _is_words(section.columns, i)) - GAP * (len(shown) - 1)
+    rest = (
+        console.width
+        - sum(widths[i] for i in shown if not _is_words(section.columns, i))
+        - GAP * (len(shown) - 1)
+    )
     sourced = section.columns[-1] == WORDS
     widths[0] = min(widths[0], rest - LEAST_WORDS if sourced else rest)
     for place in shown:
@@ -115,7 +119,11 @@ def _drawn(account: SavedAccount, width: int) -> Text:
 def _render_icicle(course: BytesOverStep, console: Console) -> None:
     """Print a line for each large module, operation and tensor at the peak, its bar where it lies in the whole."""
     names = min(NAMES, console.width * 2 // 5)
-    lines = list(icicle(held_tree(course.tensors, course.peak_moment), max(console.width - names - 22, 8), names))
+    lines = list(
+        icicle(
+            held_tree(course.tensors, course.peak_moment), max(console.width - names - 22, 8), names
+        )
+    )
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("at the peak", no_wrap=True)
     for title in ("held", "share"):
@@ -144,11 +152,15 @@ def _render_counted(event: Mapping[str, Any], console: Console, most: int | None
     table.add_column("module", no_wrap=True)
     for title in ("tensors", "held"):
         table.add_column(title, justify="right", no_wrap=True)
-    modules = [Sums(each["path"], each["tensors"], bytes=each["bytes"]) for each in event["modules"]]
+    modules = [
+        Sums(each["path"], each["tensors"], bytes=each["bytes"]) for each in event["modules"]
+    ]
     folds = folded_sums(modules, unfolded=most is None)
     for _, sums in sorted(folds, key=lambda fold: -fold[1].bytes):
         table.add_row(named(sums.path), f"{sums.tensors:,}", sized(sums.bytes))
-    console.print(Text(f"step {event.get('step')}: {sized(event['bytes'])} saved for backward", "bold"))
+    console.print(
+        Text(f"step {event.get('step')}: {sized(event['bytes'])} saved for backward", "bold")
+    )
     console.print(table)
     console.print()
     said = (

@@ -49,7 +49,9 @@ def _is_wide(values: Floats) -> bool:
     """Whether a number is beyond the range of the narrower forms."""
     size = np.abs(values[np.isfinite(values) & (values != 0)])
     # Half of a float32 is rounded up by less than a 256th.
-    return bool(len(size)) and bool(size.max() > _SINGLE.max / (1 + 2**-8) or size.min() < _SINGLE.tiny)
+    return bool(len(size)) and bool(
+        size.max() > _SINGLE.max / (1 + 2**-8) or size.min() < _SINGLE.tiny
+    )
 
 
 def _half_of_single(values: Floats) -> NDArray[Any]:

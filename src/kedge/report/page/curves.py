@@ -23,9 +23,16 @@ def curves(found: Iterable[Curve], most: int = MOST_POINTS) -> Iterator[dict[str
 def _entry(curve: Curve, most: int) -> dict[str, Any]:
     bins = Bins.of(curve.steps, most=most)
     groups = Grouping.of(bins, curve.steps)
-    made: dict[str, Any] = {"kind": curve.kind, "label": curve.label, "site": curve.site, "points": len(bins)}
+    made: dict[str, Any] = {
+        "kind": curve.kind,
+        "label": curve.label,
+        "site": curve.site,
+        "points": len(bins),
+    }
     made["step"] = packed(bins.last.astype(np.float64), "f8")
-    made["newest"] = [int(curve.steps[-1]), for_json(float(curve.values[-1]))] if len(curve.steps) else None
+    made["newest"] = (
+        [int(curve.steps[-1]), for_json(float(curve.values[-1]))] if len(curve.steps) else None
+    )
     made["broken"] = np.flatnonzero(groups.fold(curve.bad.astype(np.float64), "most") > 0).tolist()
     finite = np.where(np.isfinite(curve.values), curve.values, np.nan)
     for how in ("last",) if bins.single else ("last", "most", "least"):

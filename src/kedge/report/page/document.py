@@ -84,15 +84,21 @@ def condense(
     modules, owners = modules_of(recording), owners_of(recording)
     found = list(curves_of(recording))
     described = {
-        "run": _head(recording) | {"early": early_end(recording, found)} | {"written": written, "pace": pace},
+        "run": _head(recording)
+        | {"early": early_end(recording, found)}
+        | {"written": written, "pace": pace},
         "rules": len(rules),
         "unjudged": [{"code": lack.code, "said": lack_of(lack)} for lack in judgement.unjudged],
         "unseen": list(judgement.unseen),
         "advice": list(advice(judgement)),
         "explained": {rule.code: explain(rule.code, rules) for rule in rules if rule.code in codes},
-        "findings": [_finding(recording, finding) | {"owner": owners.get(finding.site)} for finding in findings],
+        "findings": [
+            _finding(recording, finding) | {"owner": owners.get(finding.site)}
+            for finding in findings
+        ],
         "roots": [
-            {"name": root.name, "prefix": root.prefix, "parameters": root.parameters} for root in recording.roots
+            {"name": root.name, "prefix": root.prefix, "parameters": root.parameters}
+            for root in recording.roots
         ],
         "sites": [
             _site(recording, site) | {"group": group}
@@ -126,7 +132,9 @@ def _site(recording: Recording, site: SiteInfo) -> dict[str, Any]:
     if is_number(recording, site):
         shown["number"] = True
     if site.source:
-        shown["source"] = {key: site.source.get(key) for key in ("file", "line", "function", "text")}
+        shown["source"] = {
+            key: site.source.get(key) for key in ("file", "line", "function", "text")
+        }
     return shown
 
 
@@ -147,10 +155,17 @@ def _head(recording: Recording) -> dict[str, Any]:
         "command": command_of(manifest),
         "watched": manifest.get("sites"),
     }
-    shown |= {"sampled": len(recording.steps), "truncated": recording.truncated, "running": end is None}
+    shown |= {
+        "sampled": len(recording.steps),
+        "truncated": recording.truncated,
+        "running": end is None,
+    }
     shown |= {"last": int(recording.steps[-1]) if len(recording.steps) else None}
     if end is not None:
-        shown |= {key: end.get(key) for key in ("exit", "error", "steps", "seconds", "watching", "slowdown", "levels")}
+        shown |= {
+            key: end.get(key)
+            for key in ("exit", "error", "steps", "seconds", "watching", "slowdown", "levels")
+        }
     saved = saved_event(recording)
     shown["saved"] = {"step": saved.get("step"), "bytes": saved.get("bytes")} if saved else None
     shown["ranks"] = len(recording.ranks)
@@ -163,9 +178,9 @@ def _account(recording: Recording) -> dict[str, Any] | None:
     account = None if event is None else account_of(event)
     if event is None or account is None:
         return None
-    bars = sorted(folded_sums(sums for sums in account.modules if sums.bytes), key=lambda fold: -fold[1].bytes)[
-        :MOST_BARS
-    ]
+    bars = sorted(
+        folded_sums(sums for sums in account.modules if sums.bytes), key=lambda fold: -fold[1].bytes
+    )[:MOST_BARS]
     names = {fold.name: fold.members[0].path for fold, _ in folded_sums(account.holders)}
     totals, modules, lines = sections(account)
     return {

@@ -24,7 +24,12 @@ LEAST_PROFILE = 3
 MANY_STEPS = 12
 
 #: The statistics that show the findings of some rules; others are shown by the scale of their sites.
-SHOWN_BY = {"DEAD-CHANNEL": "zero", "SATURATED": "saturated", "NEAR-OVERFLOW": "absmax", "UNDERFLOW": "q05"}
+SHOWN_BY = {
+    "DEAD-CHANNEL": "zero",
+    "SATURATED": "saturated",
+    "NEAR-OVERFLOW": "absmax",
+    "UNDERFLOW": "q05",
+}
 #: The most names that a list in the evidence is written with.
 MOST_NAMES = 8
 #: The words for figures of the evidence; none for those that the message or the figure tells.
@@ -148,7 +153,12 @@ def figure(recording: Recording, finding: Finding) -> dict[str, Any] | None:
     drawn = list(_series(recording, finding))
     if not drawn:
         return places or given
-    return {"form": "series", "step": finding.step, "series": drawn, "bars": _bars(finding.evidence)}
+    return {
+        "form": "series",
+        "step": finding.step,
+        "series": drawn,
+        "bars": _bars(finding.evidence),
+    }
 
 
 def words(evidence: Mapping[str, Any]) -> list[str]:
@@ -158,7 +168,11 @@ def words(evidence: Mapping[str, Any]) -> list[str]:
 
 def _said(name: str, value: object) -> str:
     if isinstance(value, bool):
-        return STATES[name][value] if name in STATES else f"{name.replace('_', ' ')}: {'yes' if value else 'no'}"
+        return (
+            STATES[name][value]
+            if name in STATES
+            else f"{name.replace('_', ' ')}: {'yes' if value else 'no'}"
+        )
     if name == "births":
         return f"it began at {value} places" if isinstance(value, int) and value > 1 else ""
     if name in ("count", "of") and not isinstance(value, int | float):
@@ -176,13 +190,19 @@ def _written(value: object, *, share: bool = False) -> str:
     if isinstance(value, float):
         return compact(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        plain = len(value) <= MOST_NAMES and all(isinstance(one, str | int | float) for one in value)
+        plain = len(value) <= MOST_NAMES and all(
+            isinstance(one, str | int | float) for one in value
+        )
         return ", ".join(map(_written, value)) if plain else ""
     return value if isinstance(value, str) else ""
 
 
 def _is_profile(value: object) -> TypeGuard[Mapping[str, Any]]:
-    return isinstance(value, Mapping) and len(value) >= LEAST_PROFILE and all(map(_is_number, value.values()))
+    return (
+        isinstance(value, Mapping)
+        and len(value) >= LEAST_PROFILE
+        and all(map(_is_number, value.values()))
+    )
 
 
 def _places(finding: Finding) -> dict[str, Any] | None:
@@ -207,15 +227,27 @@ def _series_of_evidence(evidence: Mapping[str, Any]) -> dict[str, Any] | None:
     if not _is_series(steps):
         return None
     drawn = [
-        {"label": name, "statistic": name, "steps": for_json(steps), "values": for_json(value), "broken": []}
+        {
+            "label": name,
+            "statistic": name,
+            "steps": for_json(steps),
+            "values": for_json(value),
+            "broken": [],
+        }
         for name, value in evidence.items()
         if name != "steps" and _is_series(value) and len(value) == len(steps)
     ]
-    return {"form": "series", "step": None, "series": drawn[:MOST_SERIES], "bars": _bars(evidence)} if drawn else None
+    return (
+        {"form": "series", "step": None, "series": drawn[:MOST_SERIES], "bars": _bars(evidence)}
+        if drawn
+        else None
+    )
 
 
 def _is_series(value: object) -> TypeGuard[Sequence[float | None]]:
-    return isinstance(value, Sequence) and len(value) >= LEAST_PROFILE and all(map(_is_number, value))
+    return (
+        isinstance(value, Sequence) and len(value) >= LEAST_PROFILE and all(map(_is_number, value))
+    )
 
 
 def _is_number(value: object) -> bool:
@@ -229,8 +261,14 @@ def _series(recording: Recording, finding: Finding) -> Iterator[dict[str, Any]]:
         return
     near = finding.evidence.get("near")
     named = [finding.site, *(near if isinstance(near, Mapping) else ())]
-    if finding.code == "GRAD-EXPLODE":  # it is about the norm, and its site is the parameter with most of it
-        named = [site.site for site in recording.of_kind("grad.norm") if site.root == known[finding.site].root] or named
+    if (
+        finding.code == "GRAD-EXPLODE"
+    ):  # it is about the norm, and its site is the parameter with most of it
+        named = [
+            site.site
+            for site in recording.of_kind("grad.norm")
+            if site.root == known[finding.site].root
+        ] or named
     for text in dict.fromkeys(named[:MOST_SERIES]):
         if text in known:
             yield from _around(recording, known[text], finding)
@@ -314,7 +352,11 @@ def _short(values: Floats) -> list[float]:
 def _bars(evidence: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the limits that a series is compared with."""
     names = {"bar": "limit", "threshold": "threshold", "limit": "limit"}
-    return [{"name": shown, "value": evidence[key]} for key, shown in names.items() if _is_finite(evidence.get(key))]
+    return [
+        {"name": shown, "value": evidence[key]}
+        for key, shown in names.items()
+        if _is_finite(evidence.get(key))
+    ]
 
 
 def _is_finite(value: object) -> bool:

@@ -23,12 +23,20 @@ def owners_of(recording: Recording) -> dict[str, str]:
 
 def groups_of(recording: Recording) -> list[int]:
     """Return a number for each site; alike sites of several blocks have the same."""
-    folding = Folding[SiteInfo](lambda site: site.site, lambda site: (site.type, site.shape, site.dtype))
-    numbers = {site.id: number for number, one in enumerate(folding.fold(recording.sites)) for site in one.members}
+    folding = Folding[SiteInfo](
+        lambda site: site.site, lambda site: (site.type, site.shape, site.dtype)
+    )
+    numbers = {
+        site.id: number
+        for number, one in enumerate(folding.fold(recording.sites))
+        for site in one.members
+    }
     return [numbers[site.id] for site in recording.sites]
 
 
-def folds_of(recording: Recording, modules: Modules, findings: Sequence[Finding]) -> list[dict[str, Any]]:
+def folds_of(
+    recording: Recording, modules: Modules, findings: Sequence[Finding]
+) -> list[dict[str, Any]]:
     """Return the blocks that the page's tree folds: the name of each fold, and the paths of its modules.
 
     Blocks fold if everything in them is alike, they have the same findings, and none is far from the others.
@@ -80,9 +88,17 @@ class _Blocks:
         """Return the types, shapes and parameters of a module and of all in it."""
         path = module["path"]
         if path not in self._structures:
-            inside = tuple((one["path"][len(path) :], self.structure(one)) for one in self.held.get(path, ()))
+            inside = tuple(
+                (one["path"][len(path) :], self.structure(one)) for one in self.held.get(path, ())
+            )
             shape = tuple(module["shape"] or ())
-            self._structures[path] = module["type"], shape, module["own"], module.get("trainable"), inside
+            self._structures[path] = (
+                module["type"],
+                shape,
+                module["own"],
+                module.get("trainable"),
+                inside,
+            )
         return self._structures[path]
 
     def state(self, module: Mapping[str, Any]) -> frozenset[str]:

@@ -96,7 +96,9 @@ def sheets_of(recording: Recording, bins: Bins) -> Sheets:
         groups = Grouping.of(bins, rows.step)
         states[site.id, groups.columns] = _states(rows, groups)
         for name, values in _folded(recording, site, rows, groups, bins):
-            if (np.nan_to_num(values) if name == "nan" else ~np.isnan(values)).any():  # of NaN there usually is none
+            if (
+                np.nan_to_num(values) if name == "nan" else ~np.isnan(values)
+            ).any():  # of NaN there usually is none
                 ids, kept = held.setdefault(name, ([], []))
                 ids.append(site.id)
                 kept.append(values)

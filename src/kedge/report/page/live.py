@@ -65,7 +65,9 @@ HEADERS = {
 class News:
     """The newest state of a recording, and a way to wait for a newer one."""
 
-    def __init__(self, follower: Follower, condense: Callable[[Recording], Document], first: Recording) -> None:
+    def __init__(
+        self, follower: Follower, condense: Callable[[Recording], Document], first: Recording
+    ) -> None:
         self._follower = follower
         self._condense = condense
         self._changed = threading.Condition()
@@ -201,7 +203,9 @@ def _live_page(document: Document) -> str:
 @contextmanager
 def running(server: PageServer) -> Iterator[None]:
     """Answer requests in another thread for the length of a block."""
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="kedge serve")
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="kedge serve"
+    )
     thread.start()
     try:
         yield
@@ -227,7 +231,10 @@ class _Handler(BaseHTTPRequestHandler):
         if (token, rest) == ("metrics", ""):
             token, rest = self.headers.get("Authorization", "").removeprefix("Bearer "), "metrics"
         if not hmac.compare_digest(token.encode(), self.server.token.encode()):
-            self._refuse(HTTPStatus.FORBIDDEN, "The address is not complete: copy it from where kedge serve prints it.")
+            self._refuse(
+                HTTPStatus.FORBIDDEN,
+                "The address is not complete: copy it from where kedge serve prints it.",
+            )
         elif rest == "":
             self._page()
         elif rest == "news":
@@ -256,7 +263,9 @@ class _Handler(BaseHTTPRequestHandler):
         return (name if port.isdecimal() else host) in HOSTS
 
     def _page(self) -> None:
-        if not self.path.partition("?")[0].endswith("/"):  # the page's requests are relative to its address
+        if not self.path.partition("?")[0].endswith(
+            "/"
+        ):  # the page's requests are relative to its address
             self.send_response(HTTPStatus.PERMANENT_REDIRECT)
             self.send_header("Location", f"/{self.server.token}/")
             self.end_headers()

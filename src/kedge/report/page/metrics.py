@@ -36,7 +36,9 @@ def metrics_of(document: Document) -> str:
     """Return the newest figures of a run in the text format of Prometheus."""
     run = document.described["run"]
     common = {"run": run["name"], "program": run["command"]}
-    return "".join(line for metric in _metrics(document.described) for line in _lines(metric, common))
+    return "".join(
+        line for metric in _metrics(document.described) for line in _lines(metric, common)
+    )
 
 
 def _metrics(described: Mapping[str, Any]) -> Iterator[Metric]:
@@ -45,13 +47,42 @@ def _metrics(described: Mapping[str, Any]) -> Iterator[Metric]:
     seconds, steps = run.get("seconds"), run.get("steps")
     pace = run["pace"] if state == "running" else steps / seconds if steps and seconds else None
     newest = [curve["newest"] for curve in curves if curve["newest"] is not None]
-    reached = max([run["last"] if run["last"] is not None else -1, *(step for step, _ in newest)]) + 1
-    yield Metric("kedge_run_state", "gauge", "1 for the state of the run, 0 for the others.", _one_of(STATES, state))
-    yield _single("kedge_start_time_seconds", "gauge", "When the run began, in Unix time.", _moment(run["started"]))
-    yield _single("kedge_steps_total", "counter", "Steps of the optimizer that are recorded so far.", steps or reached)
-    yield _single("kedge_measured_steps_total", "counter", "Steps that were measured in full.", run["sampled"])
-    yield _single("kedge_step_seconds", "gauge", "Seconds per step, lately or in the whole run.", pace and 1 / pace)
-    yield _single("kedge_overhead_ratio", "gauge", "Share of the run's time that watching took.", run.get("slowdown"))
+    reached = (
+        max([run["last"] if run["last"] is not None else -1, *(step for step, _ in newest)]) + 1
+    )
+    yield Metric(
+        "kedge_run_state",
+        "gauge",
+        "1 for the state of the run, 0 for the others.",
+        _one_of(STATES, state),
+    )
+    yield _single(
+        "kedge_start_time_seconds",
+        "gauge",
+        "When the run began, in Unix time.",
+        _moment(run["started"]),
+    )
+    yield _single(
+        "kedge_steps_total",
+        "counter",
+        "Steps of the optimizer that are recorded so far.",
+        steps or reached,
+    )
+    yield _single(
+        "kedge_measured_steps_total", "counter", "Steps that were measured in full.", run["sampled"]
+    )
+    yield _single(
+        "kedge_step_seconds",
+        "gauge",
+        "Seconds per step, lately or in the whole run.",
+        pace and 1 / pace,
+    )
+    yield _single(
+        "kedge_overhead_ratio",
+        "gauge",
+        "Share of the run's time that watching took.",
+        run.get("slowdown"),
+    )
     for name, kind, text in (
         ("kedge_loss", "loss", "The newest loss: the tensor that a backward pass began at."),
         ("kedge_gradient_norm", "norm", "The newest norm of all gradients of a model."),
@@ -59,7 +90,12 @@ def _metrics(described: Mapping[str, Any]) -> Iterator[Metric]:
         shown = [curve for curve in curves if curve["kind"] == kind and curve["newest"] is not None]
         samples = [({"site": _site(described, curve)}, curve["newest"][1]) for curve in shown]
         yield Metric(name, "gauge", text, samples)
-    yield Metric("kedge_findings", "gauge", "Findings of the rules so far.", _counted(findings, "severity", SEVERITIES))
+    yield Metric(
+        "kedge_findings",
+        "gauge",
+        "Findings of the rules so far.",
+        _counted(findings, "severity", SEVERITIES),
+    )
     codes = dict.fromkeys((finding["code"], finding["severity"]) for finding in findings)
     yield Metric(
         "kedge_rule_findings",
@@ -74,7 +110,9 @@ def _metrics(described: Mapping[str, Any]) -> Iterator[Metric]:
         ],
     )
     lacking = len(described["unjudged"])
-    yield _single("kedge_unjudged_rules", "gauge", "Rules that had too few samples to judge so far.", lacking)
+    yield _single(
+        "kedge_unjudged_rules", "gauge", "Rules that had too few samples to judge so far.", lacking
+    )
 
 
 def state_of(run: Mapping[str, Any]) -> str:
@@ -84,7 +122,9 @@ def state_of(run: Mapping[str, Any]) -> str:
     return {True: "running", False: "killed", None: "unknown"}[run["written"]]
 
 
-def _single(name: str, kind: Literal["counter", "gauge"], text: str, number: float | None) -> Metric:
+def _single(
+    name: str, kind: Literal["counter", "gauge"], text: str, number: float | None
+) -> Metric:
     return Metric(name, kind, text, [({}, number)])
 
 
@@ -99,7 +139,9 @@ def _counted(findings: Iterable[Mapping[str, Any]], key: str, values: Iterable[s
 
 def _site(described: Mapping[str, Any], curve: Mapping[str, Any]) -> str:
     """Return the site of a curve; its label, if it is the sum over several sites."""
-    return str(curve["label"] if curve["site"] is None else described["sites"][curve["site"]]["site"])
+    return str(
+        curve["label"] if curve["site"] is None else described["sites"][curve["site"]]["site"]
+    )
 
 
 def _moment(started: str | None) -> float | None:
@@ -115,7 +157,9 @@ def _lines(metric: Metric, common: Mapping[str, str]) -> Iterator[str]:
     if known:
         yield f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.type}\n"
     for labels, number in known:
-        named = ",".join(f'{name}="{_escaped(value)}"' for name, value in {**common, **labels}.items())
+        named = ",".join(
+            f'{name}="{_escaped(value)}"' for name, value in {**common, **labels}.items()
+        )
         yield f"{metric.name}{{{named}}} {_number(float(number))}\n"
 
 

@@ -35,7 +35,15 @@ def _registered(entry: Mapping[str, Any], root: int) -> dict[str, Any]:
 
 
 def _empty(path: str, root: int) -> dict[str, Any]:
-    return {"path": path, "root": root, "type": "", "own": None, "shape": None, "sites": [], "saved": None}
+    return {
+        "path": path,
+        "root": root,
+        "type": "",
+        "own": None,
+        "shape": None,
+        "sites": [],
+        "saved": None,
+    }
 
 
 def _place(made: dict[str, dict[str, Any]], site: SiteInfo) -> None:

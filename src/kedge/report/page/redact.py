@@ -36,7 +36,9 @@ def _without_source(recording: Recording) -> Recording:
     return replace(
         recording,
         manifest={**recording.manifest, "command": None, "script": script},
-        roots=tuple(replace(root, modules=tuple(map(_module, root.modules))) for root in recording.roots),
+        roots=tuple(
+            replace(root, modules=tuple(map(_module, root.modules))) for root in recording.roots
+        ),
         sites=tuple(replace(site, source=None) for site in recording.sites),
         events=tuple(map(_event, recording.events)),
     )
@@ -55,10 +57,16 @@ def _module(entry: Entry) -> Entry:
 
 def _event(event: Entry) -> Entry:
     if event.get("kind") == "saved" and "lines" in event:
-        items = [{key: value for key, value in item.items() if key != "line"} for item in event.get("items", ())]
+        items = [
+            {key: value for key, value in item.items() if key != "line"}
+            for item in event.get("items", ())
+        ]
         return {**event, "lines": [], "items": items, "course": _course(event.get("course", {}))}
     if event.get("kind") == "operation":
-        kept = [{key: entry[key] for key in OPERATION if key in entry} for entry in event.get("operations", ())]
+        kept = [
+            {key: entry[key] for key in OPERATION if key in entry}
+            for entry in event.get("operations", ())
+        ]
         return {**event, "operations": kept}
     if event.get("kind") == "producer":
         return {key: value for key, value in event.items() if key not in (*PLACES, "text")}

@@ -94,7 +94,13 @@ def page_of(document: Document, *, live: bool = False, chosen: str = "") -> str:
 
 
 def assembled(
-    body: str, code: str, document: Document, *, live: bool = False, more_style: str = "", chosen: str = ""
+    body: str,
+    code: str,
+    document: Document,
+    *,
+    live: bool = False,
+    more_style: str = "",
+    chosen: str = "",
 ) -> str:
     """Return a page: its head, which all pages share, and its body with its content and script.
 

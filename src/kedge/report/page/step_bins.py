@@ -32,7 +32,9 @@ class Bins:
     starts: Ints
 
     @classmethod
-    def of(cls, steps: Ints, wanted: Iterable[int] = (), regular: Ints | None = None, most: int = MOST) -> Bins:
+    def of(
+        cls, steps: Ints, wanted: Iterable[int] = (), regular: Ints | None = None, most: int = MOST
+    ) -> Bins:
         """Return the columns of some steps.
 
         Args:
@@ -41,7 +43,11 @@ class Bins:
             regular: The steps that columns may begin at; all if None or empty.
             most: The most columns.
         """
-        places = np.arange(len(steps)) if regular is None or not len(regular) else np.searchsorted(steps, regular)
+        places = (
+            np.arange(len(steps))
+            if regular is None or not len(regular)
+            else np.searchsorted(steps, regular)
+        )
         if len(steps) and (not len(places) or places[0] > 0):
             places = np.concatenate([[0], places])
         own = _around(steps, places, wanted)[: most // 2]
@@ -61,7 +67,9 @@ class Bins:
     @cached_property
     def last(self) -> Ints:
         """The last step of each column."""
-        return self.steps[np.append(self.starts[1:], len(self.steps)) - 1] if len(self) else self.steps
+        return (
+            self.steps[np.append(self.starts[1:], len(self.steps)) - 1] if len(self) else self.steps
+        )
 
     @property
     def single(self) -> bool:
@@ -79,7 +87,9 @@ def _around(steps: Ints, places: Ints, wanted: Iterable[int]) -> Ints:
     for step in wanted:
         at, regular = int(np.searchsorted(steps, step)), int(np.searchsorted(steps[places], step))
         close = range(max(at - CLOSE, 0), min(at + CLOSE + 2, len(steps)))
-        near |= dict.fromkeys([*close, *places[max(regular - AROUND, 0) : regular + AROUND + 1].tolist()])
+        near |= dict.fromkeys(
+            [*close, *places[max(regular - AROUND, 0) : regular + AROUND + 1].tolist()]
+        )
         if len(near) >= MOST_AROUND:
             break
     return np.sort(np.array(list(near)[:MOST_AROUND], dtype=np.int64))
@@ -112,7 +122,9 @@ class Grouping:
         """
         folded = np.full(self.width, np.nan)
         if len(self.columns):
-            folded[self.columns] = values if len(self.starts) == len(values) else _FOLDS[how](values, self.starts)
+            folded[self.columns] = (
+                values if len(self.starts) == len(values) else _FOLDS[how](values, self.starts)
+            )
         return folded
 
 

@@ -12,7 +12,13 @@ from kedge.report.head import command_of
 from kedge.report.page.curves import MOST_POINTS, curves
 from kedge.report.page.document import Document
 from kedge.report.page.render import assembled, asset, bundled
-from kedge.report.runs.shared_sites import described, folds_of, shared_sites, sheets_for, single_sites
+from kedge.report.runs.shared_sites import (
+    described,
+    folds_of,
+    shared_sites,
+    sheets_for,
+    single_sites,
+)
 from kedge.report.runs.smoothing import KEPT
 from kedge.report.runs.summary import RunSummary
 from kedge.report.runs.table import RunColumn, RunTable
@@ -33,7 +39,14 @@ SCRIPTS = (
     "theme.js",
     "keys.js",
 )
-OWN = ("run_choices.js", "run_table.js", "run_charts.js", "run_curves.js", "run_sites.js", "runs.js")
+OWN = (
+    "run_choices.js",
+    "run_table.js",
+    "run_charts.js",
+    "run_curves.js",
+    "run_sites.js",
+    "runs.js",
+)
 FRAME, STYLE = "runs.html", "runs.css"
 #: The most points of all curves of one kind together.
 MOST_TOGETHER = 12_000
@@ -48,7 +61,9 @@ def render_runs_page(table: RunTable, pages: Sequence[str | None] = (), chosen: 
         chosen: The filter with which the page opens.
     """
     content = condense_runs(table, pages)
-    return assembled(asset(FRAME, __package__), _script(), content, more_style=_style(), chosen=chosen)
+    return assembled(
+        asset(FRAME, __package__), _script(), content, more_style=_style(), chosen=chosen
+    )
 
 
 @cache
@@ -68,16 +83,26 @@ def condense_runs(table: RunTable, pages: Sequence[str | None] = ()) -> Document
     runs: list[dict[str, Any]] = []
     tables: dict[str, str] = {}
     columns = [*table.options, *table.figures]
-    for place, (run, (sheets, own)) in enumerate(zip(table.runs, sheets_for(table.runs, shared), strict=True)):
+    for place, (run, (sheets, own)) in enumerate(
+        zip(table.runs, sheets_for(table.runs, shared), strict=True)
+    ):
         page = pages[place] if place < len(pages) else None
         runs.append(_run(run, columns, page, points) | sheets)
         tables |= {f"run{place}-{name}": text for name, text in own.items()}
-    equal = {name: value for name, value in table.differing.equal.items() if (name, value) != ("ranks", "1")}
+    equal = {
+        name: value
+        for name, value in table.differing.equal.items()
+        if (name, value) != ("ranks", "1")
+    }
     content = {
         "run": {"name": counted(len(runs), "run")},
         "smoothing": KEPT,
-        "equal": [told_option(name, value) for name, value in equal.items()] if len(runs) > 1 else [],
-        "columns": [{"key": column.key, "title": column.title, "kind": column.kind} for column in columns],
+        "equal": [told_option(name, value) for name, value in equal.items()]
+        if len(runs) > 1
+        else [],
+        "columns": [
+            {"key": column.key, "title": column.title, "kind": column.kind} for column in columns
+        ],
         "runs": runs,
         "left_out": [{"recording": one.recording, "reason": one.reason} for one in table.left_out],
         "sites": described(shared),
@@ -87,7 +112,9 @@ def condense_runs(table: RunTable, pages: Sequence[str | None] = ()) -> Document
     return Document(content, tables)
 
 
-def _run(run: RunSummary, columns: Sequence[RunColumn], page: str | None, points: int) -> dict[str, Any]:
+def _run(
+    run: RunSummary, columns: Sequence[RunColumn], page: str | None, points: int
+) -> dict[str, Any]:
     return {
         "name": run.name,
         "page": page,

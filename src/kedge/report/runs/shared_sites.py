@@ -77,13 +77,17 @@ def described(shared: Sequence[SharedSite]) -> list[Described]:
 def folds_of(shared: Sequence[SharedSite]) -> Iterator[Described]:
     """Yield the lines of the page's list of sites: a name, and the places of its sites; alike blocks share a line."""
     places = {one.site.site: place for place, one in enumerate(shared)}
-    folding = Folding[SharedSite](lambda one: one.site.site, lambda one: (one.site.type, tuple(one.ids)))
+    folding = Folding[SharedSite](
+        lambda one: one.site.site, lambda one: (one.site.type, tuple(one.ids))
+    )
     for kind in dict.fromkeys(one.site.kind for one in shared):
         for fold in folding.shown([one for one in shared if one.site.kind == kind]):
             yield {"name": fold.name, "members": [places[one.site.site] for one in fold.members]}
 
 
-def sheets_for(runs: Sequence[RunSummary], shared: Sequence[SharedSite]) -> Iterator[tuple[Described, dict[str, str]]]:
+def sheets_for(
+    runs: Sequence[RunSummary], shared: Sequence[SharedSite]
+) -> Iterator[tuple[Described, dict[str, str]]]:
     """Yield the sheets of each run, whose rows are the shared sites, and their tables by name."""
     rows = sum(len(one.ids) for one in shared) * len(COMPARED)
     most = min(max(MOST_NUMBERS // max(rows, 1), FEWEST), MOST)
@@ -104,7 +108,14 @@ def _chosen(sheets: Sheets, ids: Sequence[int | None]) -> Sheets:
     places = {number: place for place, number in enumerate(ids) if number is not None}
     states = np.zeros((len(ids), sheets.states.shape[1]), dtype=np.uint8)
     states[list(places.values())] = sheets.states[list(places)]
-    return Sheets(states, {name: _rows_of(sheets.by_name[name], places) for name in COMPARED if name in sheets.by_name})
+    return Sheets(
+        states,
+        {
+            name: _rows_of(sheets.by_name[name], places)
+            for name in COMPARED
+            if name in sheets.by_name
+        },
+    )
 
 
 def _rows_of(sheet: Sheet, places: Mapping[int, int]) -> Sheet:

@@ -78,7 +78,11 @@ class RunSummary:
     @cached_property
     def curves(self) -> tuple[Curve, ...]:
         """Its losses and norms, as far as they have values."""
-        return tuple(curve for curve in (*losses_of(self.recording), *norms_of(self.recording)) if len(curve.steps))
+        return tuple(
+            curve
+            for curve in (*losses_of(self.recording), *norms_of(self.recording))
+            if len(curve.steps)
+        )
 
     @cached_property
     def loss(self) -> SmoothedEnd | None:
@@ -98,20 +102,33 @@ class RunSummary:
         """What it was started with: program, model, options, versions."""
         manifest = self.recording.manifest
         program = visible(str(manifest.get("script") or (manifest.get("command") or [UNNAMED])[0]))
-        found = {"program": program} | dict(self._models()) | options_of(manifest.get("command") or ())
+        found = (
+            {"program": program} | dict(self._models()) | options_of(manifest.get("command") or ())
+        )
         found |= dict(self._training())
-        found |= {said: str(manifest[key]) for key, said in CIRCUMSTANCES.items() if manifest.get(key)}
-        return found | {"ranks": str(max(int(manifest.get("world") or 1), len(self.recording.ranks)))}
+        found |= {
+            said: str(manifest[key]) for key, said in CIRCUMSTANCES.items() if manifest.get(key)
+        }
+        return found | {
+            "ranks": str(max(int(manifest.get("world") or 1), len(self.recording.ranks)))
+        }
 
     def _models(self) -> Iterator[tuple[str, str]]:
         roots = self.recording.roots
         if roots:
-            named = (f"{root.name} {thousands(root.parameters)}" if root.parameters else root.name for root in roots)
+            named = (
+                f"{root.name} {thousands(root.parameters)}" if root.parameters else root.name
+                for root in roots
+            )
             yield "model", visible(", ".join(named))
 
     def _training(self) -> Iterator[tuple[str, str]]:
         types = [str(one.get("type", "an optimizer")) for one in optimizers(self.recording) or ()]
-        rates = [rate for root in range(len(self.recording.roots)) for rate in rates_of(self.recording, root)]
+        rates = [
+            rate
+            for root in range(len(self.recording.roots))
+            for rate in rates_of(self.recording, root)
+        ]
         if types:
             yield "optimizer", visible(", ".join(dict.fromkeys(types)))
         if rates:
@@ -140,7 +157,9 @@ class RunSummary:
         """The number of its steps; without an end, the steps until the last with a value."""
         end = self.recording.end or {}
         seen = [self.recording.steps, *(curve.steps for curve in self.curves)]
-        return int(end.get("steps") or max((int(steps[-1]) + 1 for steps in seen if len(steps)), default=0))
+        return int(
+            end.get("steps") or max((int(steps[-1]) + 1 for steps in seen if len(steps)), default=0)
+        )
 
     @property
     def pace(self) -> float | None:
@@ -157,7 +176,10 @@ class RunSummary:
     @property
     def counts(self) -> dict[str, int]:
         """The number of its findings of each severity."""
-        return {severity: sum(one.severity == severity for one in self.findings) for severity in SEVERITIES}
+        return {
+            severity: sum(one.severity == severity for one in self.findings)
+            for severity in SEVERITIES
+        }
 
     @property
     def ending(self) -> str:
@@ -172,11 +194,15 @@ class RunSummary:
 
 def told_apart(paths: Sequence[str]) -> list[str]:
     """Return a name for each path: its last part without its suffix, and as many before it as tell it from the others."""
-    parts = [[*path.replace("\\", "/").rstrip("/").removesuffix(".kedge").split("/")] for path in paths]
+    parts = [
+        [*path.replace("\\", "/").rstrip("/").removesuffix(".kedge").split("/")] for path in paths
+    ]
     lengths = [1] * len(parts)
     while True:
         names = ["/".join(own[-length:]) for own, length in zip(parts, lengths, strict=True)]
-        longer = [names.count(name) > 1 and lengths[i] < len(parts[i]) for i, name in enumerate(names)]
+        longer = [
+            names.count(name) > 1 and lengths[i] < len(parts[i]) for i, name in enumerate(names)
+        ]
         if not any(longer):
             return names
         lengths = [length + more for length, more in zip(lengths, longer, strict=True)]
@@ -186,4 +212,6 @@ def numbered(paths: Sequence[str]) -> list[str]:
     """Return a name for each path that does not tell its folder: its last part, with a number where several have the same."""
     ends = [told_apart([path])[0] for path in paths]
     before = [ends[:place].count(end) for place, end in enumerate(ends)]
-    return [f"{end} ({count + 1})" if count else end for end, count in zip(ends, before, strict=True)]
+    return [
+        f"{end} ({count + 1})" if count else end for end, count in zip(ends, before, strict=True)
+    ]

@@ -84,7 +84,9 @@ class RunTable:
     @cached_property
     def figures(self) -> list[RunColumn]:
         """The columns of figures that some run has."""
-        return [column for column in FIGURES if any(column.value(run) is not None for run in self.runs)]
+        return [
+            column for column in FIGURES if any(column.value(run) is not None for run in self.runs)
+        ]
 
     def document(self) -> dict[str, Any]:
         """Return the table for programs; numbers that JSON does not have are the strings "nan", "inf" and "-inf"."""
@@ -92,7 +94,9 @@ class RunTable:
             "runs": [_described(run) for run in self.runs],
             "differ": list(self._names()),
             "equal": dict(self.differing.equal),
-            "left_out": [{"recording": one.recording, "reason": one.reason} for one in self.left_out],
+            "left_out": [
+                {"recording": one.recording, "reason": one.reason} for one in self.left_out
+            ],
             "smoothing": KEPT,
         }
 

@@ -26,7 +26,17 @@ LEAST_COURSE, MOST_COURSE = 20, 40
 #: The titles of the losses over the steps, the first that fits.
 COURSE = ("loss over the steps", "loss course", "loss", "")
 #: The columns of figures, the most important first: two before the options that differ, the others if they fit.
-SHOWN = ("loss", "best", "steps", "norm", "seconds_per_step", "saved", "best_step", "seconds", "started")
+SHOWN = (
+    "loss",
+    "best",
+    "steps",
+    "norm",
+    "seconds_per_step",
+    "saved",
+    "best_step",
+    "seconds",
+    "started",
+)
 
 LEGEND = (
     f"loss, best loss, grad norm: an exponential moving average that keeps {KEPT:.0%} at each value. "
@@ -71,7 +81,10 @@ def render_runs(table: RunTable, console: Console) -> None:
     for one in table.left_out:
         print_paragraph(Text(f"left out: {one.recording}: {one.reason}", "yellow"), console)
     if left:
-        print_paragraph(Text(f"{counted(len(left), 'column')} more with --html or --json: {', '.join(left)}"), console)
+        print_paragraph(
+            Text(f"{counted(len(left), 'column')} more with --html or --json: {', '.join(left)}"),
+            console,
+        )
     print_paragraph(Text(LEGEND, "dim"), console)
 
 
@@ -82,9 +95,15 @@ def _course_title(width: int) -> str:
 def heading(table: RunTable) -> Iterator[Text]:
     """Yield the number of runs, and what is equal in all of them."""
     yield Text(counted(len(table.runs), "run"), "bold")
-    equal = {name: value for name, value in table.differing.equal.items() if (name, value) != ("ranks", "1")}
+    equal = {
+        name: value
+        for name, value in table.differing.equal.items()
+        if (name, value) != ("ranks", "1")
+    }
     if equal and len(table.runs) > 1:
-        yield Text("the same in all: " + " · ".join(told_option(*option) for option in equal.items()))
+        yield Text(
+            "the same in all: " + " · ".join(told_option(*option) for option in equal.items())
+        )
 
 
 def told_option(name: str, value: str) -> str:
@@ -107,17 +126,27 @@ def _fitting(table: RunTable, width: int) -> tuple[list[TextColumn], list[str]]:
     typed = [column for column in options if column.title.startswith("-")]
     room = width - LEAST_COURSE
     fitting: list[TextColumn] = []
-    for column in [*own, *figures[:2], *typed, *(one for one in options if one not in typed), *figures[2:]]:
+    for column in [
+        *own,
+        *figures[:2],
+        *typed,
+        *(one for one in options if one not in typed),
+        *figures[2:],
+    ]:
         if column in own or column.width + 1 <= room:
             fitting.append(column)
             room -= column.width + 1
     ordered = [*own, *options, *figures]
-    return [one for one in ordered if one in fitting], [one.title for one in ordered if one not in fitting]
+    return [one for one in ordered if one in fitting], [
+        one.title for one in ordered if one not in fitting
+    ]
 
 
 def _column(column: RunColumn, runs: Sequence[RunSummary]) -> TextColumn:
     title = cut(column.title, MOST_OPTION)
-    return TextColumn(title, [told(column, column.value(run)) for run in runs], column.kind != "option")
+    return TextColumn(
+        title, [told(column, column.value(run)) for run in runs], column.kind != "option"
+    )
 
 
 def told(column: RunColumn, value: Any) -> Text:
@@ -138,7 +167,10 @@ def told_findings(run: RunSummary) -> Text:
     if run.findings:
         worst = run.findings[0]
         more = len({finding.code for finding in run.findings}) - 1
-        said = Text(f"{MARKS[worst.severity]} {worst.code}{f' +{more}' if more else ''}", STYLES[worst.severity])
+        said = Text(
+            f"{MARKS[worst.severity]} {worst.code}{f' +{more}' if more else ''}",
+            STYLES[worst.severity],
+        )
     else:
         said = Text("✓", "green") if run.complete else Text("none so far", "dim")
     return said.append(f" {run.ending}", "yellow") if run.ending else said
@@ -154,7 +186,9 @@ def drawn_together(curves: Sequence[Curve | None], width: int) -> list[Text]:
     if not known:
         return [Text("") for _ in curves]
     steps = max(int(curve.steps[-1]) for curve in known) + 1
-    finite = np.concatenate([curve.values[np.isfinite(curve.values) & ~curve.bad] for curve in known])
+    finite = np.concatenate(
+        [curve.values[np.isfinite(curve.values) & ~curve.bad] for curve in known]
+    )
     low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 1.0)
 
     def drawn(curve: Curve | None) -> Text:

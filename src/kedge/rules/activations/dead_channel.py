@@ -73,7 +73,11 @@ class DeadChannel:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every layer, except for layers that a layer before them starves."""
-        found = [layer for site in trained_sites(recording, "out") if (layer := self._layer(recording, site))]
+        found = [
+            layer
+            for site in trained_sites(recording, "out")
+            if (layer := self._layer(recording, site))
+        ]
         for _, layers in by_root(found, lambda layer: layer.site.root):
             starving = (i + 1 for i, layer in enumerate(layers) if layer.share >= self.starving)
             cut = next(starving, len(layers))
@@ -82,13 +86,26 @@ class DeadChannel:
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of values of the layer with the fewest; layers that are seldom called do not count."""
-        seen = [a for site in trained_sites(recording, "out") if (a := _Activity.of(recording, site)) is not None]
+        seen = [
+            a
+            for site in trained_sites(recording, "out")
+            if (a := _Activity.of(recording, site)) is not None
+        ]
         most = max((len(activity.steps) for activity in seen), default=0)
         usual = [activity for activity in seen if 2 * len(activity.steps) >= most]
         if any(len(activity.steps) < self.min_steps for activity in usual):
-            return Lack(self.code, "measured steps", min(len(activity.steps) for activity in usual), self.min_steps)
+            return Lack(
+                self.code,
+                "measured steps",
+                min(len(activity.steps) for activity in usual),
+                self.min_steps,
+            )
         fewest = min((int(activity.samples.sum()) for activity in usual), default=self.few_samples)
-        return Lack(self.code, "values per channel", fewest, self.few_samples) if fewest < self.few_samples else None
+        return (
+            Lack(self.code, "values per channel", fewest, self.few_samples)
+            if fewest < self.few_samples
+            else None
+        )
 
     def _layer(self, recording: Recording, site: SiteInfo) -> _Layer | None:
         """Return a site with dead channels; None if it is healthy or cannot be judged."""
@@ -121,8 +138,16 @@ class DeadChannel:
     def _finding(self, layer: _Layer, after: list[_Layer]) -> Finding:
         samples, steps = layer.window
         since = layer.silent_since(max(self.min_dead, int(self.warning * len(layer.dead)) + 1))
-        past = f"; they fell silent by step {since}" if layer.once_alive else ", nor at any time before"
-        others = f"; many channels after it are silent too, in {listed([a.site.site for a in after])}" if after else ""
+        past = (
+            f"; they fell silent by step {since}"
+            if layer.once_alive
+            else ", nor at any time before"
+        )
+        others = (
+            f"; many channels after it are silent too, in {listed([a.site.site for a in after])}"
+            if after
+            else ""
+        )
         return Finding(
             code=self.code,
             severity="error" if layer.share > self.error else "warning",

@@ -67,7 +67,10 @@ class InitScale:
             scales = np.array(list(own.values()))
             if len(own) < self.min_weights:
                 continue
-            slope, steadiness = theil_sen(np.arange(len(own), dtype=np.int64), scales), _ranked(scales)
+            slope, steadiness = (
+                theil_sen(np.arange(len(own), dtype=np.int64), scales),
+                _ranked(scales),
+            )
             if abs(slope) * (len(own) - 1) > self.doublings and abs(steadiness) > self.steady:
                 yield self._finding(recording, own, slope, steadiness)
 
@@ -76,9 +79,15 @@ class InitScale:
         groups = by_root(outputs_of_weights(recording), lambda site: site.root)
         early = len(recording.steps) and recording.steps[0] <= self.first
         deep = any(len(sites) >= self.min_weights for _, sites in groups)
-        return None if early or not deep else Lack(self.code, f"measured step among the first {self.first}", 0, 1)
+        return (
+            None
+            if early or not deep
+            else Lack(self.code, f"measured step among the first {self.first}", 0, 1)
+        )
 
-    def _finding(self, recording: Recording, own: dict[SiteInfo, float], slope: float, steadiness: float) -> Finding:
+    def _finding(
+        self, recording: Recording, own: dict[SiteInfo, float], slope: float, steadiness: float
+    ) -> Finding:
         sites, scales = list(own), list(own.values())
         first, last = sites[0], sites[-1]
         model = names_of(recording, [first.root])
@@ -107,7 +116,10 @@ def _profile(recording: Recording, first: int) -> dict[SiteInfo, float]:
     """Return the scale of every module with a weight in the first measured step, as a power of two."""
     if not len(recording.steps) or recording.steps[0] > first:
         return {}
-    found = {site: float(log2(recording.series(site, "rms"))[0]) for site in outputs_of_weights(recording)}
+    found = {
+        site: float(log2(recording.series(site, "rms"))[0])
+        for site in outputs_of_weights(recording)
+    }
     return {site: scale for site, scale in found.items() if np.isfinite(scale)}
 
 

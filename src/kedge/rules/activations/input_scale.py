@@ -77,8 +77,12 @@ class InputScale:
             if entry.samples < self.min_samples:
                 continue
             if all(0 < size < self.small for size in sizes):
-                yield self._finding(recording, entry, sizes[0], ["so small has no effect beside its biases"])
-            elif all(size > self.scale for size in sizes) and (shown := self._shown(recording, entry)):
+                yield self._finding(
+                    recording, entry, sizes[0], ["so small has no effect beside its biases"]
+                )
+            elif all(size > self.scale for size in sizes) and (
+                shown := self._shown(recording, entry)
+            ):
                 yield self._finding(recording, entry, sizes[0], shown)
 
     def lacking(self, recording: Recording) -> Lack | None:
@@ -91,10 +95,14 @@ class InputScale:
         returned, contrast = _usual(recording, entry.outputs), _contrast(recording, entry)
         shown = [f"it returns {returned:.3g}"] if returned > self.output else []
         return shown + (
-            [f"its relative gradient is {contrast:.2g} times the others'"] if contrast > self.gradient else []
+            [f"its relative gradient is {contrast:.2g} times the others'"]
+            if contrast > self.gradient
+            else []
         )
 
-    def _finding(self, recording: Recording, entry: _FirstWeight, scale: float, shown: list[str]) -> Finding:
+    def _finding(
+        self, recording: Recording, entry: _FirstWeight, scale: float, shown: list[str]
+    ) -> Finding:
         site = entry.inputs[0]
         return Finding(
             code=self.code,
@@ -147,7 +155,9 @@ def _entries(recording: Recording) -> Iterator[_FirstWeight]:
         samples = int(np.isfinite(rms(recording, inputs[:1])).sum())
         outputs = [recording.sites[site] for site in module.outs]
         heads = _floats(recording, wiring.modules.get(root_path(recording, root)))
-        yield _FirstWeight(first, own[1:], inputs, outputs, [s for s in heads if s.root == root], samples)
+        yield _FirstWeight(
+            first, own[1:], inputs, outputs, [s for s in heads if s.root == root], samples
+        )
 
 
 def _floats(recording: Recording, module: ModuleSites | None) -> list[SiteInfo]:
@@ -157,17 +167,23 @@ def _floats(recording: Recording, module: ModuleSites | None) -> list[SiteInfo]:
 
 def _usual(recording: Recording, sites: list[SiteInfo]) -> float:
     """Return the median size of the largest of some values; NaN if none was measured."""
-    return float(np.fmax.reduce([finite_median(row) for row in rms(recording, sites)], initial=np.nan))
+    return float(
+        np.fmax.reduce([finite_median(row) for row in rms(recording, sites)], initial=np.nan)
+    )
 
 
 def _first(recording: Recording, sites: list[SiteInfo]) -> float:
     """Return the size of the largest of some values when they were measured first; NaN if none was."""
-    return float(np.fmax.reduce([first_finite(row) for row in rms(recording, sites)], initial=np.nan))
+    return float(
+        np.fmax.reduce([first_finite(row) for row in rms(recording, sites)], initial=np.nan)
+    )
 
 
 def _contrast(recording: Recording, entry: _FirstWeight) -> float:
     """Return the first weight's relative gradient in units of the others'; NaN if either is unknown."""
-    own, *others = (_relative_gradient(recording, weight) for weight in (entry.weight, *entry.others))
+    own, *others = (
+        _relative_gradient(recording, weight) for weight in (entry.weight, *entry.others)
+    )
     known = [value for value in others if np.isfinite(value) and value > 0]
     return own / float(np.median(known)) if known else float("nan")
 

@@ -19,7 +19,16 @@ from kedge.store.rows import Bools, Floats, Ints
 
 #: Activations that are flat on purpose for a good part of their inputs: below zero, or for every class but one.
 FLAT_BY_DESIGN = frozenset(
-    {"ReLU6", "Hardswish", "Softmax", "Softmax2d", "LogSoftmax", "Softmin", "Softshrink", "Hardshrink"}
+    {
+        "ReLU6",
+        "Hardswish",
+        "Softmax",
+        "Softmax2d",
+        "LogSoftmax",
+        "Softmin",
+        "Softshrink",
+        "Hardshrink",
+    }
 )
 
 
@@ -69,8 +78,14 @@ class Saturated:
         shown = _shown(recording)
         for site in (site for site in trained_sites(recording, "out") if shown[site.id]):
             steps, course = _course(recording, site)
-            usual = float(np.median(course[-self.window :])) if len(course) >= self.min_samples else 0.0
-            if usual > self.share and site.type not in FLAT_BY_DESIGN and not _is_last(wiring, site):
+            usual = (
+                float(np.median(course[-self.window :])) if len(course) >= self.min_samples else 0.0
+            )
+            if (
+                usual > self.share
+                and site.type not in FLAT_BY_DESIGN
+                and not _is_last(wiring, site)
+            ):
                 found.setdefault(site.root, []).append((site, usual, steps, course))
         for sites in found.values():
             yield self._finding(sites)
@@ -89,7 +104,11 @@ class Saturated:
         site, usual, steps, course = sites[0]
         last, rate = course[-self.window :], "" if course[0] > self.share else " or learning rate"
         step = int(steps[course > self.share][0])
-        others = f"; also saturated: {counted(len(sites) - 1, 'more activation')}" if len(sites) > 1 else ""
+        others = (
+            f"; also saturated: {counted(len(sites) - 1, 'more activation')}"
+            if len(sites) > 1
+            else ""
+        )
         return Finding(
             code=self.code,
             severity=self.severity,

@@ -65,14 +65,22 @@ class ScaleDrift:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root: the module that drifts fastest."""
-        drifts = [drift for site in outputs_of_weights(recording) if (drift := self._drift(recording, site))]
+        drifts = [
+            drift
+            for site in outputs_of_weights(recording)
+            if (drift := self._drift(recording, site))
+        ]
         for _, own in by_root(drifts, lambda drift: drift.site.root):
             yield self._finding(sorted(own, key=lambda drift: -abs(drift.slope)))
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured outputs for both halves of the run."""
         sites = outputs_of_weights(recording)
-        return too_few(self.code, measured(recording, sites), 2 * self.min_samples - 1) if sites else None
+        return (
+            too_few(self.code, measured(recording, sites), 2 * self.min_samples - 1)
+            if sites
+            else None
+        )
 
     def _drift(self, recording: Recording, site: SiteInfo) -> _Drift | None:
         steps, scales = recording.steps, log2(recording.series(site, "rms"))
@@ -80,7 +88,9 @@ class ScaleDrift:
         steps, scales = steps[known], scales[known]
         if len(steps) < 2 * self.min_samples - 1:
             return None
-        start = min(int(np.searchsorted(steps, (steps[0] + steps[-1]) / 2)), len(steps) - self.min_samples)
+        start = min(
+            int(np.searchsorted(steps, (steps[0] + steps[-1]) / 2)), len(steps) - self.min_samples
+        )
         steps, scales = steps[start:], scales[start:]
         thinned = slice(None, None, -(-len(steps) // _POINTS))
         steps, scales = steps[thinned], scales[thinned]

@@ -76,7 +76,9 @@ class Underflow:
         rows = recording.all_rows
         drawn = rows.count(rows.rows.held("exponents").lengths > 0)
         done = steps_with_little_loss(recording, self.settled)
-        for site in (site for site in self._judged(recording) if drawn[site.id] >= self.min_samples):
+        for site in (
+            site for site in self._judged(recording) if drawn[site.id] >= self.min_samples
+        ):
             lost = self._lost(recording, site, FORMATS[site.dtype], done)
             if lost is not None:
                 groups.setdefault((site.root, site.dtype), []).append((site, lost))
@@ -89,7 +91,11 @@ class Underflow:
         histograms = rows.rows.held("exponents").lengths > 0
         drawn = rows.count(histograms | (rows.rows.level == FULL) & (rows.rows.sumsq == 0))
         known = [int(drawn[site.id]) for site in self._judged(recording) if rows.lengths[site.id]]
-        return too_few(self.code, max(known), self.min_samples, "steps with histograms of gradients") if known else None
+        return (
+            too_few(self.code, max(known), self.min_samples, "steps with histograms of gradients")
+            if known
+            else None
+        )
 
     def _judged(self, recording: Recording) -> Iterator[SiteInfo]:
         """Yield the gradients in formats whose smallest numbers the histograms reach; those of float64 lie beyond."""
@@ -98,11 +104,15 @@ class Underflow:
             if form is not None and form.lowest_power >= SMALLEST_NORMAL:
                 yield site
 
-    def _lost(self, recording: Recording, site: SiteInfo, form: NumberFormat, done: Ints) -> float | None:
+    def _lost(
+        self, recording: Recording, site: SiteInfo, form: NumberFormat, done: Ints
+    ) -> float | None:
         """Return the median share of elements below the smallest normal number; None with too few histograms."""
         rows = recording.rows(site)
         # A gradient of zeros has no histogram, so several windows of steps are searched for one.
-        _, counts = recording.exponents(site, np.setdiff1d(rows.step[rows.clean], done)[-_SEARCHED * self.window :])
+        _, counts = recording.exponents(
+            site, np.setdiff1d(rows.step[rows.clean], done)[-_SEARCHED * self.window :]
+        )
         counts = counts[-self.window :]
         if len(counts) < self.min_samples:
             return None
@@ -111,7 +121,9 @@ class Underflow:
     def _judge(
         self, recording: Recording, root: int, dtype: str, sites: list[tuple[SiteInfo, float]]
     ) -> Iterator[Finding]:
-        lossy = sorted((entry for entry in sites if entry[1] > self.share), key=lambda entry: -entry[1])
+        lossy = sorted(
+            (entry for entry in sites if entry[1] > self.share), key=lambda entry: -entry[1]
+        )
         if len(lossy) < max(2, self.spread * len(sites)):
             return
         worst, lost = lossy[0]

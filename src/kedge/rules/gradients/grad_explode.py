@@ -83,7 +83,11 @@ class GradExplode:
         """Yield at most one finding for every root."""
         for root, _ in by_root(trained_sites(recording, "param.grad"), lambda site: site.root):
             arrived, taken = _Norms.of(recording, root), _Norms.of_every_step(recording, root)
-            for norms, find in ((arrived, self._outgrown), (taken, self._outgrown), (arrived, self._runaway)):
+            for norms, find in (
+                (arrived, self._outgrown),
+                (taken, self._outgrown),
+                (arrived, self._runaway),
+            ):
                 found = find(norms)
                 if found is not None:
                     yield self._finding(norms, *found, arrived.parts(int(norms.steps[found[0]])))
@@ -91,8 +95,13 @@ class GradExplode:
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of norms for a past to compare with."""
-        roots = [root for root, _ in by_root(trained_sites(recording, "param.grad"), lambda site: site.root)]
-        norms = [(_Norms.of(recording, root), _Norms.of_every_step(recording, root)) for root in roots]
+        roots = [
+            root
+            for root, _ in by_root(trained_sites(recording, "param.grad"), lambda site: site.root)
+        ]
+        norms = [
+            (_Norms.of(recording, root), _Norms.of_every_step(recording, root)) for root in roots
+        ]
         known = [max(len(arrived.steps), len(taken.steps)) for arrived, taken in norms]
         # Three quarters of a short run are its past, and the last samples have to stay above the bar.
         need = -(-4 * self.min_history // 3) + self.sustained
@@ -130,11 +139,21 @@ class GradExplode:
             return None
         falls = np.flatnonzero(~(np.diff(total) > 0))
         start = int(falls[-1]) + 2 if len(falls) else 1
-        bar = self.factor**2 * float(np.median(total[:start])) if np.isfinite(total[:start]).all() else np.inf
+        bar = (
+            self.factor**2 * float(np.median(total[:start]))
+            if np.isfinite(total[:start]).all()
+            else np.inf
+        )
         above = np.flatnonzero(total[start:] > bar)
-        return (start + int(above[0]), bar) if len(total) - start >= self.rising and len(above) else None
+        return (
+            (start + int(above[0]), bar)
+            if len(total) - start >= self.rising and len(above)
+            else None
+        )
 
-    def _finding(self, norms: _Norms, at: int, bar: float, parts: dict[str, float | None]) -> Finding:
+    def _finding(
+        self, norms: _Norms, at: int, bar: float, parts: dict[str, float | None]
+    ) -> Finding:
         step, norm, harm = int(norms.steps[at]), norms.total[at], norms.harm(at)
         rest = norms.total[at:]
         largest = float(rest[np.isfinite(rest)].max())
@@ -155,7 +174,9 @@ class GradExplode:
                 "ends_badly": norms.ends_badly,
                 "shares": parts,
             },
-            confidence=0.9 if (norms.steps < step - self._lag(norms)).sum() >= self.min_history else 0.7,
+            confidence=0.9
+            if (norms.steps < step - self._lag(norms)).sum() >= self.min_history
+            else 0.7,
             remedy="Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), "
             "and look at the batch of this step and at the parameter with the largest share.",
         )
@@ -176,7 +197,10 @@ class _Norms:
     @classmethod
     def of(cls, recording: Recording, root: int) -> _Norms:
         """Return the norms of a root from the gradients that are recorded in nearly all steps."""
-        sites, every = [site for site in recording.of_kind("param.grad") if site.root == root], recording.all_rows
+        sites, every = (
+            [site for site in recording.of_kind("param.grad") if site.root == root],
+            recording.all_rows,
+        )
         line = np.full(len(recording.sites), -1)
         line[[site.id for site in sites]] = np.arange(len(sites))
         own = np.flatnonzero(line[every.site] >= 0)
@@ -197,7 +221,11 @@ class _Norms:
         if not sites:
             return cls(recording, [], np.zeros(0, dtype=np.int64), np.zeros((0, 0)), taken=True)
         rows = recording.rows(sites[0])
-        usual = np.asarray(rows.count == np.median(rows.count)) if len(rows) else np.zeros(0, dtype=bool)
+        usual = (
+            np.asarray(rows.count == np.median(rows.count))
+            if len(rows)
+            else np.zeros(0, dtype=bool)
+        )
         return cls(recording, sites, rows.step[usual], rows.sumsq[None, usual], taken=True)
 
     @cached_property

@@ -83,7 +83,10 @@ class GradVanish:
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured gradients; a model with few weights has no depth to judge."""
-        samples = [int(np.isfinite(depth.relative).any(axis=0).sum()) for _, depth in self._depths(recording)]
+        samples = [
+            int(np.isfinite(depth.relative).any(axis=0).sum())
+            for _, depth in self._depths(recording)
+        ]
         return too_few(self.code, min(samples), self.min_samples) if samples else None
 
     def _depths(self, recording: Recording) -> Iterator[tuple[int, _Depth]]:
@@ -111,7 +114,11 @@ class GradVanish:
     def _finding(self, recording: Recording, root: int, depth: _Depth) -> Finding:
         contrast = depth.contrast(depth.relative)
         samples = int(np.isfinite(contrast).sum())
-        ratio, first, last = float(np.nanmedian(contrast)), depth.weights[0], depth.weights[depth.shallow.stop - 1]
+        ratio, first, last = (
+            float(np.nanmedian(contrast)),
+            depth.weights[0],
+            depth.weights[depth.shallow.stop - 1],
+        )
         step = int(depth.steps[np.flatnonzero(contrast < self.ratio)[0]])
         return Finding(
             code=self.code,
@@ -122,7 +129,9 @@ class GradVanish:
             f"{last.param.path}) hardly learns: its gradient relative to the weights is {ratio:.1e} times that of the last "
             f"third (median of {samples} measured steps, from step {step} on).",
             evidence=depth.evidence() | {"ratio": plain(ratio), "samples": samples},
-            confidence=0.9 if np.isfinite(depth.updates).any() and np.isfinite(depth.arriving).any() else 0.7,
+            confidence=0.9
+            if np.isfinite(depth.updates).any() and np.isfinite(depth.arriving).any()
+            else 0.7,
             remedy="Replace sigmoid and tanh, if there are any, by ReLU or GELU, and initialise the weights to fit the "
             "activation (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh). If that is not enough, add "
             "normalisation, such as BatchNorm or LayerNorm, or residual connections.",
@@ -151,7 +160,9 @@ class _Depth:
         group = [group[i] for i in alive]
         arriving = rms(recording, [w.arriving for w in group])
         updates = share(rms(recording, [w.update for w in group])[:, seen], size[alive][:, seen])
-        return cls(group, recording.steps[seen], relative[alive][:, seen], arriving[:, seen], updates)
+        return cls(
+            group, recording.steps[seen], relative[alive][:, seen], arriving[:, seen], updates
+        )
 
     @property
     def shallow(self) -> slice:
@@ -173,6 +184,7 @@ class _Depth:
             "shallow_update_ratio": plain(finite_median(self.updates[self.shallow])),
             "deep_update_ratio": plain(finite_median(self.updates[self.deep])),
             "profile": {
-                w.param.path: plain(finite_median(row)) for w, row in zip(self.weights, self.relative, strict=True)
+                w.param.path: plain(finite_median(row))
+                for w, row in zip(self.weights, self.relative, strict=True)
             },
         }

@@ -93,7 +93,11 @@ class GradZero:
         order = sorted(judged, key=lambda site: modules[site.owner].position)
         still = [site for site in order if site in zero]
         last = still[-1]
-        later = [site for site in order[order.index(last) + 1 :] if modules[site.owner] is not modules[last.owner]]
+        later = [
+            site
+            for site in order[order.index(last) + 1 :]
+            if modules[site.owner] is not modules[last.owner]
+        ]
         next_one = later[0] if later else None
         names = ", ".join(site.path for site in still[-NAMED:])
         step = max(judged[site].since for site in still)
@@ -135,9 +139,7 @@ def _sources_of_zeros(recording: Recording, still: list[SiteInfo], later: list[S
     says = ""
     if zero:
         verb = "is" if len(zero) == 1 else "are"
-        says = (
-            f"{listed(zero, NAMED)} {verb} zero in every measured step: a product with it is zero, so initialise it. "
-        )
+        says = f"{listed(zero, NAMED)} {verb} zero in every measured step: a product with it is zero, so initialise it. "
     states = [site.path for site in still if site.path.rpartition(".")[2].startswith("weight_hh")]
     if states:
         says += (
@@ -156,10 +158,14 @@ _REMEDY = (
 
 def _is_shift(site: SiteInfo, driven: Iterable[SiteInfo]) -> bool:
     """Whether a site is that of a bias beside another parameter of its module that gets a gradient."""
-    return site.path.rpartition(".")[2] == "bias" and any(other.owner == site.owner for other in driven)
+    return site.path.rpartition(".")[2] == "bias" and any(
+        other.owner == site.owner for other in driven
+    )
 
 
-def _zeros_of(recording: Recording, sites: Sequence[SiteInfo], without: Ints | None = None) -> dict[SiteInfo, _Zeros]:
+def _zeros_of(
+    recording: Recording, sites: Sequence[SiteInfo], without: Ints | None = None
+) -> dict[SiteInfo, _Zeros]:
     """Return the course of each gradient over the measured steps in which it was finite, except some steps."""
     rows = recording.all_rows.rows
     known = (rows.level == FULL) & rows.clean & (rows.count > 0)
@@ -193,7 +199,11 @@ class _Zeros:
 
 
 def _gradients(number: int) -> str:
-    return "The gradient of one parameter was" if number == 1 else f"The gradients of {number} parameters were"
+    return (
+        "The gradient of one parameter was"
+        if number == 1
+        else f"The gradients of {number} parameters were"
+    )
 
 
 def _rest(number: int) -> str:

@@ -58,7 +58,9 @@ class GradsKept:
             own = [event for event in events if int(event.get("optimizer", 0)) == optimizer]
             run = self._longest(recording, [int(event["step"]) for event in own])
             if len(run) >= self.in_a_row:
-                yield self._finding(recording, optimizer, [event for event in own if event["step"] in run])
+                yield self._finding(
+                    recording, optimizer, [event for event in own if event["step"] in run]
+                )
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured gradients; without gradients there is nothing to judge."""
@@ -67,14 +69,20 @@ class GradsKept:
         return too_few(self.code, measured(recording, grads), self.in_a_row + 1) if grads else None
 
     def _counts(self, event: Entry) -> bool:
-        return int(event.get("checked", 0)) > 0 and int(event["kept"]) >= self.share * int(event["checked"])
+        return int(event.get("checked", 0)) > 0 and int(event["kept"]) >= self.share * int(
+            event["checked"]
+        )
 
     def _longest(self, recording: Recording, steps: list[int]) -> list[int]:
         """Return the longest run of steps with no measured step between them."""
         longest: list[int] = []
         current: list[int] = []
         for step in sorted(set(steps)):
-            between = (recording.steps > current[-1]) & (recording.steps < step) if current else np.zeros(0, dtype=bool)
+            between = (
+                (recording.steps > current[-1]) & (recording.steps < step)
+                if current
+                else np.zeros(0, dtype=bool)
+            )
             current = [step] if between.any() else [*current, step]
             longest = max(longest, current, key=len)
         return longest
@@ -83,7 +91,12 @@ class GradsKept:
         first, kept = events[0], max(int(event["kept"]) for event in events)
         entry = next((e for e in optimizers(recording) or () if e.get("index") == optimizer), {})
         site = next(
-            (s for s in trained_sites(recording, "param.grad") if s.root in entry.get("roots", (s.root,))), None
+            (
+                s
+                for s in trained_sites(recording, "param.grad")
+                if s.root in entry.get("roots", (s.root,))
+            ),
+            None,
         )
         model = names_of(recording, entry.get("roots", ()) or ([site.root] if site else []))
         shares = [int(event["kept"]) / int(event["checked"]) for event in events]

@@ -100,7 +100,9 @@ class BadSteps:
             recording.sites[site].root
             for site in bad_step.nonfinite(s.id for s in recording.sites if s.kind in _JUDGED)
         }
-        last = [self.last_sound[root] for root in hurt & set(self.last_sound)] or list(self.last_sound.values())
+        last = [self.last_sound[root] for root in hurt & set(self.last_sound)] or list(
+            self.last_sound.values()
+        )
         return min(last, default=-1) >= bad_step.step
 
 
@@ -203,7 +205,10 @@ def _judge(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return for each root and step whether it was hurt, and whether that is known; see Note [Recovered]."""
     roots = max((site.root for site in recording.sites), default=0) + 1
-    wrong, known = np.zeros((roots, len(steps)), dtype=bool), np.zeros((roots, len(steps)), dtype=bool)
+    wrong, known = (
+        np.zeros((roots, len(steps)), dtype=bool),
+        np.zeros((roots, len(steps)), dtype=bool),
+    )
     total = np.zeros((roots, len(steps)), dtype=np.int8)
     for site in recording.of_kind(TOTAL):
         total[site.root] = table[site.id]
@@ -211,7 +216,10 @@ def _judge(
         known[root] |= (states == FINITE).any(axis=0)
         wrong[root] |= (states > FINITE).any(axis=0)
     has_total = total != ABSENT
-    known, wrong = np.where(has_total, total == FINITE, known), np.where(has_total, total > FINITE, wrong)
+    known, wrong = (
+        np.where(has_total, total == FINITE, known),
+        np.where(has_total, total > FINITE, wrong),
+    )
     trained = (known & ~wrong).any(axis=0)
     for root, states in _by_root(recording, "update", table):
         wrong[root] |= (states > FINITE).any(axis=0)
@@ -237,7 +245,9 @@ def _only_below(rows: Rows, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.isin(steps, rows.step[below])
 
 
-def _last_sound(recording: Recording, steps: NDArray[np.int64], wrong: NDArray[np.bool_]) -> dict[int, int]:
+def _last_sound(
+    recording: Recording, steps: NDArray[np.int64], wrong: NDArray[np.bool_]
+) -> dict[int, int]:
     """Return the last sound step of each root with recorded gradients or outputs.
 
     If any root has gradients, roots without are left out: a finite loss shows nothing.
@@ -249,7 +259,9 @@ def _last_sound(recording: Recording, steps: NDArray[np.int64], wrong: NDArray[n
         own = np.zeros(len(recording.sites), dtype=bool)
         own[[site.id for site in sites]] = True
         clean = np.unique(every.rows.step[own[every.site] & every.rows.clean])
-        good[root] = int(np.setdiff1d(clean, steps[wrong[root]], assume_unique=True).max(initial=-1))
+        good[root] = int(
+            np.setdiff1d(clean, steps[wrong[root]], assume_unique=True).max(initial=-1)
+        )
     return good
 
 
@@ -265,7 +277,9 @@ def _bad_steps(
     unusable = recording.all_rows.any(~usable(recording.all_rows.rows))
     suspects = [site for site in recording.of_kind("param") if unusable[site.id]]
     full = set(recording.steps.tolist())
-    in_backward = {int(event["step"]) for event in recording.events if event.get("kind") == "bad-backward"}
+    in_backward = {
+        int(event["step"]) for event in recording.events if event.get("kind") == "bad-backward"
+    }
     every = recorded_steps(recording)
     usable_steps = np.union1d(np.setdiff1d(every, steps), steps[sound])
     for column, length in zip(kept.tolist(), lengths.tolist(), strict=True):

@@ -47,7 +47,9 @@ _INFINITE_SLOPE = (
 )
 
 
-def with_kept_calls(recording: Recording, bad_steps: BadSteps, findings: Sequence[Finding]) -> list[Finding]:
+def with_kept_calls(
+    recording: Recording, bad_steps: BadSteps, findings: Sequence[Finding]
+) -> list[Finding]:
     """Return the findings of the rows, with those of kept calls added or in their place; see Note [Kept calls].
 
     Args:
@@ -62,7 +64,9 @@ def with_kept_calls(recording: Recording, bad_steps: BadSteps, findings: Sequenc
             break  # calls that other ranks kept in this step or later are consequences of that one
         call = KeptCall(recording, wire(recording), event, bad_steps)
         near = [i for i, finding in enumerate(found) if call.explains(finding)]
-        exact = [i for i in near if found[i].step == call.step and found[i].evidence.get("how") in _EXACT]
+        exact = [
+            i for i in near if found[i].step == call.step and found[i].evidence.get("how") in _EXACT
+        ]
         words = KeptCallWording(call)
         for i in (i for i in exact if "dump" not in found[i].evidence):
             found[i] = words.added_to(found[i])
@@ -127,7 +131,10 @@ class KeptCall:
     def recovered(self) -> bool:
         """Whether the run went on: the value never reached the optimizer, or all was well after it."""
         root = self.module.root if self.module is not None else 0
-        return not self.event.get("reached", True) or self.bad_steps.last_sound.get(root, -1) >= self.step
+        return (
+            not self.event.get("reached", True)
+            or self.bad_steps.last_sound.get(root, -1) >= self.step
+        )
 
     def explains(self, finding: Finding) -> bool:
         """Whether a finding about this step or a later one is a consequence of this call."""
@@ -140,7 +147,11 @@ class KeptCall:
     def operations(self) -> tuple[Entry, ...]:
         """Return the operations that made the value when the call ran again, in their order."""
         folder = self.event["folder"]
-        runs = (e for e in self.recording.events if e.get("kind") == "operation" and e.get("folder") == folder)
+        runs = (
+            e
+            for e in self.recording.events
+            if e.get("kind") == "operation" and e.get("folder") == folder
+        )
         return tuple(next((e.get("operations", ()) for e in runs), ()))
 
     def site(self) -> str:
@@ -163,7 +174,9 @@ class KeptCall:
         if site is None:
             return {}
         near = self.module.ins if self.module is not None else ()
-        return lead_up(self.recording, self.wiring, self.step, Birth("module", site, self.module, near))
+        return lead_up(
+            self.recording, self.wiring, self.step, Birth("module", site, self.module, near)
+        )
 
 
 @dataclass(frozen=True)
@@ -196,7 +209,11 @@ class KeptCallWording:
             shown: The first finding that is a consequence of it.
         """
         call, site = self.call, self.call.site()
-        shows = f" {shown.site} shows it at step {shown.step}." if shown is not None and shown.step != call.step else ""
+        shows = (
+            f" {shown.site} shows it at step {shown.step}."
+            if shown is not None and shown.step != call.step
+            else ""
+        )
         run_on = " The run went on." if call.recovered else ""
         return Finding(
             code="NAN-BORN",
@@ -230,7 +247,9 @@ class KeptCallWording:
             rows="the recorded statistics of this step do not show the place"
             if known
             else "nothing else was recorded in this step",
-            how=_HOWS["backward" if call.in_backward else where if where in _HOWS else "out"].format(name=call.name),
+            how=_HOWS[
+                "backward" if call.in_backward else where if where in _HOWS else "out"
+            ].format(name=call.name),
         )
 
     def _line(self) -> str:
@@ -247,7 +266,10 @@ class KeptCallWording:
     def _evidence(self) -> dict[str, Any]:
         made = self.call.operations()
         kept = {name: self.call.event[name] for name in ("step", "site", "folder")}
-        return {"dump": kept, **({"operation": dict(made[0]), "operations": [dict(e) for e in made]} if made else {})}
+        return {
+            "dump": kept,
+            **({"operation": dict(made[0]), "operations": [dict(e) for e in made]} if made else {}),
+        }
 
     def _rerun(self) -> str:
         script = self.call.recording.path / str(self.call.event["folder"]) / "replay.py"
@@ -260,13 +282,19 @@ class KeptCallWording:
         if call.in_backward:
             return _INFINITE_SLOPE.format(name=call.name)
         own = module is not None and call.text == f"{call.path}:out"
-        dtype = call.recording.sites[module.outs[0]].dtype if module is not None and module.outs else ""
-        return OperationAdvice(call.name, module.type if module is not None and own else "", None, dtype, 0.0).advice()
+        dtype = (
+            call.recording.sites[module.outs[0]].dtype if module is not None and module.outs else ""
+        )
+        return OperationAdvice(
+            call.name, module.type if module is not None and own else "", None, dtype, 0.0
+        ).advice()
 
     def _known_remedy(self) -> str:
         """Return the remedy of the operation that made the value first; empty if that is not known."""
         made = self.call.operations()
-        return domain_remedy(str(made[0].get("name")), backward=self.call.in_backward) if made else ""
+        return (
+            domain_remedy(str(made[0].get("name")), backward=self.call.in_backward) if made else ""
+        )
 
     def _value(self) -> str:
         return _VALUES.get(str(self.call.event.get("value")), "non-finite values")

@@ -9,7 +9,16 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.nonfinite.at_the_end import with_end
-from kedge.rules.nonfinite.bad_steps import NAN, TOTAL, BadStep, BadSteps, excuse, find_bad_steps, infer_states, judged
+from kedge.rules.nonfinite.bad_steps import (
+    NAN,
+    TOTAL,
+    BadStep,
+    BadSteps,
+    excuse,
+    find_bad_steps,
+    infer_states,
+    judged,
+)
 from kedge.rules.nonfinite.from_repro import with_kept_calls
 from kedge.rules.nonfinite.producer import with_producer
 from kedge.rules.nonfinite.search.births import (
@@ -123,7 +132,10 @@ class NanBorn:
         if bad_steps.steps:
             for case in _cases(recording, wire(recording), bad_steps):
                 cases.setdefault(case.kind, []).append(case)
-        found = [_finding(recording, same, len(cases)) for same in list(cases.values())[: self.max_findings]]
+        found = [
+            _finding(recording, same, len(cases))
+            for same in list(cases.values())[: self.max_findings]
+        ]
         found = with_kept_calls(recording, bad_steps, found)
         found = with_producer(recording, bad_steps, found)
         return with_end(recording, found)
@@ -174,7 +186,9 @@ class _Case:
 
 def _cases(recording: Recording, wiring: Wiring, bad_steps: BadSteps) -> Iterator[_Case]:
     def known(start: int) -> Iterator[BadStep]:
-        return (infer_states(excuse(raw, bad_steps.habitual), wiring) for raw in bad_steps.steps[start:])
+        return (
+            infer_states(excuse(raw, bad_steps.habitual), wiring) for raw in bad_steps.steps[start:]
+        )
 
     returned = judged(recording)[1]
     for at, bad_step in enumerate(known(0)):
@@ -190,7 +204,9 @@ def _cases(recording: Recording, wiring: Wiring, bad_steps: BadSteps) -> Iterato
             return
 
 
-def _gradient_only(wiring: Wiring, bad_step: BadStep, others: Iterable[BadStep], recovered: bool) -> Iterator[_Case]:
+def _gradient_only(
+    wiring: Wiring, bad_step: BadStep, others: Iterable[BadStep], recovered: bool
+) -> Iterator[_Case]:
     """Yield the birth of a step with records of gradients alone, by the next step with more records if that shows it."""
     severity: Severity = "warning" if recovered else "error"
     later = next((m for m in others if not shows_only_gradients(wiring, m)), None)
@@ -201,7 +217,9 @@ def _gradient_only(wiring: Wiring, bad_step: BadStep, others: Iterable[BadStep],
             if makes_again(wiring, later, birth):
                 yield _Case(wiring, later, birth, severity, recovered, shown_first=bad_step)
                 return
-    yield _Case(wiring, bad_step, gradient_only_birth(wiring, bad_step), severity, recovered, later=later)
+    yield _Case(
+        wiring, bad_step, gradient_only_birth(wiring, bad_step), severity, recovered, later=later
+    )
 
 
 def _births(wiring: Wiring, bad_step: BadStep, returned: Iterable[SiteInfo]) -> list[Birth]:
@@ -217,11 +235,17 @@ def _births(wiring: Wiring, bad_step: BadStep, returned: Iterable[SiteInfo]) -> 
         return causes or [backward]
     if forward:
         return forward
-    other = written_birth(wiring, bad_step) or parameter_birth(wiring, bad_step) or update_birth(wiring, bad_step)
+    other = (
+        written_birth(wiring, bad_step)
+        or parameter_birth(wiring, bad_step)
+        or update_birth(wiring, bad_step)
+    )
     return [other] if other else []
 
 
-def _severity(recording: Recording, bad_step: BadStep, birth: Birth, recovered: bool) -> Severity | None:
+def _severity(
+    recording: Recording, bad_step: BadStep, birth: Birth, recovered: bool
+) -> Severity | None:
     if birth.how == "made":
         # With finite gradients the optimizer has trained on such a loss, and nothing else of the run shows it.
         # Those of a pass whose step a scaler has skipped are known at the outputs alone.
@@ -248,7 +272,9 @@ def _severity(recording: Recording, bad_step: BadStep, birth: Birth, recovered: 
 
 def _stepped(recording: Recording, bad_step: BadStep) -> bool:
     """Whether an optimizer stepped in a step: then its parameters are recorded before it does."""
-    known = bad_step.are_finite(site.id for kind in ("param", TOTAL) for site in recording.of_kind(kind))
+    known = bad_step.are_finite(
+        site.id for kind in ("param", TOTAL) for site in recording.of_kind(kind)
+    )
     return known is not None
 
 
@@ -268,19 +294,23 @@ def _above(recording: Recording, bad_step: BadStep, sites: Iterable[int]) -> boo
 
 
 def _finding(recording: Recording, same: list[_Case], births: int) -> Finding:
-    worst = min(same, key=lambda case: (SEVERITIES.index(case.severity), -case.birth.sure, case.step))
+    worst = min(
+        same, key=lambda case: (SEVERITIES.index(case.severity), -case.birth.sure, case.step)
+    )
     wording = worst.wording(recording)
     evidence = wording.evidence() | {"recovered": worst.recovered, "births": births}
     message = wording.message()
     if worst.recovered:
         evidence["steps"] = steps = sum(case.bad_step.steps for case in same)
-        often = f"This happened in {steps} steps from step {same[0].step} on, and the" if steps > 1 else "The"
+        often = (
+            f"This happened in {steps} steps from step {same[0].step} on, and the"
+            if steps > 1
+            else "The"
+        )
         kept = all(_kept_away(case.bad_step, recording.of_kind(TOTAL)) for case in same)
         skipped = kept and worst.birth.how in BACKWARD
         evidence["skipped"] = skipped
-        message = (
-            f"{message} {often} run went on{', because the optimizer never got these gradients' if skipped else ''}."
-        )
+        message = f"{message} {often} run went on{', because the optimizer never got these gradients' if skipped else ''}."
     return Finding(
         code=NanBorn.code,
         severity=worst.severity,
@@ -288,6 +318,8 @@ def _finding(recording: Recording, same: list[_Case], births: int) -> Finding:
         step=worst.step,
         message=message,
         evidence=evidence,
-        confidence=worst.birth.sure if worst.shown_first is None else round(worst.birth.sure * AGAIN, 2),
+        confidence=worst.birth.sure
+        if worst.shown_first is None
+        else round(worst.birth.sure * AGAIN, 2),
         remedy=wording.remedy(),
     )

@@ -37,24 +37,38 @@ _EXACT = ("module", "own", "between", "entry", "backward", "made")
 #: How to have an operation named for certain: --dump keeps calls of modules.
 _INSIDE = " To have the operation named for certain, {run}."
 _OUTSIDE = " To have the operation named for certain, put these lines into the forward of a module, and {run}."
-_ANYWHERE = _INSIDE[:-1] + "; if these lines are outside modules, put them into the forward of one first."
+_ANYWHERE = (
+    _INSIDE[:-1] + "; if these lines are outside modules, put them into the forward of one first."
+)
 
 
-def with_producer(recording: Recording, bad_steps: BadSteps, findings: Sequence[Finding]) -> list[Finding]:
+def with_producer(
+    recording: Recording, bad_steps: BadSteps, findings: Sequence[Finding]
+) -> list[Finding]:
     """Return findings, with the producer of the first non-finite loss added or in their place; see Note [Producers]."""
     found = list(findings)
     events = [event for event in recording.events if event.get("kind") == "producer"]
     if not events:
         return found
     producer = Producer(recording, min(events, key=lambda event: int(event["step"])), bad_steps)
-    earlier = [f for f in found if f.step < producer.step and not f.evidence.get("recovered", False)]
+    earlier = [
+        f for f in found if f.step < producer.step and not f.evidence.get("recovered", False)
+    ]
     if any("operation" in f.evidence or f.severity == "error" for f in earlier):
         return found
-    same = [i for i, f in enumerate(found) if f.step == producer.step and (_is_exact(f) or producer.is_within(f))]
+    same = [
+        i
+        for i, f in enumerate(found)
+        if f.step == producer.step and (_is_exact(f) or producer.is_within(f))
+    ]
     if same:
         found[same[0]] = producer.added_to(found[same[0]])
         return found
-    later = [i for i, f in enumerate(found) if f.step >= producer.step and not f.evidence.get("recovered", False)]
+    later = [
+        i
+        for i, f in enumerate(found)
+        if f.step >= producer.step and not f.evidence.get("recovered", False)
+    ]
     near = later or [i for i, f in enumerate(found) if f.step >= producer.step]
     put_in_place(found, near, producer.finding(found[near[0]] if near else None))
     return found
@@ -82,7 +96,9 @@ class Producer:
     @property
     def name(self) -> str:
         """The name of the operation."""
-        return str(self.event.get("operation") or operation(self.event.get("node")) or "an operation")
+        return str(
+            self.event.get("operation") or operation(self.event.get("node")) or "an operation"
+        )
 
     @property
     def _certain(self) -> bool:
@@ -98,7 +114,11 @@ class Producer:
 
     def is_within(self, finding: Finding) -> bool:
         """Whether the rows delimit the place in the backward of the step, and the operation is one that lies there."""
-        return self.event.get("where") == "backward" and not self._certain and finding.evidence.get("how") == "gap"
+        return (
+            self.event.get("where") == "backward"
+            and not self._certain
+            and finding.evidence.get("how") == "gap"
+        )
 
     def finding(self, shown: Finding | None) -> Finding:
         """Return the finding of an operation that the rows do not show.
@@ -107,7 +127,11 @@ class Producer:
             shown: The first finding that is a consequence of it.
         """
         site = self._site()
-        shows = f" {shown.site} shows it at step {shown.step}." if shown is not None and shown.step != self.step else ""
+        shows = (
+            f" {shown.site} shows it at step {shown.step}."
+            if shown is not None and shown.step != self.step
+            else ""
+        )
         run_on = " The run went on." if self.recovered else ""
         return Finding(
             code="NAN-BORN",
@@ -140,12 +164,19 @@ class Producer:
         return replace(
             finding,
             message=f"{finding.message} {shown}{self._made()}.",
-            evidence={**finding.evidence, **{k: v for k, v in self._evidence().items() if v is not None}},
+            evidence={
+                **finding.evidence,
+                **{k: v for k, v in self._evidence().items() if v is not None},
+            },
             remedy=self._remedy(outside=finding.evidence.get("how") == "made"),
         )
 
     def _subject(self, site: str) -> str:
-        return f"The gradients of {site} were" if self.event.get("where") == "backward" else f"{site} was"
+        return (
+            f"The gradients of {site} were"
+            if self.event.get("where") == "backward"
+            else f"{site} was"
+        )
 
     def _made(self) -> str:
         """Return a clause with the operation and its place."""
@@ -177,9 +208,7 @@ class Producer:
         places = [", ".join(names) + line for line, names in by_line.items()]
         number = int(self.event["of"])
         if number > len(self._among):
-            return (
-                f"one of {number} operations made it, of which these are the last, in their order: {'; '.join(places)}"
-            )
+            return f"one of {number} operations made it, of which these are the last, in their order: {'; '.join(places)}"
         return f"one of these made it, in their order: {'; '.join(places)}"
 
     def _remedy(self, *, outside: bool = False) -> str:
@@ -193,7 +222,9 @@ class Producer:
         if self._certain or kept or (module and not command):
             return self._own_remedy()
         run = f'run "{command}"' if command else "run it again with --dump"
-        form = _INSIDE if module else _OUTSIDE if outside or module == "" or not command else _ANYWHERE
+        form = (
+            _INSIDE if module else _OUTSIDE if outside or module == "" or not command else _ANYWHERE
+        )
         return self._own_remedy() + form.format(run=run)
 
     def _own_remedy(self) -> str:
@@ -204,7 +235,11 @@ class Producer:
             return REMEDIES["entry"]
         backward = self.event.get("where") == "backward"
         if known := domain_remedy(self.name, backward=backward):
-            first = "" if self._certain else f"Print the inputs of these operations in step {self.step}. "
+            first = (
+                ""
+                if self._certain
+                else f"Print the inputs of these operations in step {self.step}. "
+            )
             return first + known
         if backward:
             return REMEDIES["backward"].format(name=module or "the program", uncompiled="")
@@ -213,7 +248,19 @@ class Producer:
         return advice.advice() if advice.multiplies else f"For {name}, {DOMAIN}."
 
     def _evidence(self) -> dict[str, Any]:
-        keys = ("operation", "node", "module", "file", "line", "text", "where", "certain", "detail", "among", "of")
+        keys = (
+            "operation",
+            "node",
+            "module",
+            "file",
+            "line",
+            "text",
+            "where",
+            "certain",
+            "detail",
+            "among",
+            "of",
+        )
         found = {key: self.event[key] for key in keys if self.event.get(key) is not None}
         return {"operation": found, "source": found if found.get("file") else None}
 

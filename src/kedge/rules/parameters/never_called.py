@@ -67,7 +67,11 @@ class NeverCalled:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every cause and severity."""
         paths = uncalled(recording)
-        trainable = {path for path in paths if any(within(path_of(entry), path) for entry in unreached(recording))}
+        trainable = {
+            path
+            for path in paths
+            if any(within(path_of(entry), path) for entry in unreached(recording))
+        }
         groups: dict[tuple[Severity, str], dict[str, Entry]] = {}
         fused: dict[str, Entry] = {}
         for entry in silent(recording):
@@ -91,7 +95,9 @@ class NeverCalled:
     def _fused(self, entries: list[Entry]) -> Finding:
         sites = [str(entry["site"]) for entry in entries]
         verb, whose = (
-            ("are", "their containers compute them") if len(sites) > 1 else ("is", "its container computes it")
+            ("are", "their containers compute them")
+            if len(sites) > 1
+            else ("is", "its container computes it")
         )
         return Finding(
             code=self.code,
@@ -125,4 +131,6 @@ class NeverCalled:
 def _parameters(recording: Recording, holders: list[str]) -> int:
     """Return the number of elements of some modules' parameters, as far as the modules are described."""
     described = [module for root in recording.roots for module in root.modules]
-    return sum(m["parameters"] for m in described if any(within(m["path"], holder) for holder in holders))
+    return sum(
+        m["parameters"] for m in described if any(within(m["path"], holder) for holder in holders)
+    )

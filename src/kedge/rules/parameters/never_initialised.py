@@ -73,8 +73,12 @@ class NeverInitialised:
         """Return the lack of a measured step 0; without weights there is nothing to judge."""
         known = [weight for weight in weights(recording) if _is_matrix(weight.param)]
         starts = _starts(recording)
-        if known and not starts:  # an optimizer may call the model in its own first step, before the model is known
-            return Lack(self.code, "measured first step of weights", 0, 1, grows=0 not in recording.steps)
+        if (
+            known and not starts
+        ):  # an optimizer may call the model in its own first step, before the model is known
+            return Lack(
+                self.code, "measured first step of weights", 0, 1, grows=0 not in recording.steps
+            )
         if starts and not any(start.bounded or start.nonfinite for start in starts):
             return Lack(self.code, "smallest and largest values of weights", 0, 1, grows=False)
         return None
@@ -107,7 +111,8 @@ class NeverInitialised:
             message=f"{listed(names, NAMED)} of {names_of(recording, [root])} {said}.",
             evidence={
                 "weights": {
-                    s.site.path: {"min": plain(s.low), "max": plain(s.high), "rms": plain(s.rms)} for s in found[:NAMED]
+                    s.site.path: {"min": plain(s.low), "max": plain(s.high), "rms": plain(s.rms)}
+                    for s in found[:NAMED]
                 },
                 "concerned": len(found),
             },
@@ -117,7 +122,9 @@ class NeverInitialised:
         )
 
 
-_ODD = "{start} with values that no initialisation makes ({values}), before any step of the optimizer"
+_ODD = (
+    "{start} with values that no initialisation makes ({values}), before any step of the optimizer"
+)
 _ALIKE = (
     "{start} constant, one after the other ({values}): all units of a layer return the same and get the same gradient, so "
     "{it} cannot become different"
@@ -126,7 +133,11 @@ _ALIKE = (
 
 @once
 def _starts(recording: Recording) -> list[_Start]:
-    return [start for weight in weights(recording) if (start := _Start.of(recording, weight)) is not None]
+    return [
+        start
+        for weight in weights(recording)
+        if (start := _Start.of(recording, weight)) is not None
+    ]
 
 
 @dataclass(frozen=True)
@@ -150,7 +161,12 @@ class _Start:
         """Return the start of a weight; None if step 0 was not measured, or if only one dimension has several elements."""
         every, site = recording.all_rows, weight.param
         rows, at = every.rows, int(every.starts[site.id])
-        if not every.lengths[site.id] or rows.step[at] != 0 or rows.level[at] != FULL or not _is_matrix(site):
+        if (
+            not every.lengths[site.id]
+            or rows.step[at] != 0
+            or rows.level[at] != FULL
+            or not _is_matrix(site)
+        ):
             return None
         rms, bounded = float(recording.statistic("rms")[at]), bool(np.isfinite(rows.min[at]))
         zero_gradient = False

@@ -77,7 +77,9 @@ class NotOptimized:
                 yield self._foreign(event)
             elif event.get("replaced"):
                 yield self._replaced(recording, event)
-            elif event.get("unheld") and (self._trained(recording, event) or event.get("passes", 0) >= self.min_passes):
+            elif event.get("unheld") and (
+                self._trained(recording, event) or event.get("passes", 0) >= self.min_passes
+            ):
                 yield self._unheld(recording, event)
             for kind in ("outside", "tensors"):
                 if event.get(kind):
@@ -106,7 +108,10 @@ class NotOptimized:
         )
 
     def _unheld(self, recording: Recording, event: Entry) -> Finding:
-        names, graded = [str(name) for name in event["unheld"]], [str(name) for name in event.get("graded") or ()]
+        names, graded = (
+            [str(name) for name in event["unheld"]],
+            [str(name) for name in event.get("graded") or ()],
+        )
         loud = [name for name in names if name in graded]
         fixed = event.get("training") is False and not self._trained(recording, event)
         shown, model = loud or names, names_of(recording, [int(event["root"])])
@@ -126,7 +131,11 @@ class NotOptimized:
 
     def _not_held(self, recording: Recording, event: Entry, kind: str) -> Finding:
         names, root = [str(name) for name in event[kind]], int(event["root"])
-        shown, model, site = listed(names, self.named), names_of(recording, [root]), f"{names[0]}:param"
+        shown, model, site = (
+            listed(names, self.named),
+            names_of(recording, [root]),
+            f"{names[0]}:param",
+        )
         if kind == "outside":
             site = f"{root_path(recording, root)}:out"
             says = (
@@ -145,8 +154,12 @@ class NotOptimized:
                 else "it. It gets gradients but never changes"
             )
             says = f"{shown} of {model} {_ARE[len(names) > 1]}, so neither model.parameters() nor an optimizer has {unchanged}."
-            remedy = "If it should be trained, make it an nn.Parameter before you make the optimizer."
-        severity: Severity = "warning" if kind == "outside" and not event.get("outside_fixed") else "info"
+            remedy = (
+                "If it should be trained, make it an nn.Parameter before you make the optimizer."
+            )
+        severity: Severity = (
+            "warning" if kind == "outside" and not event.get("outside_fixed") else "info"
+        )
         return Finding(self.code, severity, site, -1, says, {kind: names}, 0.9, remedy)
 
     def _in_vain(self, event: Entry) -> Iterable[Finding]:
@@ -178,7 +191,9 @@ class NotOptimized:
             remedy="Look at the parameters that it got: they may be those of a model that was replaced, or that is not used.",
         )
 
-    def _finding(self, severity: Severity, names: Sequence[str], message: str, event: Entry, remedy: str) -> Finding:
+    def _finding(
+        self, severity: Severity, names: Sequence[str], message: str, event: Entry, remedy: str
+    ) -> Finding:
         return Finding(
             code=self.code,
             severity=severity,

@@ -87,9 +87,13 @@ class RateTooLarge:
         if not _updated(recording):
             return None
         have = int((recording.steps <= self.soon).sum())
-        return too_few(self.code, have, self.min_steps, f"measured steps among the first {self.soon}")
+        return too_few(
+            self.code, have, self.min_steps, f"measured steps among the first {self.soon}"
+        )
 
-    def _overwritten(self, own: _Sizes, course: list[_Early]) -> tuple[list[int], int, _Early | None] | None:
+    def _overwritten(
+        self, own: _Sizes, course: list[_Early]
+    ) -> tuple[list[int], int, _Early | None] | None:
         """Return the weights that were overwritten, the step by which they were, and a loss that did not fall."""
         needed = max(min(2, len(own.weights)), int(np.ceil(self.part * len(own.weights))))
         bar = np.where(own.steps == 0, self.grown, self.whole)
@@ -105,12 +109,22 @@ class RateTooLarge:
         return None
 
     def _finding(
-        self, recording: Recording, root: int, own: _Sizes, found: list[int], step: int, loss: _Early | None
+        self,
+        recording: Recording,
+        root: int,
+        own: _Sizes,
+        found: list[int],
+        step: int,
+        loss: _Early | None,
     ) -> Finding:
         order = sorted(found, key=lambda i: -own.strongest(i))
         names, worst = [own.weights[i].param.path for i in order], order[0]
         by, model = trained_by(recording, root), names_of(recording, [root])
-        fell = f", and the loss went from {loss.first:.3g} to {loss.height(step):.3g}" if loss is not None else ""
+        fell = (
+            f", and the loss went from {loss.first:.3g} to {loss.height(step):.3g}"
+            if loss is not None
+            else ""
+        )
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -190,7 +204,13 @@ class _Sizes:
             return None
         update = rms(recording, [own[i].update for i in kept])[:, early]
         growth = share(size[kept], np.broadcast_to(size[kept][:, :1], size[kept].shape))
-        return cls([own[i] for i in kept], recording.steps[early], size[kept], share(update, size[kept]), growth)
+        return cls(
+            [own[i] for i in kept],
+            recording.steps[early],
+            size[kept],
+            share(update, size[kept]),
+            growth,
+        )
 
     def strongest(self, weight: int) -> float:
         """Return the largest change of a weight, in times of its size."""
@@ -201,7 +221,11 @@ class _Sizes:
         """Return the sizes of a weight and its largest update."""
         known = self.size[weight][np.isfinite(self.size[weight])]
         largest = float(np.nanmax(self.ratio[weight], initial=0))
-        return {"first": plain(known[0]), "largest": plain(known.max()), "update_ratio": plain(largest)}
+        return {
+            "first": plain(known[0]),
+            "largest": plain(known.max()),
+            "update_ratio": plain(largest),
+        }
 
 
 def _reached(large: np.ndarray, steps: Ints, needed: int) -> int | None:

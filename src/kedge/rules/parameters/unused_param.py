@@ -70,13 +70,16 @@ class UnusedParam:
         judged = [
             entry
             for entry in unreached(recording)
-            if alive.judges(path_of(entry)) and not any(within(path_of(entry), other) for other in paths)
+            if alive.judges(path_of(entry))
+            and not any(within(path_of(entry), other) for other in paths)
         ]
         for root, entries in by_root(judged, lambda entry: root_of(recording, path_of(entry))):
             for silence, silent in _silences(recording, root, entries).items():
                 sites = [str(entry["site"]) for entry in silent]
                 says = f"got no gradient in the whole run: {silence.cause}"
-                yield self._finding(sites, says, {"cause": silence.cause, **silence.evidence()}, silence.remedy)
+                yield self._finding(
+                    sites, says, {"cause": silence.cause, **silence.evidence()}, silence.remedy
+                )
         if optimizers(recording) is None:
             yield from self._forgotten(recording)
 
@@ -86,17 +89,23 @@ class UnusedParam:
 
     def _forgotten(self, recording: Recording) -> Iterator[Finding]:
         held = {site.path for kind in ("param", "update") for site in recording.of_kind(kind)}
-        grads = [site for site in trained_sites(recording, "param.grad") if self._often(recording, site)]
+        grads = [
+            site for site in trained_sites(recording, "param.grad") if self._often(recording, site)
+        ]
         for _, own in by_root(grads, lambda site: site.root):
             sites = [site.site for site in own if site.path not in held]
             if sites and len(sites) < len(own):
                 says = "got gradients, but no optimizer that stepped has it"
-                yield self._finding(sites, says, {"cause": "in no optimizer", "of": len(own)}, _FORGOTTEN)
+                yield self._finding(
+                    sites, says, {"cause": "in no optimizer", "of": len(own)}, _FORGOTTEN
+                )
 
     def _often(self, recording: Recording, site: SiteInfo) -> bool:
         return bool((recording.rows(site).level == FULL).sum() >= self.min_samples)
 
-    def _finding(self, sites: list[str], says: str, evidence: dict[str, object], remedy: str) -> Finding:
+    def _finding(
+        self, sites: list[str], says: str, evidence: dict[str, object], remedy: str
+    ) -> Finding:
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -127,11 +136,19 @@ class _Alive:
     def of(cls, recording: Recording) -> _Alive:
         """Return the trained parameters of a recording."""
         kinds = ("param.grad", "param.acc")
-        seen = [site for kind in kinds for site in recording.of_kind(kind) if len(recording.rows(site))]
+        seen = [
+            site for kind in kinds for site in recording.of_kind(kind) if len(recording.rows(site))
+        ]
         # An optimizer skips parameters without a gradient: their updates are recorded as zero.
-        seen += [site for site in recording.of_kind("update") if bool((recording.rows(site).sumsq > 0).any())]
+        seen += [
+            site
+            for site in recording.of_kind("update")
+            if bool((recording.rows(site).sumsq > 0).any())
+        ]
         graded = [site for site in recording.of_kind("out.grad") if len(recording.rows(site))]
-        return cls(recording, frozenset(s.path for s in seen), frozenset(s.root for s in (*seen, *graded)))
+        return cls(
+            recording, frozenset(s.path for s in seen), frozenset(s.root for s in (*seen, *graded))
+        )
 
     def judges(self, path: str) -> bool:
         """Whether a parameter without a gradient should have got one: its model is trained, and it never moved."""
@@ -162,11 +179,17 @@ class _Silence(NamedTuple):
         return {} if self.last is None else {"last": self.last, "next": self.next}
 
 
-def _silences(recording: Recording, root: int, entries: Iterable[Entry]) -> dict[_Silence, list[Entry]]:
+def _silences(
+    recording: Recording, root: int, entries: Iterable[Entry]
+) -> dict[_Silence, list[Entry]]:
     """Return the entries of one root by the reason why they got no gradient."""
     paths, top = GradientPaths.of(recording, root), root_path(recording, root)
     ends = [(entry, paths.end(path_of(entry), top)) for entry in entries]
-    ruled_out = {end.last: str(entry.get("ungraded", "")) for entry, end in ends if end and end.without == end.last}
+    ruled_out = {
+        end.last: str(entry.get("ungraded", ""))
+        for entry, end in ends
+        if end and end.without == end.last
+    }
     # The path to what is before a call without a graph ends there as well.
     cut_at = {mode: dict.fromkeys(paths.outermost(path) for path in ruled_out if ruled_out[path] == mode)
               for mode in ruled_out.values()}  # fmt: skip
@@ -226,7 +249,11 @@ def _behind(end: PathEnd) -> _Silence:
     if end.after is not None:
         before = _named(end.after)
         reached = f"{before} after it got a gradient"
-    without = f"; {_named(end.without)}, next, returned a value without a graph" if end.without is not None else ""
+    without = (
+        f"; {_named(end.without)}, next, returned a value without a graph"
+        if end.without is not None
+        else ""
+    )
     return _Silence(
         f"the modules ran, but the path from the loss ends after {last}: {reached}, and {last} got none{without}",
         f"Look between {last} and {before} for one of: detach(), .data, no_grad, a value rebuilt from numbers, a reentrant "

@@ -82,7 +82,9 @@ class UpdateRatio:
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured updates; a recording without weights has nothing to judge."""
         updates = [w.update for w in weights(recording) if w.update is not None]
-        return too_few(self.code, measured(recording, updates), self.min_samples) if updates else None
+        return (
+            too_few(self.code, measured(recording, updates), self.min_samples) if updates else None
+        )
 
     def _too_large(self, own: _Ratios, ratios: Floats) -> Iterator[Finding]:
         outside = np.flatnonzero(ratios > self.high)
@@ -107,7 +109,11 @@ class UpdateRatio:
     ) -> Finding:
         says, remedy, kind, step = words
         first = own.weights[outside[0]]
-        others = f"; so did {len(outside) - 1} more of {len(own.weights)} weights" if len(outside) > 1 else ""
+        others = (
+            f"; so did {len(outside) - 1} more of {len(own.weights)} weights"
+            if len(outside) > 1
+            else ""
+        )
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -157,7 +163,9 @@ class _Ratios:
         table = share(rms(recording, [w.update for w in own]), size)
         from_zero = np.array([first_finite(row, 0.0) < FROM_ZERO for row in size])
         usual = np.array([finite_median(row, np.inf) for row in gradient])
-        starved = np.array([w.table for w in own]) | (usual < STARVED * np.max(usual[np.isfinite(usual)], initial=0))
+        starved = np.array([w.table for w in own]) | (
+            usual < STARVED * np.max(usual[np.isfinite(usual)], initial=0)
+        )
         grown = np.where(from_zero[:, None], np.nan, table)
         driven = np.where(starved[:, None] | (gradient == 0), np.nan, table)
         if trains(recording):
@@ -167,7 +175,9 @@ class _Ratios:
     def judge(self, table: Floats, window: int, quantile: float, enough: int) -> Floats:
         """Return a quantile of each weight's last ratios, NaN where there are too few."""
         last = [row[np.isfinite(row)][-window:] for row in table]
-        return np.array([np.quantile(row, quantile) if len(row) >= enough else np.nan for row in last])
+        return np.array(
+            [np.quantile(row, quantile) if len(row) >= enough else np.nan for row in last]
+        )
 
     def first_step(self, weight: int, outside: Bools) -> int:
         """Return the first step in which a weight's ratio was outside its bounds."""

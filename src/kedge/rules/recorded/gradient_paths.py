@@ -55,7 +55,11 @@ class GradientPaths:
                 graphs[site.path] = graphs.get(site.path, False) or site.node is not None
         if not any(graphs.values()):  # as in compiled code, whose values have no node
             graphs = dict.fromkeys(graphs, True)
-        grads = (site for site in recording.of_kind("out.grad") if site.root == root and len(recording.rows(site)))
+        grads = (
+            site
+            for site in recording.of_kind("out.grad")
+            if site.root == root and len(recording.rows(site))
+        )
         return cls(graphs, frozenset(site.path for site in grads))
 
     def end(self, parameter: str, top: str) -> PathEnd | None:
@@ -95,10 +99,16 @@ class GradientPaths:
             if path and graph and path not in self.graded and within(end.last, path)
         ]
         return min(
-            (path for path in around if end.after is None or not within(end.after, path)), key=len, default=end.last
+            (path for path in around if end.after is None or not within(end.after, path)),
+            key=len,
+            default=end.last,
         )
 
     def outermost(self, path: str) -> str:
         """Return the outermost module around one that returned a value without a graph, too."""
-        around = [other for other, graph in self.graphs.items() if other and within(path, other) and not graph]
+        around = [
+            other
+            for other, graph in self.graphs.items()
+            if other and within(path, other) and not graph
+        ]
         return min(around, key=len, default=path) or "the model itself"

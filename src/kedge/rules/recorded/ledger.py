@@ -43,7 +43,9 @@ def unreached(recording: Recording) -> list[Entry]:
 
 def uncalled(recording: Recording) -> set[str]:
     """Return the paths of modules that were not called and whose insides did not run either."""
-    return {path_of(e) for e in silent(recording) if not is_gradient(e) and not _ran_inside(e["cause"])}
+    return {
+        path_of(e) for e in silent(recording) if not is_gradient(e) and not _ran_inside(e["cause"])
+    }
 
 
 def path_of(entry: Entry) -> str:
@@ -64,7 +66,9 @@ def is_bypassed(cause: str) -> bool:
 
 def is_direct(cause: str) -> bool:
     """Whether the program called the module's .forward()."""
-    return ".forward() directly, which" in cause or ".forward() was called directly" in cause  # older recordings
+    return (
+        ".forward() directly, which" in cause or ".forward() was called directly" in cause
+    )  # older recordings
 
 
 def remedy_of(entry: Entry) -> str:

@@ -32,7 +32,11 @@ class LossCourse:
 
     @cached_property
     def _kept(self) -> Bools:
-        return whole_steps(self.rows.calls) & self.rows.clean & np.isfinite(self.rows.statistic("mean"))
+        return (
+            whole_steps(self.rows.calls)
+            & self.rows.clean
+            & np.isfinite(self.rows.statistic("mean"))
+        )
 
     @cached_property
     def steps(self) -> Ints:
@@ -53,7 +57,9 @@ class LossCourse:
 def losses(recording: Recording) -> list[LossCourse]:
     """Return the losses of a recording that have any rows."""
     found = [site for site in recording.of_kind(LOSS) if len(recording.rows(site))]
-    found = found or [site for site in recording.of_kind("out") if is_single_output(recording, site)]
+    found = found or [
+        site for site in recording.of_kind("out") if is_single_output(recording, site)
+    ]
     return [LossCourse(site, recording.rows(site)) for site in found if len(recording.rows(site))]
 
 
@@ -84,7 +90,9 @@ def is_single_output(recording: Recording, site: SiteInfo) -> bool:
     return site.kind == "out" and site.path in root_paths(recording) and math.prod(site.shape) == 1
 
 
-def maker_at(recording: Recording, site: SiteInfo, step: int) -> tuple[str | None, Mapping[str, Any] | None]:
+def maker_at(
+    recording: Recording, site: SiteInfo, step: int
+) -> tuple[str | None, Mapping[str, Any] | None]:
     """Return the autograd node of a loss in one step, and the line that called backward on it.
 
     The site itself describes the first step alone. The node is None where it is not known, as where the backward passes of

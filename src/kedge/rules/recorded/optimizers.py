@@ -22,19 +22,29 @@ def optimizers(recording: Recording) -> tuple[Entry, ...] | None:
 def has_optimizer(recording: Recording) -> bool:
     """Whether a step of an optimizer was recorded: only then are there parameters and norms of gradients."""
     kinds = ("param", "update", "grad.norm")
-    return any(len(recording.rows(site)) for kind in kinds for site in trained_sites(recording, kind))
+    return any(
+        len(recording.rows(site)) for kind in kinds for site in trained_sites(recording, kind)
+    )
 
 
 def events_of(recording: Recording, kind: str) -> list[Entry]:
     """Return the events of one kind in the order of their steps; of several ranks, which train alike, those of the lowest."""
     rank = recording.ranks[0]
-    found = [event for event in recording.events if event.get("kind") == kind and event.get("rank", rank) == rank]
+    found = [
+        event
+        for event in recording.events
+        if event.get("kind") == kind and event.get("rank", rank) == rank
+    ]
     return sorted(found, key=lambda event: int(event.get("step", -1)))
 
 
 def unheld_parameters(recording: Recording) -> set[str]:
     """Return the paths of the trainable parameters that no optimizer held at the end of the run."""
-    return {str(path) for event in events_of(recording, "not-optimized") for path in event.get("unheld", ())}
+    return {
+        str(path)
+        for event in events_of(recording, "not-optimized")
+        for path in event.get("unheld", ())
+    }
 
 
 def later_starts(recording: Recording, root: int | None = None) -> list[int]:
@@ -56,7 +66,11 @@ def rates_of(recording: Recording, root: int) -> list[float]:
 
 def trained_by(recording: Recording, root: int) -> str:
     """Return words for the optimizers that train a root: ``Adam with a learning rate of 0.001``; empty if unknown."""
-    types = ", ".join(dict.fromkeys(str(entry.get("type", "an optimizer")) for entry in _training(recording, root)))
+    types = ", ".join(
+        dict.fromkeys(
+            str(entry.get("type", "an optimizer")) for entry in _training(recording, root)
+        )
+    )
     rates = rates_of(recording, root)
     return types + (f" with a learning rate of {listed_rates(rates)}" if types and rates else "")
 

@@ -19,12 +19,16 @@ def too_few(code: str, have: int, need: int, lacks: str = MEASURED) -> Lack | No
 
 def no_end(code: str, recording: Recording) -> Lack | None:
     """Return the lack of a rule that reads events written at the end of the program."""
-    return None if recording.end is not None else Lack(code, "end of the program", 0, 1, grows=False)
+    return (
+        None if recording.end is not None else Lack(code, "end of the program", 0, 1, grows=False)
+    )
 
 
 def no_loss_graph(code: str, recording: Recording) -> Lack | None:
     """Return the lack of a rule that reads the graph of the loss; without training there is none to record."""
-    if not trains(recording) or any(event.get("kind") == "loss-graph" for event in recording.events):
+    if not trains(recording) or any(
+        event.get("kind") == "loss-graph" for event in recording.events
+    ):
         return None
     return Lack(code, "record of the loss's graph", 0, 1, grows=False)
 

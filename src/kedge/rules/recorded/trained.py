@@ -16,10 +16,14 @@ def trained_roots(recording: Recording) -> frozenset[int]:
     All of them, if the recording does not say. Without an optimizer, as where the program updates the weights itself,
     those that got gradients.
     """
-    roots = range(max(len(recording.roots), 1 + max((site.root for site in recording.sites), default=0)))
+    roots = range(
+        max(len(recording.roots), 1 + max((site.root for site in recording.sites), default=0))
+    )
     known = {i: root.trained for i, root in enumerate(recording.roots)}
     trained = frozenset(i for i in roots if known.get(i) is not False)
-    return trained or frozenset(site.root for site in recording.of_kind("param.grad") if len(recording.rows(site)))
+    return trained or frozenset(
+        site.root for site in recording.of_kind("param.grad") if len(recording.rows(site))
+    )
 
 
 def trained_sites(recording: Recording, kind: str) -> list[SiteInfo]:

@@ -88,7 +88,9 @@ def first_finite(values: Floats, otherwise: float = float("nan")) -> float:
     return float(finite[0]) if len(finite) else otherwise
 
 
-def _weight(wiring: Wiring, site: SiteInfo, grad: SiteInfo | None, update: SiteInfo | None) -> Weight:
+def _weight(
+    wiring: Wiring, site: SiteInfo, grad: SiteInfo | None, update: SiteInfo | None
+) -> Weight:
     module = wiring.modules[site.owner]
     arriving = wiring.sites[module.grads[0]] if module.grads else None
     return Weight(site, grad, update, arriving, module.position, module.type in TABLES)

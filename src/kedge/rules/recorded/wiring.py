@@ -66,7 +66,9 @@ class Wiring:
         paths = {path for out in module.outs for path in self._takers.get(out, ())}
         taking = [m for path in paths if (m := self.modules[path]) is not module]
         innermost = [
-            m for m in taking if not any(other.path in paths for other in self.inside(m) if other is not module)
+            m
+            for m in taking
+            if not any(other.path in paths for other in self.inside(m) if other is not module)
         ]
         return sorted(innermost, key=lambda m: self._order[m.path])
 
@@ -160,7 +162,9 @@ def wire(recording: Recording) -> Wiring:
         if site.kind in _KINDS:
             groups.setdefault(site.owner, []).append(site)
     found = {path: _module(path, sites) for path, sites in groups.items()}
-    modules = sorted((_placed(module, found) for module in found.values()), key=lambda m: m.position)
+    modules = sorted(
+        (_placed(module, found) for module in found.values()), key=lambda m: m.position
+    )
     heads = root_paths(recording)
     return Wiring(recording.sites, {module.path: module for module in modules}, heads, recording)
 
@@ -188,7 +192,9 @@ def _module(path: str, sites: Iterable[SiteInfo]) -> ModuleSites:
     kinds: dict[str, list[SiteInfo]] = {kind: [] for kind in _KINDS}
     for site in sites:
         kinds[site.kind].append(site)
-    ins, outs, grads, params, param_grads = (tuple(site.id for site in kinds[kind]) for kind in _KINDS)
+    ins, outs, grads, params, param_grads = (
+        tuple(site.id for site in kinds[kind]) for kind in _KINDS
+    )
     named = [*kinds["out"], *kinds["in"], *kinds["out.grad"], *kinds["param"], *kinds["param.grad"]]
     sources = {source for site in kinds["in"] or kinds["out"] for source in site.sources}
     # Gradients fire from the loss backwards, so without outputs their order is reversed.

@@ -59,7 +59,11 @@ class BatchOfOne:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for all modules."""
-        found = [(site, steps) for site in _normalised(recording) if len(steps := _alone(recording, site))]
+        found = [
+            (site, steps)
+            for site in _normalised(recording)
+            if len(steps := _alone(recording, site))
+        ]
         if found:
             yield self._finding(found)
 
@@ -71,7 +75,11 @@ class BatchOfOne:
     def _finding(self, found: list[tuple[SiteInfo, Ints]]) -> Finding:
         paths, times = [site.path for site, _ in found], max(len(steps) for _, steps in found)
         first = min(int(steps[0]) for _, steps in found)
-        often = f" in {times:,} measured steps, first at step {first}" if times > 1 else f" in step {first}"
+        often = (
+            f" in {times:,} measured steps, first at step {first}"
+            if times > 1
+            else f" in step {first}"
+        )
         return Finding(
             code=self.code,
             severity="info" if times == 1 else "warning",
@@ -96,7 +104,9 @@ def _normalised(recording: Recording) -> list[SiteInfo]:
     latest = {int(event["root"]): event for event in events_of(recording, "modes")}
     frozen = {str(path) for event in latest.values() for path in event.get("eval", ())}
     sites = (
-        site for site in trained_sites(recording, "out") if site.type.startswith("BatchNorm") and len(site.shape) > 1
+        site
+        for site in trained_sites(recording, "out")
+        if site.type.startswith("BatchNorm") and len(site.shape) > 1
     )
     return [site for site in sites if site.path not in frozen]
 

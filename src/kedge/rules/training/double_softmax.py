@@ -29,11 +29,24 @@ _RESHAPES = frozenset(
             "unsqueeze",
             "expand",
         ),
-        *("slice", "select", "split", "unbind", "clone", "alias", "to_copy", "contiguous", "index", "as_strided"),
+        *(
+            "slice",
+            "select",
+            "split",
+            "unbind",
+            "clone",
+            "alias",
+            "to_copy",
+            "contiguous",
+            "index",
+            "as_strided",
+        ),
         *("movedim", "flatten", "unflatten"),
     )
 )
-_LINEAR = frozenset(("addmm", "mm", "bmm", "baddbmm", "linear", "convolution", "mkldnn_convolution", "mv", "addmv"))
+_LINEAR = frozenset(
+    ("addmm", "mm", "bmm", "baddbmm", "linear", "convolution", "mkldnn_convolution", "mv", "addmv")
+)
 _WITH_LOGITS = "binary_cross_entropy_with_logits"
 
 
@@ -90,7 +103,11 @@ class DoubleSoftmax:
         return no_loss_graph(self.code, recording)
 
     def _finding(
-        self, recording: Recording, event: Entry, chain: list[str], judged: tuple[Severity, str, str]
+        self,
+        recording: Recording,
+        event: Entry,
+        chain: list[str],
+        judged: tuple[Severity, str, str],
     ) -> Finding:
         severity, says, remedy = judged
         text = str(event.get("site", "loss"))
@@ -101,7 +118,10 @@ class DoubleSoftmax:
             site=text,
             step=int(event.get("step", -1)),
             message=f"The loss ({text}{_line(site)}) {says}.",
-            evidence={"operations": chain[: self.shown], "source": dict(site.source) if site and site.source else None},
+            evidence={
+                "operations": chain[: self.shown],
+                "source": dict(site.source) if site and site.source else None,
+            },
             confidence=0.95,
             remedy=remedy,
         )
@@ -128,9 +148,15 @@ def _judged(chain: Sequence[str]) -> tuple[Severity | None, str, str]:
         if name.startswith("nll_loss") and (before in ("softmax", "sigmoid") or before in _LINEAR):
             given = "logits" if before in _LINEAR else f"the output of {before}"
             return "warning", f"is nll_loss of {given}, which expects log-probabilities", _LOG
-        if name == "log_softmax" and (before == "log_softmax" or (before, further) == ("log", "softmax")):
+        if name == "log_softmax" and (
+            before == "log_softmax" or (before, further) == ("log", "softmax")
+        ):
             says = "applies log_softmax to log-probabilities, which changes nothing"
-            return "info", says, "Use nll_loss instead of cross_entropy, or leave the first log_softmax out."
+            return (
+                "info",
+                says,
+                "Use nll_loss instead of cross_entropy, or leave the first log_softmax out.",
+            )
     return None, "", ""
 
 

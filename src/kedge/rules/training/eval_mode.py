@@ -64,7 +64,9 @@ class EvalMode:
             phases = [phase for phase in _phases(own, steps) if phase[1] >= self.min_steps]
             in_eval = sum(number for _, number in phases)
             if phases and in_eval >= self.share * len(steps):
-                yield self._finding(recording, root, [event for event, _ in phases], (in_eval, len(steps)))
+                yield self._finding(
+                    recording, root, [event for event, _ in phases], (in_eval, len(steps))
+                )
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured steps; nothing is missing where no optimizer stepped."""
@@ -74,7 +76,9 @@ class EvalMode:
             return Lack(self.code, "record of the model's modes", 0, 1, grows=False)
         return too_few(self.code, len(recording.steps), self.min_steps)
 
-    def _finding(self, recording: Recording, root: int, phases: list[Entry], shown: tuple[int, int]) -> Finding:
+    def _finding(
+        self, recording: Recording, root: int, phases: list[Entry], shown: tuple[int, int]
+    ) -> Finding:
         (steps, of), event, since = shown, phases[-1], int(phases[0]["step"])
         paths, site = [str(path) for path in event["eval"]], f"{root_path(recording, root)}:out"
         model = names_of(recording, [root])

@@ -30,7 +30,9 @@ _REMEDIES = {
     "neg": "Remove the minus sign, unless the loss is meant to mislead another model.",
 }
 #: Operations that do not change the sign of a loss.
-_KEEPS = frozenset(("mean", "sum", "div", "to_copy", "squeeze", "view", "reshape", "clone", "select"))
+_KEEPS = frozenset(
+    ("mean", "sum", "div", "to_copy", "squeeze", "view", "reshape", "clone", "select")
+)
 
 
 @dataclass(frozen=True)

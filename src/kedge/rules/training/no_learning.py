@@ -70,7 +70,9 @@ class NoLearning:
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding: for the loss with most values."""
         known = [] if not trains(recording) else self._judged(recording)
-        if not known or any(self._fallen(loss.values) and not self._at_chance(recording, loss) for loss in known):
+        if not known or any(
+            self._fallen(loss.values) and not self._at_chance(recording, loss) for loss in known
+        ):
             return
         worst = max(known, key=lambda loss: len(loss.values))
         if worst.ends_badly or (worst.values.min() < 0 < worst.values.max()):
@@ -87,7 +89,11 @@ class NoLearning:
         return too_few(self.code, have, self.min_losses, "steps with a loss")
 
     def _judged(self, recording: Recording) -> list[LossCourse]:
-        return [x for x in losses(recording) if len(x.values) >= self.min_losses and x.steps[0] <= _START]
+        return [
+            x
+            for x in losses(recording)
+            if len(x.values) >= self.min_losses and x.steps[0] <= _START
+        ]
 
     def _fallen(self, values: Floats) -> bool:
         """Whether a loss fell by more than its noise, by any of three comparisons."""
@@ -100,7 +106,9 @@ class NoLearning:
 
     def _at_chance(self, recording: Recording, loss: LossCourse) -> bool:
         classes = _classes(recording, loss)
-        return classes is not None and bool(np.median(_last(loss)) >= self.chance * math.log(classes))
+        return classes is not None and bool(
+            np.median(_last(loss)) >= self.chance * math.log(classes)
+        )
 
     def _finding(self, recording: Recording, loss: LossCourse) -> Finding:
         first, last = float(np.median(loss.values[: self.head])), float(np.median(_last(loss)))
@@ -163,7 +171,9 @@ def _classes(recording: Recording, loss: LossCourse) -> int | None:
 
 def _is_over_classes(recording: Recording, loss: LossCourse) -> bool:
     """Whether the graph of a loss has a softmax over its last dimension; older recordings do not show the dimension."""
-    graphs = [event for event in events_of(recording, "loss-graph") if event.get("site") == loss.site.site]
+    graphs = [
+        event for event in events_of(recording, "loss-graph") if event.get("site") == loss.site.site
+    ]
     if not graphs:
         return True
     softmax = any("LogSoftmax" in node for node in graphs[0].get("nodes", ())[1:3])

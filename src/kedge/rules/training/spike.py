@@ -97,12 +97,22 @@ class Spike:
             course = _Values.of_loss(loss)
             found = _in_each(course, later_starts(recording), self._losses)
             for finding in self._finding(course, found, f"The loss ({loss.site.site})"):
-                yield replace(finding, severity="info", message=finding.message + _MOVING) if moves else finding
+                yield (
+                    replace(finding, severity="info", message=finding.message + _MOVING)
+                    if moves
+                    else finding
+                )
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of steps with a loss or a norm for a past to compare with."""
-        known = [len(x.steps) for x in losses(recording)] + [len(x.steps) for x in _norms(recording)]
-        return too_few(self.code, max(known), self.min_history + 1, "steps with a loss") if known else None
+        known = [len(x.steps) for x in losses(recording)] + [
+            len(x.steps) for x in _norms(recording)
+        ]
+        return (
+            too_few(self.code, max(known), self.min_history + 1, "steps with a loss")
+            if known
+            else None
+        )
 
     def _losses(self, values: Floats) -> Iterator[int]:
         if len(values) <= self.min_history:
@@ -111,7 +121,11 @@ class Spike:
         first, best = float(np.median(values[: self.recent])), np.minimum.accumulate(means)
         jumps = np.concatenate([np.zeros(self.recent), values[self.recent :] - means[:-1]])
         for at in range(self.min_history, len(values)):
-            mean, jump, earlier = means[at - self.recent], jumps[at], jumps[max(0, at - self.history) : at]
+            mean, jump, earlier = (
+                means[at - self.recent],
+                jumps[at],
+                jumps[max(0, at - self.history) : at],
+            )
             progress = max(first - best[at - self.recent], 0.0)
             share = self.undone if jump > progress else self.rtol
             large = jump >= share * abs(mean) and jump > self.undone * progress
@@ -126,11 +140,21 @@ class Spike:
 
     def _finding(self, course: _Values, found: Iterable[int], what: str) -> Iterator[Finding]:
         at = list(found)
-        spikes = [place for before, place in pairwise([-self.recent, *at]) if place - before >= self.recent]
+        spikes = [
+            place
+            for before, place in pairwise([-self.recent, *at])
+            if place - before >= self.recent
+        ]
         if not spikes:
             return
-        highest = max(spikes, key=lambda place: course.values[place] / course.usual(place, self.recent))
-        usual, height, step = course.usual(highest, self.recent), course.values[highest], int(course.steps[highest])
+        highest = max(
+            spikes, key=lambda place: course.values[place] / course.usual(place, self.recent)
+        )
+        usual, height, step = (
+            course.usual(highest, self.recent),
+            course.values[highest],
+            int(course.steps[highest]),
+        )
         after = course.values[spikes[-1] + 1 :][-self.recent :]
         passed = len(after) > 0 and bool(np.median(after) < (usual + height) / 2)
         often = f", the highest of {len(spikes)} spikes" if len(spikes) > 1 else ""
@@ -147,7 +171,10 @@ class Spike:
                 "spikes": len(spikes),
                 "steps": course.steps[spikes[:NAMED]].tolist(),
                 "came_back": passed,
-                "course": [plain(value) for value in course.values[max(0, highest - NAMED) : highest + NAMED]],
+                "course": [
+                    plain(value)
+                    for value in course.values[max(0, highest - NAMED) : highest + NAMED]
+                ],
             },
             confidence=0.8,
             remedy="Look at the batch of that step; clip gradients (torch.nn.utils.clip_grad_norm_), lower the learning rate "
@@ -166,8 +193,14 @@ def has_moving_goal(recording: Recording, number: int) -> bool:
         number: The number of its losses.
     """
     trained = [root for root in recording.roots if root.trained and root.parameters]
-    copies = {(root.name, root.parameters) for root in recording.roots if root.trained is False and root.parameters}
-    apart = any(not set(one.optimizers) & set(other.optimizers) for one, other in combinations(trained, 2))
+    copies = {
+        (root.name, root.parameters)
+        for root in recording.roots
+        if root.trained is False and root.parameters
+    }
+    apart = any(
+        not set(one.optimizers) & set(other.optimizers) for one, other in combinations(trained, 2)
+    )
     against = apart and number > 1
     return against or any((root.name, root.parameters) in copies for root in trained)
 
@@ -186,7 +219,10 @@ class _Values:
         rows = recording.rows(site)
         values, whole = np.sqrt(rows.sumsq), whole_steps(rows.count)
         if len(recording.ranks) > 1:  # not every rank has a row in every step
-            values, whole = rows.statistic("rms") * math.sqrt(math.prod(site.shape)), np.ones(len(rows), dtype=bool)
+            values, whole = (
+                rows.statistic("rms") * math.sqrt(math.prod(site.shape)),
+                np.ones(len(rows), dtype=bool),
+            )
         known: Bools = np.asarray(rows.clean & np.isfinite(values) & whole)
         return cls(site, rows.step[known], values[known])
 
@@ -200,7 +236,9 @@ class _Values:
         return float(self.values[max(0, at - recent) : at].mean())
 
 
-def _in_each(course: _Values, starts: Sequence[int], find: Callable[[Floats], Iterator[int]]) -> Iterator[int]:
+def _in_each(
+    course: _Values, starts: Sequence[int], find: Callable[[Floats], Iterator[int]]
+) -> Iterator[int]:
     """Yield the places that are found in each part of a course; the parts begin at some steps."""
     cuts = [0, *np.searchsorted(course.steps, starts).tolist(), len(course.steps)]
     for begin, end in pairwise(cuts):

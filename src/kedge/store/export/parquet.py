@@ -25,7 +25,13 @@ GROUP = 1 << 20
 #: The key of the metadata that describes the run.
 ABOUT = b"kedge"
 
-_TYPES = {"text": pa.string(), "float64": pa.float64(), "int8": pa.int8(), "int32": pa.int32(), "int64": pa.int64()}
+_TYPES = {
+    "text": pa.string(),
+    "float64": pa.float64(),
+    "int8": pa.int8(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+}
 SCHEMA = pa.schema([pa.field(name, _TYPES[column.type]) for name, column in WIDE.items()])
 
 
@@ -45,7 +51,11 @@ def batches(recording: Recording, names: Sequence[str] = tuple(WIDE)) -> Iterato
 def _array(name: str, values: Any, known: Any, rows: int) -> Any:
     if isinstance(values, str):
         return pa.repeat(pa.scalar(values, pa.string()), rows)
-    return pa.array(values, _TYPES[WIDE[name].type], mask=None if known is None or known.all() else ~np.asarray(known))
+    return pa.array(
+        values,
+        _TYPES[WIDE[name].type],
+        mask=None if known is None or known.all() else ~np.asarray(known),
+    )
 
 
 def write_parquet(recording: Recording, path: Path) -> int:
@@ -73,7 +83,11 @@ def write_parquet(recording: Recording, path: Path) -> int:
             with (
                 file,
                 pq.ParquetWriter(
-                    file, schema, compression="zstd", use_dictionary=text, use_byte_stream_split=floats
+                    file,
+                    schema,
+                    compression="zstd",
+                    use_dictionary=text,
+                    use_byte_stream_split=floats,
                 ) as writer,
             ):
                 for table in _groups(recording):

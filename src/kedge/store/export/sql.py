@@ -38,7 +38,9 @@ _FINDINGS = pa.schema(
         ("remedy", pa.string()),
     ]
 )
-_EVENTS = pa.schema([("kind", pa.string()), ("step", pa.int64()), ("rank", pa.int64()), ("event", pa.string())])
+_EVENTS = pa.schema(
+    [("kind", pa.string()), ("step", pa.int64()), ("rank", pa.int64()), ("event", pa.string())]
+)
 _SITES = pa.schema(
     {
         "id": pa.int64(),
@@ -89,13 +91,17 @@ def ask(
             answer = connection.execute(sql)
             return [column[0] for column in answer.description or ()], answer.fetchall()
         except duckdb.Error as error:
-            raise QueryError(f"the query cannot be run: {error}\n\nThe tables are {', '.join(TABLES)}.") from error
+            raise QueryError(
+                f"the query cannot be run: {error}\n\nThe tables are {', '.join(TABLES)}."
+            ) from error
 
 
 def _check(statements: Sequence[Any]) -> None:
     """Check that a text is one query that only reads."""
     if len(statements) != 1:
-        raise QueryError(f"the query cannot be run: it is {len(statements)} statements; give exactly one")
+        raise QueryError(
+            f"the query cannot be run: it is {len(statements)} statements; give exactly one"
+        )
     kind = statements[0].type
     if kind not in READING:
         raise QueryError(
@@ -127,7 +133,9 @@ class _Stats(ds.Dataset):  # type: ignore[misc]
 class _Scan:
     """A scan of one table for DuckDB; see Note [No thread at the end]."""
 
-    def __init__(self, recording: Recording, names: Sequence[str], columns: Sequence[str] | None, only: Any) -> None:
+    def __init__(
+        self, recording: Recording, names: Sequence[str], columns: Sequence[str] | None, only: Any
+    ) -> None:
         self._recording, self._names, self._only = recording, names, only
         self._columns = list(names if columns is None else columns)
         self._schema = pa.schema([SCHEMA.field(name) for name in self._columns])
@@ -155,7 +163,12 @@ def _finding(finding: Any) -> dict[str, Any]:
 
 
 def _event(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {"kind": event["kind"], "step": event.get("step"), "rank": event.get("rank", 0), "event": json.dumps(event)}
+    return {
+        "kind": event["kind"],
+        "step": event.get("step"),
+        "rank": event.get("rank", 0),
+        "event": json.dumps(event),
+    }
 
 
 def _table(schema: Any, rows: Iterable[Mapping[str, Any]]) -> Any:

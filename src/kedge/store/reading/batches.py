@@ -82,7 +82,8 @@ class Batches:
     def chosen(self, which: Sequence[int]) -> Batches:
         """Return some of the batches."""
         places, data, lengths = (
-            {name: values[which] for name, values in held.items()} for held in (self.places, self.data, self.lengths)
+            {name: values[which] for name, values in held.items()}
+            for held in (self.places, self.data, self.lengths)
         )
         return Batches(self.memory, self.rows[which], places, data, lengths)
 
@@ -90,7 +91,11 @@ class Batches:
         """Return these batches and later ones of the same file."""
         places, data, lengths = (
             {name: np.concatenate([earlier[name], new[name]]) for name in earlier}
-            for earlier, new in ((self.places, later.places), (self.data, later.data), (self.lengths, later.lengths))
+            for earlier, new in (
+                (self.places, later.places),
+                (self.data, later.data),
+                (self.lengths, later.lengths),
+            )
         )
         return Batches(later.memory, np.concatenate([self.rows, later.rows]), places, data, lengths)
 
@@ -129,7 +134,9 @@ class BatchFinder:
         try:
             return self._search(memory, size)
         except ForeignFileError as error:
-            raise NotARecording(f"{self.path} does not hold the statistics of a recording: {error}") from error
+            raise NotARecording(
+                f"{self.path} does not hold the statistics of a recording: {error}"
+            ) from error
 
     def _search(self, memory: mmap.mmap, size: int) -> Batches | None:
         if self._layout is None:
@@ -179,7 +186,9 @@ class _Layout:
             fits &= said[:, place, 1] >= least
             for used in (place, place + 1)[: 1 + (name in BINARY)]:
                 start, length = said[:, used].T
-                fits &= (start >= 0) & (length >= 0) & (start <= bodies) & (length <= bodies - start)
+                fits &= (
+                    (start >= 0) & (length >= 0) & (start <= bodies) & (length <= bodies - start)
+                )
         return fits
 
 
@@ -292,8 +301,16 @@ class HeadLayout:
 
     def read(self, metadata: bytes) -> tuple[int, int, tuple[int, ...]]:
         """Return the length of the body, the number of rows, and start and length of each buffer."""
-        body = int.from_bytes(metadata[self.body : self.body + 8], "little", signed=True) if self.body else 0
-        rows = int.from_bytes(metadata[self.rows : self.rows + 8], "little", signed=True) if self.rows else 0
+        body = (
+            int.from_bytes(metadata[self.body : self.body + 8], "little", signed=True)
+            if self.body
+            else 0
+        )
+        rows = (
+            int.from_bytes(metadata[self.rows : self.rows + 8], "little", signed=True)
+            if self.rows
+            else 0
+        )
         return body, rows, self.unpacked.unpack_from(metadata, self.buffers)
 
 
@@ -316,7 +333,9 @@ def layout_of(metadata: bytes) -> HeadLayout:
     changing = sorted([(at, at + 8) for at in (body, rows) if at] + [(first, last), columns])
     borders = [0, *(border for pair in changing for border in pair), len(metadata)]
     rest = [(a, b, metadata[a:b]) for a, b in zip(borders[::2], borders[1::2], strict=True)]
-    return HeadLayout(body, rows, columns[0], first, struct.Struct(f"<{(last - first) // 8}q"), rest)
+    return HeadLayout(
+        body, rows, columns[0], first, struct.Struct(f"<{(last - first) // 8}q"), rest
+    )
 
 
 _UINT16, _INT32, _UINT32 = (struct.Struct(code) for code in ("<H", "<i", "<I"))
@@ -378,9 +397,13 @@ def _laid_out(schema: Any) -> _Layout:
     wanted = {name: kind for name, kind in TYPES.items() if name in found or name not in LATER}
     for name, kind in wanted.items():
         if name not in found:
-            raise ForeignFileError(f"it has no column {name!r} but {', '.join(found) or 'no column at all'}")
+            raise ForeignFileError(
+                f"it has no column {name!r} but {', '.join(found) or 'no column at all'}"
+            )
         if found[name][1] != kind:
-            raise ForeignFileError(f"its column {name!r} has the Arrow type {found[name][1]!r}, not {kind!r}")
+            raise ForeignFileError(
+                f"its column {name!r} has the Arrow type {found[name][1]!r}, not {kind!r}"
+            )
     return _Layout({name: found[name][0] for name in wanted}, total)
 
 
@@ -396,4 +419,6 @@ def _buffers(field: Any) -> int:
             return 2 + inner
         if kind == "+s" or kind.startswith("+w"):
             return 1 + inner
-    raise ForeignFileError(f"its column {field.name!r} has the Arrow type {kind!r}, which cannot be skipped")
+    raise ForeignFileError(
+        f"its column {field.name!r} has the Arrow type {kind!r}, which cannot be skipped"
+    )

@@ -60,7 +60,11 @@ class SortedRows:
     def _order(self) -> Ints:
         sites = self._columns["site"]
         # numpy sorts 16-bit integers by radix: 20 times faster than wider ones.
-        narrow = len(sites) and np.iinfo(np.int16).min <= sites.min() and sites.max() <= np.iinfo(np.int16).max
+        narrow = (
+            len(sites)
+            and np.iinfo(np.int16).min <= sites.min()
+            and sites.max() <= np.iinfo(np.int16).max
+        )
         return np.argsort(sites.astype(np.int16) if narrow else sites, kind="stable")
 
 
@@ -113,7 +117,9 @@ class MatrixRows:
         if name not in self._ordered:
             dtype = np.dtype(COLUMNS[name][0])
             still = self._one_a_batch(name) if name == "step" else self._one_a_site(name, dtype)
-            self._ordered[name] = self._transpose(name, dtype, self._order) if still is None else still
+            self._ordered[name] = (
+                self._transpose(name, dtype, self._order) if still is None else still
+            )
         return self._ordered[name]
 
     def _one_a_batch(self, name: str) -> NDArray[Any] | None:
@@ -129,7 +135,9 @@ class MatrixRows:
     def _one_a_site(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any] | None:
         """Return a column that is equal in all batches, as counts are; None if it differs."""
         if name not in self._batches.places:
-            return np.broadcast_to(dtype.type(COLUMNS[name][1]), (len(self._order), len(self._batches)))
+            return np.broadcast_to(
+                dtype.type(COLUMNS[name][1]), (len(self._order), len(self._batches))
+            )
         memory, places = self._batches.memory, self._batches.places[name].tolist()
         width = len(self._order) * dtype.itemsize
         first = memory[places[0] : places[0] + width].tobytes()
@@ -179,13 +187,21 @@ class FileRows:
         """The same rows, grouped by the pattern of sites in their batches."""
         patterns: dict[bytes, list[int]] = {}
         memory = self.batches.memory
-        for i, (place, rows) in enumerate(zip(self.batches.places["site"], self.batches.rows * 4, strict=True)):
+        for i, (place, rows) in enumerate(
+            zip(self.batches.places["site"], self.batches.rows * 4, strict=True)
+        ):
             patterns.setdefault(memory[place : place + rows].tobytes(), []).append(i)
-        usual = sorted(patterns.values(), key=lambda alike: -len(alike) * int(self.batches.rows[alike[0]]))
+        usual = sorted(
+            patterns.values(), key=lambda alike: -len(alike) * int(self.batches.rows[alike[0]])
+        )
         apart = [alike for alike in usual[:MOST_PATTERNS] if len(alike) > 1 or len(usual) == 1]
         left = sorted({*range(len(self.batches))} - {i for alike in apart for i in alike})
         groups: list[RowGroup] = [MatrixRows(self.batches.chosen(alike)) for alike in apart]
-        return (*groups, SortedRows(WrittenColumns(self.batches.chosen(left)))) if left else tuple(groups)
+        return (
+            (*groups, SortedRows(WrittenColumns(self.batches.chosen(left))))
+            if left
+            else tuple(groups)
+        )
 
 
 def _range(ordered: NDArray[Any], first: int, stop: int) -> slice:
@@ -223,7 +239,11 @@ def _part(batches: Batches, name: str, i: int) -> NDArray[Any]:
 
 def _must_fit(name: str, offsets: NDArray[Any], lengths: Any) -> None:
     """Check that the rows of a binary column are inside its bytes, one after the other."""
-    if (offsets[0] < 0).any() or (np.diff(offsets, axis=0) < 0).any() or (offsets[-1] > lengths).any():
+    if (
+        (offsets[0] < 0).any()
+        or (np.diff(offsets, axis=0) < 0).any()
+        or (offsets[-1] > lengths).any()
+    ):
         raise NotARecording(
             f"the recording is damaged: rows of {name!r} lie outside of their batch; copy the whole folder again, or "
             "record the run again"

@@ -25,7 +25,9 @@ class EventsReader:
                 return False
             *lines, rest = self._new().split(b"\n")
         known = len(self.events)
-        self.events += [event_from(self._path, known + number, line) for number, line in enumerate(lines, 1)]
+        self.events += [
+            event_from(self._path, known + number, line) for number, line in enumerate(lines, 1)
+        ]
         self._at += sum(len(line) + 1 for line in lines)
         self.torn = rest != b""
         return bool(lines)

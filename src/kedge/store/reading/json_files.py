@@ -91,7 +91,11 @@ def _instead(folder: Path) -> str:
             return "there is no such folder; kedge run writes one and prints its name"
         if not folder.is_dir():
             inside = (folder.parent / MANIFEST).is_file()
-            name = f"{folder.parent}, the folder it is in" if inside else "a folder that kedge run wrote"
+            name = (
+                f"{folder.parent}, the folder it is in"
+                if inside
+                else "a folder that kedge run wrote"
+            )
             return f"it is a file; name {name}"
         found = sorted(entry.name for entry in folder.iterdir())
     if not found:
@@ -115,9 +119,15 @@ def read_sites(folder: Path, rank: int = 0) -> tuple[tuple[Root, ...], tuple[Sit
             raise damaged(path, f"site {site.site!r} has the id {site.id!r}, not {place}")
         beyond = [source for source in site.sources if source is not None and source >= len(sites)]
         if beyond:
-            raise damaged(path, f"site {site.site!r} has the source {beyond[0]}, and there are {len(sites)} sites")
+            raise damaged(
+                path,
+                f"site {site.site!r} has the source {beyond[0]}, and there are {len(sites)} sites",
+            )
         if not -1 <= site.root < max(len(roots), 1):
-            raise damaged(path, f"site {site.site!r} has the root {site.root}, and there are {len(roots)} roots")
+            raise damaged(
+                path,
+                f"site {site.site!r} has the root {site.root}, and there are {len(roots)} roots",
+            )
     return roots, sites
 
 
@@ -130,7 +140,9 @@ def event_from(path: Path, number: int, line: bytes) -> Document:
     try:
         event = parse(line)
     except BadJson as error:
-        raise damaged(path, f"line {number} {str(error).removeprefix('it ').partition(' (')[0]}") from error
+        raise damaged(
+            path, f"line {number} {str(error).removeprefix('it ').partition(' (')[0]}"
+        ) from error
     if not isinstance(event, dict):
         raise damaged(path, f"line {number} is not a JSON object")
     _check(path, event, shapes.event, f"line {number}: ")
@@ -158,4 +170,6 @@ def _check(path: Path, document: Document, shape: Check, where: str = "") -> Non
 
 def damaged(path: Path, found: str) -> NotARecording:
     """Return the error of a file of a recording that is not as it should be."""
-    return NotARecording(f"{path} is damaged: {found}; copy the whole folder again, or record the run again")
+    return NotARecording(
+        f"{path} is damaged: {found}; copy the whole folder again, or record the run again"
+    )

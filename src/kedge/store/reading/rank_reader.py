@@ -60,7 +60,9 @@ class RankReader:
                 "copy the whole folder again, or record the run again"
             )
         roots, sites = self._sites.found or ((), ())
-        return RankShare(self.rank, roots, sites, tuple(self._events.events), StatsTable(parts=self._parts))
+        return RankShare(
+            self.rank, roots, sites, tuple(self._events.events), StatsTable(parts=self._parts)
+        )
 
 
 def _appended(parts: list[FileRows], new: FileRows) -> list[FileRows]:

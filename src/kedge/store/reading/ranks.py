@@ -69,7 +69,11 @@ class RankRows:
     @cached_property
     def copies(self) -> dict[int, tuple[int, ...]]:
         """The ranks that hold the same part of a distributed value as this one, where there are others."""
-        return {site.id: site.copies for site in self.sites if site.copies is not None and len(site.copies) > 1}
+        return {
+            site.id: site.copies
+            for site in self.sites
+            if site.copies is not None and len(site.copies) > 1
+        }
 
     @cached_property
     def _own(self) -> dict[int, int]:
@@ -109,22 +113,35 @@ class RankedTable:
 
 def _merged(found: Sequence[Rows], copies: Sequence[tuple[int, ...] | None]) -> Rows:
     """Return rows of one site, merged as if one rank had written them; `copies` are the ranks with the same part."""
-    level, step = (np.concatenate([getattr(rows, name) for rows in found]) for name in ("level", "step"))
+    level, step = (
+        np.concatenate([getattr(rows, name) for rows in found]) for name in ("level", "step")
+    )
     _, group = np.unique(step, return_inverse=True)
     most = np.zeros(group.max(initial=-1) + 1, dtype=np.int64)
     np.maximum.at(most, group, level)
     clean = np.concatenate([rows.clean for rows in found])
     chosen = (level == most[group]) | ~clean
     if any(copies):
-        sumsq, count = (np.concatenate([getattr(rows, name) for rows in found]) for name in ("sumsq", "count"))
+        sumsq, count = (
+            np.concatenate([getattr(rows, name) for rows in found]) for name in ("sumsq", "count")
+        )
         part = _part_numbers(found, copies)
         first = _first_of_each(np.lexsort((-level, clean, part, group)), group, part)
-        unlike = (count != count[first]) | (np.abs(sumsq - sumsq[first]) > _ALIKE * np.abs(sumsq[first]))
+        unlike = (count != count[first]) | (
+            np.abs(sumsq - sumsq[first]) > _ALIKE * np.abs(sumsq[first])
+        )
         chosen &= (first == np.arange(len(first))) | (unlike & clean & clean[first])
     kept = np.flatnonzero(chosen)
     numbers = [name for name in COLUMNS if name != "site"]
-    columns: dict[str, Any] = {name: np.concatenate([getattr(rows, name) for rows in found])[kept] for name in numbers}
-    return merge({**columns, **{name: joined([rows.held(name) for rows in found]).chosen(kept) for name in BINARY}})
+    columns: dict[str, Any] = {
+        name: np.concatenate([getattr(rows, name) for rows in found])[kept] for name in numbers
+    }
+    return merge(
+        {
+            **columns,
+            **{name: joined([rows.held(name) for rows in found]).chosen(kept) for name in BINARY},
+        }
+    )
 
 
 def _part_numbers(found: Sequence[Rows], copies: Sequence[tuple[int, ...] | None]) -> Ints:
@@ -142,7 +159,9 @@ def _first_of_each(order: Ints, group: Ints, part: Ints) -> Ints:
     return first
 
 
-def assemble(shares: Sequence[RankShare]) -> tuple[tuple[Root, ...], tuple[SiteInfo, ...], RankedTable]:
+def assemble(
+    shares: Sequence[RankShare],
+) -> tuple[tuple[Root, ...], tuple[SiteInfo, ...], RankedTable]:
     """Return the roots, sites and rows of several ranks, the lowest rank first; see Note [Ranks]."""
     shares = sorted(shares, key=lambda share: share.rank)
     roots: list[Root] = []
@@ -153,7 +172,9 @@ def assemble(shares: Sequence[RankShare]) -> tuple[tuple[Root, ...], tuple[SiteI
         ids = _root_ids(share, roots)
         new = {prefix for prefix, stage in stages.items() if stage.number > reached.get(prefix, 0)}
         _join_stages(share, ids, roots, new)
-        reached |= {prefix: max(stage.number, reached.get(prefix, 0)) for prefix, stage in stages.items()}
+        reached |= {
+            prefix: max(stage.number, reached.get(prefix, 0)) for prefix, stage in stages.items()
+        }
         own, numbers = _placed(share, ids, sites, stages)
         sites.update((site.site, site) for site in own if site.site not in sites)
         parts.append(RankRows(share.rank, share.table, numbers, own))
@@ -170,7 +191,9 @@ def _root_ids(share: RankShare, roots: list[Root]) -> list[int]:
     return [known[root.prefix] for root in share.roots]
 
 
-def _join_stages(share: RankShare, ids: Sequence[int], roots: list[Root], prefixes: set[str]) -> None:
+def _join_stages(
+    share: RankShare, ids: Sequence[int], roots: list[Root], prefixes: set[str]
+) -> None:
     """Add the modules of a rank's stages to their roots, of stages that no lower rank has."""
     for root, number in zip(share.roots, ids, strict=True):
         if root.prefix in prefixes:
@@ -178,19 +201,32 @@ def _join_stages(share: RankShare, ids: Sequence[int], roots: list[Root], prefix
 
 
 def _placed(
-    share: RankShare, roots: Sequence[int], known: Mapping[str, SiteInfo], stages: Mapping[str, Stage]
+    share: RankShare,
+    roots: Sequence[int],
+    known: Mapping[str, SiteInfo],
+    stages: Mapping[str, Stage],
 ) -> tuple[tuple[SiteInfo, ...], Ints]:
     """Return a rank's sites with their numbers in the whole recording, and the numbers of all; -1: it is not there."""
     fresh = iter(range(len(known), len(known) + len(share.sites)))
     ids = [
-        -1 if _is_inside(site, share.roots, stages) else known[site.site].id if site.site in known else next(fresh)
+        -1
+        if _is_inside(site, share.roots, stages)
+        else known[site.site].id
+        if site.site in known
+        else next(fresh)
         for site in share.sites
     ]
-    before = {prefix: last_output(known, prefix) for prefix, stage in stages.items() if stage.number}
+    before = {
+        prefix: last_output(known, prefix) for prefix, stage in stages.items() if stage.number
+    }
     placed = []
     for site in share.sites:
-        given = before.get(share.roots[site.root].prefix) if 0 <= site.root < len(share.roots) else None
-        sources = (None if source is None or ids[source] < 0 else ids[source] for source in site.sources)
+        given = (
+            before.get(share.roots[site.root].prefix) if 0 <= site.root < len(share.roots) else None
+        )
+        sources = (
+            None if source is None or ids[source] < 0 else ids[source] for source in site.sources
+        )
         placed.append(
             replace(
                 site,

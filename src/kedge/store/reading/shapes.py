@@ -27,7 +27,12 @@ from kedge.json_input.shape import (
 
 TEXTS = list_of(text)
 #: A line of the program.
-LINE = {"file": nullable(text), "line": nullable(whole), "function": nullable(text), "text": nullable(text)}
+LINE = {
+    "file": nullable(text),
+    "line": nullable(whole),
+    "function": nullable(text),
+    "text": nullable(text),
+}
 SOURCE = fields({"file": text, "line": whole, "function": text}, {"text": nullable(text)})
 
 MANIFEST = fields(
@@ -97,7 +102,19 @@ SITE = fields(
 SITES = fields({"roots": list_of(ROOT), "sites": list_of(SITE)})
 
 _SUMS = dict.fromkeys(
-    ("tensors", "packed", "bytes", "rebuild", "offload", "bf16", "int8", "checkpoint", "parameters", "inputs"), count
+    (
+        "tensors",
+        "packed",
+        "bytes",
+        "rebuild",
+        "offload",
+        "bf16",
+        "int8",
+        "checkpoint",
+        "parameters",
+        "inputs",
+    ),
+    count,
 )
 _MODULE_SUMS = list_of(fields({"path": nullable(text), "tensors": count, "bytes": count}, _SUMS))
 
@@ -121,8 +138,13 @@ def _held(value: Any, moments: int) -> None:
     sizes = [len(value[name]) for name in _KIND]
     if any(len(row) != len(sizes) or any(map(int.__ge__, row, sizes)) for row in value["kinds"]):
         raise Misshapen("has a number without a text").within(".kinds")
-    if any(kind >= len(value["kinds"]) or not begin < end <= moments for kind, _, _, begin, end in value["spans"]):
-        raise Misshapen(f"has one without a kind, or outside of the {moments} moments").within(".spans")
+    if any(
+        kind >= len(value["kinds"]) or not begin < end <= moments
+        for kind, _, _, begin, end in value["spans"]
+    ):
+        raise Misshapen(f"has one without a kind, or outside of the {moments} moments").within(
+            ".spans"
+        )
     if len(value["rest"]) not in (0, moments):
         raise Misshapen(f"has {len(value['rest'])} sizes at {moments} moments").within(".rest")
 
@@ -138,7 +160,14 @@ _KIND: dict[str, Check] = {
     "origin": TEXTS,
     "line": _NULLABLE_TEXTS,
 }
-_HELD = fields({**_KIND, "kinds": list_of(list_of(count)), "spans": list_of(list_of(count, 5)), "rest": list_of(count)})
+_HELD = fields(
+    {
+        **_KIND,
+        "kinds": list_of(list_of(count)),
+        "spans": list_of(list_of(count, 5)),
+        "rest": list_of(count),
+    }
+)
 
 
 _COURSE = fields(
@@ -186,7 +215,16 @@ EVENTS: dict[str, Check] = {
             "total": fields({}, _SUMS),
             "tree": _MODULE_SUMS,
             "lines": list_of(
-                fields({}, {**_SUMS, "file": nullable(text), "line": whole, "function": text, "text": nullable(text)})
+                fields(
+                    {},
+                    {
+                        **_SUMS,
+                        "file": nullable(text),
+                        "line": whole,
+                        "function": text,
+                        "text": nullable(text),
+                    },
+                )
             ),
             "items": list_of(mapping),
             "course": _course,
@@ -202,15 +240,22 @@ EVENTS: dict[str, Check] = {
         {
             "step": whole,
             "count": count,
-            "tensors": list_of(fields({"path": text, "of": one_of("param", "buffer"), "nan": count, "inf": count}, {})),
+            "tensors": list_of(
+                fields(
+                    {"path": text, "of": one_of("param", "buffer"), "nan": count, "inf": count}, {}
+                )
+            ),
         }
     ),
     "loss-operation": fields(
-        {"step": whole}, {"loss": nullable(text), "node": nullable(text), "source": nullable(SOURCE)}
+        {"step": whole},
+        {"loss": nullable(text), "node": nullable(text), "source": nullable(SOURCE)},
     ),
     "producer": _producer,
     "compiled": fields({"step": whole}),
-    "modes": fields({"step": whole, "root": count, "training": flag}, {"eval": TEXTS, "train": TEXTS}),
+    "modes": fields(
+        {"step": whole, "root": count, "training": flag}, {"eval": TEXTS, "train": TEXTS}
+    ),
     "grads-kept": fields({"step": whole, "kept": count, "checked": count}, {"optimizer": count}),
     "optimizers": fields(
         {
@@ -234,16 +279,23 @@ EVENTS: dict[str, Check] = {
     ),
     "unseen": fields(
         {"what": text},
-        {"detail": nullable(fields({}, {"steps": count, "seconds": number, "name": text, "cause": text}))},
+        {
+            "detail": nullable(
+                fields({}, {"steps": count, "seconds": number, "name": text, "cause": text})
+            )
+        },
     ),
     "operation": fields(
         {
             "folder": plain_name,
-            "operations": list_of(fields({"site": text, "value": one_of("nan", "inf")}, {**LINE, "name": text})),
+            "operations": list_of(
+                fields({"site": text, "value": one_of("nan", "inf")}, {**LINE, "name": text})
+            ),
         }
     ),
     "ledger": fields(
-        {"sites": list_of(fields({"site": text, "fired": count}, {"cause": text, "remedy": text}))}, {"sampled": count}
+        {"sites": list_of(fields({"site": text, "fired": count}, {"cause": text, "remedy": text}))},
+        {"sampled": count},
     ),
     "stopped": fields({"error": text}),
     "end": fields(

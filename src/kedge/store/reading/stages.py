@@ -32,14 +32,21 @@ class Stage:
 
     def has(self, kind: str) -> bool:
         """Whether the root's own site of a kind is that of the whole model."""
-        return self.number == (0 if kind == "in" else self.last) or kind not in ("in", "out", "out.grad")
+        return self.number == (0 if kind == "in" else self.last) or kind not in (
+            "in",
+            "out",
+            "out.grad",
+        )
 
 
 def stages_of(roots: Sequence[Sequence[Root]]) -> list[dict[str, Stage]]:
     """Return for each rank its stages, by the prefixes of their roots; without a pipeline there are none."""
     found: list[dict[str, Stage]] = [{} for _ in roots]
     for prefix in dict.fromkeys(root.prefix for own in roots for root in own):
-        held = [next((_leaves(root) for root in own if root.prefix == prefix), frozenset[str]()) for own in roots]
+        held = [
+            next((_leaves(root) for root in own if root.prefix == prefix), frozenset[str]())
+            for own in roots
+        ]
         parts = list(dict.fromkeys(leaves for leaves in held if leaves))
         if len(parts) > 1 and all(_are_apart(a, b) for i, a in enumerate(parts) for b in parts[:i]):
             for own, leaves in zip(found, held, strict=True):
@@ -52,7 +59,9 @@ def together(known: Root, part: Root) -> Root:
     """Return a root with the modules of one more stage."""
     paths = {module["path"] for module in known.modules}
     more = tuple(module for module in part.modules if module["path"] not in paths)
-    return replace(known, modules=known.modules + more, parameters=known.parameters + part.parameters)
+    return replace(
+        known, modules=known.modules + more, parameters=known.parameters + part.parameters
+    )
 
 
 def last_output(sites: Mapping[str, SiteInfo], prefix: str) -> int | None:

@@ -117,7 +117,9 @@ class SitesInOne:
 
 def one_after_another(parts: Sequence[Rows]) -> SitesInOne:
     """Return the rows of sites that were merged one by one, those of several ranks."""
-    borders = np.concatenate([[0], np.cumsum([len(rows) for rows in parts], dtype=np.int64)]).astype(np.int64)
+    borders = np.concatenate(
+        [[0], np.cumsum([len(rows) for rows in parts], dtype=np.int64)]
+    ).astype(np.int64)
     return SitesInOne(LazyRows(_Concatenated(parts)), borders)
 
 
@@ -138,7 +140,9 @@ class _LazyColumns(dict[str, Any]):
         if name in BINARY:
             self[name] = joined([group.held(name, where) for group, where in self._places])
         else:
-            self[name] = _joined([group.column(name, where) for group, where in self._places], COLUMNS[name][0])
+            self[name] = _joined(
+                [group.column(name, where) for group, where in self._places], COLUMNS[name][0]
+            )
         return self[name]
 
 

@@ -84,7 +84,9 @@ class StatsWriter:
         numbers = {name: _column(name, columns, rows) for name in COLUMNS}
         if "step" not in columns:
             numbers["step"] = np.full(rows, step, dtype=np.int64)
-        binary: dict[str, Sequence[bytes]] = {name: columns.get(name, [b""] * rows) for name in BINARY}
+        binary: dict[str, Sequence[bytes]] = {
+            name: columns.get(name, [b""] * rows) for name in BINARY
+        }
         for name, held in binary.items():
             _require(name, len(held), rows)
         if not _may_wait(numbers):
@@ -100,10 +102,16 @@ class StatsWriter:
         """Append the waiting rows as one batch."""
         waiting, self._waiting = self._waiting, []
         if waiting:
-            numbers = {name: np.concatenate([each[name] for each, _ in waiting]) for name in COLUMNS}
-            self._write(numbers, {name: [h for _, each in waiting for h in each[name]] for name in BINARY})
+            numbers = {
+                name: np.concatenate([each[name] for each, _ in waiting]) for name in COLUMNS
+            }
+            self._write(
+                numbers, {name: [h for _, each in waiting for h in each[name]] for name in BINARY}
+            )
 
-    def _write(self, numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]]) -> None:
+    def _write(
+        self, numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]]
+    ) -> None:
         self._append(_message(numbers, binary, len(numbers["site"])))
 
     def close(self) -> None:
@@ -157,10 +165,14 @@ def _column(name: str, columns: Mapping[str, Any], rows: int) -> NDArray[Any]:
 
 def _require(name: str, found: int, rows: int) -> None:
     if found != rows:
-        raise ValueError(f"column {name!r} has {found} values and column 'site' has {rows}; give one for each row")
+        raise ValueError(
+            f"column {name!r} has {found} values and column 'site' has {rows}; give one for each row"
+        )
 
 
-def _batch(numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]], rows: int) -> Any:
+def _batch(
+    numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]], rows: int
+) -> Any:
     """Return rows as one Arrow struct array, without copying the columns."""
     children = [_array(_FIELDS[name], rows, numbers[name]) for name in COLUMNS]
     for name in BINARY:
@@ -184,7 +196,9 @@ def _head() -> tuple[bytes, HeadLayout]:
     return metadata, layout_of(metadata)
 
 
-def _message(numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]], rows: int) -> bytes:
+def _message(
+    numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]], rows: int
+) -> bytes:
     """Return a batch as bytes: a copy of one head with other numbers. nanoarrow takes fifteen times as long."""
     known, gaps, at = _layout(rows)
     figures, body = list(known), list[Any]()
@@ -222,4 +236,6 @@ def _layout(rows: int) -> tuple[tuple[int, ...], tuple[bytes, ...], int]:
 
 def _array(field: Any, rows: int, *buffers: Any) -> Any:
     # The lengths were checked before, once for all buffers of a column.
-    return na.c_array_from_buffers(field, rows, [None, *buffers], null_count=0, validation_level="none")
+    return na.c_array_from_buffers(
+        field, rows, [None, *buffers], null_count=0, validation_level="none"
+    )

@@ -14,13 +14,22 @@ from kedge.errors import NotARecording
 from kedge.files.atomic_write import replace, told
 from kedge.files.file_lock import release
 from kedge.files.own_file import OwnFile, write_all
-from kedge.store.reading.json_files import FORMAT, MANIFEST, STATS, events_file, read_manifest, sites_file
+from kedge.store.reading.json_files import (
+    FORMAT,
+    MANIFEST,
+    STATS,
+    events_file,
+    read_manifest,
+    sites_file,
+)
 from kedge.store.writing.arrow import StatsWriter
 from kedge.store.writing.destination import put
 from kedge.store.writing.lock import LOCK, hold
 
 
-def create(path: str | os.PathLike[str], manifest: Mapping[str, Any], force: bool) -> RecordingWriter:
+def create(
+    path: str | os.PathLike[str], manifest: Mapping[str, Any], force: bool
+) -> RecordingWriter:
     """Start a recording.
 
     Args:

@@ -42,7 +42,10 @@ def hold(folder: Path, rank: int) -> OwnFile:
         if not _is_still(file, folder):
             file.close()
             raise BeingWritten(_REPLACED.format(folder))
-        write_all(file, (json.dumps({"rank": rank, "pid": os.getpid(), "host": gethostname()}) + "\n").encode())
+        write_all(
+            file,
+            (json.dumps({"rank": rank, "pid": os.getpid(), "host": gethostname()}) + "\n").encode(),
+        )
     return file
 
 
@@ -55,7 +58,11 @@ def alone(folder: Path) -> Iterator[None]:
     """
     with told(f"replace {folder}"), _open(folder) as file:
         answer = claim(file, alone=True)
-        if answer == "refused" or (answer == "unknown" and not _has_ended(folder)) or not _is_still(file, folder):
+        if (
+            answer == "refused"
+            or (answer == "unknown" and not _has_ended(folder))
+            or not _is_still(file, folder)
+        ):
             raise BeingWritten(_message(folder))
         yield
 

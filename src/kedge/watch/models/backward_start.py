@@ -71,7 +71,12 @@ class LossCheck:
         value = frame.f_locals.get("tensors") if frame is not None else None
         if type(value) is tuple and len(value) == 1:
             value = value[0]
-        if type(value) is Tensor and value.is_cpu and value.numel() == 1 and not isfinite(value.item()):
+        if (
+            type(value) is Tensor
+            and value.is_cpu
+            and value.numel() == 1
+            and not isfinite(value.item())
+        ):
             return False
         self.task = task
         return True
@@ -105,7 +110,9 @@ def began() -> BackwardStart:
             tensors = found.f_locals.get(codes[found.f_code], ())
             line = _programs_line(found)
             where = None if line is None else (line.f_code, line.f_lineno)
-            return BackwardStart(tuple(t for t in _each(tensors) if isinstance(t, Tensor)), where, line)
+            return BackwardStart(
+                tuple(t for t in _each(tensors) if isinstance(t, Tensor)), where, line
+            )
     return BackwardStart((), None, None)
 
 
@@ -132,7 +139,9 @@ def _is_of_stage(frame: FrameType) -> bool:
     caller = frame.f_back
     given = frame.f_locals.get("grad_tensors", frame.f_locals.get("grad_outputs"))
     inside = caller is not None and caller.f_globals.get("__name__", "").startswith(_PIPELINES)
-    return inside and any(grad is not None for grad in (given if isinstance(given, (tuple, list)) else (given,)))
+    return inside and any(
+        grad is not None for grad in (given if isinstance(given, (tuple, list)) else (given,))
+    )
 
 
 def _each(tensors: Any) -> tuple[Any, ...]:

@@ -92,7 +92,9 @@ class BackwardPasses:
     def reached_here(self, params: Iterable[Tensor]) -> bool:
         """Whether gradients of some parameters arrive in this thread, so that no other thread changes them."""
         here = threading.get_ident()
-        return len(self._threads) < 2 or any(place.thread == here for place in self.places.among(params))
+        return len(self._threads) < 2 or any(
+            place.thread == here for place in self.places.among(params)
+        )
 
     def reached_by(self, task: int, params: Iterable[nn.Parameter]) -> bool:
         """Whether a backward pass reached some parameters; at least one of them must have a hook."""

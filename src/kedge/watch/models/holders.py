@@ -14,7 +14,9 @@ def holders_of(params: Iterable[nn.Parameter]) -> list[nn.Module]:
     """Return the outermost modules that hold some parameters. Slow: it searches all objects."""
     wanted = {id(p) for p in params}
     modules = [o for o in gc.get_objects() if issubclass(type(o), nn.Module) and _is_readable(o)]
-    parents = {id(child): m for m in modules for child in own_children(m).values() if child is not None}
+    parents = {
+        id(child): m for m in modules for child in own_children(m).values() if child is not None
+    }
     found: dict[int, nn.Module] = {}
     for module in modules:
         if any(id(p) in wanted for p in own_parameters(module).values()):
@@ -26,7 +28,11 @@ def holders_of(params: Iterable[nn.Parameter]) -> list[nn.Module]:
 def _is_readable(module: nn.Module) -> bool:
     """Whether a module's tables can be read; one of all modules that cannot must not end the search for others."""
     try:
-        return is_made(module) and own_children(module) is not None and own_parameters(module) is not None
+        return (
+            is_made(module)
+            and own_children(module) is not None
+            and own_parameters(module) is not None
+        )
     except Exception:  # noqa: BLE001 - of the program's class; it is reported when it is called
         return False
 

@@ -49,7 +49,9 @@ class Models:
         names: Names of modules that may become roots, from a model that holds them but is not called itself.
     """
 
-    def __init__(self, session: WatchSession, meter: Meter, wanted: WantedSites, places: WatchedParameters) -> None:
+    def __init__(
+        self, session: WatchSession, meter: Meter, wanted: WantedSites, places: WatchedParameters
+    ) -> None:
         self.session, self.meter, self.wanted, self.places = session, meter, wanted, places
         self.roots: list[RootModule] = []
         self.known, self.passes = SeenModules(), BackwardPasses(places)
@@ -92,7 +94,9 @@ class Models:
 
     def _attach(self, module: nn.Module, root: RootModule, fresh: Mapping[str, nn.Module]) -> None:
         with root.hooks.attaching(self.session, module) as target:
-            root.parameters = sum(p.numel() for p in parameters_in(module).values() if not is_lazy(p))
+            root.parameters = sum(
+                p.numel() for p in parameters_in(module).values() if not is_lazy(p)
+            )
             root.modules = module_tree(module, root.label)
             if not root.hooks.follows:
                 self.roots.append(root)
@@ -113,7 +117,11 @@ class Models:
         for path, (how, numbers) in saturations(fresh, root).items():
             self.meter.sites.saturates(path, how, numbers)
         for kind in ("out", "in", "out.grad"):
-            paths = [n for n, m in fresh.items() if runs(m) and self.wanted.wants(root.label(n), m, (kind,))]
+            paths = [
+                n
+                for n, m in fresh.items()
+                if runs(m) and self.wanted.wants(root.label(n), m, (kind,))
+            ]
             self.session.hook_each(module, paths, kind, action)
         if any(own_part(param) is not param for param in parameters_in(module).values()):
             self.session.hook_each(module, [""], "out.grad", Reached(self.passes, root))
@@ -127,11 +135,15 @@ class Models:
 
     def watch_tensors(self, tensors: Sequence[nn.Parameter]) -> None:
         """Make a root of tensors that belong to no module."""
-        prefix = "" if all(root.prefix for root in self.roots) else free_prefix("tensors", self.roots)
+        prefix = (
+            "" if all(root.prefix for root in self.roots) else free_prefix("tensors", self.roots)
+        )
         root = RootModule(len(self.roots), prefix, {"": "tensors"}, sum(p.numel() for p in tensors))
         self.roots.append(root)
         named = zip(names_in_frames(tensors), tensors, strict=True)
-        self.places.put(named, root, lambda path: self.wanted.wants(path, nn.Module(), _OF_PARAMETERS))
+        self.places.put(
+            named, root, lambda path: self.wanted.wants(path, nn.Module(), _OF_PARAMETERS)
+        )
         self.passes.listen(tensors)
 
     def find_parameters(self, *, lazy_only: bool = False) -> None:
@@ -141,7 +153,11 @@ class Models:
             if module is not None:
                 if root in self._lazy:  # a first forward has changed the classes of its modules
                     root.modules = module_tree(module, root.label)
-                    root.types.update((n, type(m).__name__) for n, m in modules_in(module).items() if n in root.types)
+                    root.types.update(
+                        (n, type(m).__name__)
+                        for n, m in modules_in(module).items()
+                        if n in root.types
+                    )
                 self._place_parameters(module, root)
         self._lazy = []  # parameters still without a shape are found again when an optimizer holds them
 

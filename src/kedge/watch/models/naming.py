@@ -16,7 +16,9 @@ from kedge.watch.models.optimizers import any_optimizer, living, params_of
 from kedge.watch.models.roots import RootModule, free_prefix
 
 
-def prefix_of(module: nn.Module, roots: Sequence[RootModule], names: Mapping[nn.Module, str]) -> str:
+def prefix_of(
+    module: nn.Module, roots: Sequence[RootModule], names: Mapping[nn.Module, str]
+) -> str:
     """Return the prefix of a new root.
 
     Args:
@@ -28,7 +30,9 @@ def prefix_of(module: nn.Module, roots: Sequence[RootModule], names: Mapping[nn.
         return names[module]
     params = {id(p): isinstance(p, nn.Parameter) for p in parameters_in(module).values()}
     if params and all(root.prefix for root in roots):
-        replaced = not all(params.values())  # by `torch.func`: an optimizer may hold its original ones
+        replaced = not all(
+            params.values()
+        )  # by `torch.func`: an optimizer may hold its original ones
         if replaced or not _others_train(params):
             return ""
         gc.collect()  # the optimizers of a training that is over may be garbage
@@ -39,7 +43,11 @@ def prefix_of(module: nn.Module, roots: Sequence[RootModule], names: Mapping[nn.
 
 def _others_train(params: Container[int]) -> bool:
     """Whether there are optimizers, and none of them holds one of these parameters."""
-    held = [id(p) in params for optimizer in (living() if any_optimizer() else ()) for p in params_of(optimizer)]
+    held = [
+        id(p) in params
+        for optimizer in (living() if any_optimizer() else ())
+        for p in params_of(optimizer)
+    ]
     return bool(held) and not any(held)
 
 

@@ -189,13 +189,17 @@ class Optimizers:
         """Return the entry of an optimizer that steps; made at its first step."""
         entry = self._by_id.get(id(optimizer))
         if entry is None or entry.optimizer() is not optimizer:
-            entry = self._by_id[id(optimizer)] = KnownOptimizer(len(self.entries), optimizer, self.step())
+            entry = self._by_id[id(optimizer)] = KnownOptimizer(
+                len(self.entries), optimizer, self.step()
+            )
             self.entries.append(entry)
         return entry
 
     def known(self) -> dict[int, Optimizer]:
         """Return the optimizers that have stepped and still exist, by their numbers."""
-        return {e.index: optimizer for e in self.entries if (optimizer := e.optimizer()) is not None}
+        return {
+            e.index: optimizer for e in self.entries if (optimizer := e.optimizer()) is not None
+        }
 
     def stepped(self, optimizer: Optimizer) -> bool:
         """Count a step of an optimizer; returns whether it ends a step of the run."""
@@ -204,7 +208,9 @@ class Optimizers:
         if self.leading is entry:
             self.idle = 0
             return True
-        return self._closes_round(optimizer) if self.leading is None else self._takes_over(optimizer)
+        return (
+            self._closes_round(optimizer) if self.leading is None else self._takes_over(optimizer)
+        )
 
     def until_own(self, step: int, every: int) -> int | None:
         """Return the number of the run's steps until an optimizer that does not end them is measured; None if unknown.
@@ -212,7 +218,10 @@ class Optimizers:
         See Note [Steps of the other optimizers] in `kedge.watch.steps.spacing`.
         """
         others = (entry for entry in self.entries if self.leading is not entry)
-        return min((until for each in others if (until := each.until_own(step, every)) is not None), default=None)
+        return min(
+            (until for each in others if (until := each.until_own(step, every)) is not None),
+            default=None,
+        )
 
     def _closes_round(self, optimizer: Optimizer) -> bool:
         known = [each for ref in self._round if (each := ref()) is not None]

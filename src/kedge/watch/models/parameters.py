@@ -60,9 +60,18 @@ class WatchedParameters:
 
     def unplaced(self, module: nn.Module) -> list[tuple[str, nn.Parameter]]:
         """Return a module's parameters that are not watched yet and have a shape."""
-        return [(n, p) for n, p in parameters_in(module).items() if not is_lazy(p) and self.of(p) is None]
+        return [
+            (n, p)
+            for n, p in parameters_in(module).items()
+            if not is_lazy(p) and self.of(p) is None
+        ]
 
-    def put(self, named: Iterable[tuple[str, nn.Parameter]], root: RootModule, wanted: Callable[[str], bool]) -> None:
+    def put(
+        self,
+        named: Iterable[tuple[str, nn.Parameter]],
+        root: RootModule,
+        wanted: Callable[[str], bool],
+    ) -> None:
         """Add parameters of a root.
 
         Args:
@@ -120,4 +129,6 @@ class WatchedParameters:
 
     def forget_gone(self) -> None:
         """Drop the entries of parameters that no longer exist."""
-        self._places = {key: place for key, place in self._places.items() if place.param() is not None}
+        self._places = {
+            key: place for key, place in self._places.items() if place.param() is not None
+        }

@@ -42,7 +42,9 @@ class WatchSession(Session):
         lose: Reports that a site cannot be watched.
     """
 
-    while_hooked = "in the run"  # hooks of modules that were not called yet stay; see Note [Parked hooks]
+    while_hooked = (
+        "in the run"  # hooks of modules that were not called yet stay; see Note [Parked hooks]
+    )
 
     def __init__(self, clock: StepClock) -> None:
         super().__init__(on_error="warn")
@@ -120,15 +122,25 @@ class StepHooks:
         hooks = session.installed.hooks()
         gates = [(installed, hook) for installed, hook in hooks if isinstance(hook, Gate)]
         fused = {id(target.passes): _fused(target.model()) for target in session.targets.values()}
-        called = [(m, gate) for m, gate in gates if gate.called or gate.path in fused.get(gate.whose, ())]
+        called = [
+            (m, gate) for m, gate in gates if gate.called or gate.path in fused.get(gate.whose, ())
+        ]
         with self._changing:
             self._seen = size
-            self._inner_gates.take_over((installed, gate) for installed, gate in called if gate.path)
-            self._root_gates.take_over((installed, gate) for installed, gate in called if not gate.path)
-            self._calls.take_over(
-                (installed, hook) for installed, hook in hooks if isinstance(hook, (PassBegins, PassEnds))
+            self._inner_gates.take_over(
+                (installed, gate) for installed, gate in called if gate.path
             )
-            self._waiting = [tap for tap in session.taps if not tap.fired and tap.site.kind == "out"]
+            self._root_gates.take_over(
+                (installed, gate) for installed, gate in called if not gate.path
+            )
+            self._calls.take_over(
+                (installed, hook)
+                for installed, hook in hooks
+                if isinstance(hook, (PassBegins, PassEnds))
+            )
+            self._waiting = [
+                tap for tap in session.taps if not tap.fired and tap.site.kind == "out"
+            ]
 
     def prepare(self, *, measured: bool, hooked: bool, finding: bool, by_passes: bool) -> None:
         """Install the hooks that the next step needs, and remove the others.

@@ -45,15 +45,23 @@ class PrefixedMeter:
         return self.meter.bind_value(replace(site, path=self.root.label(site.path)))
 
 
-def channel_dims(model: nn.Module, modules: Mapping[str, nn.Module], root: RootModule) -> dict[str, int | None]:
+def channel_dims(
+    model: nn.Module, modules: Mapping[str, nn.Module], root: RootModule
+) -> dict[str, int | None]:
     """Return the channel dimension of three-dimensional values: 1 in convolutional models, else -1."""
     first = any(isinstance(m, _CHANNELS_FIRST) for m in modules_in(model).values())
-    return {root.label(n): 1 if first else -1 for n, m in modules.items() if isinstance(m, _EXACT_ZERO)}
+    return {
+        root.label(n): 1 if first else -1 for n, m in modules.items() if isinstance(m, _EXACT_ZERO)
+    }
 
 
-def saturations(modules: Mapping[str, nn.Module], root: RootModule) -> dict[str, tuple[str, tuple[float, ...]]]:
+def saturations(
+    modules: Mapping[str, nn.Module], root: RootModule
+) -> dict[str, tuple[str, tuple[float, ...]]]:
     """Return how each activation among some modules saturates, by its recorded path."""
-    return {root.label(n): _SATURATING[type(m)](m) for n, m in modules.items() if type(m) in _SATURATING}
+    return {
+        root.label(n): _SATURATING[type(m)](m) for n, m in modules.items() if type(m) in _SATURATING
+    }
 
 
 _SATURATING: dict[type[nn.Module], Callable[[Any], tuple[str, tuple[float, ...]]]] = {

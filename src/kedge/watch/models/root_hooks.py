@@ -63,7 +63,9 @@ class RootHooks:
             label: Returns the recorded path of a site.
         """
         self._fired.update(str(tap.site) for tap in taps if tap.fired)
-        self.silent += [silent_entry(tap, label(tap.site.path), session) for tap in taps if self.is_silent(tap)]
+        self.silent += [
+            silent_entry(tap, label(tap.site.path), session) for tap in taps if self.is_silent(tap)
+        ]
         self._past = self.passes
         self.abandon(session, taps)
 
@@ -71,7 +73,9 @@ class RootHooks:
         """Remove the hooks and the taps from a module."""
         gone, mine = self.target, {id(tap) for tap in taps}
         session.taps = [tap for tap in session.taps if id(tap) not in mine]
-        session.targets = {key: target for key, target in session.targets.items() if target is not gone}
+        session.targets = {
+            key: target for key, target in session.targets.items() if target is not gone
+        }
         self.target = None
         self._undo.close()
 
@@ -85,7 +89,9 @@ class RootHooks:
         session.installed.cleanup = self._undo
         try:
             self.target = session.targets[id(module)] = HookedModel(session, module)
-            self.target.kinds = {name: weakref.ref(type(m)) for name, m in named_modules(module).items()}
+            self.target.kinds = {
+                name: weakref.ref(type(m)) for name, m in named_modules(module).items()
+            }
             if self.follows and session.clock.leader is self._past:
                 session.clock.leader = self.target.passes
             yield self.target
@@ -95,7 +101,12 @@ class RootHooks:
     def ungraded(self, path: str) -> str:
         """Return what ruled out gradients in the first calls of a module; empty if several things did, or none."""
         after = () if self.target is None else self.target.modules.after.values()
-        noted = {what for gate in after if gate.path == path and not gate.seen.listened for what in gate.seen.ungraded}
+        noted = {
+            what
+            for gate in after
+            if gate.path == path and not gate.seen.listened
+            for what in gate.seen.ungraded
+        }
         return noted.pop() if len(noted) == 1 else ""
 
     def is_silent(self, tap: Tap) -> bool:
@@ -106,4 +117,9 @@ class RootHooks:
 def silent_entry(tap: Tap, path: str, session: Session) -> dict[str, Any]:
     """Return the entry of a site that never fired, under its recorded path, with the cause and the remedy."""
     cause = explain(tap, session)
-    return {"site": str(replace(tap.site, path=path)), "fired": 0, "cause": cause.why, "remedy": cause.remedy}
+    return {
+        "site": str(replace(tap.site, path=path)),
+        "fired": 0,
+        "cause": cause.why,
+        "remedy": cause.remedy,
+    }

@@ -76,7 +76,11 @@ class RootModule:
     def entry(self) -> dict[str, Any]:
         """Return the entry of the root in the recording."""
         named = {"name": self.types[""], "prefix": self.prefix}
-        trained = {"trained": bool(self.optimizers), "optimizers": sorted(self.optimizers), "steps": self.steps}
+        trained = {
+            "trained": bool(self.optimizers),
+            "optimizers": sorted(self.optimizers),
+            "steps": self.steps,
+        }
         return {**named, **trained, "parameters": self.parameters, "modules": self.modules}
 
 
@@ -92,13 +96,18 @@ class WantedSites:
         self.selector, self._tell = selector, tell
         self._terms = selector.terms
         self._paths: dict[str, str] = {}
-        self._idle = dict.fromkeys(place for place, term in enumerate(selector.terms) if not term.excluded)
+        self._idle = dict.fromkeys(
+            place for place, term in enumerate(selector.terms) if not term.excluded
+        )
 
     def meet(self, module: nn.Module, root: RootModule) -> None:
         """Take a model's names into account, before its modules and parameters are asked for."""
         if not self._idle and self._terms == self.selector.terms:
             return  # no name changes what is selected
-        named = [*((n, m) for n, m in modules_in(module).items() if runs(m)), *parameters_in(module).items()]
+        named = [
+            *((n, m) for n, m in modules_in(module).items() if runs(m)),
+            *parameters_in(module).items(),
+        ]
         self._paths |= {root.label(name): type(one).__name__ for name, one in named}
         self._terms = widened(self.selector.terms, self._paths)
 
@@ -106,7 +115,9 @@ class WantedSites:
         """Whether the selector names the module, or the parameter, with this recorded path, for values of these kinds."""
         types = tuple(c.__name__ for c in type(module).__mro__)
         hits = [
-            place for place, term in enumerate(self._terms) if term.kind in (None, *kinds) and term.matches(path, types)
+            place
+            for place, term in enumerate(self._terms)
+            if term.kind in (None, *kinds) and term.matches(path, types)
         ]
         for place in hits:
             self._idle.pop(place, None)
@@ -118,7 +129,9 @@ class WantedSites:
             place, _ = self._idle.popitem()
             near = nearest(self._terms[place], self._paths, self._paths.values())
             hint = f"; the nearest are {near}" if near else "; kedge sites lists their names"
-            self._tell(f'"{self.selector.terms[place]}" selects nothing in the models of this program{hint}')
+            self._tell(
+                f'"{self.selector.terms[place]}" selects nothing in the models of this program{hint}'
+            )
 
 
 def next_of(roots: Sequence[RootModule], types: Mapping[str, str]) -> RootModule | None:

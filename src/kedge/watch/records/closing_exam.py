@@ -39,7 +39,9 @@ class ClosingExam:
         self._finalizers: list[weakref.finalize[Any, Any]] = []
         self._notes: list[Mapping[str, Any]] = []
 
-    def begin(self, module: nn.Module, root: RootModule, examine: Callable[[RootModule], None]) -> None:
+    def begin(
+        self, module: nn.Module, root: RootModule, examine: Callable[[RootModule], None]
+    ) -> None:
         """Note a root at its first call.
 
         Args:
@@ -50,7 +52,9 @@ class ClosingExam:
         """
         buffers = list(buffers_in(module).items())
         bad = {name for name, _, _ in _not_finite(buffers)}
-        self._buffers[root.index] = [(name, weakref.ref(b)) for name, b in buffers if name not in bad]
+        self._buffers[root.index] = [
+            (name, weakref.ref(b)) for name, b in buffers if name not in bad
+        ]
         finalizer = weakref.finalize(module, examine, root)
         finalizer.atexit = False
         self._finalizers.append(finalizer)
@@ -60,13 +64,24 @@ class ClosingExam:
         mine = [place for place in self._places if place.root is root]
         if not root.optimizers and all(place.order is None for place in mine):
             return  # it was never trained
-        parameters = ((place.site.path, param) for place in mine if (param := place.param()) is not None)
+        parameters = (
+            (place.site.path, param) for place in mine if (param := place.param()) is not None
+        )
         bad = [_entry("param", *found) for found in _not_finite(parameters)]
-        buffers = ((name, b) for name, ref in self._buffers.pop(root.index, ()) if (b := ref()) is not None)
-        bad += [_entry("buffer", root.label(name), nan, inf) for name, nan, inf in _not_finite(buffers)]
+        buffers = (
+            (name, b) for name, ref in self._buffers.pop(root.index, ()) if (b := ref()) is not None
+        )
+        bad += [
+            _entry("buffer", root.label(name), nan, inf) for name, nan, inf in _not_finite(buffers)
+        ]
         if bad:
             tensors = bad[:_MOST_NAMED]
-            note = {"kind": "nonfinite-at-end", "step": self._step(), "count": len(bad), "tensors": tensors}
+            note = {
+                "kind": "nonfinite-at-end",
+                "step": self._step(),
+                "count": len(bad),
+                "tensors": tensors,
+            }
             self._notes.append(note)
 
     def end(self, roots: Iterable[RootModule]) -> list[Mapping[str, Any]]:
@@ -107,5 +122,10 @@ def _readable(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor
             continue
         value = own_part(tensor.detach())
         is_number = value.is_floating_point() or value.is_complex()
-        if is_number and value.layout is torch.strided and not value.is_quantized and has_memory(value):
+        if (
+            is_number
+            and value.layout is torch.strided
+            and not value.is_quantized
+            and has_memory(value)
+        ):
             yield name, value

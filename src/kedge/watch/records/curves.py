@@ -60,10 +60,14 @@ class Curves:
         self._rows.append((step, site, level, 1, *_statistics_of(value)))
         return not math.isfinite(value)
 
-    def add_norm(self, step: int, site: int, count: int, squares: Tensor | float, *, measured: bool) -> None:
+    def add_norm(
+        self, step: int, site: int, count: int, squares: Tensor | float, *, measured: bool
+    ) -> None:
         """Add the sum of squares of `count` elements."""
         level = FULL if measured else LIGHT
-        self._rows.append((step, site, level, count, math.nan, squares, math.nan, math.nan, -1, -1, -1))
+        self._rows.append(
+            (step, site, level, count, math.nan, squares, math.nan, math.nan, -1, -1, -1)
+        )
 
     def is_due(self) -> bool:
         """Whether the collected numbers should be written now."""
@@ -79,7 +83,10 @@ class Curves:
 
     def depart(self, step: int) -> None:
         """Have the numbers of the steps up to one copied to the host, as far as they are on devices."""
-        rows, self._rows = [r for r in self._rows if r[0] <= step], [r for r in self._rows if r[0] > step]
+        rows, self._rows = (
+            [r for r in self._rows if r[0] <= step],
+            [r for r in self._rows if r[0] > step],
+        )
         self._since = math.inf
         by_device: dict[torch.device, list[Tensor]] = {}
         for number in (number for row in rows for number in row if isinstance(number, Tensor)):
@@ -99,14 +106,25 @@ class Curves:
         """
         self.depart(step)
         known = [r[0] <= step and (wait or _has_arrived(r)) for r in self._departed]
-        rows = [(*r[:4], *_on_host(r[4:])) for r, there in zip(self._departed, known, strict=True) if there]
+        rows = [
+            (*r[:4], *_on_host(r[4:]))
+            for r, there in zip(self._departed, known, strict=True)
+            if there
+        ]
         self._departed = [r for r, there in zip(self._departed, known, strict=True) if not there]
         if not rows:
             return None
         steps, site, level, count, *rest = zip(*rows, strict=True)
         columns: dict[str, Any] = dict(zip((*_FLOATS, *_COUNTS), map(np.array, rest), strict=True))
-        columns |= {"step": np.array(steps), "site": np.array(site, dtype=np.int32), "count": np.array(count)}
-        columns["level"], columns["calls"] = np.array(level, dtype=np.int8), np.ones(len(rows), dtype=np.int32)
+        columns |= {
+            "step": np.array(steps),
+            "site": np.array(site, dtype=np.int32),
+            "count": np.array(count),
+        }
+        columns["level"], columns["calls"] = (
+            np.array(level, dtype=np.int8),
+            np.ones(len(rows), dtype=np.int32),
+        )
         columns["sampled"] = columns["saturated"] = np.full(len(rows), -1, dtype=np.int32)
         return columns | dict.fromkeys(BINARY, [b""] * len(rows))
 
@@ -126,7 +144,15 @@ def _on_host(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _statistics_of(value: float) -> tuple[float, float, float, float, int, int, int]:
     """Return the statistics of one number, in the order of a row."""
-    return value, value * value, value, value, int(value != 0), int(not math.isfinite(value)), int(math.isnan(value))
+    return (
+        value,
+        value * value,
+        value,
+        value,
+        int(value != 0),
+        int(not math.isfinite(value)),
+        int(math.isnan(value)),
+    )
 
 
 def number_of(value: Tensor) -> Tensor | float | None:

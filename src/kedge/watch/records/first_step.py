@@ -63,7 +63,9 @@ class FirstStep:
         self._bill: SavedBill | None = None
         self._modules: list[dict[str, Any]] = []
         self._calls: CallTracker[Surveyed, tuple[Surveyed, nn.Module]] | None = None
-        self.shield = Shield("recording saved tensors", "they are not recorded", on_failure=self._modules.clear)
+        self.shield = Shield(
+            "recording saved tensors", "they are not recorded", on_failure=self._modules.clear
+        )
         self.step_bill: SavedTensorBill | None = None
         self._step_bill_seconds = 0.0
         self._leaving: Callable[[], SavedTensorBill | None] = lambda: None
@@ -71,7 +73,9 @@ class FirstStep:
     @property
     def seconds(self) -> float:
         """Seconds that the list of saved tensors has taken of the program's time."""
-        return self._step_bill_seconds + (self.step_bill.seconds if self.step_bill is not None else 0.0)
+        return self._step_bill_seconds + (
+            self.step_bill.seconds if self.step_bill is not None else 0.0
+        )
 
     def add(self, module: nn.Module, root: RootModule) -> None:
         """Follow a root whose call is active, too late for a pre-hook on it.
@@ -96,7 +100,11 @@ class FirstStep:
         return self._calls
 
     def _begin(
-        self, calls: OpenCalls[tuple[Surveyed, nn.Module]], subject: Surveyed, module: nn.Module, given: Any
+        self,
+        calls: OpenCalls[tuple[Surveyed, nn.Module]],
+        subject: Surveyed,
+        module: nn.Module,
+        given: Any,
     ) -> tuple[Surveyed, nn.Module]:
         if subject.path not in self.sources:  # its first call
             site = call_site(module)
@@ -106,7 +114,10 @@ class FirstStep:
         return subject, module
 
     def _end(
-        self, calls: OpenCalls[tuple[Surveyed, nn.Module]], ended: tuple[Surveyed, nn.Module], output: Any
+        self,
+        calls: OpenCalls[tuple[Surveyed, nn.Module]],
+        ended: tuple[Surveyed, nn.Module],
+        output: Any,
     ) -> None:
         if self._bill is None:
             return
@@ -127,7 +138,9 @@ class FirstStep:
         if (event := self._close_step_bill(step)) is not None:
             return [event]
         total = sum(m["bytes"] for m in modules)
-        return [{"kind": "saved", "step": step, "bytes": total, "modules": modules}] if modules else []
+        return (
+            [{"kind": "saved", "step": step, "bytes": total, "modules": modules}] if modules else []
+        )
 
     def end(self) -> None:
         """Remove every hook at the end of the watch, also if nothing was saved."""

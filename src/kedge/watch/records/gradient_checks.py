@@ -54,7 +54,9 @@ class GradientChecks:
     def learn(self, losses: Iterable[Tensor], task: int) -> None:
         """Choose the gradients to check, at the end of a backward pass from some losses, the pass of a number."""
         first = [
-            p for each in self.passes.places if each.first and each.task == task and (p := each.param()) is not None
+            p
+            for each in self.passes.places
+            if each.first and each.task == task and (p := each.param()) is not None
         ]
         leaves = [*leaves_at_ends(losses), *(param for param in first if _can_check(param.grad))]
         places = [place for place in self.passes.places.among(leaves) if place.order is not None]
@@ -65,11 +67,19 @@ class GradientChecks:
         old = self._hooks.pop(id(param), None)
         if old is not None:
             old.remove()
-        self._hooks = {key: hook for key, hook in self._hooks.items() if hook.hooks_dict_ref() is not None}
-        self._hooks[id(param)] = param.register_post_accumulate_grad_hook(self._check_of(last, places))
+        self._hooks = {
+            key: hook for key, hook in self._hooks.items() if hook.hooks_dict_ref() is not None
+        }
+        self._hooks[id(param)] = param.register_post_accumulate_grad_hook(
+            self._check_of(last, places)
+        )
 
-    def _check_of(self, last: ParameterSites, places: Iterable[ParameterSites]) -> Callable[[Tensor], None]:
-        others: list[Callable[[], Any]] = list({id(p): p.param for p in places if p is not last}.values())
+    def _check_of(
+        self, last: ParameterSites, places: Iterable[ParameterSites]
+    ) -> Callable[[Tensor], None]:
+        others: list[Callable[[], Any]] = list(
+            {id(p): p.param for p in places if p is not last}.values()
+        )
         passes, skipped, nonfinite = self.passes, self.passes.skipped, native.known_nonfinite
         was_bad = 0
 
@@ -125,7 +135,9 @@ def leaves_at_ends(losses: Iterable[Tensor]) -> list[Tensor]:
 
 def _can_check(grad: Tensor | None) -> bool:
     """Whether a gradient can be checked quickly, without waiting for a device."""
-    plain = grad is not None and type(grad) is Tensor and grad.is_cpu and grad.layout is torch.strided
+    plain = (
+        grad is not None and type(grad) is Tensor and grad.is_cpu and grad.layout is torch.strided
+    )
     return plain and grad is not None and 0 < grad.numel() <= _LARGEST
 
 

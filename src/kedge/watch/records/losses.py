@@ -69,7 +69,12 @@ class Losses:
             chain = list(chain_of(first.grad_fn))
             softmax = next((node for node in chain if "Softmax" in node.name()), None)
             dim = None if softmax is None else dimension_of(softmax)
-            note = {"kind": "loss-graph", "step": step, "site": path, "nodes": [node.name() for node in chain]}
+            note = {
+                "kind": "loss-graph",
+                "step": step,
+                "site": path,
+                "nodes": [node.name() for node in chain],
+            }
             over = {} if dim is None else {"dim": dim}
             notes.append({**note, **over, "unscaled": scale is not None})
         notes += self._changed_maker(began, path, step)
@@ -79,7 +84,9 @@ class Losses:
             number = number_of(tensor)
             if number is not None and scale is not None:
                 number = unscaled(number, scale)
-            bad |= number is not None and self.curves.add_value(step, seat.id, number, measured=measured)
+            bad |= number is not None and self.curves.add_value(
+                step, seat.id, number, measured=measured
+            )
         if measured:
             self.lines.learn(began.tensors)
         if bad and self._searches > 0:
@@ -91,7 +98,9 @@ class Losses:
         self.bad |= bad
         return notes
 
-    def gradients_are_bad(self, began: BackwardStart, step: int, *, measured: bool) -> list[Mapping[str, Any]]:
+    def gradients_are_bad(
+        self, began: BackwardStart, step: int, *, measured: bool
+    ) -> list[Mapping[str, Any]]:
         """Note that gradients of a finite loss are not, with the operation that made them so; returns the events.
 
         A measured step has the gradients of all modules, which say more than a mere suspicion.
@@ -100,7 +109,9 @@ class Losses:
             return []
         loss, known = self._path(began)[0], all(tensor.is_cpu for tensor in began.tensors)
         notes: list[Mapping[str, Any]]
-        notes = [{"kind": "bad-backward", "step": step, "loss": loss}] if known and not measured else []
+        notes = (
+            [{"kind": "bad-backward", "step": step, "loss": loss}] if known and not measured else []
+        )
         if self._searches <= 0:
             return notes
         self._searches -= 1
@@ -123,9 +134,19 @@ class Losses:
         self._makers[path] = made
         self._changes += 1
         if self._changes > _MOST_CHANGES:
-            return [{"kind": "loss-operation", "step": step, "loss": None, "node": None, "source": None}]
+            return [
+                {"kind": "loss-operation", "step": step, "loss": None, "node": None, "source": None}
+            ]
         source = None if began.frame is None else asdict(source_of(began.frame))
-        return [{"kind": "loss-operation", "step": step, "loss": path, "node": made[0], "source": source}]
+        return [
+            {
+                "kind": "loss-operation",
+                "step": step,
+                "loss": path,
+                "node": made[0],
+                "source": source,
+            }
+        ]
 
     def _path(self, began: BackwardStart) -> tuple[str, bool]:
         known = self._paths.get(began.where)

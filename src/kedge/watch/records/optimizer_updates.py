@@ -111,9 +111,14 @@ class Updates:
             if placed is not None and numbers and modes.has_data(param):
                 root = placed.root
                 if root.index not in by_root:
-                    held = by_root[root.index] = HeldParameters(root, Site(root.label(""), "grad.norm"))
+                    held = by_root[root.index] = HeldParameters(
+                        root, Site(root.label(""), "grad.norm")
+                    )
                     if root.index in before:
-                        held.squares, held.elements = before[root.index].squares, before[root.index].elements
+                        held.squares, held.elements = (
+                            before[root.index].squares,
+                            before[root.index].elements,
+                        )
                 by_root[root.index].add(param, placed.site)
         found = self._held[optimizer] = list(by_root.values())
         return found
@@ -188,7 +193,9 @@ class Updates:
         for each in held:
             if each.elements:
                 seat = self.meter.sites.total_seat(each.total, each.elements, each.root.averaged)
-                self.curves.add_norm(self.step(), seat.id, each.elements, each.squares, measured=self._measured)
+                self.curves.add_norm(
+                    self.step(), seat.id, each.elements, each.squares, measured=self._measured
+                )
                 each.elements = 0
 
     def _gradients(self, optimizer: Optimizer) -> None:
@@ -266,12 +273,16 @@ class Samples:
         """
         if native.squared_changes is not None and not self.tensors:
             return native.squared_changes(self.numbers, self.params, self.counts, _SAMPLE)
-        changes = [(sample(p) - was).abs() for p, was in zip(self.params, self.tensors, strict=True)]
+        changes = [
+            (sample(p) - was).abs() for p, was in zip(self.params, self.tensors, strict=True)
+        ]
         return [c.numel() for c in changes], _sums_of_squares(changes)
 
 
 def _sums_of_squares(changes: list[Tensor]) -> list[float | Tensor]:
-    sums: list[float | Tensor] = [float(c.double().square().sum()) if c.is_cpu else 0.0 for c in changes]
+    sums: list[float | Tensor] = [
+        float(c.double().square().sum()) if c.is_cpu else 0.0 for c in changes
+    ]
     for device in {c.device for c in changes if not c.is_cpu}:
         there = [i for i, c in enumerate(changes) if c.device == device]
         for i, total in zip(there, _on_device([changes[i].float() for i in there]), strict=True):

@@ -30,7 +30,15 @@ from kedge.frames import is_between, is_installed
 from kedge.hooks.placing.own_warnings import ANOMALY_WARNINGS, ignore_warnings, show_warnings
 from kedge.numbers import counted
 from kedge.sites.leaves import has_memory, own_part
-from kedge.torch_internals.autograd_nodes import behind, by_need, first_shape, in_order, is_leaf, number_in, saved_by
+from kedge.torch_internals.autograd_nodes import (
+    behind,
+    by_need,
+    first_shape,
+    in_order,
+    is_leaf,
+    number_in,
+    saved_by,
+)
 from kedge.torch_internals.source_lines import place_of
 from kedge.watch.models.backward_start import BackwardStart, plain_name
 
@@ -38,7 +46,9 @@ _MOST_NODES = 20_000
 _MOST_MODULES = 2_000
 """Most modules of a model whose operations get lines: the stack of an operation takes some 50 µs."""
 _TRIES = 3
-_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>[^\n]*)\n\s*(?P<text>[^\n]*)')
+_FRAME = re.compile(
+    r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>[^\n]*)\n\s*(?P<text>[^\n]*)'
+)
 _RESULTS = ("result", "output")
 _OPERANDS = ("self", "other")
 _PLACES = {"self": 0, "other": 1, "mat2": 1, "input": 0, "vec": 1}
@@ -50,7 +60,15 @@ _SUMS_OF_PRODUCTS = (
 )  # fmt: skip
 _LARGE = 1e4
 """The magnitude beyond which sums and products of a few factors are suspected, too."""
-_MEANS = ("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div")
+_MEANS = (
+    "mean",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "kl_div",
+)
 _MOST_AMONG = 8
 """Most operations that are listed as possible."""
 _STEEP = (
@@ -212,7 +230,9 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
         if danger is not None:
             return _found(node, where[node], danger, certain=True)
         if node in known.bad and known.has_all_inputs(node):
-            return _found(node, where[node], "its inputs are finite and its result is not", certain=True)
+            return _found(
+                node, where[node], "its inputs are finite and its result is not", certain=True
+            )
         candidates.append(node)
     # Sums and products make such a value only of numbers that are far too large; then the run had diverged before.
     suspects = [node for node in candidates if not _only_overflows(node, known.inputs(node))]
@@ -222,12 +242,13 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
         suspects = candidates
     first = suspects[0]
     if len(suspects) == 1:
-        detail = (
-            "of the operations between finite values and the loss it is the only one that can make it of usual numbers"
-        )
+        detail = "of the operations between finite values and the loss it is the only one that can make it of usual numbers"
         return _found(first, where[first], detail, certain=False)
     among = [_place(node, where[node]) for node in suspects]
-    return _found(first, where[first], "", certain=False) | {"among": among[-_MOST_AMONG:], "of": len(among)}
+    return _found(first, where[first], "", certain=False) | {
+        "among": among[-_MOST_AMONG:],
+        "of": len(among),
+    }
 
 
 class _KnownValues:
@@ -240,7 +261,9 @@ class _KnownValues:
     """
 
     def __init__(self, nodes: Sequence[Node], variables: Mapping[Node, Tensor]) -> None:
-        self._results: dict[Node, list[Tensor]] = {node: [value] for node, value in variables.items()}
+        self._results: dict[Node, list[Tensor]] = {
+            node: [value] for node, value in variables.items()
+        }
         self._inputs: dict[Node, dict[str, Tensor]] = {}
         for node in nodes:
             inputs = self._inputs[node] = {}
@@ -276,8 +299,14 @@ class _KnownValues:
 
     def has_all_inputs(self, node: Node) -> bool:
         """Whether every differentiable input of an operation is known; parameters are, as all of them are finite."""
-        makers = [before for before, _ in node.next_functions if before is not None and not is_leaf(before)]
-        return bool(self._inputs[node] or makers) and all(before in self._results for before in makers)
+        makers = [
+            before
+            for before, _ in node.next_functions
+            if before is not None and not is_leaf(before)
+        ]
+        return bool(self._inputs[node] or makers) and all(
+            before in self._results for before in makers
+        )
 
 
 def _maker(node: Node, name: str) -> Node | None:
@@ -337,7 +366,9 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[st
             count = int((~torch.isfinite(variables[node])).sum())
             are = "is" if count == 1 else "are"
             detail = f"{count} of its results {are} not finite: the loss hides this, but its gradient does not"
-            can_make_it = plain_name(node.name()) not in _FINITE_OF_FINITE and not _only_overflows(node, {})
+            can_make_it = plain_name(node.name()) not in _FINITE_OF_FINITE and not _only_overflows(
+                node, {}
+            )
             return _found(node, where[node], detail, certain=can_make_it) | {"where": "backward"}
     steep = [node for node in nodes if plain_name(node.name()) in _STEEP]
     if not steep:
@@ -386,7 +417,9 @@ def _entered(node: Node, line: Mapping[str, Any] | None, value: Tensor) -> dict[
     return {**_found(node, line, detail, certain=True), "where": "input"}
 
 
-def _found(node: Node, line: Mapping[str, Any] | None, detail: str, *, certain: bool) -> dict[str, Any]:
+def _found(
+    node: Node, line: Mapping[str, Any] | None, detail: str, *, certain: bool
+) -> dict[str, Any]:
     return {
         "operation": plain_name(node.name()), "node": node.name(), "module": None, "where": "forward",
         **(line or {"file": None, "line": None, "text": None}), "detail": detail, "certain": certain,
@@ -401,7 +434,11 @@ def _values_in(began: BackwardStart) -> dict[Node, Tensor]:
         if not is_between(frame.f_code.co_filename):
             for value in list(frame.f_locals.values()):
                 for each in value if isinstance(value, (tuple, list)) else (value,):
-                    plain = type(each) is Tensor and each.layout is torch.strided and each.is_floating_point()
+                    plain = (
+                        type(each) is Tensor
+                        and each.layout is torch.strided
+                        and each.is_floating_point()
+                    )
                     if plain and each.grad_fn is not None and has_memory(each):
                         found[each.grad_fn] = each.detach()
         frame = frame.f_back
@@ -413,7 +450,11 @@ def _saved(node: Node) -> dict[str, Tensor]:
     found = {}
     for name, saved in saved_by(node):
         value = getattr(saved, "data", None)
-        if isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided:
+        if (
+            isinstance(value, Tensor)
+            and value.is_floating_point()
+            and value.layout is torch.strided
+        ):
             own = own_part(value.detach())
             if has_memory(own):
                 found[name] = own
@@ -442,7 +483,9 @@ def _danger(node: Node, inputs: dict[str, Tensor]) -> str | None:
         at = -1 if name == "log1p" else 0
         zeros, below = int((own == at).sum()), int((own < at).sum())
         if zeros or (below and name != "reciprocal"):
-            at_the_edge = counted(zeros, "zero") if at == 0 else f"{counted(zeros, 'element')} equal to {at}"
+            at_the_edge = (
+                counted(zeros, "zero") if at == 0 else f"{counted(zeros, 'element')} equal to {at}"
+            )
             beyond = counted(below, "negative element" if at == 0 else "smaller element")
             return f"its input has {' and '.join([at_the_edge] * bool(zeros) + [beyond] * bool(below))}"
     if name == "div" and "other" in inputs and bool((inputs["other"] == 0).any()):

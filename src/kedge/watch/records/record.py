@@ -40,7 +40,12 @@ class TrainingRecord:
     """
 
     def __init__(
-        self, log: StepSink, meter: Meter, models: Models, optimizers: Optimizers, step: Callable[[], int]
+        self,
+        log: StepSink,
+        meter: Meter,
+        models: Models,
+        optimizers: Optimizers,
+        step: Callable[[], int],
     ) -> None:
         self.models, self.optimizers, self.step = models, optimizers, step
         self.curves = Curves(meter.finished.departures)
@@ -78,7 +83,9 @@ class TrainingRecord:
         bad = self.losses.bad
         self.writer.notes += self.losses.began(at, self.step(), measured=self.measured)
         if self.measured:
-            self.writer.notes += self.facts.backward_began(self.step(), self.models.roots, self.models.passes)
+            self.writer.notes += self.facts.backward_began(
+                self.step(), self.models.roots, self.models.passes
+            )
         elif self.losses.bad and not bad:
             self.updates.bad = True  # has all gradients and parameters of this step measured
             return True
@@ -89,9 +96,13 @@ class TrainingRecord:
         bad, known = self.updates.bad, list(self.optimizers.known().values())
         if self.optimizers.leading is None:  # some may not have stepped yet
             known = [*{id(o): o for o in (*known, *self.optimizers.waiting())}.values()]
-        self.updates.backward_ended(o for o in known if self.models.passes.reached_by(task, params_of(o)))
+        self.updates.backward_ended(
+            o for o in known if self.models.passes.reached_by(task, params_of(o))
+        )
         if self.updates.bad and not bad:
-            self.writer.notes += self.losses.gradients_are_bad(began(), self.step(), measured=self.measured)
+            self.writer.notes += self.losses.gradients_are_bad(
+                began(), self.step(), measured=self.measured
+            )
         if self.measured:
             self.facts.gradients.backward_ended(self.models.passes)
             if not self.models.passes.are_settled:
@@ -104,7 +115,9 @@ class TrainingRecord:
             Whether a guarded step is non-finite since this update.
         """
         if self.measured:
-            self.writer.notes += self.facts.gradients.before_step(self.step(), optimizer, entry.index)
+            self.writer.notes += self.facts.gradients.before_step(
+                self.step(), optimizer, entry.index
+            )
         bad = self.updates.bad
         self.updates.before(optimizer, closure=closure)
         return self.updates.bad and not bad and not self.measured
@@ -131,7 +144,9 @@ class TrainingRecord:
         self.models.wanted.check()
         if self.measured:
             passes.keep_first(self._groups)
-            self.facts.unoptimized.step_ended(self.optimizers, self.models.roots, self.models.places)
+            self.facts.unoptimized.step_ended(
+                self.optimizers, self.models.roots, self.models.places
+            )
         written = self.measured or bad or self.curves.is_due()
         if written:
             self.curves.depart(step)  # with the tables that `flush` sends
@@ -143,7 +158,10 @@ class TrainingRecord:
     def _groups(self) -> list[list[ParameterSites]]:
         """Return the parameters of each root, and of each optimizer."""
         places = self.models.places
-        return [*places.by_root(), *(places.among(params_of(o)) for o in self.optimizers.known().values())]
+        return [
+            *places.by_root(),
+            *(places.among(params_of(o)) for o in self.optimizers.known().values()),
+        ]
 
     def end(self, shield: WatchShield) -> list[dict[str, Any]]:
         """Write the rest; returns an entry for each site that never fired."""
@@ -151,7 +169,9 @@ class TrainingRecord:
         if partial := self.optimizers.leading is not None and not self.is_bad:
             self.meter.drop()  # values after the last step belong to none: an evaluation, or half a round
         self.writer.notes += self.first_step.close(step)
-        facts = shield.attempt(_AT_THE_END, self.facts.at_end, self.optimizers, models.roots, models.places)
+        facts = shield.attempt(
+            _AT_THE_END, self.facts.at_end, self.optimizers, models.roots, models.places
+        )
         exam = shield.attempt(_AT_THE_END, self.exam.end, models.roots)
         silent = shield.attempt(_SILENT, silent_sites, models.roots, models.session)
         self.writer.notes += [*(facts or ()), *(exam or ()), *shield.notes()]

@@ -101,7 +101,9 @@ class SavedBill:
                     if number not in own and number not in self._counted:
                         self._add(path, storage)
         self._since = operation_number()
-        return [{"path": path, "bytes": size, "tensors": n} for path, (size, n) in self._modules.items()]
+        return [
+            {"path": path, "bytes": size, "tensors": n} for path, (size, n) in self._modules.items()
+        ]
 
     def _is_elsewhere(self) -> bool:
         """Whether this is a recompute, or a thread with a numbering of its own."""
@@ -141,12 +143,18 @@ class SavedBill:
         value = kept
         if isinstance(kept, SavedTensor):
             value, frame = kept.data, frame_of(kept.unpack_hook)
-            if frame is not None and frame not in self._frames:  # a checkpoint, which keeps the arguments of its block
+            if (
+                frame is not None and frame not in self._frames
+            ):  # a checkpoint, which keeps the arguments of its block
                 self._frames.add(frame)
                 for each in getattr(frame, "saved_args", ()):
                     yield from self._unfolded(each, self._callers.get(frame, path))
         each_of = value if isinstance(value, (list, tuple)) else (value,)
-        yield from ((path, tensor) for tensor in each_of if isinstance(tensor, Tensor) and not is_number(tensor))
+        yield from (
+            (path, tensor)
+            for tensor in each_of
+            if isinstance(tensor, Tensor) and not is_number(tensor)
+        )
 
     def _nodes(self, outputs: Any) -> list[tuple[int, Node]]:
         """Return the nodes behind the outputs that are not counted yet, in the order of execution."""

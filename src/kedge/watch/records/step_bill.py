@@ -71,10 +71,14 @@ class StepBill:
     def __init__(self, shield: Shield) -> None:
         self.storages = StorageNumbers()
         self.calls = ModuleCalls(self.storages.of, shield=shield)
-        self.keeper = BillKeeper(lambda: self.calls.innermost, self.storages, find, around=lambda: self.calls.around)
+        self.keeper = BillKeeper(
+            lambda: self.calls.innermost, self.storages, find, around=lambda: self.calls.around
+        )
         self.seconds = 0.0
         self.is_over = False
-        self._packing = Shield("listing saved tensors", "the recording has no list of them", on_failure=self._give_up)
+        self._packing = Shield(
+            "listing saved tensors", "the recording has no list of them", on_failure=self._give_up
+        )
         self._thread: int | None = None
         self._roots: list[tuple[str, weakref.ref[nn.Module]]] = []
         self._owned: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
@@ -148,7 +152,9 @@ class StepBill:
         self._see_owned()
         self.stop()
         origins = Origins(*self._owned, inputs=frozenset(self.calls.entered))
-        bill = bill_of(self.keeper, self.calls.given, origins, None, [path for path, _ in self._roots])
+        bill = bill_of(
+            self.keeper, self.calls.given, origins, None, [path for path, _ in self._roots]
+        )
         entry = bill.account().entry()
         self.seconds += perf_counter() - begun
         return {"kind": "saved", "step": step, **entry, "seconds": round(self.seconds, 6)}

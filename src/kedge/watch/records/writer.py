@@ -75,14 +75,18 @@ class MeterSink:
     def write_sites(self, *, again: bool = False) -> None:
         """Write the list of sites if it has grown; with `again` in any case."""
         seats = self.meter.sites.seats.values()
-        size = (len(seats) + sum(len(root.optimizers) for root in self.roots), self.meter.sites.wires)
+        size = (
+            len(seats) + sum(len(root.optimizers) for root in self.roots),
+            self.meter.sites.wires,
+        )
         if not seats or (size == self._written and not again):
             return
         self._written, (lines, losses) = size, self.sources()
         for root in self.roots:
             root.steps = max((self.optimizers.entries[i].steps for i in root.optimizers), default=0)
         self.log.sites(
-            [_entry_of(seat, self.roots, lines, losses) for seat in seats], [root.entry() for root in self.roots]
+            [_entry_of(seat, self.roots, lines, losses) for seat in seats],
+            [root.entry() for root in self.roots],
         )
 
     def write_notes(self) -> None:
@@ -119,7 +123,13 @@ def _entry_of(
     owner = path.rpartition(".")[0] if of_param else path
     inner = owner[len(root.prefix) :].lstrip(".") if root.prefix else owner
     source = None if of_param else lines.get(path)
-    return {**entry, "type": root.types.get(inner, ""), "root": root.index, "owner": owner, "source": source}
+    return {
+        **entry,
+        "type": root.types.get(inner, ""),
+        "root": root.index,
+        "owner": owner,
+        "source": source,
+    }
 
 
 def _is_inside(path: str, prefix: str) -> bool:

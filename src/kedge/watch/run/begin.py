@@ -20,7 +20,9 @@ from kedge.watch.run.ranks import places
 from kedge.watch.watcher import Watcher
 
 
-def make_watch(log: StepSink, options: WatchOptions, place: Callable[[], Path | None] | None = None) -> Watcher:
+def make_watch(
+    log: StepSink, options: WatchOptions, place: Callable[[], Path | None] | None = None
+) -> Watcher:
     """Return a watcher for all models of this process; it does not watch yet.
 
     Args:
@@ -37,7 +39,9 @@ def make_watch(log: StepSink, options: WatchOptions, place: Callable[[], Path | 
     return watch
 
 
-def begin_recording(place: Path, manifest: Mapping[str, Any], force: bool) -> RecordingWriter | None:
+def begin_recording(
+    place: Path, manifest: Mapping[str, Any], force: bool
+) -> RecordingWriter | None:
     """Make a recording whose manifest also names the device and torch's version, or join the one that rank 0 makes.
 
     Returns:

@@ -55,12 +55,19 @@ class WatchBlock:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, options: WatchOptions, *, force: bool, strict: bool
+        self,
+        path: str | os.PathLike[str] | None,
+        options: WatchOptions,
+        *,
+        force: bool,
+        strict: bool,
     ) -> None:
         check_watched(options.sites)
         schedule_of(options.every)
         self.options, self.force, self.strict = options, force, strict
-        self.recording = self._first = given_path(path) if path is not None else Path(default_name())
+        self.recording = self._first = (
+            given_path(path) if path is not None else Path(default_name())
+        )
         self.tell: Callable[[str], None] | None = _tell
         self._sinks: list[RunSink] = []
         self._named: list[weakref.ref[nn.Module]] = []
@@ -78,7 +85,9 @@ class WatchBlock:
         """Name modules as in this model, also if the program calls them singly and never calls the model itself."""
         self._named[:] = [weakref.ref(model)]
         if self._watch is not None:
-            self._watch.models.names.update((module, name) for name, module in modules_in(model).items())
+            self._watch.models.names.update(
+                (module, name) for name, module in modules_in(model).items()
+            )
         return self
 
     def begin(self) -> Self:
@@ -94,7 +103,9 @@ class WatchBlock:
         name = first.with_name(f"{first.stem}{numbered}{first.suffix}")
         self.recording = Path(launch.settle(str(name), self.force))
         sinks = self._sinks if launch.leads else ()
-        self._out = BlockRecording(self.recording, number, launch, manifest, self.force, sinks, self._complain)
+        self._out = BlockRecording(
+            self.recording, number, launch, manifest, self.force, sinks, self._complain
+        )
         self._watch = None
         self._failures.clear()
         self._pid = os.getpid()
@@ -143,7 +154,9 @@ class WatchBlock:
         if failure is not None:
             self._failures.append(f"a hook failed: {type(failure).__name__}: {failure}")
         if self.strict and self._failures and error is None:
-            raise WatchingFailed(f"watching into {self.recording} failed: {'; '.join(self._failures)}") from failure
+            raise WatchingFailed(
+                f"watching into {self.recording} failed: {'; '.join(self._failures)}"
+            ) from failure
 
     def _close(self, watch: Watcher, out: BlockRecording, error: BaseException | None) -> None:
         summary = watch.summary
@@ -151,7 +164,9 @@ class WatchBlock:
         try:
             watch.__exit__(None, None, None)
         finally:
-            summary = watch.summary  # taken first: work after the end of the program does not count as its time
+            summary = (
+                watch.summary
+            )  # taken first: work after the end of the program does not count as its time
             if watch.record.dump is not None:
                 watch.record.dump.run_again()
             out.close(summary, error)
@@ -169,14 +184,18 @@ class WatchBlock:
 
     def __repr__(self) -> str:
         """The recording, and whether it is being written."""
-        state = "not begun" if self._out is None else "over" if self._out.is_over else "being written"
+        state = (
+            "not begun" if self._out is None else "over" if self._out.is_over else "being written"
+        )
         return f"<kedge.watch into {self.recording}: {state}>"
 
     def _repr_html_(self) -> str:
         """The run so far for a notebook: the verdict, the curves, the findings and the modules."""
         recording = None if self._out is None else self._out.recorded
         if recording is None:
-            return paragraph(f"{self.recording} is not written yet: call begin(), or use it as a with block")
+            return paragraph(
+                f"{self.recording} is not written yet: call begin(), or use it as a with block"
+            )
         return run_html(recording, self.findings())
 
     @property
@@ -197,7 +216,10 @@ class WatchBlock:
         return self.begin()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
     ) -> None:
         self.end(error)
 

@@ -49,7 +49,9 @@ class BlockRecording:
     ) -> None:
         self.name, self.number, self.is_over = name, number, False
         place = name.absolute()
-        recorder = RecordingSink(place, lambda: begin_recording(place, manifest, force), complain, waits=launch.meets)
+        recorder = RecordingSink(
+            place, lambda: begin_recording(place, manifest, force), complain, waits=launch.meets
+        )
         self.sinks = Sinks(recorder, sinks, complain)
         self.sinks.find = self._find
         self._launch, self._complain = launch, complain
@@ -61,7 +63,11 @@ class BlockRecording:
     def findings(self, rules: Iterable[Rule] | None = None) -> tuple[Finding, ...]:
         """Run rules on the recording so far; all configured rules if none are given."""
         recording = self.recorded
-        return () if recording is None else check(recording, configured_rules() if rules is None else rules)
+        return (
+            ()
+            if recording is None
+            else check(recording, configured_rules() if rules is None else rules)
+        )
 
     @property
     def recorded(self) -> Recording | None:

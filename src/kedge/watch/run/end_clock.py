@@ -23,7 +23,12 @@ class EndClock:
     """
 
     def __init__(
-        self, took: float, passed: float, *, elsewhere: bool = False, now: Callable[[], float] = time.perf_counter
+        self,
+        took: float,
+        passed: float,
+        *,
+        elsewhere: bool = False,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._took, self._passed, self._elsewhere, self._now = took, passed, elsewhere, now
         self._began = now()

@@ -55,7 +55,9 @@ class LaunchedRank:
         """Return the rank in the environment; a rank without a world, or beyond it, is ignored."""
         rank, world = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE"))
         run = environment.get("TORCHELASTIC_RUN_ID")
-        if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)) or (world == "1" and run is None):
+        if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world)) or (
+            world == "1" and run is None
+        ):
             return cls()
         restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
         address, port = (environment.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
@@ -97,7 +99,9 @@ class LaunchedRank:
         """
         if not self.leads:
             return name
-        place = next(place for place in places(Path(name)) if not self._keeps(place, first=name, force=force))
+        place = next(
+            place for place in places(Path(name)) if not self._keeps(place, first=name, force=force)
+        )
         check_place(place, force)
         return str(place)
 

@@ -33,13 +33,19 @@ def replay(recording: Recording | str | os.PathLike[str], sink: RunSink) -> None
 def _pass_on(recording: Recording, sink: RunSink) -> None:
     sink.sites(
         [_entry(site) for site in recording.sites],
-        [{"name": root.name, "prefix": root.prefix, "parameters": root.parameters} for root in recording.roots],
+        [
+            {"name": root.name, "prefix": root.prefix, "parameters": root.parameters}
+            for root in recording.roots
+        ],
     )
     columns = _columns(recording)
     steps, order = columns["step"], np.argsort(columns["step"], kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(steps[order])) + 1):
         if len(part):
-            sink.stats(int(steps[part[0]]), {name: _selected(values, part) for name, values in columns.items()})
+            sink.stats(
+                int(steps[part[0]]),
+                {name: _selected(values, part) for name, values in columns.items()},
+            )
     for event in recording.events:
         sink.event(event)
     for finding in check(recording, configured_rules()):
@@ -55,7 +61,9 @@ def _columns(recording: Recording) -> dict[str, Any]:
         if name != "site"
     }
     columns["site"] = np.repeat([i for i, _ in each], [len(rows) for _, rows in each])
-    return columns | {name: [held for _, rows in each for held in getattr(rows, name)] for name in BINARY}
+    return columns | {
+        name: [held for _, rows in each for held in getattr(rows, name)] for name in BINARY
+    }
 
 
 def _selected(values: Any, part: Any) -> Any:

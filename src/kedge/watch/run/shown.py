@@ -27,7 +27,9 @@ from kedge.store.rows import Floats
 WIDTH, HEIGHT, TABLE = 420, 64, 180
 #: The most curves.
 MOST_CURVES = 6
-EVERY_STEP = "kedge.watch(..., every=1, budget=None) measures every step, so that more rules can judge"
+EVERY_STEP = (
+    "kedge.watch(..., every=1, budget=None) measures every step, so that more rules can judge"
+)
 
 
 class Findings(tuple[Finding, ...]):
@@ -39,7 +41,8 @@ class Findings(tuple[Finding, ...]):
         """A paragraph for each finding: what was found, and what to do."""
         return (
             "\n".join(
-                f"{each.severity} {each.code}  {each.message}" + (f"\n  → {each.remedy}" if each.remedy else "")
+                f"{each.severity} {each.code}  {each.message}"
+                + (f"\n  → {each.remedy}" if each.remedy else "")
                 for each in self
             )
             or "no findings"
@@ -51,7 +54,10 @@ class Findings(tuple[Finding, ...]):
 
     def _repr_html_(self) -> str:
         """The findings for a notebook, grouped by rule."""
-        groups = [list(group) for _, group in groupby(self, lambda finding: (finding.severity, finding.code))]
+        groups = [
+            list(group)
+            for _, group in groupby(self, lambda finding: (finding.severity, finding.code))
+        ]
         return "".join(map(_group, groups)) or notebook.paragraph("no findings")
 
 
@@ -59,7 +65,10 @@ def _group(group: Sequence[Finding]) -> str:
     first = group[0]
     step = f", step {first.step}" if first.step >= 0 else ""
     where = f"{first.site}{step}" if len(group) == 1 else f"in {len(group):,} places"
-    told = [(f.message if len(group) == 1 else f"· {f.message}", f"→ {f.remedy}" if f.remedy else "") for f in group]
+    told = [
+        (f.message if len(group) == 1 else f"· {f.message}", f"→ {f.remedy}" if f.remedy else "")
+        for f in group
+    ]
     texts = [
         text
         for remedy, same in groupby(told, lambda pair: pair[1])
@@ -68,7 +77,9 @@ def _group(group: Sequence[Finding]) -> str:
     ]
     title = f"{MARKS[first.severity]} {first.severity} {first.code}  {where}"
     return notebook.folding(
-        title, "".join(notebook.paragraph(text, quiet=False) for text in texts), shown=first.severity == "error"
+        title,
+        "".join(notebook.paragraph(text, quiet=False) for text in texts),
+        shown=first.severity == "error",
     )
 
 
@@ -98,7 +109,9 @@ def run_html(recording: Recording, findings: Sequence[Finding]) -> str:
 def _curve(curve: Curve) -> str:
     """Return a curve as a picture, with its ends in words."""
     told = f"{curve.title} {compact(curve.values[0])} → {compact(curve.values[-1])}"
-    return notebook.figure(told, curve.label, _picture(np.where(curve.bad, np.nan, curve.values), told))
+    return notebook.figure(
+        told, curve.label, _picture(np.where(curve.bad, np.nan, curve.values), told)
+    )
 
 
 def _picture(values: Floats, told: str) -> str:

@@ -41,10 +41,13 @@ class Sinks:
     Findings are searched for as soon as something is not finite, and at the end.
     """
 
-    def __init__(self, recorder: RecordingSink, sinks: Iterable[RunSink], complain: Callable[[str], None]) -> None:
+    def __init__(
+        self, recorder: RecordingSink, sinks: Iterable[RunSink], complain: Callable[[str], None]
+    ) -> None:
         self.recorder = recorder
         self._shields = [
-            (sink, Shield(type(sink).__name__, "it receives no more data", tell=complain)) for sink in sinks
+            (sink, Shield(type(sink).__name__, "it receives no more data", tell=complain))
+            for sink in sinks
         ]
         self.find: Callable[[], Sequence[Finding]] = tuple
         self._spoiled = False
@@ -120,7 +123,9 @@ def entry_of(finding: Finding) -> dict[str, Any]:
 def rows_of(step: int, columns: Columns) -> Rows:
     """Return the columns of one step as rows, one for each site; missing columns count as not measured."""
     count = len(columns["site"])
-    held: dict[str, Any] = {name: _column(name, columns, count) for name in COLUMNS if name != "site"}
+    held: dict[str, Any] = {
+        name: _column(name, columns, count) for name in COLUMNS if name != "site"
+    }
     held["step"] = np.full(count, step, dtype=np.int64)
     held.update((name, tuple(columns.get(name, (b"",) * count))) for name in BINARY)
     return Rows(**held)

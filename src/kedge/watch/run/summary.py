@@ -76,7 +76,9 @@ def last_words(
         end: The clock of the work after the program; one that begins now if None.
     """
     if recorder.writer is None:
-        without_site = NO_SITE if summary.steps else ended_before("it called a module", error) or NO_MODULE
+        without_site = (
+            NO_SITE if summary.steps else ended_before("it called a module", error) or NO_MODULE
+        )
         why = "" if recorder.failed or summary.failed else f": {without_site}"
         yield f"nothing was recorded{why}"
         return
@@ -130,7 +132,11 @@ def _rank_prefix(place: Path) -> str:
         return ""
     if world == 1:
         return ""
-    shown = counted(world, "rank") if len(ranks) == world else f"{len(ranks):,} of {counted(world, 'rank')}"
+    shown = (
+        counted(world, "rank")
+        if len(ranks) == world
+        else f"{len(ranks):,} of {counted(world, 'rank')}"
+    )
     return f"{shown} recorded; rank 0: "
 
 
@@ -166,7 +172,11 @@ def in_short(judgement: Judgement) -> str:
     for finding in findings:
         places.setdefault(finding.code, []).append(finding.site)
     named = [_named(code, sites) for code, sites in list(places.items())[:NAMED_RULES]]
-    left = [f"{counted(len(judgement.unjudged), 'rule')} could not judge"] if judgement.unjudged else []
+    left = (
+        [f"{counted(len(judgement.unjudged), 'rule')} could not judge"]
+        if judgement.unjudged
+        else []
+    )
     unseen = [not_watched(judgement, NAMED_RULES)] if judgement.unseen else []
     return "; ".join([f"{tally(findings)}: {'; '.join(named)}", *unseen, *left])
 

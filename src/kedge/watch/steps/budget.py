@@ -84,7 +84,9 @@ class Budget:
         steps = self.done + 1
         length, self._mark = (now - self._mark) / steps, now
         self._count(steps)
-        if not any(self.counts.values()):  # attaches the hooks; the end of the run takes about as long
+        if not any(
+            self.counts.values()
+        ):  # attaches the hooks; the end of the run takes about as long
             self._time.setup = 2 * timed
             self.seconds += timed
         else:
@@ -143,7 +145,9 @@ class Budget:
         """Choose the kind of a step, and the number of steps until the next decision."""
         self.run, share = 1, self._time.share
         if share is None:
-            self.kind = StepKind.MEASURED if self._wished or self.spacing.is_due(step) else StepKind.GUARDED
+            self.kind = (
+                StepKind.MEASURED if self._wished or self.spacing.is_due(step) else StepKind.GUARDED
+            )
         else:
             allowed = self._time.by(now)
             if self._wished or self._is_due(step, allowed):
@@ -170,5 +174,8 @@ class Budget:
         if left >= cost:
             self.kind, steps = StepKind.GUARDED, min(left / cost if cost else 1, _LONGEST_GUARDED)
         else:
-            self.kind, steps = StepKind.SKIPPED, min(self._costs.until_paid(cost - left, share), _LONGEST_SKIPPED)
+            self.kind, steps = (
+                StepKind.SKIPPED,
+                min(self._costs.until_paid(cost - left, share), _LONGEST_SKIPPED),
+            )
         self.run = max(min(math.floor(steps), due), 1)

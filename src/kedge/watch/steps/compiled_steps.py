@@ -137,7 +137,9 @@ class CompiledSteps:
         variants: The variants of the code.
     """
 
-    def __init__(self, session: Owner, budget: Budget, costs: Costs, variants: CodeVariants) -> None:
+    def __init__(
+        self, session: Owner, budget: Budget, costs: Costs, variants: CodeVariants
+    ) -> None:
         self.two, self.idle, self.variants = False, 0.0, variants
         self._session, self._budget, self._costs = session, budget, costs
         self._before = self._compiled = dynamo.compile_seconds()
@@ -148,9 +150,14 @@ class CompiledSteps:
         """Charge what compiled code took in the steps that have ended; returns what is part of a measured step."""
         if not dynamo.has_compiled():
             return 0.0
-        compiled, operators = dynamo.compile_seconds(), self._costs.operators(self._session.in_graph - self._operators)
+        compiled, operators = (
+            dynamo.compile_seconds(),
+            self._costs.operators(self._session.in_graph - self._operators),
+        )
         out = not self.variants.hooked
-        if compiled > self._compiled == self._before and out:  # the program's first code is without the hooks
+        if (
+            compiled > self._compiled == self._before and out
+        ):  # the program's first code is without the hooks
             self._late = self.two = True
         second = compiled - self._compiled if self.two and out is not self._late else 0.0
         self._operators, self._compiled = self._session.in_graph, compiled
@@ -163,7 +170,9 @@ class CompiledSteps:
 
     def keeps_hooks(self, *, measured: bool) -> bool:
         """Whether the hooks of measured steps are there in the next step, too."""
-        return self.variants.choose(hooked=measured or (dynamo.has_compiled() and not self._may_leave()))
+        return self.variants.choose(
+            hooked=measured or (dynamo.has_compiled() and not self._may_leave())
+        )
 
     def _may_leave(self) -> bool:
         if self.variants.refused:

@@ -90,7 +90,10 @@ class Costs:
 
     def charge_device(self) -> float:
         """Return the seconds that measuring took on devices since the last call; they are known later."""
-        before, self._charged_on_device = self._charged_on_device, self.meter.finished.device_seconds
+        before, self._charged_on_device = (
+            self._charged_on_device,
+            self.meter.finished.device_seconds,
+        )
         return self._charged_on_device - before
 
 

@@ -64,7 +64,12 @@ class WatchShield:
         """
 
         def hook(*args: Any) -> None:
-            if self.in_child or torch.compiler.is_compiling() or modes.is_under_jit() or device_graphs.leaves_alone():
+            if (
+                self.in_child
+                or torch.compiler.is_compiling()
+                or modes.is_under_jit()
+                or device_graphs.leaves_alone()
+            ):
                 return
             try:
                 self._timed(work, args)
@@ -73,7 +78,9 @@ class WatchShield:
 
         return hook
 
-    def attempt(self, what: str, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
+    def attempt(
+        self, what: str, work: Callable[P, T], *args: P.args, **named: P.kwargs
+    ) -> T | None:
         """Return the result of a part of some work; None if it fails."""
         try:
             return work(*args, **named)

@@ -68,7 +68,12 @@ class Steps(StepClock):
     def add(self, root: RootModule, roots: Sequence[RootModule]) -> None:
         """Make the forward passes of a new root the steps, if it alone has parameters and nothing else ends steps."""
         others = any(r.parameters and r.hooks.target for r in roots if r is not root)
-        if self.by >= StepSource.BACKWARD or root.hooks.passes is None or not root.parameters or others:
+        if (
+            self.by >= StepSource.BACKWARD
+            or root.hooks.passes is None
+            or not root.parameters
+            or others
+        ):
             return
         goes_on = self.by is not StepSource.NOTHING and self.led
         self.lead(root.hooks.passes, lambda: self.optimizers.expect(root.module()))
@@ -94,7 +99,9 @@ class Steps(StepClock):
             if self.by is StepSource.FORWARD and self.led:
                 super().end_step()  # each is reported: the hooks are installed, and their values belong to one step
             self.led += 1
-        if self.by is StepSource.FORWARD and not self._any_optimizer and any_optimizer():  # made after the first pass
+        if (
+            self.by is StepSource.FORWARD and not self._any_optimizer and any_optimizer()
+        ):  # made after the first pass
             self._any_optimizer = True
             self.look()
 
@@ -114,7 +121,9 @@ class Steps(StepClock):
         self.backward_passes += 1
         waiting: list[Optimizer] = []
         early = self.by is not StepSource.BACKWARD and self.backward_passes <= 2
-        if early and self.backward_passes == (2 if any_optimizer() else 1):  # an optimizer may be made late
+        if early and self.backward_passes == (
+            2 if any_optimizer() else 1
+        ):  # an optimizer may be made late
             waiting = self.optimizers.waiting()
             self.by = self.by if waiting else StepSource.BACKWARD
         if self.by is StepSource.BACKWARD:
@@ -133,7 +142,12 @@ class Steps(StepClock):
         See Note [Cold caches] in `kedge.watch.steps.kind`.
         """
         leading, budget = self.optimizers.leading, self.budget
-        if budget.run <= 1 or leading is None or leading.optimizer() is not optimizer or self.backwards.ending != -1:
+        if (
+            budget.run <= 1
+            or leading is None
+            or leading.optimizer() is not optimizer
+            or self.backwards.ending != -1
+        ):
             return False
         leading.steps += 1
         self.optimizers.idle = 0

@@ -51,7 +51,10 @@ def _sums_of(pieces: Sequence[Tensor], *, widened: bool) -> dict[str, Any]:
     """Return the checksums of a site's values, given in consecutive pieces."""
     row = pieces[0][:1].nbytes
     rows = max(1, BLOCK // max(row, 1))
-    kept = ((piece.float().to(piece.dtype) if widened and piece.dtype in WIDENED else piece) for piece in pieces)
+    kept = (
+        (piece.float().to(piece.dtype) if widened and piece.dtype in WIDENED else piece)
+        for piece in pieces
+    )
     return {"rows": rows, "sums": list(_blocks(kept, rows))}
 
 
@@ -59,7 +62,11 @@ def _blocks(pieces: Iterator[Tensor], rows: int) -> Iterator[int]:
     """Yield the checksum of each block of so many rows; the last one may have fewer."""
     total, left = 0, rows
     for piece in pieces:
-        data = piece.contiguous().flatten().view(torch.uint8).numpy().data if piece.numel() else memoryview(b"")
+        data = (
+            piece.contiguous().flatten().view(torch.uint8).numpy().data
+            if piece.numel()
+            else memoryview(b"")
+        )
         width, at = len(data) // max(len(piece), 1), 0
         while at < len(piece):
             taken = min(left, len(piece) - at)

@@ -30,7 +30,17 @@ from kedge.files.atomic_write import told
 from kedge.files.file_lock import claim
 from kedge.files.own_file import OwnFile, write_all
 from kedge.json_input.reading import BadJson, open_regular, parse, read_regular
-from kedge.json_input.shape import MOST, count, fields, list_of, mapping_of, nullable, positive, text, tuple_of
+from kedge.json_input.shape import (
+    MOST,
+    count,
+    fields,
+    list_of,
+    mapping_of,
+    nullable,
+    positive,
+    text,
+    tuple_of,
+)
 
 INDEX = "index-{rank}.jsonl"
 STATE = "state-{rank}.safetensors"
@@ -57,7 +67,14 @@ def _counts(value: Any) -> None:
 
 _SHAPES = mapping_of(list_of(count))
 _LINE = fields(
-    {"name": text, "rank": count, "number": count, "samples": count, "left_out": count, "shapes": _SHAPES},
+    {
+        "name": text,
+        "rank": count,
+        "number": count,
+        "samples": count,
+        "left_out": count,
+        "shapes": _SHAPES,
+    },
     {OWN: nullable(count)},
 )
 _ABOUT = fields(
@@ -112,11 +129,18 @@ def entries(folder: Path, *, missing_ok: bool = False) -> list[ShardEntry]:
         NotFeatures: A shard is missing or damaged.
     """
     with told(f"read {folder}"):
-        files = {path.name: _parts(path.name) for path in folder.iterdir() if _SHARD.fullmatch(path.name)}
+        files = {
+            path.name: _parts(path.name) for path in folder.iterdir() if _SHARD.fullmatch(path.name)
+        }
     ranks = {rank for rank, _ in files.values()} | set(ranks_of(folder, INDEX))
     reduces = _reduces(folder)
     through = {rank: counted_through(folder, rank, reduces) for rank in ranks}
-    known = {entry.name: entry for rank in ranks for entry in _index(folder, rank) if entry.number <= through[rank]}
+    known = {
+        entry.name: entry
+        for rank in ranks
+        for entry in _index(folder, rank)
+        if entry.number <= through[rank]
+    }
     missing = sorted(known.keys() - files.keys())
     if missing and not missing_ok:
         raise NotFeatures(_missing(folder, missing, reduces))
@@ -140,7 +164,15 @@ def entry_of(path: Path) -> ShardEntry:
 def entry_of_about(path: Path, about: Mapping[str, Any]) -> ShardEntry:
     """Return the index entry of a shard with this description."""
     rank, number = _parts(path.name)
-    return ShardEntry(path.name, rank, number, len(about["keys"]), len(about["bad"]), about["shapes"], about.get(OWN))
+    return ShardEntry(
+        path.name,
+        rank,
+        number,
+        len(about["keys"]),
+        len(about["bad"]),
+        about["shapes"],
+        about.get(OWN),
+    )
 
 
 def about_shard(path: Path) -> dict[str, Any]:
@@ -157,7 +189,9 @@ def about_shard(path: Path) -> dict[str, Any]:
         _ABOUT(about)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise NotFeatures(f"{path} is damaged ({error}); {REMEDY}") from error
-    if len(about.get("places", about["keys"])) != len(about["keys"]) or about.get(OWN, sum_of(about)) != sum_of(about):
+    if len(about.get("places", about["keys"])) != len(about["keys"]) or about.get(
+        OWN, sum_of(about)
+    ) != sum_of(about):
         raise NotFeatures(f"{path} is damaged: its description has changed; {REMEDY}")
     rank, number = _parts(path.name)
     if (about.get("rank", rank), about.get("number", number)) != (rank, number):
@@ -221,13 +255,19 @@ def repair(folder: Path, rank: int) -> int:
         for path in sorted(folder.iterdir()):
             if part.fullmatch(path.name) or _is_of(path, rank, beyond=through):
                 remove(path)
-    files = sorted((path for path in folder.iterdir() if _is_of(path, rank)), key=lambda path: _parts(path.name))
+    files = sorted(
+        (path for path in folder.iterdir() if _is_of(path, rank)),
+        key=lambda path: _parts(path.name),
+    )
     known = {entry.name: entry for entry in _index(folder, rank) if entry.number <= through}
     missing = sorted(known.keys() - {path.name for path in files})
     if missing and reduces:
         raise NotFeatures(_missing(folder, missing, reduces))
     if files or known:
-        _write_index(folder / INDEX.format(rank=rank), [known.get(path.name) or entry_of(path) for path in files])
+        _write_index(
+            folder / INDEX.format(rank=rank),
+            [known.get(path.name) or entry_of(path) for path in files],
+        )
     return 1 + max((_parts(path.name)[1] for path in files), default=-1)
 
 
@@ -298,16 +338,23 @@ def _index(folder: Path, rank: int) -> Iterator[ShardEntry]:
         try:
             *lines, _ = read_regular(path).split(b"\n")
         except BadJson as error:
-            raise NotFeatures(f"{path} is damaged: {error}; remove it: it is rebuilt from the shards") from error
+            raise NotFeatures(
+                f"{path} is damaged: {error}; remove it: it is rebuilt from the shards"
+            ) from error
     for line in lines:
         try:
             found = parse(line, exact=True)
             _LINE(found)
-            if _SHARD.fullmatch(found["name"]) is None or _parts(found["name"]) != (found["rank"], found["number"]):
+            if _SHARD.fullmatch(found["name"]) is None or _parts(found["name"]) != (
+                found["rank"],
+                found["number"],
+            ):
                 return
             if found["rank"] != rank:
                 return
-            yield ShardEntry(**{name: found[name] for name in ShardEntry.__dataclass_fields__ if name in found})
+            yield ShardEntry(
+                **{name: found[name] for name in ShardEntry.__dataclass_fields__ if name in found}
+            )
         except ValueError:
             return  # later entries are rebuilt from the shards
 

@@ -26,7 +26,15 @@ from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, count
 from pickle import PicklingError
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType, NoneType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    ModuleType,
+    NoneType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import cloudpickle
@@ -47,7 +55,18 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\
 _CONSTANTS = (str, bytes, int, float, complex, bool, NoneType, tuple, frozenset, slice, CodeType)
 #: Types that pickle itself writes in the same way in every process.
 _WRITTEN = (bytes, int, float, bool, NoneType, tuple, list, dict, bytearray)
-_SETTINGS = (bool, int, float, complex, str, torch.dtype, torch.device, Tensor, np.ndarray, FunctionType)
+_SETTINGS = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    torch.dtype,
+    torch.device,
+    Tensor,
+    np.ndarray,
+    FunctionType,
+)
 _OF_ANY_MODULE = frozenset(vars(nn.Module())) - {"training"}
 _HAS_DOC = 0x4000000 if sys.version_info >= (3, 13) else 0
 #: The number of elements of a tensor that take part in a digest, at most.
@@ -67,7 +86,11 @@ def identity(made: Any, version: str | None = None) -> str:
     if made is None:
         return "none"
     name = name_of(made)
-    return name if version is not None or _is_named(made) else f"{name} code {_MADE_BY}:{_digest_of(made)}"
+    return (
+        name
+        if version is not None or _is_named(made)
+        else f"{name} code {_MADE_BY}:{_digest_of(made)}"
+    )
 
 
 def alike(one: Any, other: Any) -> bool:
@@ -94,9 +117,19 @@ def weights(model: nn.Module) -> str:
     A few thousand numbers of each parameter and buffer represent the rest: training changes nearly every number. Buffers
     of a module in training mode are left out, because some change with every batch.
     """
-    modules = [(path, module) for path, module in model.named_modules() if not _is_kedges(type(module).__module__)]
-    buffers = ((path, module.named_buffers(path, recurse=False)) for path, module in modules if not module.training)
-    named = sorted(chain(model.named_parameters(), *(some for _, some in buffers)), key=lambda pair: pair[0])
+    modules = [
+        (path, module)
+        for path, module in model.named_modules()
+        if not _is_kedges(type(module).__module__)
+    ]
+    buffers = (
+        (path, module.named_buffers(path, recurse=False))
+        for path, module in modules
+        if not module.training
+    )
+    named = sorted(
+        chain(model.named_parameters(), *(some for _, some in buffers)), key=lambda pair: pair[0]
+    )
     learnt = (part for name, tensor in named for part in (f"{name} ", *_of_tensor(tensor)))
     return _digest(chain((_made_of(path, module) for path, module in modules), learnt))
 
@@ -105,7 +138,9 @@ def _made_of(path: str, module: nn.Module) -> str:
     """Return a module's path and class, its settings in ``__constants__`` (such as a stride), and its mode."""
     names = [name for name in getattr(module, "__constants__", ()) if name in vars(module)]
     settings = (f"{name}={_setting(vars(module)[name])}" for name in names)
-    return f"{path} {type(module).__qualname__}({', '.join(settings)}) {'trained' * module.training};"
+    return (
+        f"{path} {type(module).__qualname__}({', '.join(settings)}) {'trained' * module.training};"
+    )
 
 
 def _setting(value: Any) -> str:
@@ -150,14 +185,18 @@ def _some_bytes(tensor: Tensor) -> bytes:
 
 def _by_name(made: Any) -> str:
     """Return the name of an object that does not count by value, with its module to separate equal names."""
-    own = getattr(made, "__qualname__", None) or getattr(made, "__name__", None)  # a module has the latter
+    own = getattr(made, "__qualname__", None) or getattr(
+        made, "__name__", None
+    )  # a module has the latter
     return f"{getattr(made, '__module__', None)} {own or type(made).__qualname__}"
 
 
 def _is_named(made: Any) -> bool:
     """Whether an object counts by its name: installed code, code in C, or a module."""
     if isinstance(made, FunctionType):
-        return _is_kedges(made.__module__) or (_is_installed(made) and "__wrapped__" not in vars(made))
+        return _is_kedges(made.__module__) or (
+            _is_installed(made) and "__wrapped__" not in vars(made)
+        )
     if isinstance(made, BuiltinFunctionType):
         return made.__self__ is None or isinstance(made.__self__, (ModuleType, type))
     return isinstance(made, ModuleType) or (isinstance(made, type) and not _is_own(made))
@@ -174,8 +213,12 @@ def _is_kedges(module: str | None) -> bool:
 def _is_own(made: type | ModuleType) -> bool:
     """Whether a class or module belongs to the program, not to Python or an installed package."""
     name = made.__name__ if isinstance(made, ModuleType) else made.__module__
-    file = getattr(made if isinstance(made, ModuleType) else sys.modules.get(name), "__file__", None)
-    return name == "__main__" or (file is not None and not _INSTALLED.search(file) and not _is_kedges(name))
+    file = getattr(
+        made if isinstance(made, ModuleType) else sys.modules.get(name), "__file__", None
+    )
+    return name == "__main__" or (
+        file is not None and not _INSTALLED.search(file) and not _is_kedges(name)
+    )
 
 
 def _digest_of(made: Any) -> str:
@@ -201,7 +244,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         seen: The number of each object seen so far, with the object itself, so that its `id` is not used again.
     """
 
-    def __init__(self, write: Callable[[bytes], Any], seen: ChainMap[int, tuple[int, Any]] | None = None) -> None:
+    def __init__(
+        self, write: Callable[[bytes], Any], seen: ChainMap[int, tuple[int, Any]] | None = None
+    ) -> None:
         super().__init__(SimpleNamespace(write=write), protocol=5)
         self.fast = True
         self._seen = ChainMap[int, tuple[int, Any]]() if seen is None else seen
@@ -211,7 +256,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Return the stand-in for a value, or None if pickle should write the value itself."""
         kind = type(value)
         if kind is str:
-            place = _PLACE.fullmatch(value)  # ranks have different devices of one type, which does not change values
+            place = _PLACE.fullmatch(
+                value
+            )  # ranks have different devices of one type, which does not change values
             return f"device {place[1]}" if place and _is_device(value) else None
         if kind not in _CONSTANTS:
             if id(value) in self._seen:
@@ -220,7 +267,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None if kind in _WRITTEN else self._stand_in(value)
 
     def _stand_in(self, value: Any) -> Any:
-        if isinstance(value, (set, frozenset)):  # the order differs between processes: digest each element by itself
+        if isinstance(
+            value, (set, frozenset)
+        ):  # the order differs between processes: digest each element by itself
             return type(value).__qualname__, sorted(map(self._alone, value))
         if _is_named(value):
             return _by_name(value)
@@ -242,10 +291,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if _is_installed(made):
             return _by_name(made), vars(made)["__wrapped__"]
         # cloudpickle takes a function by value if its module does not contain it under its name.
-        anew = FunctionType(made.__code__, made.__globals__, made.__name__, made.__defaults__, made.__closure__)
+        anew = FunctionType(
+            made.__code__, made.__globals__, made.__name__, made.__defaults__, made.__closure__
+        )
         outside = self.reducer_override(anew)[2][1]["__globals__"]
         names = _reached(made, outside, {id(made.__code__)})
-        held = [_used(one, names) for one in chain(outside.values(), map(_content, made.__closure__ or ()))]
+        held = [
+            _used(one, names)
+            for one in chain(outside.values(), map(_content, made.__closure__ or ()))
+        ]
         return made.__code__, made.__defaults__, made.__kwdefaults__, list(outside), held
 
     def _reduced(self, value: Any) -> Any:
@@ -266,9 +320,20 @@ def _reduce(value: Any) -> Any:
 
 
 def _code(code: CodeType) -> Any:
-    doc = code.co_flags & _HAS_DOC if _HAS_DOC else not code.co_name.startswith("<") and _begins_with_text(code)
+    doc = (
+        code.co_flags & _HAS_DOC
+        if _HAS_DOC
+        else not code.co_name.startswith("<") and _begins_with_text(code)
+    )
     consts = (None, *code.co_consts[1:]) if doc else code.co_consts
-    return code.co_code, code.co_exceptiontable, code.co_names, code.co_argcount, code.co_flags & ~_HAS_DOC, consts
+    return (
+        code.co_code,
+        code.co_exceptiontable,
+        code.co_names,
+        code.co_argcount,
+        code.co_flags & ~_HAS_DOC,
+        consts,
+    )
 
 
 def _begins_with_text(code: CodeType) -> bool:
@@ -277,16 +342,24 @@ def _begins_with_text(code: CodeType) -> bool:
 
 def _names(code: CodeType) -> set[str]:
     """Return the names of attributes and globals that a code object uses, inner functions included."""
-    return set(code.co_names).union(*(_names(one) for one in code.co_consts if isinstance(one, CodeType)))
+    return set(code.co_names).union(
+        *(_names(one) for one in code.co_consts if isinstance(one, CodeType))
+    )
 
 
 def _reached(made: FunctionType, outside: Mapping[str, Any], seen: set[int]) -> set[str]:
     """Return the names that a function uses, and those that the program's functions use to which it refers."""
     names = _names(made.__code__)
     for one in outside.values():
-        if isinstance(one, FunctionType) and not _is_installed(one) and id(one.__code__) not in seen:
+        if (
+            isinstance(one, FunctionType)
+            and not _is_installed(one)
+            and id(one.__code__) not in seen
+        ):
             seen.add(id(one.__code__))
-            names |= _reached(one, {name: one.__globals__.get(name) for name in _names(one.__code__)}, seen)
+            names |= _reached(
+                one, {name: one.__globals__.get(name) for name in _names(one.__code__)}, seen
+            )
     return names
 
 
@@ -314,7 +387,11 @@ def _used(value: Any, names: set[str]) -> Any:
 
 def _class(kind: type) -> Any:
     """Return the name, bases and attributes of a class of the program, without its docstring and lines."""
-    held = {name: one for name, one in sorted(vars(kind).items()) if name[:2] != "__" or isinstance(one, _METHODS)}
+    held = {
+        name: one
+        for name, one in sorted(vars(kind).items())
+        if name[:2] != "__" or isinstance(one, _METHODS)
+    }
     held.pop("_abc_impl", None)
     return kind.__qualname__, kind.__bases__, held
 
@@ -332,7 +409,10 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 def _array(array: np.ndarray[Any, Any]) -> Any:
     some = array.reshape(-1)[:: max(1, -(-array.size // _LOOKED_AT))]
-    return f"{array.dtype} {array.shape}", some.tolist() if array.dtype.hasobject else some.tobytes()
+    return (
+        f"{array.dtype} {array.shape}",
+        some.tolist() if array.dtype.hasobject else some.tobytes(),
+    )
 
 
 def _is_device(name: str) -> bool:

@@ -21,7 +21,16 @@ from kedge.features.dataset.samples.names import name_of, texts
 from kedge.features.reduce.reducer import Reducer
 from kedge.files.atomic_write import told
 from kedge.json_input.reading import parse, read_regular
-from kedge.json_input.shape import Misshapen, fields, list_of, mapping_of, nullable, text, tuple_of, whole
+from kedge.json_input.shape import (
+    Misshapen,
+    fields,
+    list_of,
+    mapping_of,
+    nullable,
+    text,
+    tuple_of,
+    whole,
+)
 from kedge.numbers import shortened
 
 MANIFEST = "features.json"
@@ -96,7 +105,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         if found["format"] <= FORMAT:
             _MANIFEST(found)
     except ValueError as error:
-        raise NotFeatures(f"{path} cannot be read: {error}; it was not written by an extraction") from error
+        raise NotFeatures(
+            f"{path} cannot be read: {error}; it was not written by an extraction"
+        ) from error
     if found["format"] > FORMAT:
         raise NewerFormat(
             f"{folder} is of format {shortened(str(found['format']))}, and this Kedge knows formats up to {FORMAT}; Kedge "
@@ -118,7 +129,11 @@ def settle(folder: Path, wanted: Mapping[str, Any]) -> None:
             try:
                 with temporary.open("w", encoding="utf-8") as file:
                     file.write(
-                        json.dumps({"format": FORMAT, "kedge": metadata.version("kedge"), **wanted}, indent=2) + "\n"
+                        json.dumps(
+                            {"format": FORMAT, "kedge": metadata.version("kedge"), **wanted},
+                            indent=2,
+                        )
+                        + "\n"
                     )
                     file.flush()
                     os.fsync(file.fileno())
@@ -147,13 +162,26 @@ def check_same(folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]
     """
     wanted = json.loads(json.dumps(wanted))  # as it would be read from the file
     found = {"fields": {}, **found}  # earlier versions had none
-    unlike = [name for name in _WHAT if name in found and name in wanted and not alike(found[name], wanted[name])]
+    unlike = [
+        name
+        for name in _WHAT
+        if name in found and name in wanted and not alike(found[name], wanted[name])
+    ]
     if unlike:
         differences = "; ".join(
-            f"there {_WHAT[name].format(_shown(found[name]))}, here {_shown(wanted[name])}" for name in unlike
+            f"there {_WHAT[name].format(_shown(found[name]))}, here {_shown(wanted[name])}"
+            for name in unlike
         )
-        drawn = ", or load or seed the weights if each process draws its own" if "model" in unlike else ""
-        grown = _ABOUT_DIGESTS if any(has_digest(found[name]) and has_digest(wanted[name]) for name in unlike) else ""
+        drawn = (
+            ", or load or seed the weights if each process draws its own"
+            if "model" in unlike
+            else ""
+        )
+        grown = (
+            _ABOUT_DIGESTS
+            if any(has_digest(found[name]) and has_digest(wanted[name]) for name in unlike)
+            else ""
+        )
         raise OtherRun(
             f"cannot add to {folder}, which holds the features of another run: {differences}; name another folder{drawn}{grown}"
         )
@@ -171,7 +199,10 @@ def about_model(features: Any) -> dict[str, Any]:
     """Return the description of a model: its class, and a digest of its parameters and settings."""
     if not isinstance(features, nn.Module):
         return {"type": name_of(features)}
-    return {"type": type(getattr(features, "model", features)).__qualname__, "digest": weights(features)}
+    return {
+        "type": type(getattr(features, "model", features)).__qualname__,
+        "digest": weights(features),
+    }
 
 
 def about_sites(features: Any) -> dict[str, Any]:
@@ -180,10 +211,15 @@ def about_sites(features: Any) -> dict[str, Any]:
     if wanted is None:
         return {}
     sites = {
-        text: "as they are" if change is None else f"through {name_of(change)}" for text, change in _taken(features)
+        text: "as they are" if change is None else f"through {name_of(change)}"
+        for text, change in _taken(features)
     }
     renamed = {f"{name}, renamed": f"to {new!r}" for name, new in sorted(wanted.rename.items())}
-    kept = {} if wanted.dtype is None else {"all": f"kept as {str(wanted.dtype).removeprefix('torch.')}"}
+    kept = (
+        {}
+        if wanted.dtype is None
+        else {"all": f"kept as {str(wanted.dtype).removeprefix('torch.')}"}
+    )
     return sites | renamed | kept
 
 
@@ -191,7 +227,9 @@ def about_functions(features: Any, version: str | None) -> dict[str, str]:
     """Return the identities of the sites' transforms, or of the features themselves if they are not a module."""
     if not isinstance(features, nn.Module):
         return {"features": identity(features, version)}
-    return {text: identity(change, version) for text, change in _taken(features) if change is not None}
+    return {
+        text: identity(change, version) for text, change in _taken(features) if change is not None
+    }
 
 
 def about_keys(keys: Any, version: str | None) -> str:
@@ -221,7 +259,8 @@ def about_fields(stored: Mapping[str, Field], version: str | None) -> dict[str, 
     """Return where a batch has the fields."""
     entries = {name: entry_of(field) for name, field in stored.items()}
     return {
-        name: identity(entry, version) if callable(entry) else f"the entry {entry!r}" for name, entry in entries.items()
+        name: identity(entry, version) if callable(entry) else f"the entry {entry!r}"
+        for name, entry in entries.items()
     }
 
 
@@ -243,7 +282,9 @@ def about_pooling(features: Any) -> dict[str, dict[str, str]]:
 
 def types_of(fields: Mapping[str, FieldValues]) -> dict[str, list[Any]]:
     """Return the description of fields: as for sites, or that they hold texts."""
-    numbers = about_columns({name: value for name, value in fields.items() if isinstance(value, Tensor)})
+    numbers = about_columns(
+        {name: value for name, value in fields.items() if isinstance(value, Tensor)}
+    )
     return {name: numbers.get(name, [TEXT]) for name in fields}
 
 

@@ -49,7 +49,9 @@ class PendingShard:
 
     def takes(self, columns: Columns, values: Mapping[str, Tensor]) -> bool:
         """Return whether a batch has the dtypes and shapes of those before it."""
-        fields = {name: value for name, value in columns.fields.items() if isinstance(value, Tensor)}
+        fields = {
+            name: value for name, value in columns.fields.items() if isinstance(value, Tensor)
+        }
         known = {**_shapes(self._columns), **_shapes(self._fields)}
         new = _shapes({name: [value] for name, value in {**values, **fields}.items()})
         return not (known and new) or known == new
@@ -78,7 +80,10 @@ class PendingShard:
 
     def content(self, rank: int, number: int) -> Shard:
         """Return the content of the file."""
-        about: dict[str, Any] = {"keys": self._keys, "bad": [[b.place, b.key, b.why] for b in self._bad]}
+        about: dict[str, Any] = {
+            "keys": self._keys,
+            "bad": [[b.place, b.key, b.why] for b in self._bad],
+        }
         about |= {"rank": rank, "number": number, "shapes": _sample_shapes(self._columns)}
         if self._fields:
             about["fields"] = _sample_shapes(self._fields)

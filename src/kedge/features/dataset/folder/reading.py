@@ -78,7 +78,9 @@ class FeatureSet(Mapping[str, FeatureColumn]):
             raise NoSuchSite(
                 f"{self.path} has no site {site!r}; it has {', '.join(map(repr, self._sites)) or 'none'}{field}"
             )
-        return FeatureColumn(site, getattr(torch, self.manifest["columns"][site][0]), self._samples.rows)
+        return FeatureColumn(
+            site, getattr(torch, self.manifest["columns"][site][0]), self._samples.rows
+        )
 
     def __contains__(self, site: object) -> bool:
         return site in self._sites
@@ -121,7 +123,9 @@ class FeatureSet(Mapping[str, FeatureColumn]):
         number = self._samples.number(str(key))
         if number is None:
             found = self.bad.get(str(key))
-            reason = f"it was left out: {found}" if found else f"there are {len(self._samples):,} others"
+            reason = (
+                f"it was left out: {found}" if found else f"there are {len(self._samples):,} others"
+            )
             raise NoSuchKey(f"{self.path} has no features of a sample {str(key)!r}; {reason}")
         return number
 
@@ -133,7 +137,10 @@ class FeatureSet(Mapping[str, FeatureColumn]):
     def shards(self) -> Iterator[tuple[list[str], dict[str, Tensor]]]:
         """Yield the keys and each site's values of every shard, in the order of writing."""
         for shard in self._samples.shards:
-            yield list(shard.keys), {name: shard.values(name, self[name].dtype) for name in shard.sites}
+            yield (
+                list(shard.keys),
+                {name: shard.values(name, self[name].dtype) for name in shard.sites},
+            )
 
     def written_by(self, rank: int) -> int:
         """Return the number of samples that this rank has written, in this run and earlier ones."""
@@ -163,7 +170,9 @@ class FeatureSet(Mapping[str, FeatureColumn]):
             lines.append(f"  {name}  {_shown(column)}{how}")
         lines += [f"  {name}  {_shown(column)} (field)" for name, column in self.fields.items()]
         lines += [f"  {name}  {', '.join(map(repr, some))}" for name, some in self.reduced.items()]
-        return "\n".join(lines + ([f"  left out: {counted(len(self.bad), 'sample')}"] if self.bad else []))
+        return "\n".join(
+            lines + ([f"  left out: {counted(len(self.bad), 'sample')}"] if self.bad else [])
+        )
 
 
 class StoredFields(Mapping[str, Column]):
@@ -175,7 +184,9 @@ class StoredFields(Mapping[str, Column]):
         samples: The samples.
     """
 
-    def __init__(self, path: Path, types: Mapping[str, Sequence[str]], samples: StoredSamples) -> None:
+    def __init__(
+        self, path: Path, types: Mapping[str, Sequence[str]], samples: StoredSamples
+    ) -> None:
         self._path, self._types, self._samples = path, types, samples
 
     def __getitem__(self, name: str) -> Column:
@@ -188,7 +199,11 @@ class StoredFields(Mapping[str, Column]):
             )
         kind, *_ = self._types[name]
         rows = self._samples.rows
-        return StoredTexts(name, rows) if kind == TEXT else FeatureColumn(name, getattr(torch, kind), rows)
+        return (
+            StoredTexts(name, rows)
+            if kind == TEXT
+            else FeatureColumn(name, getattr(torch, kind), rows)
+        )
 
     def __contains__(self, name: object) -> bool:
         return name in self._types

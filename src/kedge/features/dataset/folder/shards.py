@@ -7,7 +7,15 @@ from typing import Any
 
 from kedge.errors import ExtractionFailed
 from kedge.features.dataset.folder.checksums import checked
-from kedge.features.dataset.folder.files import INDEX, SHARD, append, entry_of_about, remove, rename_whole, repair
+from kedge.features.dataset.folder.files import (
+    INDEX,
+    SHARD,
+    append,
+    entry_of_about,
+    remove,
+    rename_whole,
+    repair,
+)
 from kedge.features.dataset.folder.formats.format import Shard, format_of
 from kedge.features.dataset.folder.manifest import shown_type, types_of
 from kedge.features.dataset.folder.pending_shard import PendingShard
@@ -95,7 +103,9 @@ class Shards:
         if not self._pending:
             return
         name = SHARD.format(rank=self._rank, number=self._number, suffix=self._format.suffix)
-        content = checked(self._pending.content(self._rank, self._number), widened=self._format.widens)
+        content = checked(
+            self._pending.content(self._rank, self._number), widened=self._format.widens
+        )
         entry = entry_of_about(self._folder / name, content.about)
         self._put(name, content)
         self._reducers.write(self._number)

@@ -33,7 +33,9 @@ class StoredReducers:
 
     def __init__(self, folder: Path, rank: int, reducers: Mapping[str, Sequence[Reducer]]) -> None:
         self._path = folder / STATE.format(rank=rank)
-        self._reducers = {name: [copy.deepcopy(one) for one in some] for name, some in reducers.items()}
+        self._reducers = {
+            name: [copy.deepcopy(one) for one in some] for name, some in reducers.items()
+        }
         if self._reducers and self._path.exists():
             states = read_state(self._path)
             for name, some in self._reducers.items():
@@ -72,7 +74,9 @@ class StoredReducers:
             try:
                 shapes = {name: tensor.shape for name, tensor in pieces.items()}
                 about = {"through": str(through), OWN: state_sum(pieces)}
-                safetensors.write_pieces(temporary, {name: [t] for name, t in pieces.items()}, shapes, about)
+                safetensors.write_pieces(
+                    temporary, {name: [t] for name, t in pieces.items()}, shapes, about
+                )
                 rename_whole(temporary, self._path)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -101,7 +105,10 @@ def read_state(path: Path) -> dict[str, list[dict[str, Tensor]]]:
         with told(f"read {path}"), safe_open(path, "pt") as file:
             pieces = {full: file.get_tensor(full) for full in file.keys()}  # noqa: SIM118 - it is no mapping
             own = (file.metadata() or {}).get(OWN)
-        for full in sorted(pieces, key=lambda full: (full.rsplit(_RESERVED, 2)[0], int(full.rsplit(_RESERVED, 2)[1]))):
+        for full in sorted(
+            pieces,
+            key=lambda full: (full.rsplit(_RESERVED, 2)[0], int(full.rsplit(_RESERVED, 2)[1])),
+        ):
             name, number, part = full.rsplit(_RESERVED, 2)
             some = states.setdefault(name, [])
             if int(number) == len(some):
@@ -115,4 +122,6 @@ def read_state(path: Path) -> dict[str, list[dict[str, Tensor]]]:
 
 
 def _damaged(path: Path, found: object) -> NotFeatures:
-    return NotFeatures(f"{path} is damaged ({found}); the reduced values are lost, so name another folder")
+    return NotFeatures(
+        f"{path} is damaged ({found}); the reduced values are lost, so name another folder"
+    )

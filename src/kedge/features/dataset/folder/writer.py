@@ -41,7 +41,9 @@ class ShardWriter:
         self._held = 0
         self._changed = threading.Condition()
         self._failed: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="kedge-writes-features", daemon=True)
+        self._thread = threading.Thread(
+            target=self._work, name="kedge-writes-features", daemon=True
+        )
 
     def put(self, columns: Columns) -> None:
         """Add features to the next bunch, and hand it over if it is due; wait while too many bytes are in the queue.
@@ -61,7 +63,9 @@ class ShardWriter:
         bunch, size = self._gathered, self._size
         self._gathered, self._size = [], 0
         with self._changed:
-            self._changed.wait_for(lambda: self._failed or not self._waiting or self._held + size <= self._limit)
+            self._changed.wait_for(
+                lambda: self._failed or not self._waiting or self._held + size <= self._limit
+            )
             self._raise()
             self._waiting.append(bunch)
             self._held += size
@@ -72,7 +76,10 @@ class ShardWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         with self._changed:
             self._waiting += [self._gathered, None]

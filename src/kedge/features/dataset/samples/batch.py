@@ -135,7 +135,11 @@ class VisitedPlaces:
 
     def __contains__(self, place: str | int) -> bool:
         index = self._index(place)
-        return str(place) in self._others if index is None else bool(self._bits[index >> 3] >> (index & 7) & 1)
+        return (
+            str(place) in self._others
+            if index is None
+            else bool(self._bits[index >> 3] >> (index & 7) & 1)
+        )
 
     def add(self, place: str | int) -> bool:
         """Add a place, given as text or as an index.
@@ -158,7 +162,12 @@ class VisitedPlaces:
         if type(place) is int:
             return place if 0 <= place < self._length else None
         place = str(place)
-        if place.isascii() and place.isdecimal() and len(place) < 16 and (place == "0" or place[0] != "0"):
+        if (
+            place.isascii()
+            and place.isdecimal()
+            and len(place) < 16
+            and (place == "0" or place[0] != "0")
+        ):
             index = int(place)
             return index if index < self._length else None
         return None

@@ -105,14 +105,26 @@ def _values(found: Any, count: int, option: str) -> FieldValues:
     if isinstance(found, (Tensor, np.ndarray)) and found.ndim and len(found) == count:
         if isinstance(found, Tensor):
             return found.detach().to("cpu", copy=True).contiguous()
-        return _numbers(found, option) if found.dtype.kind in "biufc" else _of_objects(found.tolist(), option)
-    if isinstance(found, Iterable) and not isinstance(found, (str, bytes, Mapping, Tensor, np.ndarray)):
+        return (
+            _numbers(found, option)
+            if found.dtype.kind in "biufc"
+            else _of_objects(found.tolist(), option)
+        )
+    if isinstance(found, Iterable) and not isinstance(
+        found, (str, bytes, Mapping, Tensor, np.ndarray)
+    ):
         objects = list(found)
         if len(objects) == count:
             return _of_objects(objects, option)
-    shape = f"{list(found.shape)}" if isinstance(found, (Tensor, np.ndarray)) else f"one {type(found).__name__}"
+    shape = (
+        f"{list(found.shape)}"
+        if isinstance(found, (Tensor, np.ndarray))
+        else f"one {type(found).__name__}"
+    )
     size = f" of {len(found)}" if isinstance(found, (list, tuple)) else ""
-    raise ExtractionFailed(f"{option} gave {shape}{size} for a batch of {count} samples: each needs one")
+    raise ExtractionFailed(
+        f"{option} gave {shape}{size} for a batch of {count} samples: each needs one"
+    )
 
 
 def _of_objects(objects: Sequence[Any], option: str) -> FieldValues:

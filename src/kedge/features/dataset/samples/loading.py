@@ -32,7 +32,13 @@ from kedge.errors import ExtractionFailed
 from kedge.features.dataset.ranks import SharingRank
 from kedge.features.dataset.samples.batch import VisitedPlaces
 from kedge.features.dataset.samples.inputs import arrays, narrowed, size_of
-from kedge.features.dataset.samples.placed import LoadedBatch, Numbered, PlacedDataset, SafeCollate, why
+from kedge.features.dataset.samples.placed import (
+    LoadedBatch,
+    Numbered,
+    PlacedDataset,
+    SafeCollate,
+    why,
+)
 
 
 @dataclass
@@ -76,10 +82,17 @@ class BatchSource:
         return iter(self._stream() if is_stream(self.loader) else self._indexed())
 
     def _indexed(self) -> DataLoader[Any]:
-        return _anew(self.loader, PlacedDataset(self.loader.dataset), self._collate, batch_sampler=BatchIndices(self))
+        return _anew(
+            self.loader,
+            PlacedDataset(self.loader.dataset),
+            self._collate,
+            batch_sampler=BatchIndices(self),
+        )
 
     def _stream(self) -> DataLoader[Any]:
-        numbered = Numbered(self.loader.dataset, self.done, self.rank if self.split else None, self._prefix)
+        numbered = Numbered(
+            self.loader.dataset, self.done, self.rank if self.split else None, self._prefix
+        )
         return _anew(self.loader, numbered, self._collate, batch_size=self.loader.batch_size)
 
     def _plain(self) -> Iterator[LoadedBatch]:
@@ -139,7 +152,9 @@ def sample_by_sample(loader: Any, items: str | None = None) -> Any:
 
 def _does_not_batch(loader: Any) -> bool:
     return (
-        isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__ and loader.batch_sampler is None
+        isinstance(loader, DataLoader)
+        and type(loader).__iter__ is DataLoader.__iter__
+        and loader.batch_sampler is None
     )
 
 
@@ -155,7 +170,9 @@ def _read_items(loader: Any) -> str:
     try:
         item = loader.dataset[first]
     except Exception as error:
-        raise ExtractionFailed(f"the data set gave no item {first!r}: {why(error)}; {_TELL}") from error
+        raise ExtractionFailed(
+            f"the data set gave no item {first!r}: {why(error)}; {_TELL}"
+        ) from error
     if is_one_sample(item):
         return "samples"
     raise ExtractionFailed(
@@ -186,7 +203,9 @@ def is_one_sample(item: Any) -> bool:
     elif isinstance(item, (tuple, list)):
         values = list(item)
     return any(
-        isinstance(value, (int, float, str, np.generic)) or np.ndim(value) == 0 for value in values if _is_plain(value)
+        isinstance(value, (int, float, str, np.generic)) or np.ndim(value) == 0
+        for value in values
+        if _is_plain(value)
     )
 
 
@@ -226,7 +245,9 @@ class BatchIndices:
         self._source = source
         self._batches: Any = source.loader.batch_sampler
         self._visited = VisitedPlaces(source.length)
-        self._divides = source.split and source.rank.world > 1 and not _is_distributed(source.loader)
+        self._divides = (
+            source.split and source.rank.world > 1 and not _is_distributed(source.loader)
+        )
         self._resumes = len(source.done) > 0
         self._whole = not self._divides and not self._resumes and _draws_once(source.loader.sampler)
 
@@ -271,13 +292,17 @@ def _without_padding(sampler: Any) -> Iterable[Any]:
         drawn: Iterable[Any] = sampler
         return drawn
     length = len(sampler.dataset)  # type: ignore[arg-type]
-    return (index for i, index in enumerate(sampler) if sampler.rank + i * sampler.num_replicas < length)
+    return (
+        index for i, index in enumerate(sampler) if sampler.rank + i * sampler.num_replicas < length
+    )
 
 
 def _draws_once(sampler: Any) -> bool:
     """Whether a sampler is one of PyTorch's known to return each index at most once."""
     return type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples <= len(sampler.data_source)
+        type(sampler) is RandomSampler
+        and not sampler.replacement
+        and sampler.num_samples <= len(sampler.data_source)
     )
 
 
@@ -286,12 +311,16 @@ def _splits_by_rank(sampler: Any) -> bool:
 
 
 def _is_distributed(loader: Any) -> bool:
-    return _splits_by_rank(loader.sampler) or _splits_by_rank(getattr(loader.batch_sampler, "sampler", None))
+    return _splits_by_rank(loader.sampler) or _splits_by_rank(
+        getattr(loader.batch_sampler, "sampler", None)
+    )
 
 
 def _drawn(loader: Any) -> int:
     """Return the number of samples that a loader's sampler draws, summed over ranks."""
-    sampler = loader.batch_sampler.sampler if hasattr(loader.batch_sampler, "sampler") else loader.dataset
+    sampler = (
+        loader.batch_sampler.sampler if hasattr(loader.batch_sampler, "sampler") else loader.dataset
+    )
     count = len(sampler) if hasattr(sampler, "__len__") else len(loader.dataset)
     return count * sampler.num_replicas if _splits_by_rank(sampler) else count
 

@@ -43,7 +43,9 @@ class SampleKeys:
         self._places: dict[str, str] = {}
         if self._all is not None:
             if length is not None and len(self._all) != length:
-                raise ExtractionFailed(f"keys= has {len(self._all)} entries and the data set {length} samples")
+                raise ExtractionFailed(
+                    f"keys= has {len(self._all)} entries and the data set {length} samples"
+                )
             self._assign(map(str, range(len(self._all))), self._all)
             self._places.clear()
         if self._of_batch is not None:
@@ -58,7 +60,9 @@ class SampleKeys:
         if self._of_batch is not None and keys:
             keys = _keys_of(self._of_batch, loaded)
             if len(keys) != len(loaded.places):
-                raise ExtractionFailed(f"keys= returned {len(keys)} keys for a batch of {len(loaded.places)} samples")
+                raise ExtractionFailed(
+                    f"keys= returned {len(keys)} keys for a batch of {len(loaded.places)} samples"
+                )
             self._assign(loaded.places, keys)
         return SampleBatch(loaded.places, keys, loaded.data, failed, loaded.fields)
 
@@ -84,15 +88,19 @@ class SampleKeys:
 
 def _keys_of(function: Callable[[Any], Any], loaded: LoadedBatch) -> list[str]:
     """Return the keys that the user's function assigns to a batch."""
-    failed = (
-        f"keys= failed for the batch that begins with sample {loaded.places[0]} of the data set: {name_of(function)}"
-    )
+    failed = f"keys= failed for the batch that begins with sample {loaded.places[0]} of the data set: {name_of(function)}"
     try:
         found = function(loaded.data)
     except Exception as error:
-        raise ExtractionFailed(f"{failed} raised {why(error)}; fix it, and name another folder") from error
-    if isinstance(found, (str, bytes)) or not (hasattr(found, "tolist") or isinstance(found, Iterable)):
-        raise ExtractionFailed(f"{failed} returned a {type(found).__name__}; return a key for each sample")
+        raise ExtractionFailed(
+            f"{failed} raised {why(error)}; fix it, and name another folder"
+        ) from error
+    if isinstance(found, (str, bytes)) or not (
+        hasattr(found, "tolist") or isinstance(found, Iterable)
+    ):
+        raise ExtractionFailed(
+            f"{failed} returned a {type(found).__name__}; return a key for each sample"
+        )
     return texts(found)
 
 
@@ -136,7 +144,9 @@ def must_be_names(reduce: Iterable[str], names: Iterable[str]) -> None:
 
 def _unknown_name(name: str, names: Iterable[str], new: str | None = None) -> ExtractionFailed:
     there = list(names)
-    shown = ", ".join(map(repr, there[:_SHOWN])) + (f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else "")
+    shown = ", ".join(map(repr, there[:_SHOWN])) + (
+        f" and {len(there) - _SHOWN} more" if len(there) > _SHOWN else ""
+    )
     renamed = f", as it was renamed to {new!r}" if new else ""
     return ExtractionFailed(
         f"reduce: no value has the name {name!r}{renamed}; the names are {shown}: name one of these"

@@ -106,7 +106,9 @@ class Numbered(IterableDataset[Sample]):
     Each of several workers has a stream of its own, so the worker's number precedes the sample's, as in "1:17".
     """
 
-    def __init__(self, dataset: Any, done: VisitedPlaces, rank: SharingRank | None, prefix: str = "") -> None:
+    def __init__(
+        self, dataset: Any, done: VisitedPlaces, rank: SharingRank | None, prefix: str = ""
+    ) -> None:
         self.dataset, self.done, self.rank, self.prefix = dataset, done, rank, prefix
 
     def __iter__(self) -> Iterator[Sample]:
@@ -142,7 +144,9 @@ class SafeCollate:
 
     def __call__(self, samples: FetchedSamples | Sequence[Sample]) -> LoadedBatch:
         """Return the collated batch."""
-        places, contents, failed = samples if isinstance(samples, FetchedSamples) else _sorted_out(samples)
+        places, contents, failed = (
+            samples if isinstance(samples, FetchedSamples) else _sorted_out(samples)
+        )
         while contents:
             try:
                 return LoadedBatch(
@@ -161,7 +165,9 @@ class SafeCollate:
 def _sorted_out(samples: Sequence[Sample]) -> FetchedSamples:
     good = [sample for sample in samples if sample.bad is None]
     failed = [sample.bad for sample in samples if sample.bad is not None]
-    return FetchedSamples([sample.place for sample in good], [sample.content for sample in good], failed)
+    return FetchedSamples(
+        [sample.place for sample in good], [sample.content for sample in good], failed
+    )
 
 
 def unlike(contents: Sequence[Any]) -> list[int]:

@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kedge.rules.nonfinite.bad_steps import ABSENT, FINITE, TOTAL, BadStep
-from kedge.rules.nonfinite.search.cannot_overflow import backward_cannot_overflow, forward_cannot_overflow
+from kedge.rules.nonfinite.search.cannot_overflow import (
+    backward_cannot_overflow,
+    forward_cannot_overflow,
+)
 from kedge.rules.nonfinite.search.other_consumers import operations_beside, uses_outside
 from kedge.rules.recorded.losses import LOSS
 from kedge.rules.recorded.wiring import ModuleSites, Wiring
@@ -70,7 +73,12 @@ class Birth:
 def forward_births(wiring: Wiring, bad_step: BadStep) -> list[Birth]:
     """Return every independent birth in the forward passes of a step, in the order of the flow."""
     search = _Forward(wiring, bad_step)
-    found = [birth for module in wiring for birth in (search.entry(module), search.product(module)) if birth]
+    found = [
+        birth
+        for module in wiring
+        for birth in (search.entry(module), search.product(module))
+        if birth
+    ]
     if found or bad_step.bad_params:
         return found
     return search.unclear()
@@ -80,7 +88,9 @@ def backward_birth(wiring: Wiring, bad_step: BadStep) -> Birth | None:
     """Return the first birth in the backward passes of a step; later ones may be consequences of it."""
     arrived = [m for m in wiring if bad_step.are_finite(m.grads) is False]
     spoiled = [
-        m for m in wiring if bad_step.are_finite(m.param_grads) is False and bad_step.are_finite(m.grads) is not False
+        m
+        for m in wiring
+        if bad_step.are_finite(m.param_grads) is False and bad_step.are_finite(m.grads) is not False
     ]
     # A parameter that a container owns is used anywhere inside it: its place in the order says little.
     spoiled = [m for m in spoiled if not wiring.inside(m)] or ([] if arrived else spoiled)
@@ -107,13 +117,18 @@ def explains(wiring: Wiring, bad_step: BadStep, forward: Birth, backward: Birth)
     module computed from a value of its own forward that was not. Between measured steps gradients are recorded after
     clipping, which spreads non-finite values to all of them: then they show no place.
     """
-    if backward.module is not None and bad_step.nonfinite((*backward.module.ins, *backward.module.outs)):
+    if backward.module is not None and bad_step.nonfinite(
+        (*backward.module.ins, *backward.module.outs)
+    ):
         return True
     if backward.how == "gap" and not backward.near and not bad_step.full:
         return True
     if forward.module is None:
         return False
-    places = [wiring.modules[wiring.sites[site].owner].position for site in (backward.site, *backward.near)]
+    places = [
+        wiring.modules[wiring.sites[site].owner].position
+        for site in (backward.site, *backward.near)
+    ]
     nearest = max(places) if backward.near else forward.module.position
     return min(places) <= forward.module.position <= nearest
 
@@ -134,7 +149,11 @@ def written_birth(wiring: Wiring, bad_step: BadStep) -> Birth | None:
     if not bad_step.full:  # only measured steps have the gradients of the backward itself
         return None
     for total in bad_step.nonfinite(s.id for s in wiring.sites if s.kind == TOTAL):
-        own = [s.id for s in wiring.sites if s.kind == "param.grad" and s.root == wiring.sites[total].root]
+        own = [
+            s.id
+            for s in wiring.sites
+            if s.kind == "param.grad" and s.root == wiring.sites[total].root
+        ]
         if bad_step.are_finite(own):
             return Birth("written", total, None, near=tuple(own), sure=0.9)
     return None
@@ -144,7 +163,11 @@ def update_birth(wiring: Wiring, bad_step: BadStep) -> Birth | None:
     """Return the birth of a non-finite update from finite gradients."""
     for site in bad_step.nonfinite(s.id for s in wiring.sites if s.kind == "update"):
         owner = wiring.modules.get(wiring.sites[site].owner)
-        gradients = [s.id for s in wiring.sites if s.kind == "param.grad" and s.path == wiring.sites[site].path]
+        gradients = [
+            s.id
+            for s in wiring.sites
+            if s.kind == "param.grad" and s.path == wiring.sites[site].path
+        ]
         return Birth("update", site, owner, near=tuple(gradients), sure=0.9 if gradients else 0.6)
     return None
 
@@ -157,7 +180,9 @@ class _Forward:
     def entry(self, module: ModuleSites) -> Birth | None:
         """Return the birth of a module's input; None if it came from there."""
         bad = self.bad_step.nonfinite(module.ins)
-        if not bad or any(self.bad_step.nonfinite(holder.ins) for holder in self.wiring.ancestors(module)):
+        if not bad or any(
+            self.bad_step.nonfinite(holder.ins) for holder in self.wiring.ancestors(module)
+        ):
             return None
         sources = {source for site in bad for source in self.wiring.sites[site].sources}
         known = [source for source in sources if source is not None]
@@ -177,7 +202,9 @@ class _Forward:
         bad, inner = self.bad_step.nonfinite(module.outs), self.wiring.inside(module)
         if not bad or self.bad_step.nonfinite(site for m in inner for site in (*m.ins, *m.outs)):
             return None
-        if not self.bad_step.bad_params.isdisjoint(site for m in (module, *inner) for site in m.params):
+        if not self.bad_step.bad_params.isdisjoint(
+            site for m in (module, *inner) for site in m.params
+        ):
             return None
         sure = self._inputs_finite(module)
         if sure is None:
@@ -193,7 +220,12 @@ class _Forward:
         """Return the birth of an output that the module cannot have made of its recorded inputs and parameters."""
         guessed = self.bad_step.inferred.intersection(module.ins)
         if guessed:
-            sources = {source for entry in guessed for source in self.wiring.sites[entry].sources if source is not None}
+            sources = {
+                source
+                for entry in guessed
+                for source in self.wiring.sites[entry].sources
+                if source is not None
+            }
             return Birth("between", site, self._holder(module), tuple(sorted(sources)), 0.8)
         if spoiled := self.bad_step.nonfinite(module.param_grads):
             return Birth("within", site, module, tuple(spoiled), 0.8)
@@ -211,14 +243,18 @@ class _Forward:
         known = [source for source in module.sources if source is not None]
         seen = bool(known) and all(self.bad_step.states[source] == FINITE for source in known)
         complete = seen and None not in module.sources
-        if self.bad_step.nonfinite(known) or self._bad_before(module, after=max(known) if complete else -1):
+        if self.bad_step.nonfinite(known) or self._bad_before(
+            module, after=max(known) if complete else -1
+        ):
             return None
         return 0.9 if complete else 0.7
 
     def _bad_before(self, module: ModuleSites, after: int = -1) -> bool:
         """Whether an output was not finite before a module was entered, and after some place in the flow."""
         start = self.wiring.start(module)
-        return any(self.bad_step.nonfinite(m.outs) for m in self.wiring if after < m.position < start)
+        return any(
+            self.bad_step.nonfinite(m.outs) for m in self.wiring if after < m.position < start
+        )
 
     def _before(self, module: ModuleSites) -> tuple[int, ...]:
         """Return the last finite output before a module was entered."""
@@ -235,7 +271,9 @@ def _of_parameter(wiring: Wiring, bad_step: BadStep, module: ModuleSites) -> Bir
     site = _weight(wiring, bad_step.nonfinite(module.param_grads))
     if bad_step.are_finite(module.grads):
         return Birth("backward", site, module, _recorded(bad_step, module.grads), 1.0)
-    later = [m for m in wiring if m.position > module.position and bad_step.are_finite(m.param_grads)]
+    later = [
+        m for m in wiring if m.position > module.position and bad_step.are_finite(m.param_grads)
+    ]
     near = (_weight(wiring, later[0].param_grads),) if later else ()
     return Birth("gap", site, module, near, 0.7 if near else 0.6)
 
@@ -245,7 +283,9 @@ def _of_output(wiring: Wiring, bad_step: BadStep, module: ModuleSites) -> Birth:
     chain = list(_tail(wiring, bad_step, module))
     site = bad_step.nonfinite(chain[-1].grads)[0]
     for same in (*reversed(chain), *_holders(wiring, module)):
-        if same not in chain and bad_step.are_finite(same.grads):  # its own forward goes on after the module
+        if same not in chain and bad_step.are_finite(
+            same.grads
+        ):  # its own forward goes on after the module
             return Birth("gap", site, same, same.grads[:1], 0.9)
         consumers = [m for m in wiring.consumers(same) if m.position > same.position]
         if consumers:
@@ -293,7 +333,11 @@ def _holders(wiring: Wiring, module: ModuleSites) -> Iterator[ModuleSites]:
 def _following(wiring: Wiring, bad_step: BadStep, module: ModuleSites) -> tuple[int, ...]:
     """Return the gradient of the next module towards the loss."""
     for later in wiring:
-        if later.position > module.position and later.root == module.root and bad_step.are_finite(later.grads):
+        if (
+            later.position > module.position
+            and later.root == module.root
+            and bad_step.are_finite(later.grads)
+        ):
             return later.grads[:1]
     return ()
 

@@ -28,7 +28,9 @@ def backward_cannot_overflow(wiring: Wiring, bad_step: BadStep, module: ModuleSi
         return True
     if not _SUMS.match(module.type) or not module.params:
         return False
-    return _fits(wiring, bad_step, module, module.grads, (*module.grads, *module.params, *module.ins))
+    return _fits(
+        wiring, bad_step, module, module.grads, (*module.grads, *module.params, *module.ins)
+    )
 
 
 def forward_cannot_overflow(wiring: Wiring, bad_step: BadStep, module: ModuleSites) -> bool:
@@ -37,7 +39,9 @@ def forward_cannot_overflow(wiring: Wiring, bad_step: BadStep, module: ModuleSit
     if not entries or None in entries or not _SUMS.match(module.type) or not module.params:
         return False
     given = [site for site in entries if site is not None]
-    return _of_torch(wiring, module) and _fits(wiring, bad_step, module, given, (*given, *module.params, *module.outs))
+    return _of_torch(wiring, module) and _fits(
+        wiring, bad_step, module, given, (*given, *module.params, *module.outs)
+    )
 
 
 def _origins(wiring: Wiring, bad_step: BadStep, site: int) -> Iterable[int | None]:
@@ -50,7 +54,13 @@ def _of_torch(wiring: Wiring, module: ModuleSites) -> bool:
     return "/torch/nn/modules/" in file
 
 
-def _fits(wiring: Wiring, bad_step: BadStep, module: ModuleSites, given: Iterable[int], formed: Iterable[int]) -> bool:
+def _fits(
+    wiring: Wiring,
+    bad_step: BadStep,
+    module: ModuleSites,
+    given: Iterable[int],
+    formed: Iterable[int],
+) -> bool:
     """Whether all sums of products of some values with a module's weights stay far within all formats."""
     known = [FORMATS.get(wiring.sites[site].dtype) for site in formed]
     arrived = max(_norm(wiring, site, bad_step.step) for site in given)

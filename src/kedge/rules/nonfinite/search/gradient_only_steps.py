@@ -49,7 +49,9 @@ def gradient_only_birth(wiring: Wiring, bad_step: BadStep) -> Birth:
     bad = bad_step.nonfinite(site.id for site in gradients)
     totals = bad_step.nonfinite(site.id for site in wiring.sites if site.kind == TOTAL)
     sound = tuple(site.id for site in gradients if bad_step.states[site.id] == FINITE)
-    return Birth("guarded", (bad if sound and bad else totals or bad)[0], None, near=sound, sure=0.5)
+    return Birth(
+        "guarded", (bad if sound and bad else totals or bad)[0], None, near=sound, sure=0.5
+    )
 
 
 def makes_again(wiring: Wiring, later: BadStep, birth: Birth) -> bool:
@@ -58,7 +60,11 @@ def makes_again(wiring: Wiring, later: BadStep, birth: Birth) -> bool:
         return birth.how != "gap"
     if birth.how not in ("module", "own", "between", "entry") or birth.sure < 0.7:
         return False
-    inner = (birth.module, *wiring.inside(birth.module)) if birth.module and birth.how in ("module", "own") else ()
+    inner = (
+        (birth.module, *wiring.inside(birth.module))
+        if birth.module and birth.how in ("module", "own")
+        else ()
+    )
     return not (later.bad_params and any(_shares_parameters(wiring, module) for module in inner))
 
 

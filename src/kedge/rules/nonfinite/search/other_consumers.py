@@ -17,9 +17,13 @@ from collections.abc import Iterable, Iterator
 from kedge.rules.recorded.wiring import ModuleSites, Wiring
 
 
-def operations_beside(wiring: Wiring, module: ModuleSites, consumers: Iterable[ModuleSites]) -> list[ModuleSites]:
+def operations_beside(
+    wiring: Wiring, module: ModuleSites, consumers: Iterable[ModuleSites]
+) -> list[ModuleSites]:
     """Return the containers in whose own forward an operation may take a module's output; see Note [Beside]."""
-    given = (h for c in consumers for h in wiring.ancestors(c) if not h.sources.isdisjoint(module.outs))
+    given = (
+        h for c in consumers for h in wiring.ancestors(c) if not h.sources.isdisjoint(module.outs)
+    )
     reached = dict.fromkeys(h.path for h in (*_reached_by(wiring, module), *given))
     return [h for path in reached if _operates(wiring, h := wiring.modules[path], module)]
 
@@ -65,4 +69,7 @@ def _computed(wiring: Wiring, holder: ModuleSites, module: ModuleSites) -> bool:
     foreign = [wiring.sites[site] for site in module.ins if None in wiring.sites[site].sources]
     given = {wiring.sites[site].node for site in holder.ins if None in wiring.sites[site].sources}
     # Of several input values only the first one's node is recorded, so that of the unknown one is not known.
-    return any(len(site.sources) > 1 or (site.node is not None and site.node not in given) for site in foreign)
+    return any(
+        len(site.sources) > 1 or (site.node is not None and site.node not in given)
+        for site in foreign
+    )

@@ -12,7 +12,9 @@ from kedge.store.formats import FORMATS
 _PRODUCTS = re.compile(
     r"(Lazy)?(Linear|Bilinear|Conv(Transpose)?\dd|LSTM|GRU|RNN|LSTMCell|GRUCell|RNNCell|MultiheadAttention|EmbeddingBag|Conv1D)$"
 )
-_NORMS = re.compile(r"(Lazy)?((Sync)?BatchNorm\w*|InstanceNorm\w*|LayerNorm|GroupNorm|\w*RMSNorm|LocalResponseNorm)$")
+_NORMS = re.compile(
+    r"(Lazy)?((Sync)?BatchNorm\w*|InstanceNorm\w*|LayerNorm|GroupNorm|\w*RMSNorm|LocalResponseNorm)$"
+)
 _SOFTMAX = re.compile(r"(Log)?Soft(max|min)(2d)?$")
 _PRODUCT_NODES = re.compile(
     r"(Addmm|Mm|Bmm|Baddbmm|Addbmm|Mv|Addmv|Dot|Linear|Bilinear|Convolution|Mkldnn\w+|Cudnn\w+|\w*DotProduct\w*|Einsum)Backward"
@@ -36,9 +38,7 @@ _NORMALISED = (
     "In {name}, the variance was zero and eps too small to help, or squares overflowed {dtype}{figures}: look at "
     "the spread of the input, raise eps, or normalise in float32."
 )
-_STATISTICS = (
-    " In eval mode, look at running_mean and running_var: a NaN there, or a variance below zero, does the same."
-)
+_STATISTICS = " In eval mode, look at running_mean and running_var: a NaN there, or a variance below zero, does the same."
 _MASKED = (
     "In {name}, the softmax of a row that is -inf everywhere is NaN. Leave one position unmasked in every row, or mask "
     "with torch.finfo(dtype).min; if nothing is masked, look for an infinity in the input."
@@ -78,7 +78,9 @@ _REMEDIES |= {
     "reciprocal": _REMEDIES["div"],
 }
 _EMPTY = "The mean of no elements is NaN: skip an empty selection, or divide the sum by count.clamp(min=1)."
-_REMEDIES |= dict.fromkeys(("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"), _EMPTY)
+_REMEDIES |= dict.fromkeys(
+    ("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"), _EMPTY
+)
 _REMEDIES |= {"rsqrt": _REMEDIES["div"], "true_divide": _REMEDIES["div"]}
 _NOT_ITS_OUTPUT = (
     " Change its input, not its output: torch.where after an operation whose derivative is infinite multiplies that by zero, "
@@ -126,10 +128,16 @@ class OperationAdvice:
             return f"In {self.name}, products cannot have overflowed: the input reached {self.largest:.3g}. {_STATE}."
         if self.multiplies:
             wider = ", or compute it in bfloat16 or float32" if self.dtype in _NARROW else ""
-            small = "by their initialisation" if self.first else "a lower learning rate, weight decay"
-            return _OVERFLOW.format(name=self.name, dtype=self.dtype, figures=self.headroom(), wider=wider, small=small)
+            small = (
+                "by their initialisation" if self.first else "a lower learning rate, weight decay"
+            )
+            return _OVERFLOW.format(
+                name=self.name, dtype=self.dtype, figures=self.headroom(), wider=wider, small=small
+            )
         if _NORMS.match(self.type):
-            normalised = _NORMALISED.format(name=self.name, dtype=self.dtype, figures=self.headroom())
+            normalised = _NORMALISED.format(
+                name=self.name, dtype=self.dtype, figures=self.headroom()
+            )
             return normalised + (_STATISTICS if self.keeps_statistics else "")
         if _SOFTMAX.match(self.type):
             return _MASKED.format(name=self.name)
@@ -150,7 +158,9 @@ class OperationAdvice:
         if known is None or not 0 < self.largest < math.inf:
             return ""
         left = known.headroom(self.largest)
-        near = ", beyond it" if left <= 0 else f", {left:.1f} doublings below" if left < _NEAR else ""
+        near = (
+            ", beyond it" if left <= 0 else f", {left:.1f} doublings below" if left < _NEAR else ""
+        )
         return f" (it ends at {known.largest:.3g}; the input reached {self.largest:.3g}{near})"
 
     def _cannot_overflow(self) -> bool:
@@ -160,7 +170,11 @@ class OperationAdvice:
         return known is not None and product > 0 and product**2 * _ROOT_OF_A_ROW < known.largest
 
     def _narrow(self) -> str:
-        return f". {self.dtype} is narrow{self.headroom()}" if self.dtype in _NARROW and self.headroom() else ""
+        return (
+            f". {self.dtype} is narrow{self.headroom()}"
+            if self.dtype in _NARROW and self.headroom()
+            else ""
+        )
 
 
 #: Formats in which ordinary values overflow.

@@ -59,14 +59,19 @@ class BirthFigures:
         rows, step = self.case.rows(site), self.case.step
         full = np.flatnonzero((rows.level == FULL) & (rows.step <= step))
         row = _row(rows, int(full[-1])) if len(full) else {}
-        figures = {name: row[name] for name in ("step", "min", "max", "rms") if row.get(name) is not None}
+        figures = {
+            name: row[name] for name in ("step", "min", "max", "rms") if row.get(name) is not None
+        }
         now = _finite_rms(rows, step) if figures.get("step") != step else None
         return figures | ({} if now is None else {"now": plain(now)})
 
     def largest(self) -> float:
         """Return the largest magnitude next to the birth; 0 if it is not known."""
         figures = [self.near(site) for site in self.case.birth.near]
-        return max((abs(f[name]) for f in figures for name in ("min", "max", "rms", "now") if name in f), default=0.0)
+        return max(
+            (abs(f[name]) for f in figures for name in ("min", "max", "rms", "now") if name in f),
+            default=0.0,
+        )
 
     def weights(self) -> float:
         """Return a bound on the magnitude of the parameters of the module that made it; 0 if one of them is not known."""
@@ -102,7 +107,11 @@ class BirthFigures:
 
     def growth(self) -> dict[str, Any] | None:
         """Return the figures of the parameter of the same root that grew most; None if none grew far."""
-        params = [site for site in self.case.recording.of_kind("param") if site.root == self.case.site.root]
+        params = [
+            site
+            for site in self.case.recording.of_kind("param")
+            if site.root == self.case.site.root
+        ]
         grown = [growth for site in params if (growth := self._growth_of(site))]
         return max(grown, key=lambda each: each["ratio"] or np.inf, default=None)
 
@@ -131,7 +140,9 @@ def _latest(rows: Rows, step: int) -> int:
 
 def _row(rows: Rows, at: int) -> dict[str, Any]:
     """Return the measured figures of one row as plain JSON values."""
-    numbers: dict[str, Any] = {name: plain(rows.statistic(name)[at]) for name in ("min", "max", "rms")}
+    numbers: dict[str, Any] = {
+        name: plain(rows.statistic(name)[at]) for name in ("min", "max", "rms")
+    }
     counts = {name: int(getattr(rows, name)[at]) for name in ("nonfinite", "nan")}
     known = {name: None if count < 0 else count for name, count in counts.items()}
     return {"step": int(rows.step[at]), **numbers, **known, "count": int(rows.count[at])}

@@ -43,7 +43,11 @@ class BirthInStep:
     def dtype(self) -> str:
         """The dtype in which it was made: for a module's backward that of its output, which autocast chooses."""
         module = self.birth.module
-        site = module.outs[0] if module is not None and self.in_backward and module.outs else self.birth.site
+        site = (
+            module.outs[0]
+            if module is not None and self.in_backward and module.outs
+            else self.birth.site
+        )
         return self.wiring.sites[site].dtype
 
     def rows(self, site: int) -> Rows:
@@ -54,4 +58,8 @@ class BirthInStep:
         """Return the modules inside that of the birth whose output has no row, as in a step that is not measured."""
         if self.birth.how != "own" or self.birth.module is None or self.bad_step.full:
             return []
-        return [m for m in self.wiring.inside(self.birth.module) if m.outs and self.bad_step.is_unmeasured(m.outs)]
+        return [
+            m
+            for m in self.wiring.inside(self.birth.module)
+            if m.outs and self.bad_step.is_unmeasured(m.outs)
+        ]

@@ -29,7 +29,9 @@ class BirthPlace:
 
     def name(self) -> str:
         """Return the name of the module that made the value, or that holds the operation that did."""
-        return name_of(self.case.birth.module) if self.case.birth.module is not None else "the program"
+        return (
+            name_of(self.case.birth.module) if self.case.birth.module is not None else "the program"
+        )
 
     def in_remedy(self) -> str:
         """Return the name of the place of the operation for a remedy."""
@@ -42,7 +44,11 @@ class BirthPlace:
         """Return the program's line that calls the module; for an operation between two modules, that of the next one."""
         birth, sites = self.case.birth, self.case.wiring.sites
         module = birth.also[0] if birth.how == "beside" else birth.module
-        own = (*module.outs, *module.ins) if module is not None and birth.how not in phrases.BETWEEN else ()
+        own = (
+            (*module.outs, *module.ins)
+            if module is not None and birth.how not in phrases.BETWEEN
+            else ()
+        )
         found = (sites[site].source for site in (*own, birth.site))
         return next((dict(source) for source in found if source), None)
 
@@ -62,14 +68,20 @@ class BirthPlace:
             return site.node
         # The node is that of a measured step, in which the module may have returned its input or an inner module's output.
         given = {wiring.sites[source].node for source in birth.module.sources if source is not None}
-        return None if site.node in given or wiring.returned(birth.module) is not None else site.node
+        return (
+            None if site.node in given or wiring.returned(birth.module) is not None else site.node
+        )
 
     def others(self) -> str:
         """Return a list of other users of the value: modules, and operations of containers' own forwards."""
         birth, wiring = self.case.birth, self.case.wiring
         own = wiring.modules.get(self.case.site.owner)
         around = {m.path for inner in (own, birth.module) if inner for m in wiring.ancestors(inner)}
-        parts = [f"that of {name_of(m)}, which takes the same value" for m in birth.also if m.path not in around]
+        parts = [
+            f"that of {name_of(m)}, which takes the same value"
+            for m in birth.also
+            if m.path not in around
+        ]
         holders = [f"in {name_of(m)}'s own forward" for m in birth.also if m.path in around]
         if holders or not parts:
             place = " and ".join(holders) or "outside any watched module"
@@ -82,7 +94,11 @@ class BirthPlace:
         if birth.module is None:
             return ""
         ends = [wiring.modules[wiring.sites[site].owner].position for site in birth.near]
-        inside = [m for m in wiring if birth.module.position < m.position < min(ends, default=len(wiring.sites))]
+        inside = [
+            m
+            for m in wiring
+            if birth.module.position < m.position < min(ends, default=len(wiring.sites))
+        ]
         plain = [name_of(m) for m in inside if not m.params and not wiring.inside(m)]
         return f", such as that of {listed(plain[:NAMED])}" if plain else ""
 
@@ -91,7 +107,9 @@ class BirthPlace:
         module, birth = self.case.birth.module, self.case.birth
         if module is None:
             return ""
-        given, verb = ("inputs", "were") if (len(module.ins) or len(module.sources)) > 1 else ("input", "was")
+        given, verb = (
+            ("inputs", "were") if (len(module.ins) or len(module.sources)) > 1 else ("input", "was")
+        )
         params = self._parameters(module)
         if birth.sure < 0.8:
             return f"{given} and parameters were finite, as far as they were watched"

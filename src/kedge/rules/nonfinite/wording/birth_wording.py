@@ -69,7 +69,9 @@ class BirthWording:
             return ""
         if birth.how == "made":
             inside = f", in {source['function']}" if source.get("function") else ""
-            called = phrases.BACKWARD_CALLED.format(file=source["file"], line=source["line"], inside=inside)
+            called = phrases.BACKWARD_CALLED.format(
+                file=source["file"], line=source["line"], inside=inside
+            )
         else:
             name = name_of(birth.also[0]) if birth.how == "beside" else self.place.name()
             called = phrases.CALLED[birth.how in phrases.BETWEEN].format(name=name, **source)
@@ -94,14 +96,22 @@ class BirthWording:
             return phrases.GAP_OF_A_FINITE_LOSS if near else phrases.ALL_OF_A_FINITE_LOSS
         if not near:
             return phrases.GAP_AT_THE_LOSS
-        return phrases.MESSAGES["gap"] if bad_step.full else phrases.MESSAGES["gap"][:-1] + phrases.OR_WRITTEN
+        return (
+            phrases.MESSAGES["gap"]
+            if bad_step.full
+            else phrases.MESSAGES["gap"][:-1] + phrases.OR_WRITTEN
+        )
 
     def remedy(self) -> str:
         """Return what to do about it."""
         how = self.case.birth.how
         if how == "update":
             return phrases.UPDATED.format(figures=self.figures.of_update())
-        if how != "written" and (grown := self.figures.growth()) and how not in ("entry", *BACKWARD):
+        if (
+            how != "written"
+            and (grown := self.figures.growth())
+            and how not in ("entry", *BACKWARD)
+        ):
             return phrases.GROWN.format(**grown)
         if how not in ("written", *BACKWARD) and self.figures.had_diverged():
             form = phrases.LARGE_FROM_THE_START if self.case.is_first_step else phrases.DIVERGED
@@ -109,13 +119,17 @@ class BirthWording:
         if how in ("module", "own", "between"):
             return self._operation().advice() + uncompiled(self.case.recording)
         if self.case.in_backward:
-            return self._backward_remedy("loss" if how == "gap" and not self.case.birth.near else how)
+            return self._backward_remedy(
+                "loss" if how == "gap" and not self.case.birth.near else how
+            )
         before = long_step_signs(self.case.recording, self.case.step) if how == "unseen" else ""
         return before + self._remedy_of(how)
 
     def _backward_remedy(self, how: str) -> str:
         own = self._operation().backward_advice() if how == "backward" else ""
-        return (phrases.SCALED if self.case.dtype == "float16" else "") + (own or self._remedy_of(how))
+        return (phrases.SCALED if self.case.dtype == "float16" else "") + (
+            own or self._remedy_of(how)
+        )
 
     def _remedy_of(self, how: str) -> str:
         """Return the remedy of one way, with the options that would show more and that the run did not have."""
@@ -125,26 +139,38 @@ class BirthWording:
             again=again(self.case.recording, "To have the module named"),
             dumped=f' To have the operation named, run "{command}".' if command else "",
             uncompiled=uncompiled(self.case.recording),
-            before="" if self.case.is_first_step else "; if the parameter was finite before, lower the learning rate",
+            before=""
+            if self.case.is_first_step
+            else "; if the parameter was finite before, lower the learning rate",
         )
 
     def _operation(self) -> OperationAdvice:
         """Return the operation that made the value, as far as it is known."""
         birth = self.case.birth
-        kind = birth.module.type if birth.module is not None and birth.how in ("module", "backward") else ""
+        kind = (
+            birth.module.type
+            if birth.module is not None and birth.how in ("module", "backward")
+            else ""
+        )
         node = None if birth.how == "backward" else self.place.node()
         excused = self.case.bad_step.excused
         if masked := [m.type for m in self.case.unmeasured() if not excused.isdisjoint(m.ins)]:
             kind, node = masked[0], None
         largest, first = self.figures.largest(), self.case.is_first_step
         weights = self.figures.weights()
-        return OperationAdvice(self.place.in_remedy(), kind, node, self.case.dtype, largest, first, weights)
+        return OperationAdvice(
+            self.place.in_remedy(), kind, node, self.case.dtype, largest, first, weights
+        )
 
     def evidence(self) -> dict[str, Any]:
         """Return the figures of the site and of its neighbours, the later course of the value, and the steps before it."""
         case, birth = self.case, self.case.birth
         row, module, text = self.figures.row(), birth.module, case.wiring.text
-        healed = [m for m in case.wiring if case.bad_step.nonfinite(m.ins) and case.bad_step.are_finite(m.outs)]
+        healed = [
+            m
+            for m in case.wiring
+            if case.bad_step.nonfinite(m.ins) and case.bad_step.are_finite(m.outs)
+        ]
         bad = case.bad_step.nonfinite(range(len(case.wiring.sites)))
         others = sorted((site for site in bad if site != birth.site), key=self._flow)
         return {

@@ -56,9 +56,7 @@ class GradientOnlyWording:
                 f"{self._span()}. "
                 f"The next recorded step shows where it is still made: {self.birth.message()}"
             )
-        first = (
-            f"{self.case.site.site} contained {self.birth.figures.value()} at step {step}: it was made {self._span()}"
-        )
+        first = f"{self.case.site.site} contained {self.birth.figures.value()} at step {step}: it was made {self._span()}"
         unseen = (
             f"Step {step} has records only of gradients, not of outputs or parameters: "
             f"{self._possible()} can have made it"
@@ -71,7 +69,9 @@ class GradientOnlyWording:
             return self.birth.remedy()
         recording, sound = self.case.recording, self.bad_step.last_sound
         signs = self._growth() or long_step_signs(recording, self.bad_step.step)
-        start = f"from a checkpoint of step {sound} or before, if there is one, " if sound > 0 else ""
+        start = (
+            f"from a checkpoint of step {sound} or before, if there is one, " if sound > 0 else ""
+        )
         module = again(recording, "To have the module named", start)
         operation_too = "" if with_dump_on(recording) in module else uncompiled(recording)
         return f"{signs}{module}{_LOOK}{operation_too}"
@@ -90,7 +90,9 @@ class GradientOnlyWording:
     def _possible(self) -> str:
         """Return the possible places; the loss separates a backward from the forward before it."""
         states = self.bad_step.states
-        losses = [site for site in self.wiring.sites if site.kind == LOSS and states[site.id] != ABSENT]
+        losses = [
+            site for site in self.wiring.sites if site.kind == LOSS and states[site.id] != ABSENT
+        ]
         if not losses:
             return "a forward, the loss, a backward, the clipping or an optimizer's step"
         if bad := [site for site in losses if states[site.id] > FINITE]:
@@ -109,7 +111,9 @@ class GradientOnlyWording:
         if self.bad_step.last_sound < 0:
             return "then or before; no sound step was recorded before it"
         sound, until = self.bad_step.last_sound, f"and the end of step {self.bad_step.step}"
-        return f"between the backward of step {sound}, the last sound one that was recorded, {until}"
+        return (
+            f"between the backward of step {sound}, the last sound one that was recorded, {until}"
+        )
 
     def _finite(self) -> Iterator[str]:
         texts = [self.wiring.text(site) for site in self._near()]

@@ -29,7 +29,9 @@ def lead_up(recording: Recording, wiring: Wiring, step: int, birth: Birth) -> di
     steps = steps[steps <= step][-STEPS:]
     return {
         "steps": steps.tolist(),
-        "sites": {wiring.text(site): _course(recording, site, steps) for site in _shown(wiring, birth)},
+        "sites": {
+            wiring.text(site): _course(recording, site, steps) for site in _shown(wiring, birth)
+        },
     }
 
 
@@ -56,7 +58,10 @@ def _course(recording: Recording, site: int, steps: Any) -> dict[str, list[Any]]
     states = states_of(rows)
     return {
         **{name: _figures(rows.statistic(name), at, there) for name in ("rms", "absmax")},
-        "state": [_WORDS.get(int(states[i]), "nan") if known else None for i, known in zip(at, there, strict=True)],
+        "state": [
+            _WORDS.get(int(states[i]), "nan") if known else None
+            for i, known in zip(at, there, strict=True)
+        ],
     }
 
 

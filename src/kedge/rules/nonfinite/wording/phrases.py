@@ -38,21 +38,27 @@ MESSAGES = {
     "written": "{site} contained {value} when the optimizer got the gradients of step {step}, although all "
     "of them were finite after backward: they were changed in between, by accumulation, unscaling, clipping or the program "
     "itself.",
-    "backward": _GRADIENT + "the gradient that arrived at {name} was finite, so its backward made it.",
-    "either": _GRADIENT + "the gradient that arrived at {name} was finite: its backward made it, or {others}.",
-    "beside": _GRADIENT + "the gradient that arrived at {takers} was finite, and too small to overflow there: "
+    "backward": _GRADIENT
+    + "the gradient that arrived at {name} was finite, so its backward made it.",
+    "either": _GRADIENT
+    + "the gradient that arrived at {name} was finite: its backward made it, or {others}.",
+    "beside": _GRADIENT
+    + "the gradient that arrived at {takers} was finite, and too small to overflow there: "
     "the backward of an operation in {name}'s own forward made it, or of one on its output, which takes the same value.",
-    "gap": _GRADIENT + "{near}, nearer to the loss, was finite: a backward between the two made it.",
+    "gap": _GRADIENT
+    + "{near}, nearer to the loss, was finite: a backward between the two made it.",
     "made": "{site} contained {value} at step {step}, while the modules' outputs were finite: the program's own operations "
     "after them made it{operation}.",
-    "loss": _GRADIENT + "there the gradient enters the model: the loss, computed outside any watched module, made it.",
+    "loss": _GRADIENT
+    + "there the gradient enters the model: the loss, computed outside any watched module, made it.",
 }
 GAP_AT_THE_LOSS = (
     "{site} contained {value} at step {step}, and so did every gradient nearer to the loss, while the outputs were finite: "
     "the loss or a backward made it, and clipping by norm spreads it to all gradients."
 )
 GAP_OF_A_FINITE_LOSS = (
-    _GRADIENT + "the loss was finite, and so was {near}, nearer to it: a backward between the two made it{between}."
+    _GRADIENT
+    + "the loss was finite, and so was {near}, nearer to it: a backward between the two made it{between}."
 )
 ALL_OF_A_FINITE_LOSS = (
     "{site} contained {value} at step {step}, and so did every gradient nearer to the loss, while the loss was finite: "

@@ -39,7 +39,9 @@ def _risen(recording: Recording, step: int) -> str:
         until = np.flatnonzero(rows.clean & (rows.step < step))
         norms = np.sqrt(rows.sumsq[until])
         if len(norms) > 1 and 0 < GROWN * np.median(norms[:-1]) < norms[-1]:
-            return _RISEN.format(was=np.median(norms[:-1]), now=norms[-1], step=int(rows.step[until[-1]]))
+            return _RISEN.format(
+                was=np.median(norms[:-1]), now=norms[-1], step=int(rows.step[until[-1]])
+            )
     return ""
 
 

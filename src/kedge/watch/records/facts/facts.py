@@ -29,9 +29,15 @@ class Facts:
 
     def __init__(self) -> None:
         self.modes, self.gradients = TrainingModes(), KeptGradients()
-        self.unoptimized, self.unstepped, self.unseen = UnoptimizedParameters(), Unstepped(), UnseenWork()
+        self.unoptimized, self.unstepped, self.unseen = (
+            UnoptimizedParameters(),
+            Unstepped(),
+            UnseenWork(),
+        )
 
-    def backward_began(self, step: int, roots: Iterable[RootModule], passes: BackwardPasses) -> list[Mapping[str, Any]]:
+    def backward_began(
+        self, step: int, roots: Iterable[RootModule], passes: BackwardPasses
+    ) -> list[Mapping[str, Any]]:
         """Return notes on the modes of trained models, and on gradients of the last step that are still there."""
         return [*self.modes.notes(step, roots), *self.gradients.backward_began(step, passes)]
 
@@ -42,7 +48,12 @@ class Facts:
         notes: list[Mapping[str, Any]] = []
         unoptimized = self.unoptimized.notes(optimizers, roots, places)
         if optimizers.entries:
-            notes.append({"kind": "optimizers", "optimizers": [entry.describe() for entry in optimizers.entries]})
+            notes.append(
+                {
+                    "kind": "optimizers",
+                    "optimizers": [entry.describe() for entry in optimizers.entries],
+                }
+            )
         elif self.unstepped.in_vain:
             notes.append({"kind": "not-optimized", "root": None, "in_vain": self.unstepped.in_vain})
         return [*notes, *unoptimized, *self.unseen.notes(trained=bool(optimizers.entries))]
@@ -61,5 +72,13 @@ def unused(places: WatchedParameters) -> list[dict[str, Any]]:
             path = place.site.path.removeprefix(place.root.prefix).lstrip(".")
             ungraded = place.root.hooks.ungraded(path.rpartition(".")[0])
             noted = {"ungraded": ungraded} if ungraded else {}
-            entries.append({"site": f"{place.site}.grad", "fired": 0, "cause": cause, "remedy": remedy, **noted})
+            entries.append(
+                {
+                    "site": f"{place.site}.grad",
+                    "fired": 0,
+                    "cause": cause,
+                    "remedy": remedy,
+                    **noted,
+                }
+            )
     return entries

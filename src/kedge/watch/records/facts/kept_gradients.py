@@ -66,7 +66,15 @@ class KeptGradients:
         self._zeroed.discard(key)
         if not left or zeroed:
             return []
-        return [{"kind": "grads-kept", "step": step, "optimizer": index, "checked": len(left), "kept": len(left)}]
+        return [
+            {
+                "kind": "grads-kept",
+                "step": step,
+                "optimizer": index,
+                "checked": len(left),
+                "kept": len(left),
+            }
+        ]
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Remember some gradients of an optimizer that has just stepped."""
@@ -89,9 +97,14 @@ def _params(kept: Iterable[_Gradient]) -> list[Tensor]:
 def _gradients(params: Iterable[Tensor]) -> list[_Gradient]:
     """Return some small, dense gradients, each with its parameter and the version of its memory."""
     counted = ((p, g) for p in params if (g := p.grad) is not None and version_of(g) >= 0)
-    dense = ((p, g) for p, g in counted if g.layout is torch.strided and g.is_cpu and modes.has_data(g))
+    dense = (
+        (p, g) for p, g in counted if g.layout is torch.strided and g.is_cpu and modes.has_data(g)
+    )
     small = ((p, g) for p, g in dense if g.numel() <= _SMALL and _is_some(g))
-    return [(weakref.ref(p), weakref.ref(g), version_of(g)) for (p, g), _ in zip(small, range(_CHECKED), strict=False)]
+    return [
+        (weakref.ref(p), weakref.ref(g), version_of(g))
+        for (p, g), _ in zip(small, range(_CHECKED), strict=False)
+    ]
 
 
 def _is_some(grad: Tensor) -> bool:
@@ -104,4 +117,6 @@ def _is_some(grad: Tensor) -> bool:
 def _is_left(one: _Gradient) -> bool:
     """Whether a parameter still has the same gradient, unchanged."""
     param, grad = one[0](), one[1]()
-    return param is not None and grad is not None and param.grad is grad and version_of(grad) == one[2]
+    return (
+        param is not None and grad is not None and param.grad is grad and version_of(grad) == one[2]
+    )

@@ -35,7 +35,9 @@ class TrainingModes:
             if module is None or not root.optimizers:
                 continue
             found = [(n, m) for n, m in self._modal(root, module) if drops(m)]
-            evals, trains = ([n for n, m in found if m.training is mode][:_NAMED] for mode in (False, True))
+            evals, trains = (
+                [n for n, m in found if m.training is mode][:_NAMED] for mode in (False, True)
+            )
             modes = (module.training, tuple(evals), tuple(trains))
             if self._noted.get(root.index) != modes:
                 self._noted[root.index] = modes
@@ -49,7 +51,9 @@ class TrainingModes:
         """Return the modules of a root that compute differently in training; cached until modules come or go."""
         there, (before, known) = _ids_in(module), self._found.get(module, ((), []))
         if there != before or any(ref() is None for _, ref in known):
-            found = ((root.label(n), m) for n, m in modules_in(module).items() if isinstance(m, MODAL))
+            found = (
+                (root.label(n), m) for n, m in modules_in(module).items() if isinstance(m, MODAL)
+            )
             known = [(name, weakref.ref(m)) for name, m in found]
             self._found[module] = there, known
         return [(name, m) for name, ref in known if (m := ref()) is not None]

@@ -31,10 +31,14 @@ class UnoptimizedParameters:
 
     def called_inside(self, module: nn.Module, root: RootModule) -> None:
         """Remember a module that is called while a root runs but is not part of it."""
-        if len(self._called) < _NAMED and any(p.requires_grad for p in parameters_in(module).values()):
+        if len(self._called) < _NAMED and any(
+            p.requires_grad for p in parameters_in(module).values()
+        ):
             self._called.append((weakref.ref(module), root))
 
-    def step_ended(self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters) -> None:
+    def step_ended(
+        self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
+    ) -> None:
         """Compare models and optimizers in the first steps, then ever more rarely, and again when an optimizer is new."""
         if len(optimizers.entries) != self._optimizers:
             self._steps, self._optimizers = 0, len(optimizers.entries)
@@ -49,7 +53,9 @@ class UnoptimizedParameters:
         self._compare(optimizers, roots, places)
         return [note for note in self._notes.values() if any(note.get(name) for name in _REPORTED)]
 
-    def _compare(self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters) -> None:
+    def _compare(
+        self, optimizers: Optimizers, roots: Iterable[RootModule], places: WatchedParameters
+    ) -> None:
         living = optimizers.known()
         if not living:
             return
@@ -62,13 +68,23 @@ class UnoptimizedParameters:
         self._notes[-1] = {"kind": "not-optimized", "root": None, "foreign": foreign}
 
     def _not_held(
-        self, root: RootModule, module: nn.Module, held: Mapping[int, Tensor], places: WatchedParameters
+        self,
+        root: RootModule,
+        module: nn.Module,
+        held: Mapping[int, Tensor],
+        places: WatchedParameters,
     ) -> Mapping[str, Any]:
         """Return a note on parameters that no optimizer holds; of an untrained model, only on those with gradients."""
         own = parameters_in(module)
         here = {id(p) for p in own.values()}
-        unheld = {n: p for n, p in own.items() if p.requires_grad and id(p) not in held and not is_lazy(p)}
-        graded = [n for n, p in unheld.items() if p.grad is not None or any(at.times for at in places.among([p]))]
+        unheld = {
+            n: p for n, p in own.items() if p.requires_grad and id(p) not in held and not is_lazy(p)
+        }
+        graded = [
+            n
+            for n, p in unheld.items()
+            if p.grad is not None or any(at.times for at in places.among([p]))
+        ]
         if not root.optimizers:
             unheld = {n: unheld[n] for n in graded}
         outside = self._outside(root, held.keys() | here)
@@ -90,7 +106,11 @@ class UnoptimizedParameters:
     def _outside(self, root: RootModule, known: Container[int]) -> list[nn.Module]:
         """Return the modules that a root calls without holding them, and whose gradients no optimizer uses."""
         modules = [m for ref, of in self._called if of is root and (m := ref()) is not None]
-        return [m for m in modules if any(id(p) not in known and p.grad is not None for p in parameters_in(m).values())]
+        return [
+            m
+            for m in modules
+            if any(id(p) not in known and p.grad is not None for p in parameters_in(m).values())
+        ]
 
 
 def _plain_tensors(module: nn.Module, held: Container[int]) -> Iterator[str]:
@@ -98,6 +118,11 @@ def _plain_tensors(module: nn.Module, held: Container[int]) -> Iterator[str]:
     for path, part in modules_in(module).items():
         for name, value in vars(part).items():
             # Sharded training replaces parameters by views, for which even this query fails.
-            leaf = type(value) is Tensor and not may_alias(value) and value.requires_grad and value.is_leaf
+            leaf = (
+                type(value) is Tensor
+                and not may_alias(value)
+                and value.requires_grad
+                and value.is_leaf
+            )
             if leaf and value.grad is not None and id(value) not in held:
                 yield f"{path}.{name}".lstrip(".")

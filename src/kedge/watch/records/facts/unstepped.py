@@ -44,18 +44,29 @@ class Unstepped:
             unstepped: Optimizers without a step whose parameters are compared from this pass on.
         """
         small = [
-            p for optimizer in unstepped for p in params_of(optimizer) if p.numel() <= _SMALL and modes.has_data(p)
+            p
+            for optimizer in unstepped
+            for p in params_of(optimizer)
+            if p.numel() <= _SMALL and modes.has_data(p)
         ][:_COMPARED]
         self._before += [(weakref.ref(p), own_part(p).detach().clone()) for p in small]
         if not self._before or passes % _COMPARED_EVERY:
             return
         self._read()
-        alive = [(own_part(param).detach(), before) for ref, before in self._before if (param := ref()) is not None]
-        if not alive or any(param.shape != before.shape or param.device != before.device for param, before in alive):
+        alive = [
+            (own_part(param).detach(), before)
+            for ref, before in self._before
+            if (param := ref()) is not None
+        ]
+        if not alive or any(
+            param.shape != before.shape or param.device != before.device for param, before in alive
+        ):
             self._before, self._in_vain = [], 0
             return
         departures = Departures()
-        self._changed = [departures.add((param != before).any().float().reshape(1)) for param, before in alive]
+        self._changed = [
+            departures.add((param != before).any().float().reshape(1)) for param, before in alive
+        ]
         departures.send()
         self._compared = passes
 

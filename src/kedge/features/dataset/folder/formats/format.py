@@ -150,7 +150,9 @@ def raw_type(dtype: torch.dtype) -> np.dtype[Any]:
 def as_raw(values: Tensor) -> NDArray[Any]:
     """Return a tensor on the CPU as an array of its `raw_type`, without a copy."""
     kind = raw_type(values.dtype)
-    array: NDArray[Any] = (values.view(getattr(torch, kind.name)) if values.dtype in WIDENED else values).numpy()
+    array: NDArray[Any] = (
+        values.view(getattr(torch, kind.name)) if values.dtype in WIDENED else values
+    ).numpy()
     return array
 
 

@@ -11,7 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kedge.features.dataset.folder.formats.format import Shard, ValuesInMemory, as_raw, as_written, numpy_pieces
+from kedge.features.dataset.folder.formats.format import (
+    Shard,
+    ValuesInMemory,
+    as_raw,
+    as_written,
+    numpy_pieces,
+)
 from kedge.json_input.reading import parse
 
 KEY = "key"
@@ -33,7 +39,10 @@ class Parquet:
             raise ValueError(
                 f"a site or field cannot be called {KEY!r} in Parquet, as this column holds the samples' keys; rename it"
             )
-        arrays = {name: pa.array(some, pa.string()) for name, some in {KEY: shard.about["keys"], **texts}.items()}
+        arrays = {
+            name: pa.array(some, pa.string())
+            for name, some in {KEY: shard.about["keys"], **texts}.items()
+        }
         sites = {}
         for name, pieces in shard.columns.items():
             if pieces[0].is_complex():

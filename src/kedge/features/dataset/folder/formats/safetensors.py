@@ -50,7 +50,9 @@ class Safetensors:
 
     def write(self, path: Path, shard: Shard) -> None:
         """Write a shard's header and values."""
-        shapes = {name: (shard.rows, *pieces[0].shape[1:]) for name, pieces in shard.columns.items()}
+        shapes = {
+            name: (shard.rows, *pieces[0].shape[1:]) for name, pieces in shard.columns.items()
+        }
         write_pieces(path, shard.columns, shapes, {"kedge": json.dumps(shard.about)})
 
     def about(self, path: Path) -> dict[str, Any]:
@@ -93,9 +95,13 @@ class MappedShard:
         kind, shape, (first, last) = self._sites[site]
         dtype = _TYPES.get(kind)
         if dtype is None or last - first != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"its header describes {site!r} as {kind} of the shape {shape} in {last - first:,} bytes")
+            raise ValueError(
+                f"its header describes {site!r} as {kind} of the shape {shape} in {last - first:,} bytes"
+            )
         if last > len(self._bytes):
-            raise ValueError(f"{site!r} ends at byte {last:,} of {len(self._bytes):,}: the file was cut off")
+            raise ValueError(
+                f"{site!r} ends at byte {last:,} of {len(self._bytes):,}: the file was cut off"
+            )
         return ValuesInMemory(dtype, self._bytes[first:last].view(raw_type(dtype)).reshape(shape))
 
 
@@ -142,7 +148,9 @@ def write_pieces(
 
 def _name_of(site: str, dtype: torch.dtype) -> str:
     if dtype not in _NAMES:
-        raise ValueError(f"{site} is of {dtype}, which safetensors cannot hold; cast it in the site's transform")
+        raise ValueError(
+            f"{site} is of {dtype}, which safetensors cannot hold; cast it in the site's transform"
+        )
     return _NAMES[dtype]
 
 

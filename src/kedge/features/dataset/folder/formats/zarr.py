@@ -73,7 +73,9 @@ class OpenGroup:
         name, dtype = self._sites[site]
         array: Any = self._group[name]
         if array.chunks != _chunks(array.shape, array.dtype):
-            raise ValueError(f"{name} has the shape {array.shape} in chunks of {array.chunks}, which is not as written")
+            raise ValueError(
+                f"{name} has the shape {array.shape} in chunks of {array.chunks}, which is not as written"
+            )
         return OpenArray(array, dtype)
 
 

@@ -150,7 +150,10 @@ def _chosen(which: Any, length: int, name: str) -> int | Numbers:
         IndexError: There is no such sample, or samples cannot be chosen in this way.
     """
     if isinstance(which, (bool, np.bool_)):
-        raise _cannot(name, f"{which} is none of these; compare values, not a column: column[labels.numpy() == 3]")
+        raise _cannot(
+            name,
+            f"{which} is none of these; compare values, not a column: column[labels.numpy() == 3]",
+        )
     if isinstance(which, (int, np.integer)):
         if not -length <= which < length:
             raise _no_sample(name, length, which)
@@ -158,14 +161,20 @@ def _chosen(which: Any, length: int, name: str) -> int | Numbers:
     if isinstance(which, slice):
         return np.arange(*which.indices(length))
     if isinstance(which, (tuple, str)) or which is None or which is Ellipsis:
-        raise _cannot(name, f"{which!r} is none of these; index the tensor of a sample instead, as in column[3][0]")
+        raise _cannot(
+            name,
+            f"{which!r} is none of these; index the tensor of a sample instead, as in column[3][0]",
+        )
     array = which.cpu().numpy() if isinstance(which, Tensor) else np.asarray(which)
     if not array.ndim and array.dtype.kind in "iu":
         return _chosen(int(array), length, name)
     if array.dtype.kind == "b" and array.shape == (length,):
         return np.flatnonzero(array)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise _cannot(name, f"this is of {array.dtype} and the shape {list(array.shape)}, for {length} samples")
+        raise _cannot(
+            name,
+            f"this is of {array.dtype} and the shape {list(array.shape)}, for {length} samples",
+        )
     numbers = array.astype(np.int64)
     beyond = (numbers < -length) | (numbers >= length)
     if beyond.any():
@@ -178,4 +187,6 @@ def _no_sample(name: str, length: int, number: Any) -> IndexError:
 
 
 def _cannot(name: str, found: str) -> IndexError:
-    return IndexError(f"samples of {name!r} are chosen by a number, a slice, a list of numbers, or a mask: {found}")
+    return IndexError(
+        f"samples of {name!r} are chosen by a number, a slice, a list of numbers, or a mask: {found}"
+    )

@@ -18,7 +18,9 @@ from kedge.features.dataset.folder.checksums import REMEDY
 from kedge.features.dataset.folder.formats.format import as_tensor, raw_type
 from kedge.features.dataset.folder.stored.shard import Numbers, StoredShard
 
-_AT_ONCE = 64 << 20  # bytes that are arranged together: samples in another order than their shards need a second array
+_AT_ONCE = (
+    64 << 20
+)  # bytes that are arranged together: samples in another order than their shards need a second array
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ class RowIndex:
         for shard, start, end in groups:
             known = self.shards[shard].texts.get(name)
             if known is None or len(known) != len(self.shards[shard].keys):
-                raise NotFeatures(f"{self.shards[shard].path} does not have a text {name!r} for each sample; {REMEDY}")
+                raise NotFeatures(
+                    f"{self.shards[shard].path} does not have a text {name!r} for each sample; {REMEDY}"
+                )
             for place in places[start:end]:
                 found[place] = known[self.row.item(samples[place])]
         return found
@@ -81,7 +85,11 @@ class RowIndex:
     def shapes(self, site: str, samples: Numbers | None = None) -> set[tuple[int, ...]]:
         """Return the shapes of a site's values in the shards of some samples, or of all."""
         used = self._used if samples is None else _different(self.shard[samples])
-        return {self.shards[number].shapes[site] for number in used if site in self.shards[number].shapes}
+        return {
+            self.shards[number].shapes[site]
+            for number in used
+            if site in self.shards[number].shapes
+        }
 
     @cached_property
     def _used(self) -> list[int]:

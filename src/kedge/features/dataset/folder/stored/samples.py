@@ -41,7 +41,9 @@ class StoredSamples:
         fields: The fields that the manifest describes.
     """
 
-    def __init__(self, folder: Path, entries: Sequence[ShardEntry], fields: Collection[str]) -> None:
+    def __init__(
+        self, folder: Path, entries: Sequence[ShardEntry], fields: Collection[str]
+    ) -> None:
         self._folder, self._entries, self._fields = folder, entries, frozenset(fields)
 
     def __len__(self) -> int:
@@ -83,7 +85,9 @@ class StoredSamples:
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process has other hashes, and makes its texts again in less time than it takes to send them.
-        return {name: value for name, value in vars(self).items() if name not in ("_by_hash", "keys")}
+        return {
+            name: value for name, value in vars(self).items() if name not in ("_by_hash", "keys")
+        }
 
     def _key(self, number: int) -> str:
         rows = self.rows
@@ -130,11 +134,15 @@ class StoredSamples:
         order = place_order(places, numbers)
         counts = [len(shard.keys) for shard in shards]
         shard = np.repeat(np.arange(len(counts), dtype=np.int32), counts)[order]
-        row = np.concatenate([np.arange(count, dtype=np.int32) for count in counts] or [np.arange(0, dtype=np.int32)])
+        row = np.concatenate(
+            [np.arange(count, dtype=np.int32) for count in counts] or [np.arange(0, dtype=np.int32)]
+        )
         return _Content(shards, RowIndex(shards, shard, row[order]))
 
 
-def place_order(places: Sequence[Sequence[str]], numbers: Sequence[NDArray[np.int64] | None]) -> Numbers:
+def place_order(
+    places: Sequence[Sequence[str]], numbers: Sequence[NDArray[np.int64] | None]
+) -> Numbers:
     """Return the indices that sort places in the data set's order; of equal places the first one counts.
 
     Args:
@@ -168,5 +176,7 @@ def numbered(places: Sequence[str]) -> NDArray[np.int64] | None:
     if len(found) != len(places):
         return None
     for column in range(3):
-        codes[:, column] = np.fromiter((int(parts[column] or 0) for parts in found), np.int64, len(places))
+        codes[:, column] = np.fromiter(
+            (int(parts[column] or 0) for parts in found), np.int64, len(places)
+        )
     return codes

@@ -126,16 +126,22 @@ class StoredShard:
         bad: The place, the key and the reason of each sample that was left out.
     """
 
-    def __init__(self, path: Path, about: Mapping[str, Any], read_at: Stamp, others: OpenShards) -> None:
+    def __init__(
+        self, path: Path, about: Mapping[str, Any], read_at: Stamp, others: OpenShards
+    ) -> None:
         self.path, self._others = path, others
         self._described = _Described(read_at, about.get("sites", {}))
         self.keys = PackedTexts(about["keys"])
         self.sites = list(about["shapes"])
-        self.shapes = {name: tuple(shape) for name, shape in {**about["shapes"], **about.get("fields", {})}.items()}
+        self.shapes = {
+            name: tuple(shape)
+            for name, shape in {**about["shapes"], **about.get("fields", {})}.items()
+        }
         self.texts = {name: PackedTexts(texts) for name, texts in about.get("texts", {}).items()}
         self.bad = [tuple(each) for each in about["bad"]]
         self._sums = {
-            name: (known["rows"], np.array(known["sums"], np.int64)) for name, known in about.get(VALUES, {}).items()
+            name: (known["rows"], np.array(known["sums"], np.int64))
+            for name, known in about.get(VALUES, {}).items()
         }
         self._own = about.get(OWN)
         self._opened: _Opened | None = None
@@ -151,7 +157,9 @@ class StoredShard:
             return as_tensor(self._covering(site, found, number, number + 1).copy(), dtype)[0]
         block = number // found.size
         if not found.sound[block]:
-            self._compare(site, found, block, found.memory[block * found.size : (block + 1) * found.size])
+            self._compare(
+                site, found, block, found.memory[block * found.size : (block + 1) * found.size]
+            )
         return as_tensor(found.memory[number, ...].copy(), dtype)
 
     def fill(self, site: str, dtype: torch.dtype, rows: Numbers, out: Array) -> None:
@@ -170,12 +178,16 @@ class StoredShard:
             blocks = rows // found.size
             if not found.sound[blocks].all():
                 for block in np.unique(blocks[~found.sound[blocks]]).tolist():
-                    self._compare(site, found, block, values[block * found.size : (block + 1) * found.size])
+                    self._compare(
+                        site, found, block, values[block * found.size : (block + 1) * found.size]
+                    )
         begin, end = rows.item(0), rows.item(-1) + 1
         if end - begin == len(rows) and (np.diff(rows) == 1).all():
             out[...] = values[begin:end]
         else:
-            np.take(values, rows, axis=0, out=out, mode="clip")  # in another mode NumPy fills another array first
+            np.take(
+                values, rows, axis=0, out=out, mode="clip"
+            )  # in another mode NumPy fills another array first
 
     def values(self, site: str, dtype: torch.dtype) -> Tensor:
         """Return all values of a site.
@@ -240,14 +252,20 @@ class StoredShard:
             NotFeatures: It is that of another shard.
         """
         with told(f"read {self.path}"):
-            about: dict[str, Any] = self._damage_named(lambda: format_of(format_name(self.path) or "").about(self.path))
+            about: dict[str, Any] = self._damage_named(
+                lambda: format_of(format_name(self.path) or "").about(self.path)
+            )
         if about.get(OWN) != self._own or sum_of(about) != about.get(OWN, sum_of(about)):
-            raise NotFeatures(f"{self.path} was changed or replaced since the folder was opened: open the folder again")
+            raise NotFeatures(
+                f"{self.path} was changed or replaced since the folder was opened: open the folder again"
+            )
         return about
 
     def _begin(self, shard: OpenShard, site: str) -> _Site:
         if site not in self.shapes:
-            raise NotFeatures(f"{self.path} has no values of {site!r}, which other shards have; {REMEDY}")
+            raise NotFeatures(
+                f"{self.path} has no values of {site!r}, which other shards have; {REMEDY}"
+            )
         with told(f"read {self.path}"):
             values = self._damage_named(lambda: shard.values(site))
         count, shape = len(self.keys), [len(self.keys), *self.shapes[site]]
@@ -259,7 +277,9 @@ class StoredShard:
         size, sums = self._sums.get(site, (max(count, 1), np.zeros(1, np.int64)))
         blocks = -(-count // size)
         if site in self._sums and len(sums) != blocks:
-            raise NotFeatures(f"{self.path} is damaged: {site!r} has {len(sums)} checksums, not {blocks}; {REMEDY}")
+            raise NotFeatures(
+                f"{self.path} is damaged: {site!r} has {len(sums)} checksums, not {blocks}; {REMEDY}"
+            )
         return _Site(values, values.memory, size, sums, np.full(blocks, site not in self._sums))
 
     def _covering(self, site: str, found: _Site, first: int, last: int) -> Array:
@@ -267,7 +287,9 @@ class StoredShard:
         start, end = first // found.size, -(-last // found.size)
         begin = start * found.size
         with told(f"read {self.path}"):
-            rows: Array = self._damage_named(lambda: found.values.rows(begin, min(end * found.size, len(self.keys))))
+            rows: Array = self._damage_named(
+                lambda: found.values.rows(begin, min(end * found.size, len(self.keys)))
+            )
         if site in self._sums:
             for block in range(start, end):
                 of_block = rows[(block - start) * found.size : (block + 1 - start) * found.size]
@@ -281,7 +303,9 @@ class StoredShard:
             return
         keys = self.keys[block * found.size : (block + 1) * found.size]
         whose = f"sample {keys[0]!r}" if len(keys) == 1 else f"samples {keys[0]!r} to {keys[-1]!r}"
-        raise NotFeatures(f"{self.path} is damaged: the values of {site!r} of the {whose} have changed; {REMEDY}")
+        raise NotFeatures(
+            f"{self.path} is damaged: the values of {site!r} of the {whose} have changed; {REMEDY}"
+        )
 
     def _damage_named(self, read: Any) -> Any:
         """Return what a function reads; errors about what a file holds name it."""

@@ -5,9 +5,10 @@ captum goes into a folder of its own, so that nothing of the environment changes
     pip install --no-deps --target FOLDER captum tqdm
     PYTHONPATH=FOLDER python benchmarks/beside_captum.py [--rounds 15] [--threads 1]
 
-The models are ones that captum handles: ReLUs are modules, and each is used once. The last is the first with ``F.relu``, where
-captum's guided backpropagation says nothing and gives the plain gradient. A round runs both on the same images, the one
-that goes first changing from round to round; the ratio is Kedge's time over captum's in the same round, the median of all.
+The models are ones that captum handles: ReLUs are modules, and each is used once. The last is the
+first with ``F.relu``, where captum's guided backpropagation says nothing and gives the plain
+gradient. A round runs both on the same images, the one that goes first changing from round to
+round; the ratio is Kedge's time over captum's in the same round, the median of all.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
     python benchmarks/calibrate.py [--jobs N] [--seeds N ...] [--only TEXT] [--verbose] [--keep FOLDER]
 
-Trains a grid of healthy runs, and for every rule runs with one planted fault each, all watched as `kedge run` does without
-an option.
-A rule's recall is the share of the runs with its fault on which it speaks; its precision, the share of the runs on which
-it speaks, healthy ones and those with its fault, that have the fault. Of NAN-BORN it is asked as well whether what it says
-is so: that the birth is where it was planted, or, in a run of which most steps are not looked at, that it lies between two
-steps. Anything else is misplaced: not found, and a false alarm.
+Trains a grid of healthy runs, and for every rule runs with one planted fault each, all watched as
+`kedge run` does without an option.
+A rule's recall is the share of the runs with its fault on which it speaks; its precision, the share
+of the runs on which it speaks, healthy ones and those with its fault, that have the fault. Of
+NAN-BORN it is asked as well whether what it says is so: that the birth is where it was planted, or,
+in a run of which most steps are not looked at, that it lies between two steps. Anything else is
+misplaced: not found, and a false alarm.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What Kedge's hooks cost in compiled models: kernels and bytes by Inductor's own count, and time.
 
-Each model is compiled by Inductor for the CPU, forward and backward, in four ways: without hooks; with `kedge.measure()` at
-every output; at every output and output gradient; and with the same statistics of every output written as PyTorch's own
-reductions, which Inductor reads and may fuse with the code that makes the value. Kernels and bytes do not depend on the machine;
-the time does, so a ratio compares steps of one round.
+Each model is compiled by Inductor for the CPU, forward and backward, in four ways: without hooks;
+with `kedge.measure()` at every output; at every output and output gradient; and with the same
+statistics of every output written as PyTorch's own reductions, which Inductor reads and may fuse
+with the code that makes the value. Kernels and bytes do not depend on the machine; the time does,
+so a ratio compares steps of one round.
 
     python benchmarks/compiled.py [ROUNDS]
 """

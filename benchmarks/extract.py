@@ -1,9 +1,9 @@
 """What it costs to take features: Kedge, hooks written by hand, models cut by hand, and what others offer.
 
-Each round runs every variant once, in shuffled order, and a ratio compares two forwards of one round; medians are
-printed, with quartiles. With one thread it is the processor's time of that thread, else the clock's. Peers run in an
-environment of their own, one process each, against hooks by hand in that process; what is not installed there, or
-fails, is left out, and said.
+Each round runs every variant once, in shuffled order, and a ratio compares two forwards of one
+round; medians are printed, with quartiles. With one thread it is the processor's time of that
+thread, else the clock's. Peers run in an environment of their own, one process each, against hooks
+by hand in that process; what is not installed there, or fails, is left out, and said.
 
     python benchmarks/extract.py [--rounds 40] [--threads 1] [--images 20000] [--parts forward,data]
     python -m venv peers && peers/bin/pip install -r benchmarks/peers.txt
@@ -71,7 +71,8 @@ def leaves(model: nn.Module) -> list[str]:
 def by_hand(model: nn.Module, x: Tensor, paths: list[str]) -> Forward:
     """Hooks that stay, each of which puts what its module returns into a dict under its name, a list for several calls.
 
-    Whoever wrote them knows that ReLUs in place would overwrite what each ``bn1`` returns, and copies that.
+    Whoever wrote them knows that ReLUs in place would overwrite what each ``bn1`` returns, and
+    copies that.
     """
     kept: dict[str, list[Tensor]] = {}
 

@@ -2,23 +2,27 @@
 
     python benchmarks/faults_in_the_wild.py [--only PATTERN] [--jobs N] [--output FILE.json] [--keep FOLDER]
 
-``programs/`` has training programs as their authors would write them, each of which learns. Beside each stands a file of
-its faults: a small change of its text, the kind of fault that this is, and the codes of the rules that name it. A program
-is run once as it is (the repaired twin of its faulty ones) and once with each of its faults, always by ``kedge run`` and
-``kedge check`` without an option.
+``programs/`` has training programs as their authors would write them, each of which learns. Beside
+each stands a file of its faults: a small change of its text, the kind of fault that this is, and
+the codes of the rules that name it. A program is run once as it is (the repaired twin of its faulty
+ones) and once with each of its faults, always by ``kedge run`` and ``kedge check`` without an
+option.
 
-The kinds are those of Humbatova et al., "Taxonomy of Real Faults in Deep Learning Systems" (ICSE 2020), the faults those
-of its leaves, of DeepFD's benchmark (Cao et al., ICSE 2022: loss, optimizer, epochs, learning rate, activation) and of
-the operators of DeepCrime (Humbatova et al., ISSTA 2021), so far as they have a meaning in PyTorch. Left out is what ends
-the program with an error, because then PyTorch says it: most faults of shapes, of types and of devices.
+The kinds are those of Humbatova et al., "Taxonomy of Real Faults in Deep Learning Systems" (ICSE
+2020), the faults those of its leaves, of DeepFD's benchmark (Cao et al., ICSE 2022: loss,
+optimizer, epochs, learning rate, activation) and of the operators of DeepCrime (Humbatova et al.,
+ISSTA 2021), so far as they have a meaning in PyTorch. Left out is what ends the program with an
+error, because then PyTorch says it: most faults of shapes, of types and of devices.
 
-A code names a fault if what the rule says is wrong is what the fault made wrong, or if its remedy repairs the program.
-The rule on training that does not learn names a fault only where nothing nearer to it can be seen. Some faults cannot be
-seen in training: their ``hidden`` says why. They count for precision, since nothing that is said of them can be right.
+A code names a fault if what the rule says is wrong is what the fault made wrong, or if its remedy
+repairs the program. The rule on training that does not learn names a fault only where nothing
+nearer to it can be seen. Some faults cannot be seen in training: their ``hidden`` says why. They
+count for precision, since nothing that is said of them can be right.
 
-* recall: the faulty programs of which a code that names the fault was found, at any level, among those that training can
-  show. A fault that no rule is made for has no codes, and is missed;
-* precision: of all warnings and errors on faulty programs, a code once a program, those that name the fault;
+* recall: the faulty programs of which a code that names the fault was found, at any level, among
+  those that training can show. A fault that no rule is made for has no codes, and is missed;
+* precision: of all warnings and errors on faulty programs, a code once a program, those that name
+  the fault;
 * false alarms: the repaired programs with a warning or an error.
 """
 

@@ -1,8 +1,10 @@
 """What Kedge costs and frees on an accelerator: a card of CUDA, ROCm or XPU, or another device that PyTorch knows.
 
-The first lines name the card and the versions, and what is skipped or less exact here because the device lacks something.
+The first lines name the card and the versions, and what is skipped or less exact here because the
+device lacks something.
 
-**offload.** ResNet-152 and a GPT with a batch that fills most of the card, each case in a process of its own:
+**offload.** ResNet-152 and a GPT with a batch that fills most of the card, each case in a process
+of its own:
 
     bare               plain PyTorch
     save_on_cpu        torch.autograd.graph.save_on_cpu(pin_memory=True)
@@ -14,18 +16,21 @@ The first lines name the card and the versions, and what is skipped or less exac
     planned, time      the same with max_slowdown=1.05
     planned, memory    the same with max_memory= half of what bare takes
 
-Printed: time of a step and its ratio to bare; the most memory in a step, above what model, gradients and optimizer take;
-the bytes that moved each way; and the floor: the time that forward and backward take bare, or that the bytes take on
-this link, whichever is longer, for each of the two. "over floor" is what scheduling could still win.
+Printed: time of a step and its ratio to bare; the most memory in a step, above what model,
+gradients and optimizer take; the bytes that moved each way; and the floor: the time that forward
+and backward take bare, or that the bytes take on this link, whichever is longer, for each of the
+two. "over floor" is what scheduling could still win.
 
-**watch.** All statistics of all modules' outputs and gradients in each step, and norms alone; `kedge run` of a training
-against `python`, at its default settings and with every step measured; and whether what was measured is right.
+**watch.** All statistics of all modules' outputs and gradients in each step, and norms alone;
+`kedge run` of a training against `python`, at its default settings and with every step measured;
+and whether what was measured is right.
 
 **extract.** One feature of a batch by `kedge.extract`, against the model's whole forward.
 
 **compiled.** A step under `torch.compile`, with and without norms of all modules' outputs.
 
-**reductions.** All statistics of one tensor by PyTorch's reductions, and by Kedge's own kernel where there is one.
+**reductions.** All statistics of one tensor by PyTorch's reductions, and by Kedge's own kernel
+where there is one.
 
     python benchmarks/gpu.py [--models resnet152,gpt] [--cases "bare;move"] [--fill 0.7] [--steps 6] [--only offload,watch]
     python benchmarks/gpu.py --try    # on whatever there is, with tiny models: whether the script works

@@ -1,17 +1,19 @@
 """How many faults the tests notice: a sample of mutants, each run against the tests of its own folder.
 
-A mutant is Kedge with one small change, made by cosmic-ray's operators: ``<`` became ``<=``, a number one larger, a loop is
-never entered. A test that fails kills it. A survivor is a fault that no test of its folder would notice, or a change that
-makes no difference; which of them it is, a reader decides.
+A mutant is Kedge with one small change, made by cosmic-ray's operators: ``<`` became ``<=``, a
+number one larger, a loop is never entered. A test that fails kills it. A survivor is a fault that
+no test of its folder would notice, or a change that makes no difference; which of them it is, a
+reader decides.
 
     make mutants
     python benchmarks/mutants.py [--each 40] [--seed 0] [--limit 120] [--tree ANOTHER/CHECKOUT] [--only hooks/handle.py:31]
 
-Places are drawn, not mutants: cosmic-ray knows eleven mutants of a ``+`` and one of an ``and``. Left out are annotations and
-what only a type checker reads, and comparisons of ``is`` but for its negation; cosmic-ray changes no strings, so no docstrings.
-Source and tests are copied first, and only the copy is changed. What failed must pass on the copy without the mutant: a test
-that does not is left out. Results are kept in ``build/mutants-*.jsonl``, one file for each state of source and tests: a
-measurement that was interrupted goes on there.
+Places are drawn, not mutants: cosmic-ray knows eleven mutants of a ``+`` and one of an ``and``.
+Left out are annotations and what only a type checker reads, and comparisons of ``is`` but for its
+negation; cosmic-ray changes no strings, so no docstrings. Source and tests are copied first, and
+only the copy is changed. What failed must pass on the copy without the mutant: a test that does not
+is left out. Results are kept in ``build/mutants-*.jsonl``, one file for each state of source and
+tests: a measurement that was interrupted goes on there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What one pass over a value costs, beside `torch.dot` and beside the six reductions of PyTorch's that it replaces.
 
-On a device, if there is one for which Triton compiles, the same of one launch of the kernel, beside PyTorch's reductions there.
+On a device, if there is one for which Triton compiles, the same of one launch of the kernel, beside
+PyTorch's reductions there.
 
-All that is compared runs in turn within each round; printed are medians over the rounds, in microseconds, and ratios of what
-ran in the same round.
+All that is compared runs in turn within each round; printed are medians over the rounds, in
+microseconds, and ratios of what ran in the same round.
 
     python benchmarks/native.py [--rounds 15] [--sizes 100 10000 1000000 16000000] [--threads 1]
 """

@@ -196,8 +196,9 @@ class Fault:
 class Run:
     """One training.
 
-    ``births`` says what NAN-BORN may say of it: how something was born, and in which module, as in "module 2.1", or "entry"
-    for any. If it is empty, it may say anything. ``since`` is the step in which the fault begins.
+    ``births`` says what NAN-BORN may say of it: how something was born, and in which module, as in
+    "module 2.1", or "entry" for any. If it is empty, it may say anything. ``since`` is the step in
+    which the fault begins.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """What it costs and what it frees to keep, rebuild, move or compress the tensors that autograd saves; on a CPU.
 
-Each run is a process of its own that builds one model and takes some training steps, of which the first is not counted. A
-round runs every case once, in a shuffled order, and a case's ratio in a round is its time over that of the bare run in the
-same round. Printed are medians:
+Each run is a process of its own that builds one model and takes some training steps, of which the
+first is not counted. A round runs every case once, in a shuffled order, and a case's ratio in a
+round is its time over that of the bare run in the same round. Printed are medians:
 
     time      a step, the fastest after the first, over the bare run's
     peak      the highest resident memory in the steps, above that before the first of them, MB
@@ -12,10 +12,12 @@ same round. Printed are medians:
 
     python benchmarks/offload.py [--models resnet50,resnet152,gpt,llama] [--rounds 5] [--steps 4] [--threads 2]
     python benchmarks/offload.py --limit 1500MB --models resnet50-16    # in a memory cgroup, where bare is killed: time is
-                                                                        # over the first case that is not
+                                                                        # over the first case that
+                                                                        # is not
 
-"the tutorials' way" writes each tensor with `torch.save` to a file of its own and loads it with `torch.load`, as the
-tutorials on saved-tensor hooks do. Every case but the lossy ones must end with the bare run's gradients, bit for bit.
+"the tutorials' way" writes each tensor with `torch.save` to a file of its own and loads it with
+`torch.load`, as the tutorials on saved-tensor hooks do. Every case but the lossy ones must end with
+the bare run's gradients, bit for bit.
 """
 
 from __future__ import annotations

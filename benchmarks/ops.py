@@ -1,7 +1,7 @@
 """What it costs that operations inside a forward are sites: microseconds for each, beside the same forward without hooks.
 
-Each round runs every case once, in a shuffled order; a figure is the median over the rounds of the difference to the
-bare forward of the same round, for each operation or call.
+Each round runs every case once, in a shuffled order; a figure is the median over the rounds of the
+difference to the bare forward of the same round, for each operation or call.
 
     python benchmarks/ops.py [--rounds 200]
 """

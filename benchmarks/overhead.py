@@ -1,7 +1,8 @@
 """What watching costs: training steps side by side in one run, medians of paired ratios.
 
-Each round runs one step of every variant in a shuffled order; a variant's ratio in a round is its time
-over that of what it is compared with in the same round. Machines drift, ratios of neighbours do not.
+Each round runs one step of every variant in a shuffled order; a variant's ratio in a round is its
+time over that of what it is compared with in the same round. Machines drift, ratios of neighbours
+do not.
 
     python benchmarks/overhead.py [--rounds 30] [--threads 1] [--only value,small,steps,event,run,modules]
 """

@@ -1,7 +1,8 @@
 """What the page costs: condensing a large recording, the size of the file, and the time and memory it takes to use it.
 
-Writes a recording of many sites and steps, with a spike and a NaN in single steps, makes its page, opens it in
-Chromium, and does what a reader does: look at the heat-map, choose another statistic, open a site, filter.
+Writes a recording of many sites and steps, with a spike and a NaN in single steps, makes its page,
+opens it in Chromium, and does what a reader does: look at the heat-map, choose another statistic,
+open a site, filter.
 
     python benchmarks/page.py [--sites 1000] [--steps 10000] [--keep FOLDER]
 """

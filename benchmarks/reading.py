@@ -1,8 +1,9 @@
 """How long reading takes: a recording of 1,000 sites over 10,000 sampled steps, 10 million rows.
 
-Writes the recording once into a temporary folder, then prints what opening, reporting and checking it take, each
-in a process of its own, the best of several times: seconds, seconds of the processor (where others use the machine
-too, these say more), and how much memory each needs at most, the file as far as it is mapped included.
+Writes the recording once into a temporary folder, then prints what opening, reporting and checking
+it take, each in a process of its own, the best of several times: seconds, seconds of the processor
+(where others use the machine too, these say more), and how much memory each needs at most, the file
+as far as it is mapped included.
 
     python benchmarks/reading.py [--sites 1000] [--steps 10000] [--times 3] [--folder FOLDER]
 """

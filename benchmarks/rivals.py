@@ -1,14 +1,16 @@
 """What it costs to look at a whole training run: Kedge, what people use instead, and nothing.
 
-Each run is a process of its own that trains one model from its first step to its last, watched from before
-the first to after the last; imports, building and three steps to warm up come before, and are not counted. In a round
-every variant runs once, all at the same time in turns of some 40 ms (`turns.py`), and a variant's ratio is its time over
-that of the bare run in the same round; "processor" is that ratio for the processor's time, that of other threads included.
+Each run is a process of its own that trains one model from its first step to its last, watched from
+before the first to after the last; imports, building and three steps to warm up come before, and
+are not counted. In a round every variant runs once, all at the same time in turns of some 40 ms
+(`turns.py`), and a variant's ratio is its time over that of the bare run in the same round;
+"processor" is that ratio for the processor's time, that of other threads included.
 
     pip install wandb traceml-ai
     python benchmarks/rivals.py [--rounds 5] [--threads 1] [--models mlp,resnet,gpt] [--variants Kedge] [--length 1.0]
 
-wandb runs offline. TraceML times the phases of a step and looks at no tensor: it does less. What is not installed is left out.
+wandb runs offline. TraceML times the phases of a step and looks at no tensor: it does less. What is
+not installed is left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """What it costs to read the features of a million images: Kedge beside a NumPy memory map of the same numbers.
 
-Writes the features once, by default a million rows of 256 numbers with labels and names, and the same rows as one .npy file.
-Each round draws new rows and reads them from both, in shuffled order: first from pages and blocks that this process has not
-read yet, then again. It is the processor's time of the thread, medians are printed, with quartiles. Both files are in the
-page cache. The first look-up of a key is measured in a process of its own, with the memory that it takes.
+Writes the features once, by default a million rows of 256 numbers with labels and names, and the
+same rows as one .npy file. Each round draws new rows and reads them from both, in shuffled order:
+first from pages and blocks that this process has not read yet, then again. It is the processor's
+time of the thread, medians are printed, with quartiles. Both files are in the page cache. The first
+look-up of a key is measured in a process of its own, with the memory that it takes.
 
     python benchmarks/rows.py [--rows 1000000] [--width 256] [--rounds 20] [--folder FOLDER]
 """

@@ -1,6 +1,7 @@
 """What it costs that Kedge is asked about every saved tensor: microseconds for each, and for each call of a module.
 
-Run ``python benchmarks/saving.py`` on an idle machine. Each figure is the least of many rounds, forward and backward.
+Run ``python benchmarks/saving.py`` on an idle machine. Each figure is the least of many rounds,
+forward and backward.
 """
 
 from __future__ import annotations

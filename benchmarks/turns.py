@@ -1,8 +1,9 @@
 """Several runs that take turns on one machine, a few steps each, so that all of them meet the same machine.
 
-A machine that is shared runs at half its speed for seconds at a time, and two runs one after the other differ by more
-than what is to be measured. Here each run is a process of its own, and only one of them computes at any time: the others wait for
-their turn. While a run waits its clock stands, so that what paces itself by it does not take the waiting for the program's time.
+A machine that is shared runs at half its speed for seconds at a time, and two runs one after the
+other differ by more than what is to be measured. Here each run is a process of its own, and only
+one of them computes at any time: the others wait for their turn. While a run waits its clock
+stands, so that what paces itself by it does not take the waiting for the program's time.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python examples/bigger_than_memory.py
 
-Each is a process of its own. The limit holds for what training takes: it is set when PyTorch is loaded and the
-network is built (`RLIMIT_DATA`, what `ulimit -d` sets; Linux). The bare run fails in it; the one with Kedge ends with
-the losses of the run that had all the memory it wanted, bit for bit. In all three, the allocator gives freed memory back
-(`GIVE_BACK`, for glibc).
+Each is a process of its own. The limit holds for what training takes: it is set when PyTorch is
+loaded and the network is built (`RLIMIT_DATA`, what `ulimit -d` sets; Linux). The bare run fails in
+it; the one with Kedge ends with the losses of the run that had all the memory it wanted, bit for
+bit. In all three, the allocator gives freed memory back (`GIVE_BACK`, for glibc).
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ The mistakes are ones that people make:
 
 * ``deep-sigmoid``: ten sigmoid layers, so that hardly any gradient reaches the first of them;
 * ``dying-relu``: a learning rate so large that the ReLUs fall silent and never recover;
-* ``log-of-zero``: log and softmax apart, and a temperature that falls without a floor, until a probability
-  is too small for a float and its logarithm is that of zero.
+* ``log-of-zero``: log and softmax apart, and a temperature that falls without a floor, until a
+  probability is too small for a float and its logarithm is that of zero.
 """
 
 from __future__ import annotations

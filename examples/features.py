@@ -2,8 +2,9 @@
 
     python examples/features.py --out features --picture features.png
 
-The features of all 1797 images go into a folder, batch by batch; started again, it finds them there. The map shows each
-image of the test set by the two principal components of a layer's features.
+The features of all 1797 images go into a folder, batch by batch; started again, it finds them
+there. The map shows each image of the test set by the two principal components of a layer's
+features.
 """
 
 from __future__ import annotations

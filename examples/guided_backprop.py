@@ -2,9 +2,10 @@
 
     python examples/guided_backprop.py --save digits.png
 
-Its ReLUs are calls of ``F.relu``, which is how most people write them: there is no module whose backward could be changed.
-Drawn are the image, the gradient of the answer's score (whose size is the saliency), its mean over noisy copies
-(SmoothGrad), guided backpropagation, and Grad-CAM at the second convolution: red speaks for the digit, blue against it.
+Its ReLUs are calls of ``F.relu``, which is how most people write them: there is no module whose
+backward could be changed. Drawn are the image, the gradient of the answer's score (whose size is
+the saliency), its mean over noisy copies (SmoothGrad), guided backpropagation, and Grad-CAM at the
+second convolution: red speaks for the digit, blue against it.
 """
 
 from __future__ import annotations

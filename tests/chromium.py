@@ -18,7 +18,10 @@ FLAGS = (
 
 @contextmanager
 def launched() -> Iterator[Any]:
-    """Chromium, without a window; the test is skipped where there is none. One process can drive only one at a time."""
+    """Chromium, without a window; the test is skipped where there is none.
+
+    One process can drive only one at a time.
+    """
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="the package playwright is not installed"
     )

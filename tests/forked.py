@@ -115,7 +115,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run ``python`` with ``-c``, ``-m`` or a script, as `subprocess.run` would with text captured.
 
-    Of Python's options it knows ``-W`` with an action alone. A program that takes longer than its time is killed.
+    Of Python's options it knows ``-W`` with an action alone. A program that takes longer than its
+    time is killed.
     """
     [done] = run_together(
         [command], cwd=cwd, envs=[os.environ if env is None else env], input=input, timeout=timeout

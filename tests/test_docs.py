@@ -1,10 +1,11 @@
 """README.md and docs/ are run as they stand, so that no example is wrong.
 
-The blocks of a page are run from top to bottom in an empty folder beside a copy of ``examples/``: Python blocks
-share their names, ``$ kedge ...`` and ``$ torchrun ...`` lines of console blocks are run as commands. A comment before a block says what
-is special about it: ``<!-- not run: why -->``, or ``<!-- exit 1 -->`` for what its last command ends with. Below
-``<!-- output compared -->`` the commands have to print what the block shows, except for numbers, curves and line breaks;
-``...`` stands for anything. Both: ``<!-- exit 1, output compared -->``.
+The blocks of a page are run from top to bottom in an empty folder beside a copy of ``examples/``:
+Python blocks share their names, ``$ kedge ...`` and ``$ torchrun ...`` lines of console blocks are
+run as commands. A comment before a block says what is special about it: ``<!-- not run: why -->``,
+or ``<!-- exit 1 -->`` for what its last command ends with. Below ``<!-- output compared -->`` the
+commands have to print what the block shows, except for numbers, curves and line breaks; ``...``
+stands for anything. Both: ``<!-- exit 1, output compared -->``.
 """
 
 from __future__ import annotations

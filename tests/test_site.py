@@ -1,6 +1,7 @@
 """The site of the docs: what its hooks make of the pages, and how some of them are in a browser.
 
-`make site` builds all of it, strictly: a page outside of the navigation, a dead link and an unknown name fail there.
+`make site` builds all of it, strictly: a page outside of the navigation, a dead link and an unknown
+name fail there.
 """
 
 from __future__ import annotations

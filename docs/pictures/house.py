@@ -2,8 +2,8 @@
 
     python docs/pictures/house.py
 
-The lines are those of the first contract in pyproject.toml; what stands in a box is the first sentence of the docstring
-of that folder or file.
+The lines are those of the first contract in pyproject.toml; what stands in a box is the first
+sentence of the docstring of that folder or file.
 """
 
 from __future__ import annotations

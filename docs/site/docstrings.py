@@ -1,7 +1,8 @@
 """An extension of Griffe: docstrings as the API pages show them.
 
-A function decorated with ``documented_like(other)`` has the sections of the other's docstring, as when the program runs. A block
-of code after two colons becomes one of Markdown, and what refers to a note in the source is left out.
+A function decorated with ``documented_like(other)`` has the sections of the other's docstring, as
+when the program runs. A block of code after two colons becomes one of Markdown, and what refers to
+a note in the source is left out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A hook of MkDocs: a page for each notebook, with the outputs that it was saved with.
 
-A notebook is JSON with two kinds of cells and four kinds of outputs, so no converter, and none of its packages, is needed.
+A notebook is JSON with two kinds of cells and four kinds of outputs, so no converter, and none of
+its packages, is needed.
 """
 
 from __future__ import annotations

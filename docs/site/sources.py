@@ -1,7 +1,8 @@
 """A hook of MkDocs: pages whose source is outside of docs/, and links from pages to files of the repository.
 
-A link is written as GitHub wants it, relative to the file in which it stands. On the site it leads to the page that is made
-of its target, or, if there is none, to the target on GitHub. Comments, which tests read, are left out.
+A link is written as GitHub wants it, relative to the file in which it stands. On the site it leads
+to the page that is made of its target, or, if there is none, to the target on GitHub. Comments,
+which tests read, are left out.
 """
 
 from __future__ import annotations

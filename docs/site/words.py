@@ -1,6 +1,7 @@
 """A hook of MkDocs: the words of docs/reference/glossary.md have their meanings as a tooltip, where a page first uses them.
 
-The words in bold are those whose use is always the glossary's; others are ordinary words, too ("a pass", "to pass").
+The words in bold are those whose use is always the glossary's; others are ordinary words, too ("a
+pass", "to pass").
 """
 
 from __future__ import annotations

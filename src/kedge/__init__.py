@@ -2,7 +2,8 @@
 
 Names are loaded when they are first used, so that reading a recording does not import torch.
 
-PYTEST_DONT_REWRITE: under ``kedge run -m pytest`` Kedge is imported first, of which pytest would warn.
+PYTEST_DONT_REWRITE: under ``kedge run -m pytest`` Kedge is imported first, of which pytest would
+warn.
 """
 
 from importlib import import_module
@@ -10,7 +11,8 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-#: The public names, by the module that each is loaded from. Type checkers read `__init__.pyi`; a test compares the two.
+#: The public names, by the module that each is loaded from. Type checkers read `__init__.pyi`; a
+#: test compares the two.
 _HOME = {
     "actions.edit": ("add", "clamp", "replace", "scale", "zero"),
     "actions.error_if": ("error_if", "nonfinite"),

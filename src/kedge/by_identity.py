@@ -13,8 +13,8 @@ V = TypeVar("V")
 class ByIdentity(MutableMapping[K, V]):
     """A dict whose keys are the objects themselves, as long as they exist.
 
-    `weakref.WeakKeyDictionary` calls the `__hash__` and `__eq__` of its keys. A program's modules and optimizers may have
-    their own, which take two of them for one, or raise.
+    `weakref.WeakKeyDictionary` calls the `__hash__` and `__eq__` of its keys. A program's modules
+    and optimizers may have their own, which take two of them for one, or raise.
     """
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     │   ├── EditError           a returned value cannot replace the old one
     │   ├── InPlaceEdit         an action changed its value in place
     │   ├── ConditionMet        the condition of an error_if holds
-    │   └── InterventionError   activations cannot be patched, ablated or steered in the requested way
+    │   └── InterventionError   activations cannot be edited in the requested way
     ├── ReadError               a record cannot be read
     │   ├── NotRecorded         nothing was recorded there
     │   ├── SeveralRecorded     the name matches several recorded values
@@ -62,11 +62,11 @@ letters, is the heading of the paragraph in ``docs/reference/messages.md``::
     ├── NeverFiredWarning       sites that did not fire, with causes
     ├── ActionDisabled          an action failed and was switched off (on_error="warn")
     ├── SavedAside              saved tensors are ignored in some part of the program
-    ├── NothingGained           moving a device's saved tensors to the CPU's memory would free nothing
+    ├── NothingGained           moving a device's saved tensors to the CPU would free nothing
     ├── NotPinned               the CPU's memory could not be locked for fast copies
     ├── LimitOutOfReach         saved tensors cannot be brought within a memory limit
     ├── AttachedTwice           a hook was attached again, and the first one is still in place
-    ├── InTrainingMode          an attribution, an intervention or an extraction runs a model in training mode
+    ├── InTrainingMode          a model runs in training mode where its features are read
     ├── PartialGradient         a gradient arrived in parts that could not be added up
     ├── EditNotRepeated         an edit ended before the backward of a checkpoint that has it
     ├── Recompiled              compiled code is compiled again, with the hooks in it

@@ -1,6 +1,7 @@
 """The call that an event belongs to: its module, inputs and output, found among the running frames when asked for.
 
-Nothing is kept for it, so an action that does not ask pays nothing, and no value lives longer because of an event.
+Nothing is kept for it, so an action that does not ask pays nothing, and no value lives longer
+because of an event.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class CallOfEvent:
         Tensors that an in-place module has overwritten are copies made before.
 
         Raises:
-            EventError: If the action is over, or the call is, as for gradients; or if the module has overwritten a tensor,
-                which could not be known before.
+            EventError: If the action is over, or the call is, as for gradients; or if the module
+                has overwritten a tensor, which could not be known before.
         """
         args: tuple[Any, ...] = _call_of(self, "args").given[0]
         return args

@@ -1,7 +1,7 @@
 """The types shared by all parts: events, records, and the protocols of actions and sinks.
 
-Each firing of a site is an `Event`. Actions receive the site's value, and the event if they take two
-arguments. Observers keep or emit `Record`s. All other parts of Kedge share only these types.
+Each firing of a site is an `Event`. Actions receive the site's value, and the event if they take
+two arguments. Observers keep or emit `Record`s. All other parts of Kedge share only these types.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Event(CallOfEvent):
         backward: The number of the backward pass; -1 outside of one.
         step: The number of optimizer steps before (of forward passes, where nothing optimizes).
         micro_batch: The number of the forward pass since the last optimizer step.
-        rank: The process's rank: that of `torch.distributed`, else ``RANK`` of the environment, else 0.
+        rank: The process's rank: that of `torch.distributed`, else ``RANK`` of the environment,
+            else 0.
         replica: The thread that ran the forward; "" for the main thread.
         recompute: Whether a checkpoint's recompute runs this forward a second time.
     """

@@ -40,8 +40,8 @@ def is_installed(file: str) -> bool:
 def level_of_program() -> int:
     """Return the ``stacklevel`` of a warning at the program's running line, for the function that calls this and warns.
 
-    That is the innermost line outside of Kedge, PyTorch, Python's library and installed packages. If there is none, installed
-    packages count, then also PyTorch.
+    That is the innermost line outside of Kedge, PyTorch, Python's library and installed packages.
+    If there is none, installed packages count, then also PyTorch.
     """
     caller = sys._getframe(1)
     return (

@@ -1,9 +1,9 @@
 """A tensor that is kept without a copy, and whether the program has changed it in place since.
 
 # Note [Kept without a copy]
-A kept tensor shares its memory with the program's. PyTorch counts in-place changes of that memory, made through
-any view: a count other than at the time of keeping means that the value is lost. Tensors without a count, such as
-those of inference mode, are copied.
+A kept tensor shares its memory with the program's. PyTorch counts in-place changes of that memory,
+made through any view: a count other than at the time of keeping means that the value is lost.
+Tensors without a count, such as those of inference mode, are copied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ class KeptTensor:
 
     Attributes:
         value: The tensor.
-        version: The number of in-place changes of its memory when it was kept; negative if PyTorch does not count them.
+        version: The number of in-place changes of its memory when it was kept; negative if PyTorch
+            does not count them.
     """
 
     __slots__ = ("__weakref__", "value", "version")

@@ -1,6 +1,7 @@
 """Tables in a notebook: plain HTML in the colours of the page around it; and the same as text.
 
-Everything is escaped, there are no scripts, and a long table shows its first rows and folds the others away.
+Everything is escaped, there are no scripts, and a long table shows its first rows and folds the
+others away.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ def table(
         rows: The cells, which are shown by `str`.
         title: The title above the table.
         note: The note below it.
-        align: A letter for each column: "l" for words, "r" for figures, "m" for names in monospaced type. By default
-            the first column is "m" and the others are "l".
+        align: A letter for each column: "l" for words, "r" for figures, "m" for names in monospaced
+            type. By default the first column is "m" and the others are "l".
         whole: Whether every row is shown, however many there are.
     """
     kinds = (align or "m").ljust(len(columns), "l")

@@ -10,7 +10,10 @@ from typing import Any
 
 
 def came_by_signal(error: BaseException) -> bool:
-    """Whether a signal handler of the program raised an error. Such an error is the program's own, wherever it arrives."""
+    """Whether a signal handler of the program raised an error.
+
+    Such an error is the program's own, wherever it arrives.
+    """
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     codes = {code for handler in handlers if (code := _code_of(handler)) is not None}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))

@@ -33,7 +33,8 @@ T = TypeVar("T")
 def messenger() -> Callable[[str], None]:
     """Return a function that writes one line to the current stderr of this process.
 
-    It writes nothing once the program has closed that stderr, or another file has its number: that may be the program's.
+    It writes nothing once the program has closed that stderr, or another file has its number: that
+    may be the program's.
     """
     stream = getattr(sys, "stderr", None)
     file = _file_of(stream)
@@ -50,7 +51,8 @@ def messenger() -> Callable[[str], None]:
 def lasting_messenger() -> Callable[[str], None]:
     """Return a `messenger` for the length of a program, which may close its stderr or put another file in its place.
 
-    Then a line goes to the stderr that was there at first, by a number of Kedge's own. Forked children close that number.
+    Then a line goes to the stderr that was there at first, by a number of Kedge's own. Forked
+    children close that number.
     """
     tell, stream = messenger(), sys.stderr
     file = _file_of(stream)
@@ -128,15 +130,17 @@ class Shield:
 
     Args:
         what: The name of the work, as the user knows it: "writing".
-        instead: What happens after it has failed: "the program goes on, but is not recorded from here on".
+        instead: What happens after it has failed: "the program goes on, but is not recorded from
+            here on".
         tell: Reports the failure.
         on_failure: Cleans up before the report.
         strict: Whether a failure ends the program, as with ``--strict``.
-        plain: Errors that are reported by their text alone; for others the type and Kedge's line are added.
+        plain: Errors that are reported by their text alone; for others the type and Kedge's line
+            are added.
 
     Attributes:
-        failure: The first error. Its notes hold the text of the traceback; the traceback itself is dropped, as it would
-            keep values alive.
+        failure: The first error. Its notes hold the text of the traceback; the traceback itself is
+            dropped, as it would keep values alive.
         off: Whether nothing more is run, as after a failure.
         pid: The process in which the work is run.
     """
@@ -178,7 +182,8 @@ class Shield:
         """Report a failure, and run nothing more.
 
         Raises:
-            SystemExit: `strict` ends the program. This passes by `except Exception`, and its `finally` blocks are run.
+            SystemExit: `strict` ends the program. This passes by `except Exception`, and its
+                `finally` blocks are run.
         """
         self.failure, self.off = error, True
         self.on_failure()

@@ -91,7 +91,8 @@ def training_step(
         seed: The seed of the random numbers, such as those of dropout.
 
     Returns:
-        The outputs, the loss, every gradient, the state dict and the states of the random number generators.
+        The outputs, the loss, every gradient, the state dict and the states of the random number
+        generators.
     """
     twin = copy.deepcopy(model)
     torch.manual_seed(seed)

@@ -1,8 +1,9 @@
 """Tests with the fixture `sim` run each in a process of its own, in which the simulated device is the accelerator.
 
-To load the device changes a process for good, and other tests run in the same one. So the tests' process is forked as soon as
-it has collected, before any test has run in it; the fork loads the device, without using it, and waits. For each such test
-it forks once more: there the test runs, and what pytest would say of it is sent back. A test that crashes has failed.
+To load the device changes a process for good, and other tests run in the same one. So the tests'
+process is forked as soon as it has collected, before any test has run in it; the fork loads the
+device, without using it, and waits. For each such test it forks once more: there the test runs, and
+what pytest would say of it is sent back. A test that crashes has failed.
 """
 
 from __future__ import annotations

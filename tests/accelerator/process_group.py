@@ -13,7 +13,10 @@ NAME = "sim_gloo"
 
 
 class Staged(dist.ProcessGroup):
-    """Calls gloo with copies on the host, and waits: what a collective returns is done. What one rank sends another is not."""
+    """Calls gloo with copies on the host, and waits: what a collective returns is done.
+
+    What one rank sends another is not.
+    """
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)

@@ -65,10 +65,12 @@ def held(stream: torch.Stream | None = None) -> Iterator[None]:
 def counts() -> dict[str, Any]:
     """Return what was counted since the start or `reset_counts`.
 
-    ``syncs``, waits of the host by kind: ``stream``, ``device``, ``event``, ``read`` (`.item()` and its like), ``copy`` (one
-    that blocks), ``op`` (an operator that cannot run later) and ``allocator`` (it gave back its cache); ``synchronizing_ops``,
-    which operators those were; ``copies``, the number and bytes of ``h2d``, ``d2h``, ``d2d`` and ``p2p``; ``kernels``, the
-    number of operators that were enqueued; ``where``, while `traced`, a kind, its operator and Python's stack for each wait.
+    ``syncs``, waits of the host by kind: ``stream``, ``device``, ``event``, ``read`` (`.item()` and
+    its like), ``copy`` (one that blocks), ``op`` (an operator that cannot run later) and
+    ``allocator`` (it gave back its cache); ``synchronizing_ops``, which operators those were;
+    ``copies``, the number and bytes of ``h2d``, ``d2h``, ``d2d`` and ``p2p``; ``kernels``, the
+    number of operators that were enqueued; ``where``, while `traced`, a kind, its operator and
+    Python's stack for each wait.
     """
     return _C.counts()
 

@@ -1,6 +1,7 @@
 """The simulated accelerator itself: it computes what the CPU does, and shows what a real card would.
 
-Faults are meant here: the tests of a missing wait and of a missing `record_stream` are programs with that mistake.
+Faults are meant here: the tests of a missing wait and of a missing `record_stream` are programs
+with that mistake.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ import pytest
 
 FOLDERS = ("src", "tests", "docs", "examples", "benchmarks")
 FROM_ROOT = re.compile(rf"(?<![\w./<-])(?:{'|'.join(FOLDERS)})/[\w./*-]+")
-# In a span of code, a file or folder may be named from any folder on: `rules/registry.py`, `hooks/gates/`.
+# In a span of code, a file or folder may be named from any folder on: `rules/registry.py`,
+# `hooks/gates/`.
 FROM_ANYWHERE = re.compile(r"`((?:[a-z_]+/)+(?:\w+\.(?:py|c|h))?)`")
 
 

@@ -1,8 +1,8 @@
 """Tiny architectures of `transformers` with random weights, each with a batch and a scalar loss.
 
 Every one is built from a configuration, so that nothing is downloaded, keeps its dropout and its
-stochastic depth on, and trains a step in a fraction of a second. Each property is shown on a `SAMPLE` of
-them, and on all by `make test-all`.
+stochastic depth on, and trains a step in a fraction of a second. Each property is shown on a
+`SAMPLE` of them, and on all by `make test-all`.
 """
 
 from __future__ import annotations
@@ -236,7 +236,8 @@ ZOO = (
     ),
 )  # fmt: skip
 BY_NAME = {a.name: a for a in ZOO}
-#: One of each kind that differs most: convolutions, an encoder, a decoder whose weights are tied, a mixture of experts.
+#: One of each kind that differs most: convolutions, an encoder, a decoder whose weights are tied, a
+#: mixture of experts.
 SAMPLE = ("resnet", "bert", "gpt2", "mixtral")
 architectures = pytest.mark.parametrize(
     "architecture", sampled(ZOO, [BY_NAME[name] for name in SAMPLE]), ids=lambda a: a.name

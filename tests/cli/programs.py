@@ -64,7 +64,8 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 print(told[0] is not None and told[1] is not None)
 """,
-    # A daemon thread that is in PyTorch's own code at the end aborts the process, with Kedge and without.
+    # A daemon thread that is in PyTorch's own code at the end aborts the process, with Kedge and
+    # without.
     "a daemon thread at the end": """
 def forever():
     train(1)

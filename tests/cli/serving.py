@@ -12,8 +12,8 @@ from typing import Any
 
 from tests.forked import wait_for_writers
 
-# Importing torch takes longer than all that is tested here: one process does it, and forks for each program. A
-# program run by `Program` is what it is under python, as test_program.py shows.
+# Importing torch takes longer than all that is tested here: one process does it, and forks for each
+# program. A program run by `Program` is what it is under python, as test_program.py shows.
 SERVER = """
 import fcntl, gc, json, os, resource, sys, threading
 import torch, torch._dynamo, kedge.cli.run, kedge.watch.run.summary, kedge.watch.run.begin
@@ -125,7 +125,8 @@ class Server:
 
         Args:
             source: The program, to be written to ``prog.py``.
-            folder: The folder, which is made if it is not there; ``stdout`` and ``stderr`` are written to it.
+            folder: The folder, which is made if it is not there; ``stdout`` and ``stderr`` are
+                written to it.
             words: The command; None for the program by itself.
             limit: The greatest size of a file that it may write.
             user: The user that it becomes.

@@ -16,7 +16,8 @@ from kedge.cli.main import main
 from kedge.cli.recordings import expanded, scanned
 from kedge.cli.sites import SitesCommand
 
-#: What is typed, and what the answer says; RUN has a healthy recording, a broken one, programs, a folder and a file.
+#: What is typed, and what the answer says; RUN has a healthy recording, a broken one, programs, a
+#: folder and a file.
 MISTYPED = [
     ("repot", "there is no command 'repot'; did you mean: kedge report"),
     (

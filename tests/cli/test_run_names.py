@@ -13,7 +13,8 @@ from kedge.store.recording import Recording
 
 pytestmark = pytest.mark.timing
 
-# Of the standard library and of packages, imported by Kedge before the program, with torch, at the end, or never.
+# Of the standard library and of packages, imported by Kedge before the program, with torch, at the
+# end, or never.
 NAMES = ["html", "nanoarrow", "safetensors", "kedge", "tomllib", "argparse", "webbrowser", "report", "metadata", "colorsys", "sched", "json"]  # fmt: skip
 LIKE_JSON = """
 class JSONEncoder: ...

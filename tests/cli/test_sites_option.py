@@ -13,7 +13,8 @@ from kedge.cli.main import build_parser, main
 
 Recorded = Callable[..., Path]
 
-#: The commands with the option; `extract` has one of its own, for hooks, and `check` none: a finding is about many sites.
+#: The commands with the option; `extract` has one of its own, for hooks, and `check` none: a
+#: finding is about many sites.
 WITH_SITES = ("run", "attach", "sites", "report", "diff", "serve", "export", "query")
 
 

@@ -46,8 +46,9 @@ Factor = Callable[[str, int], float]
 class Story:
     """A run of layers one after another.
 
-    ``factor`` tells by what the figures of a site are multiplied in a step; ``holders`` are the modules around the
-    layers, from the outside in, each with its type; ``dtypes`` are those of sites that have another than float32.
+    ``factor`` tells by what the figures of a site are multiplied in a step; ``holders`` are the
+    modules around the layers, from the outside in, each with its type; ``dtypes`` are those of
+    sites that have another than float32.
     """
 
     layers: Sequence[Layer] = NET

@@ -516,8 +516,9 @@ def graph(diary: list[str]) -> tuple[Tensor, Tensor]:
 def test_gradients_fire_in_the_order_of_the_timeline(backwards: bool) -> None:
     """T16: tensor action, retain_grad, node pre-action, node, node post-action; for a leaf, post-accumulate at the end.
 
-    The order is PyTorch's own and does not depend on the order in which different kinds are attached. It is the node that
-    fills a leaf's ``.grad``; what `retain_grad` fills is there before the node's first action.
+    The order is PyTorch's own and does not depend on the order in which different kinds are
+    attached. It is the node that fills a leaf's ``.grad``; what `retain_grad` fills is there before
+    the node's first action.
     """
     diary: list[str] = []
     w, z = graph(diary)

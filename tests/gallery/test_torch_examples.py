@@ -1,7 +1,7 @@
 """Hook examples of PyTorch's documentation and tutorials, and of common idioms, beside the same with Kedge.
 
-Each pair is two functions of one case, re-stated briefly, that return equal numbers. Their lines are counted here, for the
-table in docs/how-to/from-torch-hooks.md.
+Each pair is two functions of one case, re-stated briefly, that return equal numbers. Their lines
+are counted here, for the table in docs/how-to/from-torch-hooks.md.
 """
 
 from __future__ import annotations

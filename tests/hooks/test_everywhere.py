@@ -61,7 +61,10 @@ def paths(hooked: Any) -> list[str]:
 def test_every_model_called_in_the_block_is_hooked_under_its_class_name(
     tables: Callable[..., Any],
 ) -> None:
-    """Models present and future, and criteria; of two of one class, the second has a number. Nothing stays on any of them."""
+    """Models present and future, and criteria; of two of one class, the second has a number.
+
+    Nothing stays on any of them.
+    """
     first, second, x = Small(), Small(), torch.randn(2, 4)
     before = tables(first, second)
     with kedge.hook(kedge.everywhere, "**:out", kedge.record()) as acts:
@@ -179,7 +182,10 @@ def test_actions_run_in_the_order_in_which_they_were_attached() -> None:
 
 
 def test_a_pattern_that_matched_nothing_is_reported_with_its_cause() -> None:
-    """By term: the models called and the nearest paths; or that none was called. A strict session raises."""
+    """By term: the models called and the nearest paths; or that none was called.
+
+    A strict session raises.
+    """
     model, x = Small(), torch.randn(2, 4)
     with pytest.warns(NeverFiredWarning) as said, kedge.hook("fd, **{Linear}", kedge.record()):
         model(x)

@@ -206,8 +206,9 @@ def test_a_lossy_codec_trains_nearly_the_same(to, codec):
 def test_the_saving_of_the_headline_at_far_less_time():
     """S7: of what a ResNet-152 saves at most 5 of 48 parts stay, with equal gradients, and a step takes less than 6 times as long.
 
-    On a CPU, with a file and layers so narrow that what each tensor costs weighs most; how much less time it takes at full
-    size, also on a GPU and beside `save_on_cpu`, is measured by ``benchmarks/offload.py`` and ``benchmarks/gpu.py``.
+    On a CPU, with a file and layers so narrow that what each tensor costs weighs most; how much
+    less time it takes at full size, also on a GPU and beside `save_on_cpu`, is measured by
+    ``benchmarks/offload.py`` and ``benchmarks/gpu.py``.
     """
     transformers = pytest.importorskip("transformers")
     depths, widths = [3, 8, 36, 3], [32, 64, 128, 256]

@@ -28,7 +28,10 @@ def say(line: str) -> None:
 
 
 def fuzz(prop: Callable[[], None], minutes: float, first: int) -> bool:
-    """Try a property on new examples; return whether it always holds. The seed of a failure is printed."""
+    """Try a property on new examples; return whether it always holds.
+
+    The seed of a failure is printed.
+    """
     end, number = time.monotonic() + 60 * minutes, first
     while time.monotonic() < end:
         try:

@@ -30,7 +30,8 @@ OPTIONS = {
     ]
     for word, parser in (_CHOSEN.choices or {}).items()
 }
-#: Things to name: a recording, other files, folders and nothing; numbers, codes, selectors, queries.
+#: Things to name: a recording, other files, folders and nothing; numbers, codes, selectors,
+#: queries.
 NAMES = [
     "run.kedge", "run.kedge", "run.kedge", "text", "folder", "pipe", "dangling", "loop", "unreadable", "binary", "none", "", ".", "-", "--",
     "0", "1", "-1", "9" * 30, "1e-5", "nan", "inf", "1e999", "NAN-BORN", "nan-born,SPIKE", ",", "**", "*.out", "[", "{", "conv:out", "conv",
@@ -44,7 +45,8 @@ def _lines(word: str) -> st.SearchStrategy[list[str]]:
         st.characters(exclude_characters="/\0.~", codec="utf-8"), max_size=8
     )
     options = st.sampled_from(OPTIONS[word])
-    # No recording is served, named or the newest: the command would wait for Ctrl-C. And no program is run.
+    # No recording is served, named or the newest: the command would wait for Ctrl-C. And no program
+    # is run.
     named = others.filter(lambda name: not (word == "serve" and name in ("run.kedge", "--", "-o")))
     first = [word, "none"] if word == "serve" else [word]
     return st.lists(named | options, max_size=7).map(lambda rest: [*first, *rest])

@@ -205,7 +205,10 @@ def test_a_program_in_a_long_call_is_left_alone(running, tmp_path):
 
 
 def test_a_second_command_is_refused_and_a_place_that_is_taken(running, tmp_path):
-    """One watch at a time: the second would pay for the first. The reasons come from inside the program."""
+    """One watch at a time: the second would pay for the first.
+
+    The reasons come from inside the program.
+    """
     training = running()
     (tmp_path / "taken.kedge").mkdir()
     with pytest.raises(CannotAttach, match=r"RecordingExists: .*taken\.kedge"):

@@ -15,7 +15,10 @@ from tests.watch.watched import GUARDED, MEASURED, Paced, at_levels, batch, net,
 def test_a_captured_step_is_no_step(
     levels: tuple[int, ...], paced: Paced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The watch goes on with the steps that run. Simulated: the device is made to say that it captures."""
+    """The watch goes on with the steps that run.
+
+    Simulated: the device is made to say that it captures.
+    """
     paced(*levels)
     capturing = False
     monkeypatch.setattr(accelerators, "is_capturing", lambda: capturing)

@@ -407,7 +407,8 @@ def test_watching_changes_no_bit_counts_each_step_and_leaves_nothing(
 ) -> None:
     """Losses and parameters are those of an unwatched run, nothing is said, and no hook of Kedge's is left anywhere.
 
-    A step is a step of the optimizer in charge, however often the model is called or differentiated for it.
+    A step is a step of the optimizer in charge, however often the model is called or differentiated
+    for it.
     """
     plain, before = bare(program), tables()
     paced(*levels)

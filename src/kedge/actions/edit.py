@@ -61,8 +61,8 @@ def replace(new: Any, *, reshape: bool = False) -> Edit:
     """Replace the value by another one: an action for `kedge.hook`.
 
     Args:
-        new: A tensor, a number that fills the value's shape, or a function that takes the value and returns a tensor. The model
-            receives a copy of a tensor, so it may work on it in place.
+        new: A tensor, a number that fills the value's shape, or a function that takes the value and
+            returns a tensor. The model receives a copy of a tensor, so it may work on it in place.
         reshape: Whether to allow another shape, dtype or device; for forward values only.
 
     Returns:
@@ -123,7 +123,8 @@ def add(term: float | Tensor) -> Edit:
     """Add a term to the value: an action for `kedge.hook`.
 
     Args:
-        term: A number, or a tensor that broadcasts to the shape of the value, such as a steering vector.
+        term: A number, or a tensor that broadcasts to the shape of the value, such as a steering
+            vector.
 
     Returns:
         The action.
@@ -167,7 +168,8 @@ def clamp(min: float | None = None, max: float | None = None) -> Edit:  # noqa: 
 def zero() -> Edit:
     """Replace the value by zeros: an action for `kedge.hook`.
 
-    Zeros at an output remove a part of the model (ablation); zeros at a gradient stop the backward there.
+    Zeros at an output remove a part of the model (ablation); zeros at a gradient stop the backward
+    there.
 
     Returns:
         The action.

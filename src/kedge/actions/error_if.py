@@ -44,7 +44,8 @@ class ErrorIf:
 def error_if(condition: Callable[[Tensor], Any]) -> ErrorIf:
     """Raise an error as soon as a value meets a condition: an action for `kedge.hook`.
 
-    The error, `ConditionMet`, names the site, the pass and the shape. Reading the result of the condition waits for the device.
+    The error, `ConditionMet`, names the site, the pass and the shape. Reading the result of the
+    condition waits for the device.
 
     Args:
         condition: A function that takes the tensor and returns a bool, or a tensor of one element.

@@ -1,10 +1,11 @@
 """Forward hooks of PyTorch's kind as actions: `from_hook`.
 
 # Note [Once a call]
-PyTorch gives a forward hook the whole output, and Kedge fires once for each tensor in it. The hook runs at the first
-of them; what it returns is taken apart, and each tensor is handed out at its own event. `ModuleGate.through_whole` keeps such an
-action apart from the others, so that they all have had every tensor before. What is left ends with the call, also if the
-hook was removed in it, failed, or called the module again.
+PyTorch gives a forward hook the whole output, and Kedge fires once for each tensor in it. The hook
+runs at the first of them; what it returns is taken apart, and each tensor is handed out at its own
+event. `ModuleGate.through_whole` keeps such an action apart from the others, so that they all have
+had every tensor before. What is left ends with the call, also if the hook was removed in it,
+failed, or called the module again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class _Answer:
 
     Attributes:
         events: The events of the call's leaves.
-        left: One entry for each leaf still to come: its replacement, or None; None before the hook has run.
+        left: One entry for each leaf still to come: its replacement, or None; None before the hook
+            has run.
     """
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -235,12 +237,14 @@ def _is_same(old: Any, new: Any) -> bool:
 def from_hook(hook: Callable[..., Any]) -> HookAction:
     """Run an existing PyTorch forward hook or forward-pre hook: an action for `kedge.hook`.
 
-    The hook behaves as with `register_forward_hook` and `register_forward_pre_hook`: it receives the whole output, or all
-    positional arguments, once per call, and may return others. They must have the same structure; shapes may differ.
+    The hook behaves as with `register_forward_hook` and `register_forward_pre_hook`: it receives
+    the whole output, or all positional arguments, once per call, and may return others. They must
+    have the same structure; shapes may differ.
 
     Args:
-        hook: A function that takes ``(module, args, output)`` or ``(module, args, kwargs, output)``, for ``:out``, or
-            ``(module, args)``, for ``:in``. It returns None, or the value to continue with.
+        hook: A function that takes ``(module, args, output)`` or ``(module, args, kwargs,
+            output)``, for ``:out``, or ``(module, args)``, for ``:in``. It returns None, or the
+            value to continue with.
 
     Returns:
         The action.

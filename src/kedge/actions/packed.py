@@ -67,12 +67,14 @@ class Packed:
 def packed(pack: Callable[[Tensor], Any], unpack: Callable[[Any], Tensor]) -> Packed:
     """Store any object in place of each tensor that autograd saves: an action for ``:saved`` sites.
 
-    Several of these actions at one site nest: each packs the result of the one before, as long as that is a tensor.
+    Several of these actions at one site nest: each packs the result of the one before, as long as
+    that is a tensor.
 
     Args:
-        pack: A function that takes the tensor, detached, and returns any object. It must not change the tensor.
-        unpack: A function that takes that object and returns a tensor of the same shape, dtype and device. It may be called
-            more than once, and on another thread.
+        pack: A function that takes the tensor, detached, and returns any object. It must not change
+            the tensor.
+        unpack: A function that takes that object and returns a tensor of the same shape, dtype and
+            device. It may be called more than once, and on another thread.
 
     Returns:
         The action.

@@ -66,9 +66,10 @@ class NewestPasses:
     """The newest passes of one model of which a recorder has values; see Note [The newest pass].
 
     # Note [The newest pass]
-    A mapping has the values of the newest pass: a module that did not run in it has none, also if the recorder keeps one of an
-    older pass. A gradient is old if both are older: its backward and its forward. So two losses of one forward may be
-    differentiated one after the other, and one backward may go through several forwards.
+    A mapping has the values of the newest pass: a module that did not run in it has none, also if
+    the recorder keeps one of an older pass. A gradient is old if both are older: its backward and
+    its forward. So two losses of one forward may be differentiated one after the other, and one
+    backward may go through several forwards.
 
     Attributes:
         passes: The model's pass counter.
@@ -402,14 +403,16 @@ def _several(name: str, found: list[RecordedTensor]) -> str:
 def record(*, copy: bool = False, keep: int | None = 1, recomputes: bool = False) -> Recorder:
     """Record the value, to read it from the handle: an action for `kedge.hook`.
 
-    ``acts["layer4"]`` is the tensor of the newest pass, and ``dict(acts)`` has all recorded tensors by name. They are
-    detached, but not copied. Kedge copies a value before an in-place module overwrites it, and always copies gradients of
-    parameters and tensors, because autograd reuses their memory for ``.grad``. If anything else overwrites a value, reading
-    it raises `Overwritten`.
+    ``acts["layer4"]`` is the tensor of the newest pass, and ``dict(acts)`` has all recorded tensors
+    by name. They are detached, but not copied. Kedge copies a value before an in-place module
+    overwrites it, and always copies gradients of parameters and tensors, because autograd reuses
+    their memory for ``.grad``. If anything else overwrites a value, reading it raises
+    `Overwritten`.
 
     Args:
         copy: Whether to copy each value at once, for programs that overwrite tensors.
-        keep: The number of forward passes (for gradients: backward passes) whose values are kept; None for all.
+        keep: The number of forward passes (for gradients: backward passes) whose values are kept;
+            None for all.
         recomputes: Whether to record values again when a checkpoint recomputes its forward.
 
     Returns:

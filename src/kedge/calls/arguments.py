@@ -20,7 +20,8 @@ _MOST = 40
 def called_as(example: str) -> Callable[[_C], _C]:
     """Return a decorator that answers a call which does not fit the arguments with what was given and the right call.
 
-    Python's own error knows neither. A call that fits costs nothing more, and errors inside the function pass unchanged.
+    Python's own error knows neither. A call that fits costs nothing more, and errors inside the
+    function pass unchanged.
 
     Args:
         example: The right call, as in ``kedge.saved(model)(images)``.

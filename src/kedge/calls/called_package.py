@@ -1,7 +1,8 @@
 """Packages that can be called: `kedge.sites`, `kedge.offload` and `kedge.watch` are both a package and a function.
 
-Python binds a package to its name in the parent as soon as anything in it is imported, and so hides the function of that
-name. The package is therefore made callable, and shows the function's arguments and text in `help` and after ``?``.
+Python binds a package to its name in the parent as soon as anything in it is imported, and so hides
+the function of that name. The package is therefore made callable, and shows the function's
+arguments and text in `help` and after ``?``.
 """
 
 from __future__ import annotations

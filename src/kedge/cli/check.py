@@ -31,17 +31,19 @@ FAILING = {
 class CheckCommand:
     """List the problems of a run; exit with 1 if there is an error.
 
-    --fail-on warning also exits with 1 for a warning, --fail-on info for any finding, --fail-on never for none.
+    --fail-on warning also exits with 1 for a warning, --fail-on info for any finding, --fail-on
+    never for none.
 
-    If a rule had too little data to judge, the last lines name it and the command that collects enough; with --strict
-    the exit status is then 3.
+    If a rule had too little data to judge, the last lines name it and the command that collects
+    enough; with --strict the exit status is then 3.
 
     Rules and their thresholds can be set for a project, in [tool.kedge] of its pyproject.toml.
 
     --json prints one object:
       {"recording": RUN, "findings": [{"code", "severity", "site", "step", "message",
                                        "evidence", "confidence", "remedy"}, ...],
-       "unjudged": [{"code", "lacks", "have", "need"}, ...], "command": TEXT or null, "unseen": [TEXT, ...]}
+       "unjudged": [{"code", "lacks", "have", "need"}, ...], "command": TEXT or null, "unseen":
+       [TEXT, ...]}
     Numbers that JSON does not have are the strings "nan", "inf" and "-inf".
     """
 

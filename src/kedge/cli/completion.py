@@ -1,6 +1,7 @@
 """``kedge completion``: a script that completes commands, options and names of recordings in a shell.
 
-The script is made from the parsers of all commands, so that completing starts no Python, and nothing has to be installed.
+The script is made from the parsers of all commands, so that completing starts no Python, and
+nothing has to be installed.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ class DiffCommand:
     --ranks compares two ranks of one run. They diverge if their parameters, updates or
     gradient norms differ; their data may differ.
 
-    --sites shows some modules alone. The verdict and the exit status are still those of all modules, since the cause
-    of a difference may lie in others.
+    --sites shows some modules alone. The verdict and the exit status are still those of all
+    modules, since the cause of a difference may lie in others.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -15,9 +15,9 @@ from kedge.errors import RecordingExists, required
 class ExportCommand:
     """Write a recording as one Parquet file.
 
-    It has a row for each site and step, in data-flow order, with the name of the site and the derived
-    statistics beside the measured ones. A value that was not measured is null. The file's metadata describe
-    the run, as JSON under the key kedge.
+    It has a row for each site and step, in data-flow order, with the name of the site and the
+    derived statistics beside the measured ones. A value that was not measured is null. The file's
+    metadata describe the run, as JSON under the key kedge.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

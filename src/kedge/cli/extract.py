@@ -29,10 +29,11 @@ _SHOWN = 5
 class ExtractCommand:
     """Write the features of a whole data set into a folder.
 
-    MODULE:NAME is a model, or a function that returns one; --data names a data set, a DataLoader, or a
-    function that returns one. The model is put into evaluation mode. Samples that are in the folder already are
-    skipped, so a killed run continues when it is started again. Under torchrun each process takes a part of the
-    samples, and the first waits for the others and prints a summary.
+    MODULE:NAME is a model, or a function that returns one; --data names a data set, a DataLoader,
+    or a function that returns one. The model is put into evaluation mode. Samples that are in the
+    folder already are skipped, so a killed run continues when it is started again. Under torchrun
+    each process takes a part of the samples, and the first waits for the others and prints a
+    summary.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

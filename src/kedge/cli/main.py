@@ -1,13 +1,15 @@
 """The command line: parses the arguments, runs the command, and turns its errors into one message.
 
 # Note [argparse]
-Typer, Click and cyclopts were weighed against argparse with the subclass in ``parser.py``, by what they would delete
-(November 2026, Python 3.11). The 74 arguments of the commands would stay 74 declarations in another form. Deleted would be
-60 lines of ``parser.py``, 40 of `build_parser` and its help, and the 170 of ``completion.py``, whose scripts, unlike
-theirs, start no Python at each Tab; ``meant.py`` and ``recordings.py`` know recordings and programs, and would stay.
-Importing takes 1 ms (argparse), 56 (click), 74 (typer) and 118 (cyclopts), each time a program is started under ``kedge
-run``, and in the same process as that program, which would find their modules imported, of versions that may not be its
-own. On disk, beyond rich: 0.5 MB (click), 8.6 (typer, with pydantic), 3.0 (cyclopts). So argparse stays.
+Typer, Click and cyclopts were weighed against argparse with the subclass in ``parser.py``, by what
+they would delete (November 2026, Python 3.11). The 74 arguments of the commands would stay 74
+declarations in another form. Deleted would be 60 lines of ``parser.py``, 40 of `build_parser` and
+its help, and the 170 of ``completion.py``, whose scripts, unlike theirs, start no Python at each
+Tab; ``meant.py`` and ``recordings.py`` know recordings and programs, and would stay. Importing
+takes 1 ms (argparse), 56 (click), 74 (typer) and 118 (cyclopts), each time a program is started
+under ``kedge run``, and in the same process as that program, which would find their modules
+imported, of versions that may not be its own. On disk, beyond rich: 0.5 MB (click), 8.6 (typer,
+with pydantic), 3.0 (cyclopts). So argparse stays.
 """
 
 from __future__ import annotations
@@ -229,8 +231,10 @@ class AllCommands(CommandParser):
     def own(self) -> dict[str, CommandParser]:
         """The parser of each command."""
         words = next(
-            action for action in self._actions if isinstance(action, argparse._SubParsersAction)
-        )  # noqa: SLF001 - the class has no other name
+            action
+            for action in self._actions
+            if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001 - the class has no other name
+        )
         return dict(words.choices)
 
     def format_help(self) -> str:

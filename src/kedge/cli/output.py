@@ -8,7 +8,8 @@ import json
 import sys
 from typing import Any
 
-#: The characters that Kedge draws with, for an encoding that lacks them; one for one, so that columns stay in line.
+#: The characters that Kedge draws with, for an encoding that lacks them; one for one, so that
+#: columns stay in line.
 PLAIN = dict(zip("▁▂▃▄▅▆▇█✗✓→↔…·─│├└▲▼●▏▎▍▌▋▊▉", "_.:-=+*#xv><~.-|++^v*|||####", strict=True))
 
 

@@ -32,7 +32,8 @@ STARTERS = (
     ),
     *("conda", "hatch", "micromamba", "pdm", "pipenv", "pixi", "poetry", "uv"),
 )
-#: Programs and modules that start processes which train, with the option before the name of a module.
+#: Programs and modules that start processes which train, with the option before the name of a
+#: module.
 LAUNCHERS = {
     "torchrun": "-m",
     "torch.distributed.run": "-m",

@@ -39,8 +39,8 @@ def progress(
 ) -> Iterator[None]:
     """Show that the work of a block goes on, and for how long.
 
-    On a terminal, a line counts the seconds and is erased at the end. Elsewhere, as in a file or in CI, lines stay, and each
-    comes later after the one before.
+    On a terminal, a line counts the seconds and is erased at the end. Elsewhere, as in a file or in
+    CI, lines stay, and each comes later after the one before.
 
     Args:
         what: The work, such as ``reading train.kedge``.

@@ -26,8 +26,8 @@ class QueryCommand:
     """Query a recording with SQL, in DuckDB's dialect.
 
     There are four tables: stats (one row for each site and step), sites, findings and events;
-    "DESCRIBE stats" lists the columns of one. The query only reads the recording, which may still be growing,
-    and cannot access anything else.
+    "DESCRIBE stats" lists the columns of one. The query only reads the recording, which may still
+    be growing, and cannot access anything else.
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -43,7 +43,8 @@ def recording_named(name: str | None, *, may_come: bool = False) -> str:
 
     Args:
         name: What was typed.
-        may_come: Whether a path without a recording is returned too, as a run may be about to begin.
+        may_come: Whether a path without a recording is returned too, as a run may be about to
+            begin.
 
     Raises:
         NotARecording: No such recording is there, and the message can name others.
@@ -100,7 +101,8 @@ class FoundRecording:
     Attributes:
         began: That time, in nanoseconds.
         name: The name of its folder.
-        whole: Whether it has a manifest. One that a crash or a copy has left without can be named, but not read.
+        whole: Whether it has a manifest. One that a crash or a copy has left without can be named,
+            but not read.
     """
 
     began: int
@@ -111,9 +113,10 @@ class FoundRecording:
 def scanned(folder: str) -> list[FoundRecording]:
     """Return the recordings in a folder, in the order in which they began; none if the folder cannot be read.
 
-    A folder counts by its suffix, even if it is damaged: then the user has to know. Without the suffix it counts by its
-    manifest, since `kedge run -o NAME` gives it any name; other programs have files of the same name, so that is read. Folders
-    whose names begin with a dot do not count: Kedge makes a recording in one of them before it gets its name.
+    A folder counts by its suffix, even if it is damaged: then the user has to know. Without the
+    suffix it counts by its manifest, since `kedge run -o NAME` gives it any name; other programs
+    have files of the same name, so that is read. Folders whose names begin with a dot do not count:
+    Kedge makes a recording in one of them before it gets its name.
     """
     with suppress(OSError):
         return sorted(found for entry in os.scandir(folder) if (found := _found(entry)) is not None)

@@ -1,7 +1,7 @@
 """The process that `kedge run --verify` starts: a program whose digests are written to a file.
 
-``python -m kedge.cli.verify_process FILE (plain | watched) ...`` runs the words after ``plain`` as python would, and
-the words after ``watched`` as `kedge run` would; the digests go to FILE.
+``python -m kedge.cli.verify_process FILE (plain | watched) ...`` runs the words after ``plain`` as
+python would, and the words after ``watched`` as `kedge run` would; the digests go to FILE.
 """
 
 from __future__ import annotations

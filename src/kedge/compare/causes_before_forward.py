@@ -16,7 +16,8 @@ from kedge.compare.wording import change_between, names_of_modules, text_of_shap
 from kedge.numbers import counted
 from kedge.store.rows import Floats, Ints
 
-#: Norms of n random numbers differ by 1 / sqrt(2 n) of themselves, one standard deviation; this number is allowed.
+#: Norms of n random numbers differ by 1 / sqrt(2 n) of themselves, one standard deviation; this
+#: number is allowed.
 DEVIATIONS = 6
 #: Batches are the same in another order if this share of their sums is.
 SAME_BATCHES = 0.9
@@ -380,8 +381,8 @@ def _batches_ahead(facts: FirstParting, site: int, span: SpanOfDifference) -> in
 def _steps_to_same_total(facts: FirstParting, site: int) -> int | None:
     """Return the number of steps after which all inputs since the first difference have the same sums and sizes.
 
-    Different data seldom do: where sums or sizes of single batches are equal too, as those of one-hot vectors, nothing
-    is concluded.
+    Different data seldom do: where sums or sizes of single batches are equal too, as those of
+    one-hot vectors, nothing is concluded.
     """
     same = facts.sites[site]
     rows = [facts.comparison.a.rows(same.a), facts.comparison.b.rows(same.b)]

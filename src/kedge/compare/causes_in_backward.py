@@ -14,7 +14,8 @@ from kedge.numbers import counted
 from kedge.rules.recorded.optimizers import optimizers, unheld_parameters
 from kedge.store.recording import Recording
 
-#: The spread of the factors of all gradients if the loss was scaled, and of all updates if the rate was.
+#: The spread of the factors of all gradients if the loss was scaled, and of all updates if the rate
+#: was.
 SCALED, RATED = 1e-3, 0.02
 
 

@@ -19,7 +19,8 @@ from kedge.rules.recorded.optimizers import events_of
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
 
-#: The number of dimensions, from the first on, that a module drops values of one by one; the first one for all others.
+#: The number of dimensions, from the first on, that a module drops values of one by one; the first
+#: one for all others.
 DROPS_SINGLY = {"Dropout": None, "Dropout1d": 2, "Dropout2d": 2, "Dropout3d": 2}
 #: Shares of dropped values differ by chance; this number of standard deviations is allowed.
 DEVIATIONS = 6

@@ -180,8 +180,9 @@ Indices = Ints | slice
 def _common(a: Rows, b: Rows, kind: str) -> tuple[Ints, Indices, Indices]:
     """Return the steps in which both have the same kind of value, and their places in either.
 
-    Between measured steps a parameter's gradient is recorded only if one is not finite: it is compared with others of its
-    kind alone. An update has some of the elements: other numbers of them mean other elements.
+    Between measured steps a parameter's gradient is recorded only if one is not finite: it is
+    compared with others of its kind alone. An update has some of the elements: other numbers of
+    them mean other elements.
     """
     telling = {"param.grad": "level", "update": "count"}.get(kind)
     if np.array_equal(a.step, b.step) and (

@@ -1,14 +1,16 @@
 """The distance of two values of a statistic.
 
 # Note [Apart]
-Two values are ``|a - b| / scale`` apart: 0 if they are equal to the last bit, about 1 if one is much larger than the
-other, at most 2. The scale is the larger of the two sizes. For a mean these are the root mean squares, as the mean of
-many numbers around zero is itself hardly more than rounding; for an extreme the larger extremes of either side; for
-all others the values. A share is compared directly. If one side alone is not finite, the distance is infinite.
-NaN: not measured on both sides.
+Two values are ``|a - b| / scale`` apart: 0 if they are equal to the last bit, about 1 if one is
+much larger than the other, at most 2. The scale is the larger of the two sizes. For a mean these
+are the root mean squares, as the mean of many numbers around zero is itself hardly more than
+rounding; for an extreme the larger extremes of either side; for all others the values. A share is
+compared directly. If one side alone is not finite, the distance is infinite. NaN: not measured on
+both sides.
 
-The norms of a guarded step and the sums of a measured one are added up in other orders, and their last bits differ. So a
-step that is guarded in one recording and measured in the other is compared up to rounding.
+The norms of a guarded step and the sums of a measured one are added up in other orders, and their
+last bits differ. So a step that is guarded in one recording and measured in the other is compared
+up to rounding.
 """
 
 from __future__ import annotations

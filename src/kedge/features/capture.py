@@ -1,14 +1,15 @@
 """The values taken from one forward: how each is kept, when it is copied, and where the forward may end.
 
 # Note [Values that are overwritten]
-A forward may change a captured value in place afterwards. So the first forward of a signature copies every value and
-compares the tensors' versions at its end; later forwards copy the changed ones at once. They keep the others by
-reference, compare versions each time, and raise an error if one of these changed after all.
+A forward may change a captured value in place afterwards. So the first forward of a signature
+copies every value and compares the tensors' versions at its end; later forwards copy the changed
+ones at once. They keep the others by reference, compare versions each time, and raise an error if
+one of these changed after all.
 
 # Note [The end of a forward]
-The first forward of a signature runs to its end. Later ones end as soon as they have every value that the first one had,
-in any order. They run to their end if a module selected without a call number ran several times, because it might run
-once more.
+The first forward of a signature runs to its end. Later ones end as soon as they have every value
+that the first one had, in any order. They run to their end if a module selected without a call
+number ran several times, because it might run once more.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ KINDS = ("out", "in", "param")
 
 
 class ValueKey:
-    """The identity of a value: its selector, its site, and the call of the module. Each key is a single object."""
+    """The identity of a value: its selector, its site, and the call of the module.
+
+    Each key is a single object.
+    """
 
     __slots__ = ("call", "number", "site")
 
@@ -142,7 +146,8 @@ class CapturedValue(KeptTensor):
 class TransformedValue:
     """The result of a transform: a tensor in memory of its own, or a structure of such tensors.
 
-    It has the interface of `CapturedValue`; the program does not know its memory, so it is never overwritten.
+    It has the interface of `CapturedValue`; the program does not know its memory, so it is never
+    overwritten.
     """
 
     __slots__ = ("as_taken",)
@@ -196,7 +201,8 @@ class PoolingOfCall:
 
     Args:
         given: The forward's arguments.
-        layouts: The layout of each value whose dimensions an earlier forward of the same structure has shown.
+        layouts: The layout of each value whose dimensions an earlier forward of the same structure
+            has shown.
         axes: The dimensions in this forward, if they are followed in it; else None.
 
     Attributes:

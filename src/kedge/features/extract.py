@@ -30,8 +30,8 @@ Wishes: TypeAlias = str | Selector | Iterable[str | Selector] | Mapping[str, str
 class Features(nn.Module):
     """A model that returns a dict of intermediate values instead of its output; the result of `kedge.extract`.
 
-    It is called like the model and contains it, so ``.to``, ``.train``, parameters, copies and pickles work as for any
-    module. Between calls the model has no Kedge hooks.
+    It is called like the model and contains it, so ``.to``, ``.train``, parameters, copies and
+    pickles work as for any module. Between calls the model has no Kedge hooks.
     """
 
     def __init__(self, model: nn.Module, wanted: Wanted) -> None:
@@ -44,7 +44,8 @@ class Features(nn.Module):
 
         Raises:
             NotRecorded: If a site has no value; the message says why.
-            Overwritten: If the forward changes a value in place that earlier forwards left unchanged.
+            Overwritten: If the forward changes a value in place that earlier forwards left
+                unchanged.
         """
         __tracebackhide__ = True
         with noted_arguments(self.model, args, kwargs):
@@ -72,7 +73,8 @@ class Features(nn.Module):
             options: The attributes of `kedge.features.dataset.Options`.
 
         Returns:
-            The features in the folder at the end; errors as in `kedge.features.dataset.extract_dataset`.
+            The features in the folder at the end; errors as in
+            `kedge.features.dataset.extract_dataset`.
         """
         engine: Any = import_module(
             "kedge.features.dataset"
@@ -161,25 +163,27 @@ def extract(
 
     Args:
         model: The model. It is not changed, and has no Kedge hooks between calls.
-        sites: The selectors of the values: one, a list, or a dict. In a dict, each selector has the name of its value, or a
-            function that transforms it, or None for neither. The argument may also be called ``return_nodes``, as in
-            torchvision's ``create_feature_extractor``.
+        sites: The selectors of the values: one, a list, or a dict. In a dict, each selector has the
+            name of its value, or a function that transforms it, or None for neither. The argument
+            may also be called ``return_nodes``, as in torchvision's ``create_feature_extractor``.
         rename: New names, by selector or by the name of a value.
-        early_stop: Whether to stop a forward once all values are computed, as learned from the first forward of its kind.
+        early_stop: Whether to stop a forward once all values are computed, as learned from the
+            first forward of its kind.
         no_grad: Whether to run the forward without grad; False keeps the graph of each value.
         device: The device of the returned values; None for that of each value.
         dtype: The dtype of returned floating-point and complex values; None for that of each value.
 
     Returns:
-        A module that is called like the model and returns a dict. If a selector has one value, the selector is its name;
-        several values of one selector are named by their sites: ``"encoder#1"``, ``"lstm:out[0]"``. A value has the shape
-        that the model gave it, unless it is transformed.
+        A module that is called like the model and returns a dict. If a selector has one value, the
+        selector is its name; several values of one selector are named by their sites:
+        ``"encoder#1"``, ``"lstm:out[0]"``. A value has the shape that the model gave it, unless it
+        is transformed.
 
     Raises:
         NoSiteMatched: If a selector matches nothing.
         NoSuchKind: If a selector matches a kind of value that a forward does not compute.
-        ExtractError: If names are impossible or not unique, no selector is given, or the model is compiled and
-            `no_grad` is False.
+        ExtractError: If names are impossible or not unique, no selector is given, or the model is
+            compiled and `no_grad` is False.
 
     Examples:
         >>> features = kedge.extract(model, ["relu", "fc"])
@@ -248,7 +252,8 @@ def _wishes(sites: Wishes) -> list[tuple[str, str | Transform | None]]:
     """Return each selector with the name or the transform of its values.
 
     Raises:
-        ExtractError: If there is something else than selectors, or the values of a dict are neither.
+        ExtractError: If there is something else than selectors, or the values of a dict are
+            neither.
     """
     if isinstance(sites, Mapping):
         given = [(str(text), wish) for text, wish in sites.items()]

@@ -59,7 +59,8 @@ class FeatureForward:
     Attributes:
         follows: Whether to follow the dimensions of values in the first forward of each structure.
         layouts: For each structure of arguments, the layouts of the values.
-        inspect: Called with the name and the layout of each value that is not pooled, and the arguments of its forward.
+        inspect: Called with the name and the layout of each value that is not pooled, and the
+            arguments of its forward.
         described: What was done with pooled values, by name.
     """
 

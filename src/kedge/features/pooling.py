@@ -25,13 +25,14 @@ _OF_SEQUENCES = ("tokens", "first", "last")
 class Pool:
     """A transform for `kedge.extract` that pools values over their positions, without padding.
 
-    It knows positions from the operations of the first forward, and padding from ``attention_mask``, ``key_padding_mask``
-    and ``lengths`` among the arguments.
+    It knows positions from the operations of the first forward, and padding from
+    ``attention_mask``, ``key_padding_mask`` and ``lengths`` among the arguments.
 
     Args:
-        how: "mean" or "max" over all positions; "tokens", the mean over the one dimension of a sequence; "first" or "last"
-            of a sequence; "flatten": all in a row.
-        channels: The dimension of the channels, where the model does not show it: 1 for images, -1 for tokens.
+        how: "mean" or "max" over all positions; "tokens", the mean over the one dimension of a
+            sequence; "first" or "last" of a sequence; "flatten": all in a row.
+        channels: The dimension of the channels, where the model does not show it: 1 for images, -1
+            for tokens.
         padding: "keep" counts padding as if it were data.
 
     Raises:
@@ -71,7 +72,8 @@ class Pool:
         """Pool a value of which nothing but its shape is known.
 
         Raises:
-            ExtractError: If the dimension of its channels is not given, and it has several positions.
+            ExtractError: If the dimension of its channels is not given, and it has several
+                positions.
         """
         if self.how == "flatten":
             return value.flatten(1)

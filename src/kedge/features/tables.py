@@ -32,7 +32,8 @@ class FeatureTable(NamedTuple):
         X: The features, ``[samples, columns]``.
         y: The labels, one for each row; None if there are none.
         keys: The key of each row's sample.
-        columns: The name of each column: the site with the channel, such as "layer4[17]", or with each index of an element.
+        columns: The name of each column: the site with the channel, such as "layer4[17]", or with
+            each index of an element.
     """
 
     X: Array
@@ -59,13 +60,15 @@ def feature_table(
     """Compute the features of every sample of a loader into one table in memory, ready for scikit-learn.
 
     Args:
-        features: A function that takes a model's arguments and returns features by name, such as the result of
-            `kedge.extract`.
+        features: A function that takes a model's arguments and returns features by name, such as
+            the result of `kedge.extract`.
         loader: A `DataLoader`, in its own order, or any iterable of batches.
-        labels: A function from a batch of the loader to its labels, one for each sample, or to None.
-        batch: A function from a batch to the model's arguments; by default the first entry of ``(x, y)`` is the argument,
-            and a dict holds keyword arguments.
-        positions: What to do with features of several positions: "mean", "max", or "elements", a column for each.
+        labels: A function from a batch of the loader to its labels, one for each sample, or to
+            None.
+        batch: A function from a batch to the model's arguments; by default the first entry of ``(x,
+            y)`` is the argument, and a dict holds keyword arguments.
+        positions: What to do with features of several positions: "mean", "max", or "elements", a
+            column for each.
         channel: The dimension of the channels: 1 for images, -1 for tokens.
         dtype: The type of the table, a floating-point one.
 
@@ -108,7 +111,8 @@ def stored_table(
 
     Args:
         stored: The folder, or the result of `open_features`.
-        labels: The label of each key, as a dict or a function; None for the labels in the folder, if it has any.
+        labels: The label of each key, as a dict or a function; None for the labels in the folder,
+            if it has any.
         positions: As for `feature_table`.
         channel: As for `feature_table`.
         dtype: As for `feature_table`.

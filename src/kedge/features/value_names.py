@@ -66,7 +66,8 @@ def check(texts: tuple[str, ...], rename: Mapping[str, str], sites: list[list[Si
     """Check names before the first forward, as far as possible.
 
     Raises:
-        ExtractError: If a selector occurs twice, a name to change is impossible, or two values would get the same name.
+        ExtractError: If a selector occurs twice, a name to change is impossible, or two values
+            would get the same name.
     """
     _refuse_doubles(texts, "a selector is given twice")
     _refuse_doubles(rename.values())

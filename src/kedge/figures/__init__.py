@@ -1,7 +1,7 @@
 """Pictures of values from hooks: each function takes tensors and returns a matplotlib figure (the extra ``plot``).
 
-The functions do not show, save or keep figures, and do not change matplotlib's settings. The caller decides what to do
-with a figure, for example ``figure.savefig("layers.png")``; a notebook shows it.
+The functions do not show, save or keep figures, and do not change matplotlib's settings. The caller
+decides what to do with a figure, for example ``figure.savefig("layers.png")``; a notebook shows it.
 
 Names load on first use, so that the graph drawing in this folder works without matplotlib.
 """

@@ -1,8 +1,9 @@
 """The distribution of values, layer by layer: `distributions`.
 
 # Note [Magnitudes on a log axis]
-Activations and gradients differ by powers of ten between layers, so the figure shows magnitudes on a log axis. Zero has no
-place on a log axis: quantiles are those of nonzero values, and a panel below shows the share of exact zeros.
+Activations and gradients differ by powers of ten between layers, so the figure shows magnitudes on
+a log axis. Zero has no place on a log axis: quantiles are those of nonzero values, and a panel
+below shows the share of exact zeros.
 """
 
 from __future__ import annotations
@@ -70,8 +71,10 @@ def distributions(
 
     Args:
         values: Tensors by site, such as the result of `kedge.extract`.
-        gradients: Gradients by site, drawn in a second panel; their sites may differ from those of `values`.
-        kind: "bands" between quantiles, or "ridges", one curve per site. Above 2**20 elements, a site is sampled evenly.
+        gradients: Gradients by site, drawn in a second panel; their sites may differ from those of
+            `values`.
+        kind: "bands" between quantiles, or "ridges", one curve per site. Above 2**20 elements, a
+            site is sampled evenly.
         units: The names of the values and of the gradients, with a unit if they have one.
         title: The title of the figure.
 
@@ -79,7 +82,8 @@ def distributions(
         The figure; see Note [Magnitudes on a log axis].
 
     Raises:
-        CannotDraw: If there are no sites, a site has no elements, or an argument is of the wrong kind.
+        CannotDraw: If there are no sites, a site has no elements, or an argument is of the wrong
+            kind.
 
     Examples:
         >>> figure = figures.distributions(kedge.extract(model, ["conv", "relu", "fc"])(images))

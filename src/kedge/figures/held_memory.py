@@ -53,7 +53,8 @@ def memory(held: Any, *, title: str = "") -> Drawing:
     In a model of more than 40 modules, blocks that hold the same share a bar, as in ``h.0-11.mlp``.
 
     Args:
-        held: A memory report, ``kedge.saved(model, backward=True)(x)``, or the `course` of a recording's account.
+        held: A memory report, ``kedge.saved(model, backward=True)(x)``, or the `course` of a
+            recording's account.
         title: The title of the figure.
 
     Returns:

@@ -52,7 +52,8 @@ def effects(
     """Draw a table of effects as colours, with sites down, in the order of the data, and positions or tokens across.
 
     Args:
-        values: The effects, ``[sites]`` or ``[sites, positions]``, with NaN for missing ones; or the result of `patch`.
+        values: The effects, ``[sites]`` or ``[sites, positions]``, with NaN for missing ones; or
+            the result of `patch`.
         rows: The names of the sites; a result of `patch` contains them.
         columns: The names of the positions.
         unit: The name of the effect, with its unit.

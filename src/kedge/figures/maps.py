@@ -36,18 +36,22 @@ def feature_maps(
     """Draw the channels of a layer's output for one sample.
 
     Args:
-        values: A layer's output, ``[n, channels, height, width]``, or ``[channels, height, width]`` for a single sample.
+        values: A layer's output, ``[n, channels, height, width]``, or ``[channels, height, width]``
+            for a single sample.
         sample: The index of the sample.
         most: The largest number of channels to draw.
-        order: "strength" for the channels with the largest mean magnitude first, "index" for the lowest index first.
-        scale: "shared" for one range of colours, "own" for one of each channel, which is written above it.
+        order: "strength" for the channels with the largest mean magnitude first, "index" for the
+            lowest index first.
+        scale: "shared" for one range of colours, "own" for one of each channel, which is written
+            above it.
         title: The title of the figure.
 
     Returns:
         The figure; white is 0 if there are negative values.
 
     Raises:
-        CannotDraw: If the values are not images of channels, there is no such sample, or a setting is unknown.
+        CannotDraw: If the values are not images of channels, there is no such sample, or a setting
+            is unknown.
 
     Examples:
         >>> figure = figures.feature_maps(kedge.extract(model, "relu")(images)["relu"], sample=0)

@@ -37,16 +37,18 @@ def attributions(
     """Draw attributions beside or over the images that they explain.
 
     Args:
-        maps: Attributions ``[n, channels, height, width]``, which are summed over channels, or ``[n, height, width]``; a dict
-            of several by name becomes columns. Smaller maps, as from Grad-CAM, are stretched over the image.
+        maps: Attributions ``[n, channels, height, width]``, which are summed over channels, or
+            ``[n, height, width]``; a dict of several by name becomes columns. Smaller maps, as from
+            Grad-CAM, are stretched over the image.
         images: The images, ``[n, channels, height, width]``, with 1 or 3 channels, in any range.
         how: "beside" the image, or "over" it in grey; a larger attribution hides more of the image.
         labels: The label of each image.
         title: The title of the figure.
 
     Returns:
-        The figure. If any map has negative values, white is 0 in all maps of the figure; non-finite values are grey. Colours
-        range to the largest magnitude of each picture, because attributions of different images have no common unit.
+        The figure. If any map has negative values, white is 0 in all maps of the figure; non-finite
+        values are grey. Colours range to the largest magnitude of each picture, because
+        attributions of different images have no common unit.
 
     Raises:
         CannotDraw: If the maps do not match the images, there are no maps, or `how` is unknown.

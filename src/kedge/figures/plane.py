@@ -35,9 +35,9 @@ def principal(features: Any, components: int = 2) -> tuple[Tensor, Tensor]:
         components: The number of directions.
 
     Returns:
-        The projections ``[n, components]`` and each direction's share of the variance ``[components]``, in float64. The sign
-        of each direction makes its largest weight positive, so that two runs give the same picture. Directions beyond
-        those of the data are 0.
+        The projections ``[n, components]`` and each direction's share of the variance
+        ``[components]``, in float64. The sign of each direction makes its largest weight positive,
+        so that two runs give the same picture. Directions beyond those of the data are 0.
 
     Raises:
         CannotDraw: If there are fewer than two samples, or non-finite values.
@@ -79,7 +79,8 @@ def scatter(
 
     Args:
         features: ``[n, ...]``, a row per sample.
-        labels: The class of each sample, whole numbers ``[n]``; each class has its own colour and marker.
+        labels: The class of each sample, whole numbers ``[n]``; each class has its own colour and
+            marker.
         names: The names of classes, by their number.
         title: The title of the figure.
 

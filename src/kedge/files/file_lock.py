@@ -26,7 +26,8 @@ def claim(file: OwnFile, *, alone: bool) -> Answer:
         alone: Whether the lock is exclusive.
 
     Returns:
-        "held"; "refused" if another process has a lock that excludes this one; "unknown" without support for locks.
+        "held"; "refused" if another process has a lock that excludes this one; "unknown" without
+        support for locks.
     """
     if sys.platform == "win32":
         return "unknown"
@@ -43,7 +44,10 @@ def claim(file: OwnFile, *, alone: bool) -> Answer:
 
 
 def release(file: OwnFile) -> None:
-    """Release a lock. Closing the file is not enough: a child forked a moment ago may still have it open."""
+    """Release a lock.
+
+    Closing the file is not enough: a child forked a moment ago may still have it open.
+    """
     if not file.closed:
         with file, suppress(OSError):
             if sys.platform != "win32":

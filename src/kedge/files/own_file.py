@@ -1,16 +1,18 @@
 """Files that only Kedge uses, although it shares the numbers of open files with the program that it runs in.
 
 # Note [Numbers of open files]
-A program may close files that it did not open, as daemons do (`os.closerange(3, 256)`); its next file gets the number. So
-every use of a number first compares the device and the inode behind it, and a mark on the open file itself, because an
-inode is used again as well. The mark is the file's owner (`F_SETOWN`), which has no effect on a file that sends no signals.
+A program may close files that it did not open, as daemons do (`os.closerange(3, 256)`); its next
+file gets the number. So every use of a number first compares the device and the inode behind it,
+and a mark on the open file itself, because an inode is used again as well. The mark is the file's
+owner (`F_SETOWN`), which has no effect on a file that sends no signals.
 
-The numbers are high, beyond those that programs usually close, and the program's own files get the numbers that they have
-without Kedge. Nothing is buffered here: the interpreter would write a buffer to any file that has the number by then.
+The numbers are high, beyond those that programs usually close, and the program's own files get the
+numbers that they have without Kedge. Nothing is buffered here: the interpreter would write a buffer
+to any file that has the number by then.
 
 # Note [Forked processes]
-A child process inherits the files, and closes them at once: a lock belongs to its parent alone, and the room of a file
-without a name is free when its parent closes it.
+A child process inherits the files, and closes them at once: a lock belongs to its parent alone, and
+the room of a file without a name is free when its parent closes it.
 """
 
 from __future__ import annotations
@@ -143,7 +145,8 @@ class OwnFile(OwnDescriptor):
         """Write the content, or a part of it; returns the number of bytes.
 
         Raises:
-            OSError: The file has been removed; it would accept the content and lose it. Or the write fails.
+            OSError: The file has been removed; it would accept the content and lose it. Or the
+                write fails.
         """
         if not self.check().st_nlink:
             raise OSError(errno.ESTALE, "it was removed while it was being written")
@@ -157,9 +160,9 @@ class OwnFile(OwnDescriptor):
         try:
             again = (
                 os.open(self.path, self._flags)
-                if _place_of(os.stat(self.path)) == self._place
+                if _place_of(os.stat(self.path)) == self._place  # noqa: PTH116
                 else -1
-            )  # noqa: PTH116
+            )
         except OSError:
             again = -1
         if again < 0:

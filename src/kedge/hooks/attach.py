@@ -55,7 +55,8 @@ class Attachments:
         taps: Every tap, in the order in which they were attached.
         targets: The hooked models, by their ids.
         finder: Finds the models for hooks on `everywhere`; None without such a hook.
-        block: The keeper of all saved tensors of this thread; None until ``:saved`` is hooked without a model.
+        block: The keeper of all saved tensors of this thread; None until ``:saved`` is hooked
+            without a model.
         installed: The hooks in PyTorch's tables.
         fired: The last 2,000 firings, in their order.
         ended: Whether the session is over.

@@ -1,15 +1,17 @@
 """Hooks on every model that is called in a session: `everywhere`.
 
 # Note [First calls]
-A global forward-pre hook finds a model when it is called for the first time, and attaches to it what `everywhere` was
-given, as to a model that the user names. PyTorch has collected the hooks of that call before, so the finder runs those
-forward-pre hooks itself that it has just registered. A part of a model that was called before the model itself has
-been hooked as a model of its own, and stays so: a hook that has one of its sites does not attach to it again. A module that
-is called inside an active call of another one which holds it belongs to that one: the session may have begun during the
-call, or the module may be a new part.
+A global forward-pre hook finds a model when it is called for the first time, and attaches to it
+what `everywhere` was given, as to a model that the user names. PyTorch has collected the hooks of
+that call before, so the finder runs those forward-pre hooks itself that it has just registered. A
+part of a model that was called before the model itself has been hooked as a model of its own, and
+stays so: a hook that has one of its sites does not attach to it again. A module that is called
+inside an active call of another one which holds it belongs to that one: the session may have begun
+during the call, or the module may be a new part.
 
 # Note [Models that come and go]
-Nothing here keeps a model alive. When one is gone, the next of its class has its name, and continues its counts.
+Nothing here keeps a model alive. When one is gone, the next of its class has its name, and
+continues its counts.
 """
 
 from __future__ import annotations
@@ -398,7 +400,8 @@ class RootFinder:
     def _attach(self, root: FoundRoot, model: nn.Module, new: Collection[int]) -> None:
         """Attach all hooks that a root lacks, and all of its hooks to its new modules.
 
-        A part that is a model of its own comes first: where a selector names it there, it has that name.
+        A part that is a model of its own comes first: where a selector names it there, it has that
+        name.
         """
         past = self._gone.get(root.name)
         self._again.pop(id(model), None)

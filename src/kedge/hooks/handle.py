@@ -21,11 +21,13 @@ _NAMED = 3
 class Hooked(RecordedValues[V_co]):
     """The handle of one hook, on one or many sites: removes it, and is a mapping of the values that it recorded.
 
-    As a context it removes the hook at the end of its block. ``acts["layer4"]``, ``"layer4" in acts``, ``acts.items()`` and
-    ``dict(acts)`` read the newest pass, in the order in which the values came, and do not copy them; so they can be read in the
-    block, after it, and after a failure. With `kedge.record` a value is a tensor, detached, with the shape, dtype and device
-    that the program gave it; with `kedge.measure` it is a `Statistics`, whose figures are plain numbers. ``print(acts)`` shows
-    them as a table. A hook without a recording action has no values to read, and a handle is always true.
+    As a context it removes the hook at the end of its block. ``acts["layer4"]``, ``"layer4" in
+    acts``, ``acts.items()`` and ``dict(acts)`` read the newest pass, in the order in which the
+    values came, and do not copy them; so they can be read in the block, after it, and after a
+    failure. With `kedge.record` a value is a tensor, detached, with the shape, dtype and device
+    that the program gave it; with `kedge.measure` it is a `Statistics`, whose figures are plain
+    numbers. ``print(acts)`` shows them as a table. A hook without a recording action has no values
+    to read, and a handle is always true.
 
     Attributes:
         end: Ends the hook's own session; None if the hook belongs to a longer session.

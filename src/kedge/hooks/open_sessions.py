@@ -113,7 +113,8 @@ def _key(tap: Tap) -> Any:
 def _sameness(held: Any, depth: int = _DEPTH) -> Any:
     """Return a key that is equal for what does the same: a number, a function that a cell defines again, an edit.
 
-    Everything else is the same only as one object. So two tensors of one shape differ, as two directions to steer in do.
+    Everything else is the same only as one object. So two tensors of one shape differ, as two
+    directions to steer in do.
     """
     if isinstance(held, MethodType):
         return id(held.__self__), _sameness(held.__func__, depth)

@@ -1,11 +1,12 @@
 """Outputs that a forward's own code overwrites after the module returned them, as its source shows.
 
 # Note [Overwritten later]
-``record()`` keeps a value without a copy. A module or a hooked operation that works in place is seen coming, by a hook before
-it. An operation in a forward's own code is not: ``out += identity``, ``h.relu_()``, ``F.relu(h, inplace=True)``, ``h[0] = 0``.
-Watching every operation for that would cost more than all the rest, so the source of the forward is read once for each
-class. A value whose name, or a view of it, is written to there is copied when it is recorded; all others stay as they are.
-What the source does not show, such as a write in the program's loop, is an error on reading.
+``record()`` keeps a value without a copy. A module or a hooked operation that works in place is
+seen coming, by a hook before it. An operation in a forward's own code is not: ``out += identity``,
+``h.relu_()``, ``F.relu(h, inplace=True)``, ``h[0] = 0``. Watching every operation for that would
+cost more than all the rest, so the source of the forward is read once for each class. A value whose
+name, or a view of it, is written to there is copied when it is recorded; all others stay as they
+are. What the source does not show, such as a write in the program's loop, is an error on reading.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class OwnWrites:
     """What a class's forward does with the values of the modules that it calls.
 
     Attributes:
-        overwritten: The attributes that hold modules whose output is overwritten; "" for its own arguments.
+        overwritten: The attributes that hold modules whose output is overwritten; "" for its own
+            arguments.
         returned: The attributes that hold modules whose output it returns as it is, or as a view.
     """
 

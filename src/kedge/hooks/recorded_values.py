@@ -127,11 +127,12 @@ class RecordedValues(NamedValues[V_co]):
     def __getitem__(self, name: Selectors) -> Any:
         """Return the value recorded under a site's name, such as ``"layer4"`` or ``"layer4#1:out.grad"``.
 
-        A pattern, such as ``"layer*"``, or a list returns a mapping of all values that it selects. Each text of a list must
-        select some.
+        A pattern, such as ``"layer*"``, or a list returns a mapping of all values that it selects.
+        Each text of a list must select some.
 
         Raises:
-            NotRecorded: If there is none; the message has the cause, and the nearest names. It is a KeyError.
+            NotRecorded: If there is none; the message has the cause, and the nearest names. It is a
+                KeyError.
             SeveralRecorded: If the name matches several values; the message lists their names.
             Overwritten: If the program changed the tensor in place after it was recorded.
         """
@@ -166,8 +167,9 @@ class RecordedValues(NamedValues[V_co]):
     def names(self) -> list[str]:
         """Return the names of the values, in the order in which they came.
 
-        Each reads one value, unless several threads, or several tensors that were hooked under one name, recorded under it:
-        then reading it, also by `dict` or `items`, raises `SeveralRecorded`, and `records` returns all of them.
+        Each reads one value, unless several threads, or several tensors that were hooked under one
+        name, recorded under it: then reading it, also by `dict` or `items`, raises
+        `SeveralRecorded`, and `records` returns all of them.
         """
         action = self._action()
         if isinstance(action, Listed):

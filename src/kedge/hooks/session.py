@@ -21,7 +21,8 @@ class Session(Attachments):
 
     Args:
         strict: Whether to raise `NeverFired` at the end if a hook never ran, instead of warning.
-        on_error: What to do if an action fails: "raise" its error, or "warn" and switch the action off.
+        on_error: What to do if an action fails: "raise" its error, or "warn" and switch the action
+            off.
     """
 
     def __init__(
@@ -35,13 +36,16 @@ class Session(Attachments):
         """Attach actions to the sites that a selector matches.
 
         Args:
-            target: A model, `everywhere` (also if left out), a tensor, a dict of named tensors, or an autograd node.
-            what: The selector (text, a list of texts, or a `Selector`; optional for tensors and nodes), then one or more
-                actions: `kedge.record()`, or any function that takes a tensor and returns None or a new tensor.
+            target: A model, `everywhere` (also if left out), a tensor, a dict of named tensors, or
+                an autograd node.
+            what: The selector (text, a list of texts, or a `Selector`; optional for tensors and
+                nodes), then one or more actions: `kedge.record()`, or any function that takes a
+                tensor and returns None or a new tensor.
             when: The schedule, such as ``kedge.every(10)``, in optimizer steps; None for always.
 
         Returns:
-            The handle, which removes the hook and maps names to recorded values, as in ``acts["layer4"]`` and ``dict(acts)``.
+            The handle, which removes the hook and maps names to recorded values, as in
+            ``acts["layer4"]`` and ``dict(acts)``.
 
         Raises:
             NoSiteMatched: If the selector matches nothing.
@@ -66,7 +70,8 @@ class Session(Attachments):
         """Put every hook back in its place after `pause`.
 
         Args:
-            eager: Whether the models will be called uncompiled, so that code compiled during the pause can stay.
+            eager: Whether the models will be called uncompiled, so that code compiled during the
+                pause can stay.
 
         Raises:
             SessionEnded: If the session has ended.

@@ -1,6 +1,7 @@
 """The existing hooks on a model, a tensor, an autograd node or an optimizer: every hook, its owner, and its effects.
 
-It calls and changes nothing: it reads the tables of hooks, and the hooks' own source and attributes.
+It calls and changes nothing: it reads the tables of hooks, and the hooks' own source and
+attributes.
 """
 
 from __future__ import annotations
@@ -54,18 +55,20 @@ def audit(target: Any, names: Names = None) -> Audit:
 
     The result has, for each hook, its owner, its place in the firing order, and its effects.
 
-    On a model, it finds the hooks of modules, parameters and buffers, global hooks of modules and optimizers,
-    parametrizations, a replaced ``forward``, and `torch.compile`. It does not find hooks on autograd nodes
-    (`torch.nn.parallel.DistributedDataParallel` has its own there), nor those on a single optimizer: audit these themselves.
+    On a model, it finds the hooks of modules, parameters and buffers, global hooks of modules and
+    optimizers, parametrizations, a replaced ``forward``, and `torch.compile`. It does not find
+    hooks on autograd nodes (`torch.nn.parallel.DistributedDataParallel` has its own there), nor
+    those on a single optimizer: audit these themselves.
 
-    For a tensor or a node, the result also describes the graph behind it and the hooks there; for an optimizer, the
-    parameters that it holds.
+    For a tensor or a node, the result also describes the graph behind it and the hooks there; for
+    an optimizer, the parameters that it holds.
 
     Args:
-        target: A model, also a compiled one; a tensor; an autograd node or a `GradientEdge`; or an optimizer.
-        names: For tensors, nodes and optimizers: a model or a dict of tensors, which gives leaves and parameters their
-            names. By default these are the global variables of the program and, from Python 3.13 on, the variables of
-            the calling function.
+        target: A model, also a compiled one; a tensor; an autograd node or a `GradientEdge`; or an
+            optimizer.
+        names: For tensors, nodes and optimizers: a model or a dict of tensors, which gives leaves
+            and parameters their names. By default these are the global variables of the program
+            and, from Python 3.13 on, the variables of the calling function.
 
     Returns:
         The hooks, as an `Audit` that prints; empty if there are none.

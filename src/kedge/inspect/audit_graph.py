@@ -33,10 +33,12 @@ class TensorAudit(Audit):
     Attributes:
         is_leaf: Whether no operation with a graph made it.
         requires_grad: Whether it has a gradient.
-        retains_grad: Whether its gradient is kept in ``.grad``: on a leaf that requires grad, or after ``retain_grad()``.
+        retains_grad: Whether its gradient is kept in ``.grad``: on a leaf that requires grad, or
+            after ``retain_grad()``.
         version: The number of its changes in place; -1 if PyTorch does not count them.
         made_by: The name of the node that made it; empty for a leaf.
-        nodes: The graph behind it, in the order of execution; of a leaf that requires grad the node that accumulates.
+        nodes: The graph behind it, in the order of execution; of a leaf that requires grad the node
+            that accumulates.
     """
 
     is_leaf: bool = True

@@ -1,13 +1,14 @@
 """The autograd graph: its operations, their saved tensors, the module calls that made them, and the hooks on it.
 
 # Note [Hooks of nodes]
-A node does not list its hooks. But registering a hook returns a handle, which refers to the table of all of them. So
-Kedge adds a hook, reads the table, and removes the hook again. An empty table remains if there was none before;
-PyTorch goes through it and calls nothing.
+A node does not list its hooks. But registering a hook returns a handle, which refers to the table
+of all of them. So Kedge adds a hook, reads the table, and removes the hook again. An empty table
+remains if there was none before; PyTorch goes through it and calls nothing.
 
 # Note [Hooks of tensors that are gone]
-A hook on a tensor in the middle of a graph is in a table of the tensor, and no node refers to it. Kedge finds it on results
-and leaves, on saved tensors, and on inputs and outputs of modules whose calls were followed.
+A hook on a tensor in the middle of a graph is in a table of the tensor, and no node refers to it.
+Kedge finds it on results and leaves, on saved tensors, and on inputs and outputs of modules whose
+calls were followed.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class GraphHook:
     """A hook on a node of a graph, or on a tensor that one makes.
 
     Attributes:
-        kind: "pre" or "post" on the node, "tensor" on a tensor that it makes, "accumulated" on a leaf.
+        kind: "pre" or "post" on the node, "tensor" on a tensor that it makes, "accumulated" on a
+            leaf.
         name: The name of the function; for Kedge's own hooks the site and the action.
         owner: "kedge", a library, or file and line of the program's own code.
     """
@@ -72,11 +74,13 @@ class SavedField:
     """A tensor that a node saved.
 
     Attributes:
-        name: Its name in the node, such as "self" or "result"; empty for attributes of a function's ``ctx``.
+        name: Its name in the node, such as "self" or "result"; empty for attributes of a function's
+            ``ctx``.
         shape: Its shape; None if a pair of hooks has packed it.
-        bytes: The bytes of its storage, if it is the first to save that; 0 for parameters, buffers and storages that
-            another node saved before.
-        why: The reason for 0 bytes: "parameter", "shared", "packed" or "checkpoint"; empty otherwise.
+        bytes: The bytes of its storage, if it is the first to save that; 0 for parameters, buffers
+            and storages that another node saved before.
+        why: The reason for 0 bytes: "parameter", "shared", "packed" or "checkpoint"; empty
+            otherwise.
     """
 
     name: str
@@ -187,7 +191,8 @@ def read_graph(
 
     Args:
         results: A tensor, or any structure of tensors; or a node.
-        model: The model whose parameters give leaves their names, and whose parameters and buffers are not counted.
+        model: The model whose parameters give leaves their names, and whose parameters and buffers
+            are not counted.
         calls: The follower of the calls of the model's modules; without it nodes have no modules.
         named: Other leaves and tensors of the graph by their names, whose hooks are found, too.
 

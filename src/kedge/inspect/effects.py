@@ -156,12 +156,13 @@ def standings(modules: Iterable[nn.Module]) -> dict[int, Standing]:
     """Return for modules, by id, whether compiled code calls them ("inside") or they call compiled code ("root").
 
     # Note [Where compiled code begins]
-    Dynamo compiles a module's ``forward``; the call with its hooks is around that, and only the calls of this
-    ``forward`` are inside. It does not compile the ``forward`` of PyTorch's own modules by itself:
-    `torch.compile` puts a function around such a module, which is then inside as a whole, and after
-    ``module.compile()`` compiled code begins further down, at the first ``forward`` that is not PyTorch's. Since 2.14
-    ``module.compile()`` puts a function around such a module too, whose hooks Dynamo looks for at each call: that module
-    is the "entry" to what is inside.
+    Dynamo compiles a module's ``forward``; the call with its hooks is around that, and only the
+    calls of this ``forward`` are inside. It does not compile the ``forward`` of PyTorch's own
+    modules by itself: `torch.compile` puts a function around such a module, which is then inside as
+    a whole, and after ``module.compile()`` compiled code begins further down, at the first
+    ``forward`` that is not PyTorch's. Since 2.14 ``module.compile()`` puts a function around such a
+    module too, whose hooks Dynamo looks for at each call: that module is the "entry" to what is
+    inside.
     """
     at: dict[int, Standing] = {}
     for module in modules:

@@ -1,9 +1,9 @@
 """The operations that a program makes outside of modules, by function name and line, with statistics of their results.
 
 # Note [Outside of modules]
-A function mode sees every call of PyTorch on its thread. An operation counts if no module's call is among the frames around it,
-nor an optimizer's step, nor a backward pass. So a program of tensors alone has its operations here, and a module has its own
-in `kedge.inspect.operations`.
+A function mode sees every call of PyTorch on its thread. An operation counts if no module's call is
+among the frames around it, nor an optimizer's step, nor a backward pass. So a program of tensors
+alone has its operations here, and a module has its own in `kedge.inspect.operations`.
 """
 
 from __future__ import annotations

@@ -46,17 +46,19 @@ class HookEntry:
 
     Attributes:
         kind: One of `KINDS`.
-        path: The first name of its module or tensor; "every module" or "every optimizer" for global hooks; for a node its
-            name, and its number in the graph.
-        type: Class name of that module, "Parameter" or "buffer", or the class of the audited object; empty for global
-            hooks and nodes.
-        order: Its place in the firing order among the hooks of its kind there, from 0. Global hooks come before a
-            module's own.
+        path: The first name of its module or tensor; "every module" or "every optimizer" for global
+            hooks; for a node its name, and its number in the graph.
+        type: Class name of that module, "Parameter" or "buffer", or the class of the audited
+            object; empty for global hooks and nodes.
+        order: Its place in the firing order among the hooks of its kind there, from 0. Global hooks
+            come before a module's own.
         name: The name of the function.
         owner: "kedge", a library, or file and line of the program's own code.
         source: File and line of the code; empty if it has none.
-        notes: How it was registered (with_kwargs, always_call), and the sites and actions that a Kedge hook serves.
-        effects: Its effects on compile, gradients, in-place operations, pickle, deepcopy and state_dict.
+        notes: How it was registered (with_kwargs, always_call), and the sites and actions that a
+            Kedge hook serves.
+        effects: Its effects on compile, gradients, in-place operations, pickle, deepcopy and
+            state_dict.
     """
 
     kind: str
@@ -102,8 +104,8 @@ class Audit(notebook.Printed):
     def remove(self) -> int:
         """Remove the hooks that `kedge.hook` and `kedge.session` have left on the model without a block.
 
-        Their handles need not be known: in a notebook, a cell that runs twice overwrites them. Hooks of a block, of
-        `kedge.watch`, and of other libraries stay.
+        Their handles need not be known: in a notebook, a cell that runs twice overwrites them.
+        Hooks of a block, of `kedge.watch`, and of other libraries stay.
 
         Returns:
             The number of actions that were removed, each counted at every site.

@@ -37,7 +37,8 @@ class Operation:
     """One operation of one forward.
 
     Attributes:
-        site: Its site: of the module's path, the call of the module, and the operation's name and index.
+        site: Its site: of the module's path, the call of the module, and the operation's name and
+            index.
         inputs: Shapes of its input tensors, by their names among the arguments.
         outputs: Shapes of its output tensors, by their names; the name of a bare one is empty.
         source: The line of the forward that makes it.
@@ -192,9 +193,10 @@ def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
 def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """List the operations in a forward, or in a function, with their shapes and source lines.
 
-    The forward of a model runs once; the model, its buffers and the random state are as before. A compiled model runs
-    uncompiled, because compiled code does not call operations one by one. A function also runs once; the result lists the
-    operations that it calls outside of modules, with statistics of their results.
+    The forward of a model runs once; the model, its buffers and the random state are as before. A
+    compiled model runs uncompiled, because compiled code does not call operations one by one. A
+    function also runs once; the result lists the operations that it calls outside of modules, with
+    statistics of their results.
 
     Args:
         model: The model, or a function.

@@ -69,7 +69,8 @@ def serves(hook: Any, place: str) -> tuple[str, ...]:
 
     Args:
         hook: The hook.
-        place: The name of the module or tensor; a site has its path where a tensor was hooked under another name.
+        place: The name of the module or tensor; a site has its path where a tensor was hooked under
+            another name.
     """
     if isinstance(hook, (PassBegins, PassEnds)):
         return ("counts forward passes",)

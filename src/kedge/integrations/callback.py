@@ -15,11 +15,12 @@ class WatchCallback:
 
     Args:
         what: The path of the recording, or the result of `kedge.watch`:
-            ``kedge.watch("run.kedge", every=50)``. None for the folder with the training's own results.
+            ``kedge.watch("run.kedge", every=50)``. None for the folder with the training's own
+            results.
 
     Attributes:
-        watched: The result of `kedge.watch`: the place of the recording, and its findings. None before the
-            training begins, if `what` is None.
+        watched: The result of `kedge.watch`: the place of the recording, and its findings. None
+            before the training begins, if `what` is None.
     """
 
     def __init__(self, what: WatchBlock | str | os.PathLike[str] | None = None) -> None:
@@ -30,8 +31,8 @@ class WatchCallback:
 
         Args:
             results: That folder.
-            model: The trained model; the paths of modules are those in it. None for those in the models that
-                the program calls.
+            model: The trained model; the paths of modules are those in it. None for those in the
+                models that the program calls.
         """
         if self.watched is None:
             folder = given_path(results)

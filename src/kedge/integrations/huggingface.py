@@ -17,7 +17,8 @@ class HuggingFaceCallback(WatchCallback, TrainerCallback):
 
     Args:
         what: The path of the recording, or the result of `kedge.watch`:
-            ``HuggingFaceCallback(kedge.watch("run.kedge", every=50))``. None for the trainer's `output_dir`.
+            ``HuggingFaceCallback(kedge.watch("run.kedge", every=50))``. None for the trainer's
+            `output_dir`.
     """
 
     def on_train_begin(

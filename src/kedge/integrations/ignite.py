@@ -11,8 +11,9 @@ from kedge.integrations.callback import WatchCallback
 class IgniteHandler(WatchCallback):
     """A handler that watches `Engine.run`, from its first batch to its end.
 
-    It does not handle ``EXCEPTION_RAISED``, because an engine with a handler for it no longer raises the exception.
-    After an exception, the watch ends with the program, with the next `run`, or with ``handler.end()``.
+    It does not handle ``EXCEPTION_RAISED``, because an engine with a handler for it no longer
+    raises the exception. After an exception, the watch ends with the program, with the next `run`,
+    or with ``handler.end()``.
 
     Args:
         what: The path of the recording, or the result of `kedge.watch`:
@@ -24,8 +25,8 @@ class IgniteHandler(WatchCallback):
 
         Args:
             engine: The engine that trains.
-            model: The trained model; the paths of modules are those in it. None for those in the models that
-                the engine calls.
+            model: The trained model; the paths of modules are those in it. None for those in the
+                models that the engine calls.
         """
         engine.add_event_handler(Events.STARTED, lambda: self.begin(".", model))
         engine.add_event_handler(Events.TERMINATE | Events.COMPLETED, lambda: self.end())  # noqa: PLW0108 - else Ignite passes the engine

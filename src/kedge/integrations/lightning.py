@@ -12,8 +12,8 @@ class LightningCallback(WatchCallback, Callback):
 
     Args:
         what: The path of the recording, or the result of `kedge.watch`:
-            ``LightningCallback(kedge.watch("run.kedge", every=50))``. None for the folder of the logger,
-            or the trainer's `default_root_dir` if there is no logger.
+            ``LightningCallback(kedge.watch("run.kedge", every=50))``. None for the folder of the
+            logger, or the trainer's `default_root_dir` if there is no logger.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -25,7 +25,10 @@ class LightningCallback(WatchCallback, Callback):
         self.end()
 
     def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:  # noqa: ARG002 - as above
+        self,
+        trainer: Trainer,  # noqa: ARG002 - as above
+        pl_module: LightningModule,  # noqa: ARG002 - as above
+        exception: BaseException,
+    ) -> None:
         """End the watch, and record the exception."""
         self.end(exception)

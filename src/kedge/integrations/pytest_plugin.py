@@ -29,7 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def kedge_watch(tmp_path: Path) -> Callable[..., WatchBlock]:
     """A function that watches a block of a test, every step in full; the recording is in the test's `tmp_path`.
 
-    ``with kedge_watch() as run: train()``, and then ``assert run.findings() == ()``. Arguments are those of `kedge.watch`.
+    ``with kedge_watch() as run: train()``, and then ``assert run.findings() == ()``. Arguments are
+    those of `kedge.watch`.
     """
     from kedge.watch.run.block import watch
 

@@ -1,9 +1,9 @@
 """The numbers of a run for tools that draw curves: a few named ones per step.
 
 # Note [Names]
-TensorBoard and Weights & Biases make a section for each first part of a name, sort the sections by name, and the curves
-in a section too. So the few curves of the whole run are in the first section, the loss before the norm; each statistic
-of each kind of site has a section of its own.
+TensorBoard and Weights & Biases make a section for each first part of a name, sort the sections by
+name, and the curves in a section too. So the few curves of the whole run are in the first section,
+the loss before the norm; each statistic of each kind of site has a section of its own.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FINDINGS = "kedge/findings"
 class Scalars:
     """A sink that names the numbers of each step: ``kedge_rms_out/layer1``; see Note [Names].
 
-    These are the given statistics of every site in every measured step and, in guarded steps too, ``kedge/loss`` and
-    ``kedge/norm_of_gradients``. Without a backward pass, the loss is the single number that a root returns:
-    ``kedge/loss/CrossEntropyLoss``. Measured NaNs are sent as NaN.
+    These are the given statistics of every site in every measured step and, in guarded steps too,
+    ``kedge/loss`` and ``kedge/norm_of_gradients``. Without a backward pass, the loss is the single
+    number that a root returns: ``kedge/loss/CrossEntropyLoss``. Measured NaNs are sent as NaN.
 
     Args:
         statistics: The statistics of each site to send.

@@ -1,9 +1,10 @@
 """Curves and findings in Weights & Biases: during a run, or from its recording.
 
 # Note [The summary of a run]
-Its rows are the columns of the table of runs. The curves of sites would add thousands, so only the loss, the norm and
-the findings are in it, with names that are short enough for viewers that cut them. What is defined for a pattern does not
-reach the summary of names with dots, since there a dot means a key inside another one: those are defined one by one.
+Its rows are the columns of the table of runs. The curves of sites would add thousands, so only the
+loss, the norm and the findings are in it, with names that are short enough for viewers that cut
+them. What is defined for a pattern does not reach the summary of names with dots, since there a dot
+means a key inside another one: those are defined one by one.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ _TITLE = 63
 class Wandb(Scalars):
     """A sink that logs curves to a run of Weights & Biases, sends errors as alerts, and counts findings in the summary.
 
-    ``kedge.watch("run.kedge").send_to(Wandb(wandb.init()))`` does so during the run. The curves have an
-    axis of their own, ``kedge/step``.
+    ``kedge.watch("run.kedge").send_to(Wandb(wandb.init()))`` does so during the run. The curves
+    have an axis of their own, ``kedge/step``.
 
     Args:
         run: The run; it is left open.
         statistics: The statistics of each site to log.
-        commit: Whether each step is a row of its own. Without it, the numbers join the row that the program
-            logs next: for a program that gives its own `step` to `run.log`, where rows of others would
-            push the step ahead.
+        commit: Whether each step is a row of its own. Without it, the numbers join the row that the
+            program logs next: for a program that gives its own `step` to `run.log`, where rows of
+            others would push the step ahead.
     """
 
     def __init__(

@@ -1,11 +1,12 @@
 r"""JSON from files that may be damaged or hostile: what is not plain, finite and unambiguous is refused.
 
 # Note [Texts from files]
-A text of a file may contain what a terminal obeys: escape sequences, a carriage return, marks that turn the direction
-of writing. Where a file is read, such characters become visible ones (`\x1b`), so no printing place has to. Line ends
-and tabs stay in the texts that have lines, and are replaced in all names. Halves of surrogate pairs, which no file can
-be written with, are replaced as well; but the words of a command stay as they are, since it can be run again, and are
-replaced where they are shown.
+A text of a file may contain what a terminal obeys: escape sequences, a carriage return, marks that
+turn the direction of writing. Where a file is read, such characters become visible ones (`\x1b`),
+so no printing place has to. Line ends and tabs stay in the texts that have lines, and are replaced
+in all names. Halves of surrogate pairs, which no file can be written with, are replaced as well;
+but the words of a command stay as they are, since it can be run again, and are replaced where they
+are shown.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def parse(content: bytes, *, exact: bool = False) -> Any:
         exact: Whether texts stay as they are; see Note [Texts from files].
 
     Raises:
-        BadJson: It is not JSON, or has a key twice, a number that is not finite, or too many levels.
+        BadJson: It is not JSON, or has a key twice, a number that is not finite, or too many
+            levels.
     """
     try:
         text = content.decode("utf-8")

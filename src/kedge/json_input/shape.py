@@ -1,7 +1,7 @@
 """The shape of JSON values: checks put together to one description for each kind of document.
 
-A check is a function that takes a value and raises `Misshapen` if it is another one. Keys that a description does not
-have are ignored: a later version may have added them.
+A check is a function that takes a value and raises `Misshapen` if it is another one. Keys that a
+description does not have are ignored: a later version may have added them.
 """
 
 from __future__ import annotations

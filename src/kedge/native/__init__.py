@@ -1,14 +1,16 @@
 """All statistics of a value in one pass over its numbers: in compiled code, or by PyTorch's reductions without it.
 
-The compiled part, `c/`, comes first. It refuses everything except plain numbers in this process's memory: values on other
-devices and in other layouts, subclasses of tensors, and values inside a `torch.func` transform. For these, or if the
-compiled part was not built, `reductions` computes the same statistics. For values on other devices see `on_device`.
+The compiled part, `c/`, comes first. It refuses everything except plain numbers in this process's
+memory: values on other devices and in other layouts, subclasses of tensors, and values inside a
+`torch.func` transform. For these, or if the compiled part was not built, `reductions` computes the
+same statistics. For values on other devices see `on_device`.
 
 # Note [How exact]
-Sums of float64 values are added up in float64. Sums of the other formats add up 16 vectors in float32, with at most 8
-roundings, and then in float64: the error of the sum is at most ``2**-21`` of the sum of magnitudes, and that of the sum of
-squares ``2**-21`` of itself, for any number of elements. Blocks whose squares would overflow or vanish in float32 are
-added up in float64. Extremes and counts are exact. The result does not depend on the number of threads.
+Sums of float64 values are added up in float64. Sums of the other formats add up 16 vectors in
+float32, with at most 8 roundings, and then in float64: the error of the sum is at most ``2**-21``
+of the sum of magnitudes, and that of the sum of squares ``2**-21`` of itself, for any number of
+elements. Blocks whose squares would overflow or vanish in float32 are added up in float64. Extremes
+and counts are exact. The result does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ from kedge.native import reductions
 What = Literal["full", "norm", "finite"]
 
 FIELDS = ("sum", "sumsq", "min", "max", "nonzero", "nonfinite", "nan", "count")
-"""The columns of a row; NaN if the statistic was not measured. `nonfinite` counts NaN and infinities, `nan` the NaN alone."""
+"""The columns of a row; NaN if the statistic was not measured.
+
+`nonfinite` counts NaN and infinities, `nan` the NaN alone.
+"""
 
 DRAWN = reductions.DRAWN
 CODES: dict[str, int] = {"full": 0, "norm": 1, "finite": 2}
@@ -101,57 +106,61 @@ def _no_channels(_tensor: Tensor, _dim: int) -> bytes | None:
     return None
 
 
-#: ``measure_into(table, row, tensor, what=0)`` measures a value into a row of a table, which is an array from `table()` or,
-#: slightly faster, a memoryview of one. Returns the number of real numbers measured; 0 if it refuses, and then
-#: the row is unchanged. `CODES` are the values of `what`: "norm" is the sum of squares and the counts of non-finite
-#: numbers, and of a single number also the sum; "finite" is the sum.
+#: ``measure_into(table, row, tensor, what=0)`` measures a value into a row of a table, which is an
+#: array from `table()` or, slightly faster, a memoryview of one. Returns the number of real numbers
+#: measured; 0 if it refuses, and then the row is unchanged. `CODES` are the values of `what`:
+#: "norm" is the sum of squares and the counts of non-finite numbers, and of a single number also
+#: the sum; "finite" is the sum.
 measure_into: Callable[..., int] = _refuse if _compiled is None else _compiled.measure_into
 
-#: ``measure_many(table, first_row, tensors, what=0)`` measures many values, one row each; None leaves its row unchanged.
-#: Returns the indices of the values that it refuses.
+#: ``measure_many(table, first_row, tensors, what=0)`` measures many values, one row each; None
+#: leaves its row unchanged. Returns the indices of the values that it refuses.
 measure_many: Callable[..., list[int]] = (
     _refuse_all if _compiled is None else _compiled.measure_many
 )
 
-#: ``known_nonfinite(tensors)`` returns, for the values that it can read, the sum of squares and the count of non-finite
-#: numbers; and the indices of those that it refuses.
+#: ``known_nonfinite(tensors)`` returns, for the values that it can read, the sum of squares and the
+#: count of non-finite numbers; and the indices of those that it refuses.
 known_nonfinite: Callable[[Sequence[Tensor | None]], tuple[float, int, list[int]]] = (
     _know_none if _compiled is None else _compiled.squares_and_nonfinite
 )
 
-#: ``channels_above_zero(tensor, dim)`` returns a bit for each channel, packed as by `numpy.packbits`: whether one of its
-#: numbers is above zero. None if it refuses.
+#: ``channels_above_zero(tensor, dim)`` returns a bit for each channel, packed as by
+#: `numpy.packbits`: whether one of its numbers is above zero. None if it refuses.
 channels_above_zero: Callable[[Tensor, int], bytes | None] = (
     _no_channels if _compiled is None else _compiled.channels_above_zero
 )
 
-#: ``draw_many(numbers, tensors, most)`` copies up to `most` numbers of each of many tensors, evenly spread, to an array of
-#: float32 or float64, one tensor after another. Returns the count for each tensor; 0 for a tensor that it refuses.
+#: ``draw_many(numbers, tensors, most)`` copies up to `most` numbers of each of many tensors, evenly
+#: spread, to an array of float32 or float64, one tensor after another. Returns the count for each
+#: tensor; 0 for a tensor that it refuses.
 draw_many: Callable[[Any, Iterable[Tensor], int], list[int]] = (
     _draw_none if _compiled is None else _compiled.draw_many
 )
 
-#: ``squared_changes(numbers, tensors, counts, most)`` draws again from tensors of which `draw_many` drew `counts` numbers.
-#: Returns for each tensor the count of numbers compared and the sum of the squared changes; 0 and NaN if its size has changed.
-#: None without the compiled part.
+#: ``squared_changes(numbers, tensors, counts, most)`` draws again from tensors of which `draw_many`
+#: drew `counts` numbers. Returns for each tensor the count of numbers compared and the sum of the
+#: squared changes; 0 and NaN if its size has changed. None without the compiled part.
 squared_changes: (
     Callable[[Any, Iterable[Tensor], Sequence[int], int], tuple[list[int], list[float]]] | None
 ) = None if _compiled is None else _compiled.squared_changes
 
-#: ``histograms(buckets, rows)`` returns the histograms of magnitudes with their counts in the first rows of an array of
-#: uint16, as `kedge.store.exponents.encode` writes them. None without the compiled part.
+#: ``histograms(buckets, rows)`` returns the histograms of magnitudes with their counts in the first
+#: rows of an array of uint16, as `kedge.store.exponents.encode` writes them. None without the
+#: compiled part.
 histograms: Callable[[Any, int], list[bytes]] | None = (
     None if _compiled is None else _compiled.histograms
 )
 
-#: Class that measures a step's values into the arrays of a `kedge.actions.measure.host.HostTable`, each once even if it is
-#: at several sites:
+#: Class that measures a step's values into the arrays of a `kedge.actions.measure.host.HostTable`,
+#: each once even if it is at several sites:
 #: ``observe(tensor, site, role, what, draws)`` returns flags. None without the compiled part.
 Measurer: Any = None if _compiled is None else _compiled.Measurer
 
 REFUSED, DONE, FRESH, NEW_SOURCE, NO_ROOM = 0, 1, 2, 4, 8
 """The flags of `Measurer.observe`: the value cannot be read; it is noted at the site; it was measured now; its source differs
-from the previous one; there is no room."""
+from the previous one; there is no room.
+"""
 AS_VALUE, AS_OUTPUT, AS_INPUT = 0, 1, 2
 """The roles of a value: neither, the output of its site, or an input, whose source is recorded."""
 

@@ -1,18 +1,19 @@
 """The statistics of a value as a Triton kernel; imports Triton, so `kedge.native.on_device` imports this file late.
 
 # Note [Folds]
-A fold is 8 tiles of 1,024 numbers. A program adds the tiles of a fold up in float32, element by element, with at most 8
-roundings, and then in float64, so the error is that of Note [How exact]. That is two additions in float64 for 8 numbers, which
-cards can bear on which these are 64 times slower. Programs take folds in turn. Only the last fold may be short, and only that
-one is read under a mask: a mask that may end anywhere would split each load into single numbers.
+A fold is 8 tiles of 1,024 numbers. A program adds the tiles of a fold up in float32, element by
+element, with at most 8 roundings, and then in float64, so the error is that of Note [How exact].
+That is two additions in float64 for 8 numbers, which cards can bear on which these are 64 times
+slower. Programs take folds in turn. Only the last fold may be short, and only that one is read
+under a mask: a mask that may end anywhere would split each load into single numbers.
 
-Each program writes a row of its own, and the host adds the rows up when it has them. So programs need not wait for each
-other or count who is last: no atomic operation, no memory to prepare, the same bits in any order, and a CUDA graph can
-replay it.
+Each program writes a row of its own, and the host adds the rows up when it has them. So programs
+need not wait for each other or count who is last: no atomic operation, no memory to prepare, the
+same bits in any order, and a CUDA graph can replay it.
 
 # Note [Numbers that are read again]
-As in C, a program's totals show whether float32 was enough. If not, it reads its numbers again, adds up in float64, and counts
-NaN and infinities.
+As in C, a program's totals show whether float32 was enough. If not, it reads its numbers again,
+adds up in float64, and counts NaN and infinities.
 """
 
 from __future__ import annotations

@@ -1,20 +1,23 @@
 """All statistics of a value on a device in one launch of a Triton kernel, `kedge.native.device_kernel`.
 
-Triton is not a dependency. It is looked up when the first value comes on a device for which it compiles. Without it, or if it
-fails, PyTorch's reductions measure as on other devices; `kedge --version -v` gives the reason.
+Triton is not a dependency. It is looked up when the first value comes on a device for which it
+compiles. Without it, or if it fails, PyTorch's reductions measure as on other devices; `kedge
+--version -v` gives the reason.
 
 # Note [What the kernel costs the program]
-The kernel is launched on the program's stream. It reads the value once, allocates nothing, and nothing waits for it. Its
-block and its number of warps are fixed, as trying several would run in the middle of somebody's training. Triton compiles
-it, in some tenths of a second, for each dtype and each set of statistics, and again for values that do not begin at a
-multiple of 16 bytes; it keeps the result on disk. While a graph is captured, nothing is compiled or loaded: values whose
+The kernel is launched on the program's stream. It reads the value once, allocates nothing, and
+nothing waits for it. Its block and its number of warps are fixed, as trying several would run in
+the middle of somebody's training. Triton compiles it, in some tenths of a second, for each dtype
+and each set of statistics, and again for values that do not begin at a multiple of 16 bytes; it
+keeps the result on disk. While a graph is captured, nothing is compiled or loaded: values whose
 kernel has not run before are left to PyTorch.
 
 # Note [One launch for one value]
-One launch for many small values would need their addresses on the device: for each call a copy from pinned memory that is
-not overwritten before the copy has run, and values that live until then. A captured graph would copy the addresses anew from
-memory that has other contents by then. It would save the launches of parameters and gradients alone, as other values come
-one by one, and these only in measured steps.
+One launch for many small values would need their addresses on the device: for each call a copy from
+pinned memory that is not overwritten before the copy has run, and values that live until then. A
+captured graph would copy the addresses anew from memory that has other contents by then. It would
+save the launches of parameters and gradients alone, as other values come one by one, and these only
+in measured steps.
 """
 
 from __future__ import annotations
@@ -105,7 +108,8 @@ def measure_into(table: Tensor, first: int, numbers: Tensor, what: int) -> bool:
     """Measure a value into rows of a table, one for each program, which `folded` adds up.
 
     Args:
-        table: The table, of float32 or float64, with seven columns in the order of `kedge.native.FIELDS`.
+        table: The table, of float32 or float64, with seven columns in the order of
+            `kedge.native.FIELDS`.
         first: The first of `rows_for` rows.
         numbers: The numbers, without gaps, in any order.
         what: A code of `kedge.native.CODES`.

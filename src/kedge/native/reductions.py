@@ -6,8 +6,8 @@ p=0, ``count_nonzero`` and ``isfinite`` are 10 to 60 times slower. So squares ar
 and non-zero elements are counted by comparing into a small float buffer and summing that. A NaN or
 infinity makes the sum non-finite; only then are such elements counted.
 
-NumPy reduces values that fit into a processor's first-level cache: call overhead dominates their time, and that of NumPy
-is a third of PyTorch's.
+NumPy reduces values that fit into a processor's first-level cache: call overhead dominates their
+time, and that of NumPy is a third of PyTorch's.
 """
 
 from __future__ import annotations

@@ -32,12 +32,13 @@ class Outcome(NamedTuple):
 
     Attributes:
         group: Kept by reference, rebuilt, moved, or again: decided before, for the same storage.
-        name: The reason why it is kept, the rule that rebuilds it, or the store that it was moved to.
+        name: The reason why it is kept, the rule that rebuilds it, or the store that it was moved
+            to.
         nbytes: Its bytes.
         storage: Its storage, counted once a step; None if the storage is not counted.
         number: The number of its storage.
-        held: The holder of its bytes, which has to live as long as the tensor: an entry or a kept storage; None if the
-            tensor stays in any case.
+        held: The holder of its bytes, which has to live as long as the tensor: an entry or a kept
+            storage; None if the tensor stays in any case.
         chosen: Whether there was a choice, which the planner is notified of.
         extra: The bytes kept in memory to rebuild it.
         stored: The bytes written to the store for it.
@@ -110,13 +111,15 @@ class Tally:
 
     Attributes:
         small: Kept by reference because they are small.
-        kept: Kept by reference, by reason: ``"parameter"``, ``"buffer"``, ``"input"``, ``"excluded"`` by the
-            selector, ``"unknown"`` (sparse tensors and subclasses), ``"no rule"`` that rebuilds it and no store,
-            ``"here"`` (already where the store would move it), ``"planned"``, ``"failed"``.
+        kept: Kept by reference, by reason: ``"parameter"``, ``"buffer"``, ``"input"``,
+            ``"excluded"`` by the selector, ``"unknown"`` (sparse tensors and subclasses), ``"no
+            rule"`` that rebuilds it and no store, ``"here"`` (already where the store would move
+            it), ``"planned"``, ``"failed"``.
         rebuilt: Rebuilt instead of kept, by rule.
         moved: Moved, by store; ``"memory"``: encoded by a codec, and still in memory.
         again: Decided before, for a tensor on the same storage.
-        unique: The distinct storages of all tensors that are not small, parameters, buffers and inputs among them.
+        unique: The distinct storages of all tensors that are not small, parameters, buffers and
+            inputs among them.
         extra: The bytes kept in memory so that others can be rebuilt.
         stored: The bytes written to the store for `moved`: fewer with a codec.
         freed: The entries that no handle needs any more.
@@ -243,12 +246,15 @@ class OffloadAccount(Printed):
 
     Attributes:
         rows: The rows by module path, in the order in which the modules first saved something.
-        steps: The number of completed steps: forward passes with their backward passes; see Note [Steps].
-        checkpointed: The number of calls of selected modules that ran in a checkpoint, which recomputes what they save.
+        steps: The number of completed steps: forward passes with their backward passes; see Note
+            [Steps].
+        checkpointed: The number of calls of selected modules that ran in a checkpoint, which
+            recomputes what they save.
         dropped: Rules that gave a wrong result here and are not used, each with the reason.
-        plan: The planner's decisions and predictions; false, and printed as the reason, as long as there is no plan yet; None
-            without a limit.
-        file: The disk store of the current block, or of the last one, which prints its own figures; None if there is none.
+        plan: The planner's decisions and predictions; false, and printed as the reason, as long as
+            there is no plan yet; None without a limit.
+        file: The disk store of the current block, or of the last one, which prints its own figures;
+            None if there is none.
         seen: The storages of the current step, by number.
         staying: The bytes kept by choice now, those of earlier steps among them.
     """

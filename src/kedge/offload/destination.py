@@ -39,7 +39,8 @@ class Cpu:
 
     Attributes:
         rebuild: Whether tensors that can be computed again exactly are rebuilt instead of moved.
-        pin: Whether to page-lock the host memory, so that copies run in parallel with the computation.
+        pin: Whether to page-lock the host memory, so that copies run in parallel with the
+            computation.
     """
 
     rebuild: bool = True
@@ -58,9 +59,11 @@ class Disk:
     The file has no name, so the system deletes it however the process ends.
 
     Attributes:
-        path: An existing folder, in which ``~`` is the home folder; None for the folder for temporary files.
+        path: An existing folder, in which ``~`` is the home folder; None for the folder for
+            temporary files.
         rebuild: Whether tensors that can be computed again exactly are rebuilt instead of moved.
-        uncached: Whether the file stays out of the system's file cache; None: only if memory is short.
+        uncached: Whether the file stays out of the system's file cache; None: only if memory is
+            short.
         checksum: Whether to compare the bytes read back with a checksum of those written.
 
     Examples:

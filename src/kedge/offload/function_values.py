@@ -1,8 +1,8 @@
 """The values that a function can reach: its modules and tensors, by the names that they have in its code.
 
-These are the variables of the functions around it, the global variables that it names, its defaults, the arguments that a
-`functools.partial` binds, the object of a bound method, and the attributes of all these. Kedge does not search the functions
-that it calls.
+These are the variables of the functions around it, the global variables that it names, its
+defaults, the arguments that a `functools.partial` binds, the object of a bound method, and the
+attributes of all these. Kedge does not search the functions that it calls.
 """
 
 from __future__ import annotations

@@ -97,29 +97,36 @@ def offload(
 ) -> Offload | Offloading:
     """Reduce the memory of the tensors that autograd saves; gradients stay the same to the last bit.
 
-    Each storage is kept only once, and tensors that can be computed again exactly from other saved tensors are not kept. With
-    a destination, the rest is moved there. Parameters, buffers and the model's inputs stay where they are::
+    Each storage is kept only once, and tensors that can be computed again exactly from other saved
+    tensors are not kept. With a destination, the rest is moved there. Parameters, buffers and the
+    model's inputs stay where they are::
 
         with kedge.offload(model, to=kedge.Disk()) as account:
             loss_fn(model(x), y).backward()
         print(account)
 
-    The result is also a module that you can put in the place of a layer, with the same parameters, names and class. Each of
-    its calls offloads the tensors that the layer saves: ``model.mlp = kedge.offload(model.mlp)``.
+    The result is also a module that you can put in the place of a layer, with the same parameters,
+    names and class. Each of its calls offloads the tensors that the layer saves: ``model.mlp =
+    kedge.offload(model.mlp)``.
 
     Args:
-        model: The model, or a layer. Without one, a context for all tensors that this thread saves; buffers and inputs are
-            then moved like other tensors.
-        where: A selector of modules: only tensors saved while one of them, and no module inside it, is running. ``"**"``:
-            all tensors saved on this thread during the block, and on other threads while they call the model.
+        model: The model, or a layer. Without one, a context for all tensors that this thread saves;
+            buffers and inputs are then moved like other tensors.
+        where: A selector of modules: only tensors saved while one of them, and no module inside it,
+            is running. ``"**"``: all tensors saved on this thread during the block, and on other
+            threads while they call the model.
         to: `kedge.Rebuild`, `kedge.Cpu` or `kedge.Disk`.
         min_bytes: Smaller tensors stay where they are; bytes, or a text such as ``"64 KiB"``.
-        codec: ``"bf16"``, ``"fp8"`` or ``"int8"`` store tensors in fewer bits; gradients are then close, not equal.
-        max_memory: A limit for the memory of saved tensors, in bytes or as ``"2 GB"``; Kedge offloads no more than it needs.
-        max_slowdown: The factor by which a step may take longer, such as 1.05; Kedge offloads as much as fits.
+        codec: ``"bf16"``, ``"fp8"`` or ``"int8"`` store tensors in fewer bits; gradients are then
+            close, not equal.
+        max_memory: A limit for the memory of saved tensors, in bytes or as ``"2 GB"``; Kedge
+            offloads no more than it needs.
+        max_slowdown: The factor by which a step may take longer, such as 1.05; Kedge offloads as
+            much as fits.
 
     Returns:
-        A context that returns the account of all saved tensors; with a model also a module in its place.
+        A context that returns the account of all saved tensors; with a model also a module in its
+        place.
 
     Raises:
         OffloadError: If an argument is invalid; the message lists the valid ones.

@@ -157,7 +157,10 @@ class Offloading:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Context of a call of the model: offload the tensors saved in it. Calls that overlap share what is put in force."""
+        """Context of a call of the model: offload the tensors saved in it.
+
+        Calls that overlap share what is put in force.
+        """
         self._begin_call()
         try:
             yield

@@ -63,25 +63,29 @@ def saved(
 ) -> Any:
     """List the tensors that autograd saves in one call of a model or a function, and the memory that they hold.
 
-    Pass the arguments in a second call: ``print(kedge.saved(model)(x))``. A function that needs no arguments is called at
-    once: ``kedge.saved(lambda: loss_of(x, y))`` is the report.
+    Pass the arguments in a second call: ``print(kedge.saved(model)(x))``. A function that needs no
+    arguments is called at once: ``kedge.saved(lambda: loss_of(x, y))`` is the report.
 
-    The target is called once, with gradients on, and its hooks run; neither its output nor the graph is kept. The random
-    state is restored, and so are the buffers of its modules, such as BatchNorm's running statistics. Gradients stay as they
-    are, unless a function runs a backward itself. Anything else that the call changes stays changed.
+    The target is called once, with gradients on, and its hooks run; neither its output nor the
+    graph is kept. The random state is restored, and so are the buffers of its modules, such as
+    BatchNorm's running statistics. Gradients stay as they are, unless a function runs a backward
+    itself. Anything else that the call changes stays changed.
 
     Args:
-        target: The model; or a function, a bound method or another object that can be called. The rows of a function's
-            report are the modules that it reaches by its variables; if it calls none, they are operations.
-        loss: A function from the output to the loss; the report then includes the tensors that the loss saves.
-        backward: Whether to run the backward pass too, from the loss or else from all outputs, for `Bill.timeline`. The
-            gradients are discarded. Only then does the report have the peak, and the modules that hold most there.
+        target: The model; or a function, a bound method or another object that can be called. The
+            rows of a function's report are the modules that it reaches by its variables; if it
+            calls none, they are operations.
+        loss: A function from the output to the loss; the report then includes the tensors that the
+            loss saves.
+        backward: Whether to run the backward pass too, from the loss or else from all outputs, for
+            `Bill.timeline`. The gradients are discarded. Only then does the report have the peak,
+            and the modules that hold most there.
         min_bytes: The size in bytes from which a storage counts as movable.
 
     Returns:
-        For a model, and for a function with parameters, a function that takes the arguments and returns the `Bill`. Otherwise
-        the `Bill`: the tensors held at the end of the call; if the function ran the backward itself, so that nothing is held
-        then, those held at the peak.
+        For a model, and for a function with parameters, a function that takes the arguments and
+        returns the `Bill`. Otherwise the `Bill`: the tensors held at the end of the call; if the
+        function ran the backward itself, so that nothing is held then, those held at the peak.
 
     Raises:
         NoSuchKind: If the target is not a module and cannot be called.

@@ -26,8 +26,8 @@ class Ending:
     Attributes:
         error: The uncaught exception; None if the program ran to its last line.
         status: The exit status as a shell sees it.
-        observers: The functions of ``sys.settrace`` and ``sys.setprofile`` that the program has left, which see nothing of
-            Kedge's work.
+        observers: The functions of ``sys.settrace`` and ``sys.setprofile`` that the program has
+            left, which see nothing of Kedge's work.
     """
 
     error: BaseException | None = None
@@ -38,8 +38,9 @@ class Ending:
         """End this process as ``python`` would have; threads and ``atexit`` come after."""
         by_line, by_call = self.observers
         if isinstance(self.error, KeyboardInterrupt):
-            # Python ends by the signal itself, but only if the exception reaches the top. This module
-            # has already printed the exception, so silence the hook that would print it again.
+            # Python ends by the signal itself, but only if the exception reaches the top. This
+            # module has already printed the exception, so silence the hook that would print it
+            # again.
             sys.excepthook = _silent
             sys.setprofile(by_call)
             sys.settrace(by_line)

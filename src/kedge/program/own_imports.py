@@ -1,12 +1,13 @@
 """Kedge's modules and the program's, where both have one of the same name.
 
 # Note [Names in the program's folder]
-Beside a script there may be a file `json.py`, `html.py` or `numpy.py`, which python imports for the script in place of the
-module that Kedge uses. So before the program begins, Kedge's modules of such names leave `sys.modules`, except those that
-python itself loads when it starts: the program imports its own, and Kedge's modules keep what they have imported. While
-Kedge imports something later, it is the other way round: its own modules are in `sys.modules`, and a finder in front of the
-others searches the folders that were on `sys.path` before the program, for this thread alone. PyTorch is the same for
-both, and so is a NumPy that PyTorch can work with.
+Beside a script there may be a file `json.py`, `html.py` or `numpy.py`, which python imports for the
+script in place of the module that Kedge uses. So before the program begins, Kedge's modules of such
+names leave `sys.modules`, except those that python itself loads when it starts: the program imports
+its own, and Kedge's modules keep what they have imported. While Kedge imports something later, it
+is the other way round: its own modules are in `sys.modules`, and a finder in front of the others
+searches the folders that were on `sys.path` before the program, for this thread alone. PyTorch is
+the same for both, and so is a NumPy that PyTorch can work with.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class OwnImports(MetaPathFinder):
         """
         self._folder, self._path = pkgutil.get_importer(folder), list(path)
         self._at_start = frozenset(takewhile(lambda name: name != "kedge", sys.modules))
-        # The folder may be one of Kedge's too, such as that of the installed packages, or of Kedge's source.
+        # The folder may be one of Kedge's too, such as that of the installed packages, or of
+        # Kedge's source.
         self._same = {name for name in _tops() if self._is_from_folder(name)}
         self._aside = self._taken_out()
         self._loaded = dict(sys.modules)

@@ -37,7 +37,8 @@ class BeforeProgram:
             undo.enter_context(_without_collecting())
             for module, names in self._names:
                 undo.enter_context(_put_back(vars(module), names))
-            # The program may have made warnings errors, and removed the module, which `catch_warnings` would look for.
+            # The program may have made warnings errors, and removed the module, which
+            # `catch_warnings` would look for.
             undo.enter_context(warnings.catch_warnings(action="ignore", module=warnings))
             undo.enter_context(OWN_IMPORTS.filled())
             undo.enter_context(OWN_IMPORTS.in_force())

@@ -93,7 +93,8 @@ def read_container(path: str, finder: Any) -> ProgramCode:
 def check_module(name: str) -> None:
     """Check that a module exists and parses, without importing anything.
 
-    A module that only an import can find passes, for example in a package that changes its own ``__path__``.
+    A module that only an import can find passes, for example in a package that changes its own
+    ``__path__``.
 
     Raises:
         ScriptError: The module does not exist, or does not parse.

@@ -1,11 +1,12 @@
 """The most common uses of hooks.
 
-Recipes work on a model by `kedge.session`, `kedge.hook` and actions, as a program could: they do not touch PyTorch's hooks
-or modes. Besides, they, and the features and figures below them, use a few internal parts of Kedge, so that there is one way
-to call an action, read a graph, recognise compiled code, warn, name a site and write a file. A contract in `pyproject.toml`
-lists these parts.
+Recipes work on a model by `kedge.session`, `kedge.hook` and actions, as a program could: they do
+not touch PyTorch's hooks or modes. Besides, they, and the features and figures below them, use a
+few internal parts of Kedge, so that there is one way to call an action, read a graph, recognise
+compiled code, warn, name a site and write a file. A contract in `pyproject.toml` lists these parts.
 
-Names are loaded when they are first used, so that one recipe does not wait for the imports of another.
+Names are loaded when they are first used, so that one recipe does not wait for the imports of
+another.
 """
 
 from importlib import import_module

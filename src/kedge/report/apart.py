@@ -30,9 +30,10 @@ class ApartBlock:
 
     Attributes:
         name: The path of the block.
-        at_end: Whether it is the first or the last of its kind, which often differ from the others by nature.
-        reason: The figure that is far from the others, in words; empty if it has a line of its own for another reason,
-            such as a finding.
+        at_end: Whether it is the first or the last of its kind, which often differ from the others
+            by nature.
+        reason: The figure that is far from the others, in words; empty if it has a line of its own
+            for another reason, such as a finding.
         distance: The distance of that figure from the others on a logarithmic scale.
     """
 
@@ -78,7 +79,8 @@ def sentence(blocks: Sequence[ApartBlock]) -> str:
 def apart_in_short(recording: Recording, findings: Sequence[Finding]) -> str:
     """Return the blocks inside a model that are apart from similar ones, in a line; empty if there are none.
 
-    Those with no more than a finding have been named with it, and the ends of a model often differ by nature.
+    Those with no more than a finding have been named with it, and the ends of a model often differ
+    by nature.
     """
     blocks = apart_blocks(folded(lines(recording), findings))
     return sentence([block for block in blocks if block.reason and not block.at_end])

@@ -76,7 +76,8 @@ def early_end(recording: Recording, curves: Sequence[Curve]) -> str:
 def losses_of(recording: Recording) -> Iterator[Curve]:
     """Yield the losses of a recording.
 
-    A loss is the tensor that a backward pass began at. Without a backward pass, it is a single number returned by a root.
+    A loss is the tensor that a backward pass began at. Without a backward pass, it is a single
+    number returned by a root.
     """
     losses = recording.of_kind("loss") or [
         site for site in recording.sites if is_number(recording, site)

@@ -1,9 +1,9 @@
 """Text fitted to a width: wrapped, cut, filled, and joined into lines of a table.
 
 # Note [Cut names]
-A path loses its words from the left, never the numbers of its blocks nor its last name, so that two modules that differ
-only in a number stay different: ``resnet.encoder.stages.1.layers.0`` becomes ``res…1.layers.0``. The script of the page,
-elements.js, does the same.
+A path loses its words from the left, never the numbers of its blocks nor its last name, so that two
+modules that differ only in a number stay different: ``resnet.encoder.stages.1.layers.0`` becomes
+``res…1.layers.0``. The script of the page, elements.js, does the same.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ WHAT_IF = ("float16", "bfloat16", "float8_e5m2", "float8_e4m3fn")
 KINDS = ("out", "out.grad")
 #: Fewer doublings than this are few, a larger share of subnormal numbers is large: as in the rules.
 FEW, MUCH = 2.0, 0.05
-#: The quantile that counts as a site's small end; the smallest element would depend on the number of drawn ones.
+#: The quantile that counts as a site's small end; the smallest element would depend on the number
+#: of drawn ones.
 TAIL = 0.05
 
 _LEGEND = (

@@ -19,8 +19,8 @@ NAME = 32
 def lead_up(evidence: Mapping[str, Any]) -> list[Text]:
     """Return the steps before a finding as lines, from its evidence; none if it has none.
 
-    The last line is that of the site itself. A cross stands for a step with a non-finite value, a gap for a step that
-    was not measured.
+    The last line is that of the site itself. A cross stands for a step with a non-finite value, a
+    gap for a step that was not measured.
     """
     before = evidence.get("before") or {}
     steps, sites = before.get("steps", ()), before.get("sites", {})

@@ -29,7 +29,8 @@ class ModuleLine:
         recording: The recording with its figures.
         sites: Its sites by kind.
         parameters: The sites of its own parameters by kind, the largest parameter first.
-        unheld: The texts of its trainable parameters that no optimizer held, which may not be recorded.
+        unheld: The texts of its trainable parameters that no optimizer held, which may not be
+            recorded.
     """
 
     label: str

@@ -60,7 +60,8 @@ class OutputConsole(Console):
 def console_for(stream: TextIO | None = None) -> Console:
     """Return a console as wide as the terminal; without a terminal, a plain one of 100 columns.
 
-    ``NO_COLOR`` turns colours off, and so does ``CI`` without ``FORCE_COLOR``; ``COLUMNS`` sets another width.
+    ``NO_COLOR`` turns colours off, and so does ``CI`` without ``FORCE_COLOR``; ``COLUMNS`` sets
+    another width.
     """
     stream = stream or sys.stdout
     plain = (

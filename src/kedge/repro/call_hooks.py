@@ -38,7 +38,8 @@ class CallHooks:
     Args:
         checks: Receives the values and gradients.
         shield: Runs the bodies of the hooks.
-        late: Called with a call that had begun before it was hooked, once it has ended and its inputs are known.
+        late: Called with a call that had begun before it was hooked, once it has ended and its
+            inputs are known.
     """
 
     def __init__(

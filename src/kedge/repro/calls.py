@@ -1,19 +1,21 @@
 """The calls of modules, kept while their step lasts: their inputs, and the gradients of their outputs.
 
 # Note [Kept without a copy]
-The inputs of a call are kept as aliases, each with the version that its memory had then. A module that works in place
-overwrites its own input; so does an addition in place right after it. The version shows this, and an overwritten input
-is never used as the original. Once a module was seen to work in place, its inputs are copied.
+The inputs of a call are kept as aliases, each with the version that its memory had then. A module
+that works in place overwrites its own input; so does an addition in place right after it. The
+version shows this, and an overwritten input is never used as the original. Once a module was seen
+to work in place, its inputs are copied.
 
 # Note [Kept as long as its graph]
-The hooks on the gradients of a call's outputs hold the call, and the graph holds the hooks: when the program drops the
-graph without a backward, the call goes with it. After a backward has passed through it, a call releases its tensors at
-once, as autograd does.
+The hooks on the gradients of a call's outputs hold the call, and the graph holds the hooks: when
+the program drops the graph without a backward, the call goes with it. After a backward has passed
+through it, a call releases its tensors at once, as autograd does.
 
 # Note [Gathered parameters]
-Under ``fully_shard`` the parameters of a module are whole on this rank only while it runs, forward or backward: its own
-hooks gather them, and free them again. So a call of such a module ends before those hooks, and sums that are not read yet
-are read then, and again in the backward, as soon as gradients have reached the call's inputs.
+Under ``fully_shard`` the parameters of a module are whole on this rank only while it runs, forward
+or backward: its own hooks gather them, and free them again. So a call of such a module ends before
+those hooks, and sums that are not read yet are read then, and again in the backward, as soon as
+gradients have reached the call's inputs.
 """
 
 from __future__ import annotations
@@ -72,8 +74,8 @@ class CallState:
     """What the result of a call depends on, as it was when the call began.
 
     Attributes:
-        args: The arguments, by position and by name, with aliases in place of their tensors; None for a call
-            that had begun before it was hooked.
+        args: The arguments, by position and by name, with aliases in place of their tensors; None
+            for a call that had begun before it was hooked.
         inputs: Those aliases by name, each with its version.
         buffers: Copies of the buffers of the module and of the modules inside.
         versions: The versions of the module's own parameters.
@@ -119,7 +121,8 @@ class CallGradients:
         arrived: The gradients of the outputs that have arrived, by the output's name.
         finite: Whether they were all finite.
         awaited: Names of the inputs and parameters whose gradients have not arrived yet.
-        by_edge: Whether the call's own share in the gradients of its inputs is checked, not the gradients themselves.
+        by_edge: Whether the call's own share in the gradients of its inputs is checked, not the
+            gradients themselves.
     """
 
     def __init__(self) -> None:
@@ -147,7 +150,8 @@ class RecordedCall:
         label: Its path in the recording.
         outer: The watched call that it was made in, if any.
         began: Whether it was active already when its module was hooked.
-        gathers: Whether its parameters are whole only while it runs; see Note [Gathered parameters].
+        gathers: Whether its parameters are whole only while it runs; see Note [Gathered
+            parameters].
         state: The arguments, and all else that its result depends on.
         gradients: Those that pass through it in the backward.
     """

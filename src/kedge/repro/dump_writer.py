@@ -22,7 +22,8 @@ class DumpWriter:
     """Writes the chosen call into the recording.
 
     Args:
-        place: Returns the folder of the recording; None as long as this process does not record into one.
+        place: Returns the folder of the recording; None as long as this process does not record
+            into one.
         log: Receives the events.
         rerun: Returns the operations that made the value, given the folder of the dump.
     """

@@ -47,7 +47,8 @@ class PendingChecks:
         report: Receives each check whose value is not finite, with the kind of value.
 
     Attributes:
-        together: How many sums are read together on a device other than the CPU, where reading waits for the device.
+        together: How many sums are read together on a device other than the CPU, where reading
+            waits for the device.
     """
 
     together = _TOGETHER

@@ -1,18 +1,20 @@
 """``--dump``: keeps the call that made the first non-finite value, so that it can be run again alone.
 
 # Note [What a dump costs]
-The sum of every module's inputs and outputs is computed when they pass, and that of the gradients of both and of the
-parameters. On a CPU each sum is read at once; on a GPU several together, and each reading waits for the device. Inputs
-are held until the backward has passed: a step takes as much more memory as the activations that autograd does not keep.
+The sum of every module's inputs and outputs is computed when they pass, and that of the gradients
+of both and of the parameters. On a CPU each sum is read at once; on a GPU several together, and
+each reading waits for the device. Inputs are held until the backward has passed: a step takes as
+much more memory as the activations that autograd does not keep.
 
 # Note [When it is decided]
-A suspect is copied as soon as it is seen, before anything can overwrite its inputs. Whether it matters is known when
-the optimizer is about to step: by then the gradients are final, and the parameters not changed yet. The dump is
-written as soon as the recording's folder exists.
+A suspect is copied as soon as it is seen, before anything can overwrite its inputs. Whether it
+matters is known when the optimizer is about to step: by then the gradients are final, and the
+parameters not changed yet. The dump is written as soon as the recording's folder exists.
 
 # Note [Which step]
-These hooks run in every step, also in skipped steps, which the watcher does not follow. So they ask for the number of
-the step when they need it. See Note [Three kinds of steps] in `kedge.watch.steps.kind`.
+These hooks run in every step, also in skipped steps, which the watcher does not follow. So they ask
+for the number of the step when they need it. See Note [Three kinds of steps] in
+`kedge.watch.steps.kind`.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class FirstBadCall:
     """Keeps the first call of a run that made a non-finite value; see Note [What a dump costs].
 
     Args:
-        place: Returns the folder of the recording; None as long as this process does not record into one.
+        place: Returns the folder of the recording; None as long as this process does not record
+            into one.
         log: Receives the events.
         step: Returns the number of the active step; see Note [Which step].
         rerun: Returns the operations that made the value, given the folder of the dump.
@@ -78,7 +81,8 @@ class FirstBadCall:
         Args:
             module: The root.
             label: Returns the path in the recording for a path in the module.
-            begun: Whether its first call is active already, so that PyTorch does not run the new hooks for it.
+            begun: Whether its first call is active already, so that PyTorch does not run the new
+                hooks for it.
         """
         if self._shield.off:
             return
@@ -112,7 +116,10 @@ class FirstBadCall:
         self._before_steps.remove()
 
     def run_again(self) -> None:
-        """Run the kept call once more to name its operations. To be called after the watcher has ended."""
+        """Run the kept call once more to name its operations.
+
+        To be called after the watcher has ended.
+        """
         self._dump.run_again()
 
     # -- suspects ----------------------------------------------------------------------------------
@@ -165,8 +172,8 @@ class FirstBadCall:
     def _stop(self) -> None:
         """End the search and remove the hooks.
 
-        The pre-hook of optimizers stays until the step has ended: this method may run inside it, while PyTorch iterates
-        over all such hooks.
+        The pre-hook of optimizers stays until the step has ended: this method may run inside it,
+        while PyTorch iterates over all such hooks.
         """
         self._shield.off = True
         self._hooks.close()

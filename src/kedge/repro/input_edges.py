@@ -1,11 +1,12 @@
 """Each call's own share in the gradients of its inputs: the place in autograd's graph where it can be seen.
 
 # Note [Shares of a gradient]
-The gradient of a tensor is the sum of the shares of all its uses, and a hook on the tensor sees the sum. If a module
-and an operation beside it use the same tensor, the sum does not show which of the two made it non-finite. But each
-share passes along an edge of its own, from the node of an operation that took the tensor. When a call has ended, a
-search from its outputs backwards finds those nodes; it steps over the calls inside, which have searched for theirs. A
-node made before the call began does not belong to the call.
+The gradient of a tensor is the sum of the shares of all its uses, and a hook on the tensor sees the
+sum. If a module and an operation beside it use the same tensor, the sum does not show which of the
+two made it non-finite. But each share passes along an edge of its own, from the node of an
+operation that took the tensor. When a call has ended, a search from its outputs backwards finds
+those nodes; it steps over the calls inside, which have searched for theirs. A node made before the
+call began does not belong to the call.
 """
 
 from __future__ import annotations

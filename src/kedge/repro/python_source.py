@@ -1,6 +1,7 @@
 """Values written as Python source, so that a script can rebuild them without a pickle.
 
-A value that cannot be written is replaced by a call that describes it: ``missing("its description")``.
+A value that cannot be written is replaced by a call that describes it: ``missing("its
+description")``.
 """
 
 from __future__ import annotations

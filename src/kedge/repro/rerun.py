@@ -1,19 +1,21 @@
 """Runs a kept call once more in a process of its own, to name the operation that made the first non-finite value.
 
 # Note [A process of its own]
-A forward of the program may print, count, draw random numbers or wait for other ranks. Run again inside the program it
-would change what the program does, so it runs in another process, after the watcher has ended. That process gets no
-place in a distributed run and little time, and a failure there only means that the operation is not named. It does the
-same as ``replay.py``, with Kedge's own operation sites. It discards the output of the program's code, does not wait for
-processes that this code starts, and does not run its exit handlers a second time. If its parent has died, because the
-program was killed, it ends by itself.
+A forward of the program may print, count, draw random numbers or wait for other ranks. Run again
+inside the program it would change what the program does, so it runs in another process, after the
+watcher has ended. That process gets no place in a distributed run and little time, and a failure
+there only means that the operation is not named. It does the same as ``replay.py``, with Kedge's
+own operation sites. It discards the output of the program's code, does not wait for processes that
+this code starts, and does not run its exit handlers a second time. If its parent has died, because
+the program was killed, it ends by itself.
 
 # Note [No name is better than a wrong one]
-Inputs, parameters and random numbers are the same again, but the program around the call is missing. So a name counts
-only if as many elements of a value of the same size went wrong as in the program; and in a backward, if the arriving
-gradients are finite and every node involved belongs to an operation that was seen. Named are the operations that made
-infinities of inputs without any, or NaN of inputs without any: the first of each, up to the first NaN. An operation
-that puts a given infinity in place, as the making of a mask does, has computed none.
+Inputs, parameters and random numbers are the same again, but the program around the call is
+missing. So a name counts only if as many elements of a value of the same size went wrong as in the
+program; and in a backward, if the arriving gradients are finite and every node involved belongs to
+an operation that was seen. Named are the operations that made infinities of inputs without any, or
+NaN of inputs without any: the first of each, up to the first NaN. An operation that puts a given
+infinity in place, as the making of a mask does, has computed none.
 """
 
 from __future__ import annotations

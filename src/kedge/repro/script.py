@@ -1,7 +1,8 @@
 """Runs one call of one module again, alone, and names the first operation in it with a non-finite result.
 
-This file is the text of the ``replay.py`` in every dump; the package of the call fills in the part marked below. It
-needs torch and safetensors, and can do without Kedge, so that a dump can be run anywhere. Kedge does not import it.
+This file is the text of the ``replay.py`` in every dump; the package of the call fills in the part
+marked below. It needs torch and safetensors, and can do without Kedge, so that a dump can be run
+anywhere. Kedge does not import it.
 """
 
 from __future__ import annotations

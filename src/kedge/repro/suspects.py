@@ -1,16 +1,17 @@
 """Finds the call that made the first non-finite value, while the program runs, from values seen in order.
 
 # Note [The first one in time]
-Values are checked in the order in which the program makes them, so the error began at the first bad one. If an output
-is bad, the call itself made it, since all outputs of its children were finite. If an input is bad, the code of the
-module around made it, between two of its children. The first bad gradient was made by the backward of the innermost
-call that sends it back (see Note [Shares of a gradient]) and whose own output gradient was finite; or, if there is no
-such module, of the call around.
+Values are checked in the order in which the program makes them, so the error began at the first bad
+one. If an output is bad, the call itself made it, since all outputs of its children were finite. If
+an input is bad, the code of the module around made it, between two of its children. The first bad
+gradient was made by the backward of the innermost call that sends it back (see Note [Shares of a
+gradient]) and whose own output gradient was finite; or, if there is no such module, of the call
+around.
 
 # Note [What is normal]
-Masks put -inf into scores on purpose, and loss scaling makes infinite gradients and skips the step. So an infinity
-counts against a call only if the optimizer was about to get non-finite gradients; otherwise the same place is no longer
-suspect. A NaN in the forward always counts.
+Masks put -inf into scores on purpose, and loss scaling makes infinite gradients and skips the step.
+So an infinity counts against a call only if the optimizer was about to get non-finite gradients;
+otherwise the same place is no longer suspect. A NaN in the forward always counts.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class FirstBadSearch:
 
         Args:
             where: The side of the calls.
-            calls: The call whose input or output has the gradient; for a parameter all calls that used it, the newest
-                first.
+            calls: The call whose input or output has the gradient; for a parameter all calls that
+                used it, the newest first.
             value: The kind of value in it.
             gradient: The gradient.
             task: The number of the backward pass; the first gradient of each pass counts.

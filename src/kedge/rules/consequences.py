@@ -1,12 +1,13 @@
 """Causes and effects among findings: the cause is a warning or an error, its effects become hints.
 
 # Note [Consequences]
-A learning rate that is too large kills units, stops gradients and makes the loss jump. A rule of its own finds each of
-these, and the remedies of all but one would mislead. So a finding becomes info if a cause of it was found as a warning or
-an error, in the same model or in one that the same optimizer trains, and not clearly later. A finding that is info
-is not a cause: the first in the table decides, and there are no circles. The cause gets the worst severity of its effects:
-an input that stops all training is an error. A NaN ends the training, so it stays an error by itself. NO-LEARNING is info
-in any case, but gets the remedy of its cause.
+A learning rate that is too large kills units, stops gradients and makes the loss jump. A rule of
+its own finds each of these, and the remedies of all but one would mislead. So a finding becomes
+info if a cause of it was found as a warning or an error, in the same model or in one that the same
+optimizer trains, and not clearly later. A finding that is info is not a cause: the first in the
+table decides, and there are no circles. The cause gets the worst severity of its effects: an input
+that stops all training is an error. A NaN ends the training, so it stays an error by itself.
+NO-LEARNING is info in any case, but gets the remedy of its cause.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from kedge.rules.recorded.roots import root_of
 from kedge.rules.rule import SEVERITIES, Finding
 from kedge.store.recording import Recording
 
-#: A finding that begins more than this number of measured steps before another one does not follow from it.
+#: A finding that begins more than this number of measured steps before another one does not follow
+#: from it.
 LAG = 3
 
-#: What many faults lead to. It is always a hint, but its own remedy misleads where the fault is known.
+#: What many faults lead to. It is always a hint, but its own remedy misleads where the fault is
+#: known.
 SYMPTOM = "NO-LEARNING"
 
-#: Each cause with its effects, the deepest cause first. After a colon stands the ``kind`` in the finding's evidence.
+#: Each cause with its effects, the deepest cause first. After a colon stands the ``kind`` in the
+#: finding's evidence.
 FOLLOWS: tuple[tuple[str, frozenset[str]], ...] = tuple(
     (cause, frozenset(effects.split()))
     for cause, effects in (
@@ -36,7 +40,8 @@ FOLLOWS: tuple[tuple[str, frozenset[str]], ...] = tuple(
             "NEVER-INITIALISED",
             "INIT-SCALE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SPIKE NO-LEARNING",
         ),
-        # Inputs or weights that are too large or too small at the first step make outputs, gradients and steps so.
+        # Inputs or weights that are too large or too small at the first step make outputs,
+        # gradients and steps so.
         (
             "INPUT-SCALE",
             (
@@ -77,7 +82,8 @@ FOLLOWS: tuple[tuple[str, frozenset[str]], ...] = tuple(
         ("UNUSED-PARAM", "UPDATE-RATIO:small"),
         # Numbers below the range of a narrow dtype become zero.
         ("UNDERFLOW", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small NO-LEARNING"),
-        # If all gradients were always zero, no weight has changed, and dead units were dead at the start.
+        # If all gradients were always zero, no weight has changed, and dead units were dead at the
+        # start.
         ("GRAD-ZERO:all", "DEAD-CHANNEL UPDATE-RATIO:small"),
         # Units without a slope pass no gradient on.
         ("DEAD-CHANNEL", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small NO-LEARNING"),
@@ -144,7 +150,8 @@ class _Models:
     def _concerned(self, site: str) -> frozenset[int] | None:
         """Return the roots that share an optimizer with that of a site; None if the site concerns the whole program.
 
-        Sites of losses do, and those of models that no optimizer trains: the models that they serve are not known.
+        Sites of losses do, and those of models that no optimizer trains: the models that they serve
+        are not known.
         """
         roots = self.recording.roots
         own = self._roots.get(site, root_of(self.recording, site.rpartition(":")[0]))

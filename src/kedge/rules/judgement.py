@@ -1,8 +1,9 @@
 """The judgement of a recording: the findings, and the rules that could not judge it.
 
-"No findings" means something only if every rule could judge. So each rule reports what it lacks, and the judgement
-names the whole command that would supply it, unless the run had these options already, or is too short with any. A run in
-which a NaN was born, and that did not recover, is as long as the steps before it: those after it show nothing else.
+"No findings" means something only if every rule could judge. So each rule reports what it lacks,
+and the judgement names the whole command that would supply it, unless the run had these options
+already, or is too short with any. A run in which a NaN was born, and that did not recover, is as
+long as the steps before it: those after it show nothing else.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ class Judgement:
         unjudged: One entry for each rule that could not judge.
         rules: The number of rules that ran.
         measured: The number of steps that were measured in full.
-        command: The command with which all or most of the others can judge; empty if no option would help.
+        command: The command with which all or most of the others can judge; empty if no option
+            would help.
         helped: The codes of the rules that the command helps.
-        sound: The number of steps before the first NaN; None if there was none, or the run recovered.
+        sound: The number of steps before the first NaN; None if there was none, or the run
+            recovered.
         ended: Whether the recording has its end.
     """
 
@@ -61,7 +64,8 @@ def judge(
     Args:
         recording: The recording; it may still be growing, or have been cut short.
         rules: The rules to run; all of them, with their default thresholds, if None.
-        is_over: Whether the time for judging is over; asked before each rule, and the rest does not run.
+        is_over: Whether the time for judging is over; asked before each rule, and the rest does not
+            run.
     """
     asked, ran = list(ALL if rules is None else rules), []
     each: list[Finding] = []

@@ -24,8 +24,8 @@ def configured_rules(
 ) -> tuple[Rule, ...]:
     """Return the rules that apply, with their thresholds.
 
-    Codes on the command line take precedence over those of the file, as in ruff: ``select`` replaces both its
-    ``select`` and its ``ignore``; ``ignore`` alone adds to its ``ignore``.
+    Codes on the command line take precedence over those of the file, as in ruff: ``select``
+    replaces both its ``select`` and its ``ignore``; ``ignore`` alone adds to its ``ignore``.
 
     Args:
         select: Codes with commas between, from the command line; None if there are none.

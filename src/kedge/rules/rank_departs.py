@@ -25,34 +25,35 @@ class RankDeparts:
     """One rank of a distributed run differs from the others.
 
     Meaning:
-        Ranks that hold the same parameters no longer agree on them; or only one rank made the first non-finite value;
-        or the outputs of one rank's modules are far from those of the others; or the ranks took different numbers of
-        steps.
+        Ranks that hold the same parameters no longer agree on them; or only one rank made the first
+        non-finite value; or the outputs of one rank's modules are far from those of the others; or
+        the ranks took different numbers of steps.
 
     Formula:
-        Out of sync (error): the root mean square of a parameter that each rank holds as a whole differs between ranks
-        by more than tolerance times the largest, while all parameters agreed in the first measured step. If not even the
-        norms of the first step's gradients agree, the ranks never exchanged gradients (warning: each may hold another
-        part of a model).
+        Out of sync (error): the root mean square of a parameter that each rank holds as a whole
+        differs between ranks by more than tolerance times the largest, while all parameters agreed
+        in the first measured step. If not even the norms of the first step's gradients agree, the
+        ranks never exchanged gradients (warning: each may hold another part of a model).
 
-        Not finite (error): NAN-BORN finds a birth in the forward pass of some ranks, and the others had only finite
-        values in that step's forward and before.
+        Not finite (error): NAN-BORN finds a birth in the forward pass of some ranks, and the others
+        had only finite values in that step's forward and before.
 
-        Far away (warning): log2 of the rms of a module's output is further from the median of the ranks (of two ranks:
-        from rank 0's) than log2(factor), and than spread times its usual variation, in each of the last sustained
-        measured steps.
+        Far away (warning): log2 of the rms of a module's output is further from the median of the
+        ranks (of two ranks: from rank 0's) than log2(factor), and than spread times its usual
+        variation, in each of the last sustained measured steps.
 
         Steps (warning): the ranks ended by themselves after different numbers of steps.
 
     Window:
-        The steps that all ranks measured in full; for non-finite values every step. Modules whose output has fewer than
-        least elements are left out, including the loss: a single batch decides their size.
+        The steps that all ranks measured in full; for non-finite values every step. Modules whose
+        output has fewer than least elements are left out, including the loss: a single batch
+        decides their size.
 
     Thresholds:
-        - tolerance (1e-4): after an all-reduce the ranks have the same bits; sums of squares on different devices
-          differ by the rounding of float32, 1e-6.
-        - factor (4): healthy ranks that saw 2 to 8 images each reached 1.4 (in a single step 6.6). Images that one rank
-          does not normalise are some 255 times as large.
+        - tolerance (1e-4): after an all-reduce the ranks have the same bits; sums of squares on
+          different devices differ by the rounding of float32, 1e-6.
+        - factor (4): healthy ranks that saw 2 to 8 images each reached 1.4 (in a single step 6.6).
+          Images that one rank does not normalise are some 255 times as large.
         - spread (4): times the median deviation of the other ranks and steps.
         - sustained (5): one odd batch is not reported.
         - least (64): see above.
@@ -61,9 +62,9 @@ class RankDeparts:
         The figures of each rank, and the first step with a difference.
 
     Remedy:
-        Out of sync: look for parameters that are changed outside of the optimizer, for random decisions that differ
-        between ranks, and for layers that DistributedDataParallel does not know. Otherwise look at the data that this
-        rank gets, and at its device.
+        Out of sync: look for parameters that are changed outside of the optimizer, for random
+        decisions that differ between ranks, and for layers that DistributedDataParallel does not
+        know. Otherwise look at the data that this rank gets, and at its device.
     """
 
     tolerance: float = 1e-4
@@ -266,7 +267,8 @@ class _Apart:
         site: The site.
         steps: The steps.
         rms: The root mean squares: a row a rank, a column a step.
-        logs: The distances from the rank in the middle, of two ranks from the first, as powers of two.
+        logs: The distances from the rank in the middle, of two ranks from the first, as powers of
+            two.
     """
 
     site: SiteInfo

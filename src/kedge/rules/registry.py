@@ -90,7 +90,8 @@ def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Fi
         rules: The rules to run; all of them, with their default thresholds, if None.
 
     Returns:
-        The findings, errors first, then in the order of steps. Findings that may follow from another one are info.
+        The findings, errors first, then in the order of steps. Findings that may follow from
+        another one are info.
     """
     judging = [rule for rule in (ALL if rules is None else rules) if can_judge(rule, recording)]
     return in_order(

@@ -18,12 +18,12 @@ class SavedMemory:
     """One module accounts for a large part of the memory that autograd saves for backward.
 
     Meaning:
-        Between forward and backward autograd keeps tensors, which are most of the memory of a training. A module that
-        accounts for a good part of them is the place to save memory.
+        Between forward and backward autograd keeps tensors, which are most of the memory of a
+        training. A module that accounts for a good part of them is the place to save memory.
 
     Formula:
-        B = bytes saved for backward in one step by the innermost module that saved them, without parameters. Reported
-        if B > share of all bytes saved in that step, and B > floor.
+        B = bytes saved for backward in one step by the innermost module that saved them, without
+        parameters. Reported if B > share of all bytes saved in that step, and B > floor.
 
     Window:
         The step in which the saved tensors were recorded, once in a run.
@@ -33,12 +33,14 @@ class SavedMemory:
         - floor (67,108,864): 64 MiB; there is little to save below that.
 
     Evidence:
-        The bytes and tensors of the module, the bytes of the step, and the modules that save most after it.
+        The bytes and tensors of the module, the bytes of the step, and the modules that save most
+        after it.
 
     Remedy:
-        torch.utils.checkpoint around the module computes it again in backward and keeps only its inputs; kedge.offload
-        keeps its saved tensors elsewhere; scaled_dot_product_attention saves less than attention written with softmax;
-        and cross-entropy saves less if it is computed in parts.
+        torch.utils.checkpoint around the module computes it again in backward and keeps only its
+        inputs; kedge.offload keeps its saved tensors elsewhere; scaled_dot_product_attention saves
+        less than attention written with softmax; and cross-entropy saves less if it is computed in
+        parts.
     """
 
     share: float = 0.2

@@ -100,7 +100,8 @@ def attach(process: RunningProcess, wishes: Mapping[str, Any], patience: float) 
 
     Args:
         process: The process.
-        wishes: The options of the watch, and where it records; see `kedge.running.late_watch.LateWatch`.
+        wishes: The options of the watch, and where it records; see
+            `kedge.running.late_watch.LateWatch`.
         patience: Seconds to wait until the program can be entered.
 
     Raises:

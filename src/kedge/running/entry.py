@@ -1,12 +1,14 @@
 """The first code that runs inside the program: its text is sent there, so it imports nothing but the standard library.
 
 # Note [Entering a program]
-The text runs in the program's main thread, between two of its instructions. It must change nothing there but begin the
-watch: what fails is reported to the command and never reaches the program. An entry that comes too late, when the
-command has given up, finds nobody to report to, and does nothing.
+The text runs in the program's main thread, between two of its instructions. It must change nothing
+there but begin the watch: what fails is reported to the command and never reaches the program. An
+entry that comes too late, when the command has given up, finds nobody to report to, and does
+nothing.
 
-A signal that arrives meanwhile is the program's: its handler may raise, and the error must reach the program's own
-code. So Python's handlers are exchanged for some that take note, and the signals are sent again afterwards.
+A signal that arrives meanwhile is the program's: its handler may raise, and the error must reach
+the program's own code. So Python's handlers are exchanged for some that take note, and the signals
+are sent again afterwards.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ def enter(order: Mapping[str, Any]) -> None:
     """Begin the watch that a command asks for; called in the main thread of the program.
 
     Args:
-        order: The folder of the command's socket, the time until which it waits, the options of the watch, and where
-            Kedge is.
+        order: The folder of the command's socket, the time until which it waits, the options of the
+            watch, and where Kedge is.
     """
     try:
         control = None if time.monotonic() > order["until"] else _connected(Path(order["folder"]))

@@ -1,10 +1,10 @@
 """Runs a text of Python inside another process by means of gdb.
 
 # Note [What gdb does]
-The process is stopped for a moment. Anywhere it may hold the lock of its allocator or of Python, so nothing is called
-that needs one: the text goes into fresh memory from the system, and Python is asked to run it as a pending call, in the
-main thread between two instructions. The text frees that memory itself. gdb is never killed: it may have borrowed the
-registers of a thread just then.
+The process is stopped for a moment. Anywhere it may hold the lock of its allocator or of Python, so
+nothing is called that needs one: the text goes into fresh memory from the system, and Python is
+asked to run it as a pending call, in the main thread between two instructions. The text frees that
+memory itself. gdb is never killed: it may have borrowed the registers of a thread just then.
 """
 
 from __future__ import annotations

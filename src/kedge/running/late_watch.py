@@ -1,11 +1,12 @@
 """Inside the program: a watch that begins while the program runs, and ends when the command leaves.
 
 # Note [When a late watch begins and ends]
-PyTorch goes through its tables of hooks while a model computes, and raises an error if one changes meanwhile; a model
-that was half way when the watch began would be seen in part. So the watch begins before the next outermost call of a
-module, in the thread that makes it: a hook on all modules waits for it. It ends there too, or in the main thread
-between two of its instructions if no thread is inside PyTorch; or, if the main thread waits for something and nothing
-computes, in the thread that listens to the command.
+PyTorch goes through its tables of hooks while a model computes, and raises an error if one changes
+meanwhile; a model that was half way when the watch began would be seen in part. So the watch begins
+before the next outermost call of a module, in the thread that makes it: a hook on all modules waits
+for it. It ends there too, or in the main thread between two of its instructions if no thread is
+inside PyTorch; or, if the main thread waits for something and nothing computes, in the thread that
+listens to the command.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class LateWatch:
     """A watch of this process on behalf of a command in another one.
 
     Args:
-        control: The connection to the command. The watch ends when it is closed there, by whatever cause.
+        control: The connection to the command. The watch ends when it is closed there, by whatever
+            cause.
         order: What the command asks for.
         lent: Finds Kedge's own imports during the watch.
     """
@@ -115,7 +117,8 @@ class LateWatch:
         with suppress(OSError):  # the command may be gone
             self._control.sendall(json.dumps({"event": event} | fields).encode() + b"\n")
 
-    # -- the program's threads -----------------------------------------------------------------------
+    # -- the program's threads
+    # -----------------------------------------------------------------------
 
     def _await_call(self) -> None:
         with self._lock:
@@ -176,7 +179,8 @@ class LateWatch:
             else:
                 self._await_call()
 
-    # -- the end -------------------------------------------------------------------------------------
+    # -- the end
+    # -------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         """Wait until the command closes the connection, and then for a moment to end the watch."""

@@ -27,8 +27,8 @@ class PrivateFolder:
     def __enter__(self) -> Self:
         usual = tempfile.gettempdir()
         self.path = Path(
-            tempfile.mkdtemp(prefix="kedge-", dir=usual if len(usual) <= _LONGEST else "/tmp")
-        )  # noqa: S108
+            tempfile.mkdtemp(prefix="kedge-", dir=usual if len(usual) <= _LONGEST else "/tmp")  # noqa: S108
+        )
         self.own(self.path)
         return self
 

@@ -1,9 +1,9 @@
 """Runs a text of Python inside another process by Python's own means, from version 3.14 on (PEP 768).
 
 # Note [A request that nobody waits for]
-The process keeps one request, the path of a script, until its main thread is between two instructions. A request that
-comes too late must not find a script that somebody else has put there meanwhile; so it is replaced by one for an empty
-script, before the folder of the first is removed.
+The process keeps one request, the path of a script, until its main thread is between two
+instructions. A request that comes too late must not find a script that somebody else has put there
+meanwhile; so it is replaced by one for an empty script, before the folder of the first is removed.
 """
 
 from __future__ import annotations

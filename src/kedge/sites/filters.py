@@ -1,8 +1,9 @@
 """Filters: the site language on names alone, for recordings, pages and command lines. Nothing here needs PyTorch.
 
 # Note [Words]
-In a filter a path that is the name of nothing stands for all modules whose names begin so, at any depth: ``attn`` is
-``**.attn*``, and ``mlp.c`` is ``**.mlp.c*``. In code, where a hook may change values, only the path itself counts.
+In a filter a path that is the name of nothing stands for all modules whose names begin so, at any
+depth: ``attn`` is ``**.attn*``, and ``mlp.c`` is ``**.mlp.c*``. In code, where a hook may change
+values, only the path itself counts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Folding: names that differ only in the numbers of blocks stand as one, such as ``h.0-47.attn.c_attn``.
 
 # Note [What folds]
-Two things fold if their names are equal but for whole segments that are numbers, and they are alike: of one type and
-shape, say. Numbers in several places fold together where every combination is there, as in
-``layers.0-31.experts.0-7.w1``. A member that differs, because it has a finding or is an outlier, stands alone right
-after the others: ``h.0-16,18-47.mlp`` and ``h.17.mlp``.
+Two things fold if their names are equal but for whole segments that are numbers, and they are
+alike: of one type and shape, say. Numbers in several places fold together where every combination
+is there, as in ``layers.0-31.experts.0-7.w1``. A member that differs, because it has a finding or
+is an outlier, stands alone right after the others: ``h.0-16,18-47.mlp`` and ``h.17.mlp``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 WHOLE = 40
 #: The most numbers, or runs of numbers, that a name lists.
 MOST_RUNS = 4
-#: An outlier is so many times as far from the median as the median distance, and farther than the least distance.
+#: An outlier is so many times as far from the median as the median distance, and farther than the
+#: least distance.
 OUTLYING = 5.0
 #: The least distance of an outlier on a logarithmic scale: four times as much, or a quarter.
 LEAST_FACTOR = 4.0
@@ -64,7 +65,8 @@ class Folding(Generic[T]):
     Attributes:
         name: Returns a thing's name.
         like: Returns what must be equal in things that fold, such as the type and the shape.
-        state: Returns what must be equal too; things that differ in it alone stand next to each other.
+        state: Returns what must be equal too; things that differ in it alone stand next to each
+            other.
         differing: Returns the places of those of a group that must stand alone.
     """
 
@@ -140,7 +142,8 @@ def outliers(
 
     Args:
         values: Sizes; None, zeros and non-finite ones are left out.
-        share: Whether they are shares between 0 and 1; otherwise they are compared on a logarithmic scale.
+        share: Whether they are shares between 0 and 1; otherwise they are compared on a logarithmic
+            scale.
     """
     given = np.array(values, dtype=np.float64)  # None becomes NaN
     places = np.flatnonzero(np.isfinite(given) & (share | (given > 0)))

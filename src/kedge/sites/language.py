@@ -67,7 +67,8 @@ class Term:
     def names(self, site: Site) -> bool:
         """Whether this is the literal name of a site: of its module, and of its operation if it has one.
 
-        The operation that made a saved tensor may be left out: the number of the save tells it apart.
+        The operation that made a saved tensor may be left out: the number of the save tells it
+        apart.
         """
         if self.literal != site.path or (
             (self.op is None) != (site.op is None) and site.kind != "saved"

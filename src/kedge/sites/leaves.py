@@ -176,7 +176,8 @@ class Numbers(NamedTuple):
 def numbers_of(value: Tensor) -> Numbers | None:
     """Return the numbers that a tensor of any kind stands for, detached unless it is dense; None if it has no data.
 
-    Of a nested tensor these are its parts, without the gaps between them; of a masked one those that the mask lets through.
+    Of a nested tensor these are its parts, without the gaps between them; of a masked one those
+    that the mask lets through.
     """
     value = dequantized(value)
     if not modes.has_data(value):

@@ -34,7 +34,8 @@ def site_named(name: str, kind: str = "out") -> Site:
 def names_at(sites: Iterable[Site]) -> list[str]:
     """Return the names that read the values of some sites.
 
-    A name has the number of a module's call, or of an operation in it, only if it has several, or a later one.
+    A name has the number of a module's call, or of an operation in it, only if it has several, or a
+    later one.
     """
     given = list(sites)
     calls: defaultdict[tuple[str, str], set[int | None]] = defaultdict(set)
@@ -62,7 +63,8 @@ def matching(
         selector: The selector.
         names: The names, as made by `names_at`.
         kinds: The kinds of the hooked sites.
-        types: Returns a function from a path to the class names of its module; called if the selector names types.
+        types: Returns a function from a path to the class names of its module; called if the
+            selector names types.
     """
     types_at = types() if any(term.types for term in selector.terms) else None
     usual = "grad" if any(kind in TENSOR_KINDS for kind in kinds) else "out"
@@ -83,7 +85,8 @@ def matching(
 def _selects(term: Term, site: Site, types: TypesAt | None) -> bool:
     """Whether a term selects a site, whatever its kind if the term has none.
 
-    A term without an operation selects none, except that it excludes them, and selects what operations save.
+    A term without an operation selects none, except that it excludes them, and selects what
+    operations save.
     """
     if term.kind not in (None, site.kind) or term.leaf not in (None, site.leaf):
         return False

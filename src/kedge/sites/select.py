@@ -1,7 +1,7 @@
 """Selectors: text that names places.
 
-A `Selector` is independent of a model; on a model it resolves to a `Selection`, its sites there. A selector without
-sites is an error that names the nearest ones.
+A `Selector` is independent of a model; on a model it resolves to a `Selection`, its sites there. A
+selector without sites is an error that names the nearest ones.
 """
 
 from __future__ import annotations
@@ -156,7 +156,8 @@ def _key(site: Site, excluding: Term) -> tuple[str, str | None, int | None]:
 def _excluding(places: dict[Site, SitePlace], term: Term, gone: set[Any]) -> dict[Site, SitePlace]:
     """Return the places without those that a term excludes; a pattern of operations loses the excluded operations.
 
-    A term without an operation excludes the operations too if it names no kind: ``!layer1`` is all of layer1.
+    A term without an operation excludes the operations too if it names no kind: ``!layer1`` is all
+    of layer1.
     """
     kept = {}
     for site, place in places.items():
@@ -195,7 +196,8 @@ def select(text: Selectors) -> Selector:
         text: A selector such as ``"layer4:out"``, or a list of them.
 
     Returns:
-        The selector. `kedge.hook` takes it in place of a text, and ``.on(model)`` returns its sites.
+        The selector. `kedge.hook` takes it in place of a text, and ``.on(model)`` returns its
+        sites.
 
     Raises:
         SelectorError: If the text cannot be read; the message marks the place.

@@ -39,8 +39,8 @@ class Site:
         kind: The kind of values there, one of `KINDS`, `TENSOR_KINDS` or `NODE_KINDS`.
         leaf: The leaf of a structured value ("0", "logits", "cache.1"); None for all.
         call: The number of the module's call within one forward; None for all.
-        op: An operation inside the module's own forward: its name, and its number among those of that name within the
-            call, None for all; None for the module itself.
+        op: An operation inside the module's own forward: its name, and its number among those of
+            that name within the call, None for all; None for the module itself.
     """
 
     path: str

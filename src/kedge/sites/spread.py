@@ -1,19 +1,21 @@
 """How a distributed tensor, such as a DTensor, is spread over the ranks of a run.
 
 # Note [Spread values]
-A rank measures its own part of a distributed value: reading the whole would make the ranks communicate, at a moment that
-is not the same for all, and a rank that waits alone waits for ever. Parts of a sharded value add up to the whole. Ranks
-along a replicated dimension of the mesh hold the same elements, which count once. A value that is *partial* is still to
-be added up over the ranks: each holds an addend of every element, and only the sum has the statistics of the whole.
+A rank measures its own part of a distributed value: reading the whole would make the ranks
+communicate, at a moment that is not the same for all, and a rank that waits alone waits for ever.
+Parts of a sharded value add up to the whole. Ranks along a replicated dimension of the mesh hold
+the same elements, which count once. A value that is *partial* is still to be added up over the
+ranks: each holds an addend of every element, and only the sum has the statistics of the whole.
 
-The parameters of one model are often on different meshes: tensor parallelism leaves some as ordinary tensors, and FSDP
-spreads those over one dimension of the mesh, others over two. All ranks of the widest mesh belong to one model, so along
-its other dimensions they hold the same.
+The parameters of one model are often on different meshes: tensor parallelism leaves some as
+ordinary tensors, and FSDP spreads those over one dimension of the mesh, others over two. All ranks
+of the widest mesh belong to one model, so along its other dimensions they hold the same.
 
 # Note [A mesh belongs to the program]
-What was found for a mesh is known as long as that mesh exists, and no longer: it holds process groups, which a program may
-end and make anew, with other ranks. Two meshes are equal if they have the same ranks in the same order, and this process may
-have another place in each; so the place counts, too.
+What was found for a mesh is known as long as that mesh exists, and no longer: it holds process
+groups, which a program may end and make anew, with other ranks. Two meshes are equal if they have
+the same ranks in the same order, and this process may have another place in each; so the place
+counts, too.
 """
 
 from __future__ import annotations
@@ -35,10 +37,12 @@ class Spread:
     """The place of this rank's part of a distributed value; see Note [Spread values].
 
     Attributes:
-        copies: The ranks that hold the same elements, this one among them; of a partial value, those that hold addends
-            of the same elements. Empty if this rank is outside of the value's mesh and holds nothing of it.
+        copies: The ranks that hold the same elements, this one among them; of a partial value,
+            those that hold addends of the same elements. Empty if this rank is outside of the
+            value's mesh and holds nothing of it.
         partial: Whether the value is still to be added up over ranks.
-        leads: Whether this rank is the first of them: the one that counts the elements where one rank has to.
+        leads: Whether this rank is the first of them: the one that counts the elements where one
+            rank has to.
     """
 
     copies: tuple[int, ...]
@@ -51,7 +55,8 @@ def spread_of(value: Tensor, wide: Any = None) -> Spread | None:
 
     Args:
         value: The tensor.
-        wide: The widest mesh of the parameters of the model whose parameter this is; None for any other value.
+        wide: The widest mesh of the parameters of the model whose parameter this is; None for any
+            other value.
     """
     mesh, placements = _placed(value)
     if mesh is None and wide is None:
@@ -130,7 +135,8 @@ def _placed(value: Tensor) -> tuple[Any, tuple[Any, ...]]:
     return value.device_mesh, tuple(value.placements)
 
 
-#: By the mesh of the value and the widest one of its model, or the only one of them; see Note [A mesh belongs to the program].
+#: By the mesh of the value and the widest one of its model, or the only one of them; see Note [A
+#: mesh belongs to the program].
 _known: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, Spread]]] = WeakKeyDictionary()
 
 

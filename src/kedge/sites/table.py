@@ -100,8 +100,8 @@ def _kinds(row: SiteRow) -> str:
 def sites(model: nn.Module) -> Sites:
     """List every place of a model that can be hooked: each module that can be called, and each parameter.
 
-    Lists and dicts of modules are left out, because they are never called. A module or parameter with several names has one
-    row, under its first name.
+    Lists and dicts of modules are left out, because they are never called. A module or parameter
+    with several names has one row, under its first name.
 
     Args:
         model: The model.

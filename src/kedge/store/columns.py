@@ -29,8 +29,8 @@ COLUMNS: dict[str, tuple[type[np.generic], float]] = {
 }
 #: The columns that recordings of older versions lack, in which nothing was measured there.
 LATER = frozenset({"nan"})
-#: The binary columns. Each is one array of bytes and, under its name with the ending ``OFFSETS``, the ``n + 1`` places
-#: at which its rows start and end.
+#: The binary columns. Each is one array of bytes and, under its name with the ending ``OFFSETS``,
+#: the ``n + 1`` places at which its rows start and end.
 BINARY = ("active", "exponents")
 OFFSETS = ".offsets"
 

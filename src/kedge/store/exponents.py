@@ -1,12 +1,13 @@
 """Histograms of magnitudes by power of two: how near a site's numbers are to the limits of a number format.
 
 # Note [Exponents]
-A step draws some elements of a value, evenly spread, and counts the finite non-zero ones among them by
-``floor(log2(abs(x)))``. There are 83 buckets: 80 of one power of two each, from 2^-48 to below 2^32, one for larger
-numbers, one for smaller numbers from 2^-126 on, and one for numbers below that, which are subnormal in
-float32 and bfloat16. In a file a histogram is one byte with the number of its first non-empty bucket, and the counts
-from there to the last non-empty bucket, two bytes each, the low one first. If a count needs more, all have four bytes
-each and the highest bit of the first byte is set.
+A step draws some elements of a value, evenly spread, and counts the finite non-zero ones among them
+by ``floor(log2(abs(x)))``. There are 83 buckets: 80 of one power of two each, from 2^-48 to below
+2^32, one for larger numbers, one for smaller numbers from 2^-126 on, and one for numbers below
+that, which are subnormal in float32 and bfloat16. In a file a histogram is one byte with the number
+of its first non-empty bucket, and the counts from there to the last non-empty bucket, two bytes
+each, the low one first. If a count needs more, all have four bytes each and the highest bit of the
+first byte is set.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ Counts = NDArray[np.int64]
 def spacing(number: int, most: int) -> int:
     """Return the distance at which to draw elements of a flat value, at most ``most`` of them.
 
-    It has no factor in common with the number of elements, and so none with any dimension's size: elements a
-    multiple of a row's length apart would all be in one column, which may be the black border of an image.
+    It has no factor in common with the number of elements, and so none with any dimension's size:
+    elements a multiple of a row's length apart would all be in one column, which may be the black
+    border of an image.
 
     Args:
         number: The number of elements.

@@ -1,7 +1,8 @@
 """Number formats, with the largest and the smallest number of each.
 
-IEEE 754 for float16, float32 and float64; bfloat16 as in its hardware definition; the two 8-bit formats as in
-"FP8 Formats for Deep Learning" (Micikevicius et al., 2022). They equal ``torch.finfo``.
+IEEE 754 for float16, float32 and float64; bfloat16 as in its hardware definition; the two 8-bit
+formats as in "FP8 Formats for Deep Learning" (Micikevicius et al., 2022). They equal
+``torch.finfo``.
 """
 
 from __future__ import annotations

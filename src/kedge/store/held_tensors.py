@@ -1,9 +1,10 @@
 """The tensors that autograd held over a step: which, how large, and from when to when; plain numbers.
 
 # Note [Who bears a storage]
-Several saved tensors may share a storage. Its bytes count once: for the first of those that are held at a moment. If that
-one is released before the others, the next bears the storage from there on. So a tensor has a span for each storage that
-it bears, and at each moment the bytes of the spans add up to the bytes held.
+Several saved tensors may share a storage. Its bytes count once: for the first of those that are
+held at a moment. If that one is released before the others, the next bears the storage from there
+on. So a tensor has a span for each storage that it bears, and at each moment the bytes of the spans
+add up to the bytes held.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class TensorKind:
         field: The node's name for them.
         shape: Their shape.
         dtype: Their dtype.
-        origin: The origin of their storage: an input of the model, made in the forward, or made again by a checkpoint.
+        origin: The origin of their storage: an input of the model, made in the forward, or made
+            again by a checkpoint.
         line: The file and line of the program; None if none was running.
     """
 

@@ -35,7 +35,8 @@ Entry = Mapping[str, Any]
 class Recording:
     """A recorded run, read from disk.
 
-    The ranks of a run are read together; see Note [Ranks]. Events of ranks other than the lowest have a key ``rank``.
+    The ranks of a run are read together; see Note [Ranks]. Events of ranks other than the lowest
+    have a key ``rank``.
 
     Attributes:
         path: The folder.

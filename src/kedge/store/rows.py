@@ -77,8 +77,8 @@ class Rows:
     def has_nan(self) -> Bools:
         """Whether an element is a NaN and not every bad one an infinity, for each row; false where all are finite.
 
-        Where NaN were not counted, the figures tell: a NaN makes every figure of its row NaN, so one that is
-        infinite shows that there is none.
+        Where NaN were not counted, the figures tell: a NaN makes every figure of its row NaN, so
+        one that is infinite shows that there is none.
         """
         figures = np.isnan(np.stack([self.sum, self.sumsq, self.min, self.max])).any(axis=0)
         return np.where(self.nan < 0, figures & ~_shows_no_nan(self), self.nan > 0)
@@ -98,8 +98,9 @@ class Rows:
 
         Args:
             name: One of ``STATISTICS``. ``zero`` is the share of elements that are exactly zero,
-                ``nonfinite``, ``nan``, ``inf`` and ``count`` are numbers of elements, ``saturated`` is a share, and
-                ``q05`` to ``q95`` are quantiles of the magnitudes of the drawn elements.
+                ``nonfinite``, ``nan``, ``inf`` and ``count`` are numbers of elements, ``saturated``
+                is a share, and ``q05`` to ``q95`` are quantiles of the magnitudes of the drawn
+                elements.
         """
         if name not in STATISTICS:
             raise ValueError(
@@ -147,8 +148,9 @@ def merge(columns: Mapping[str, Any]) -> Rows:
     """Return the rows of one site in the order of steps, those of one step merged into one.
 
     Args:
-        columns: The columns of the rows, in any order: arrays of numbers, and a `BinaryColumn` for ``active`` and
-            ``exponents``. If the rows are in order already, each column is read when first needed.
+        columns: The columns of the rows, in any order: arrays of numbers, and a `BinaryColumn` for
+            ``active`` and ``exponents``. If the rows are in order already, each column is read when
+            first needed.
     """
     step = columns["step"]
     if not np.any(step[1:] <= step[:-1]):

@@ -3,14 +3,15 @@
 # Note [What a remedy frees]
 Of the storages that one module holds, each counted once, for the module that saved it first:
 
-- *rebuild*: the bytes of tensors that can be computed again from others that are in memory in any case, less the bytes
-  that this needs, such as one bit per element of a dropout mask.
-- *offload*: the bytes of plain strided tensors, in storages from a least size on, other than parameters, buffers and
-  inputs of the model.
-- *bf16*, *int8*: of floating-point tensors, the bytes saved by 2 bytes a number, or by 1 byte a number and 4 bytes of
-  scale for every 256 numbers.
-- *checkpoint*: the bytes that only calls of the module and of its submodules hold, less the inputs of those calls: a
-  checkpoint keeps the inputs, even if nothing else would. During its backward it needs the rest again.
+- *rebuild*: the bytes of tensors that can be computed again from others that are in memory in any
+  case, less the bytes that this needs, such as one bit per element of a dropout mask.
+- *offload*: the bytes of plain strided tensors, in storages from a least size on, other than
+  parameters, buffers and inputs of the model.
+- *bf16*, *int8*: of floating-point tensors, the bytes saved by 2 bytes a number, or by 1 byte a
+  number and 4 bytes of scale for every 256 numbers.
+- *checkpoint*: the bytes that only calls of the module and of its submodules hold, less the inputs
+  of those calls: a checkpoint keeps the inputs, even if nothing else would. During its backward it
+  needs the rest again.
 
 A model's own inputs count as held, and no remedy frees them.
 """
@@ -117,9 +118,11 @@ class BytesOverStep:
         at: The number of the save or release of each, counted from 1.
         peak: The largest of all.
         peak_at: The number of the save or release after which it was reached.
-        backward: The number of the first release, with which backward begins to free memory; None if there was none.
+        backward: The number of the first release, with which backward begins to free memory; None
+            if there was none.
         holders: The modules that hold memory at the peak, with their bytes, the largest first.
-        seconds: The time of each since the first save; with what the recording itself takes. Empty if not recorded.
+        seconds: The time of each since the first save; with what the recording itself takes. Empty
+            if not recorded.
         tensors: The tensors held at each; empty if not recorded.
     """
 
@@ -149,7 +152,8 @@ class SavedAccount:
 
     Attributes:
         total: All together; its `checkpoint` is not used.
-        parameters: Bytes of saved parameters and buffers, which are in memory in any case; not part of `total`.
+        parameters: Bytes of saved parameters and buffers, which are in memory in any case; not part
+            of `total`.
         inputs: Bytes of the model's inputs, part of `total`.
         modules: The totals of each module by itself, in data-flow order.
         tree: The totals of each module with its submodules.

@@ -15,12 +15,12 @@ from kedge.numbers import counted
 class SiteInfo:
     """One site of a recording.
 
-    ``sources`` are the ids of the sites that made the input tensors, None for a tensor that no watched
-    site made. ``owner`` is the path of the module that owns a parameter, and the path itself for a
-    module's site. ``shape`` is the first one seen. ``source`` is the program's line that calls the
-    module: ``file``, ``line``, ``function`` and ``text``. ``copies`` are the ranks that hold the same
-    elements of a distributed value as this one; None for an ordinary value. ``partial`` says that its
-    elements are still to be added up over those ranks.
+    ``sources`` are the ids of the sites that made the input tensors, None for a tensor that no
+    watched site made. ``owner`` is the path of the module that owns a parameter, and the path
+    itself for a module's site. ``shape`` is the first one seen. ``source`` is the program's line
+    that calls the module: ``file``, ``line``, ``function`` and ``text``. ``copies`` are the ranks
+    that hold the same elements of a distributed value as this one; None for an ordinary value.
+    ``partial`` says that its elements are still to be added up over those ranks.
 
     It is one entry of ``sites.json``, which is why it has so many fields.
     """
@@ -46,9 +46,10 @@ class SiteInfo:
 class Root:
     """One module that the program calls itself; its paths begin with ``prefix``.
 
-    ``modules`` describes it and all its submodules: ``path``, ``type``, ``file``, ``line``, ``parameters`` and
-    ``trainable``. ``trained`` says whether an optimizer that has stepped holds a parameter of it; None in a
-    recording without that information. ``steps`` counts the steps of its own optimizer.
+    ``modules`` describes it and all its submodules: ``path``, ``type``, ``file``, ``line``,
+    ``parameters`` and ``trainable``. ``trained`` says whether an optimizer that has stepped holds a
+    parameter of it; None in a recording without that information. ``steps`` counts the steps of its
+    own optimizer.
     """
 
     name: str

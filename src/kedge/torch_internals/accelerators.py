@@ -1,19 +1,20 @@
 """Devices of every kind, by what PyTorch calls the accelerator: streams, events, copies to the host, generators, names.
 
 # Note [What a device lacks]
-CUDA, ROCm, XPU, HPU and most devices of other libraries have streams, events, pinned memory and `record_stream`; MPS has
-events alone. Whether a kind of device has something is tried once, when it is first needed, and what it lacks costs one
-feature: without streams or pinned memory the program waits for copies, without events or streams nothing is timed. MPS has
-times, but each of its events ends a batch of kernels, and PyTorch waits for the whole device to tell the time between two.
+CUDA, ROCm, XPU, HPU and most devices of other libraries have streams, events, pinned memory and
+`record_stream`; MPS has events alone. Whether a kind of device has something is tried once, when it
+is first needed, and what it lacks costs one feature: without streams or pinned memory the program
+waits for copies, without events or streams nothing is timed. MPS has times, but each of its events
+ends a batch of kernels, and PyTorch waits for the whole device to tell the time between two.
 
 # Note [Nothing begins by asking]
-A program that has not used its accelerator yet must not get a context on it because Kedge asks for a name or for random
-numbers, and a child that was forked must not touch it. So everything here that is not about a given tensor or device asks
-`in_use` first.
+A program that has not used its accelerator yet must not get a context on it because Kedge asks for
+a name or for random numbers, and a child that was forked must not touch it. So everything here that
+is not about a given tensor or device asks `in_use` first.
 
 # Note [The current stream]
-PyTorch's streams are contexts themselves, but one object can be entered only once at a time. `on` puts a stream in force
-without changing it, so that threads can share one.
+PyTorch's streams are contexts themselves, but one object can be entered only once at a time. `on`
+puts a stream in force without changing it, so that threads can share one.
 """
 
 from __future__ import annotations
@@ -86,7 +87,8 @@ def autocast() -> dict[str, torch.dtype]:
 def can(attempt: Callable[[torch.device], bool], device: torch.device) -> bool:
     """Whether an attempt succeeds on devices of this kind, which is tried once; see Note [What a device lacks].
 
-    While a graph is captured, nothing is tried: an attempt would end up in the graph, or end the capture.
+    While a graph is captured, nothing is tried: an attempt would end up in the graph, or end the
+    capture.
     """
     if not is_accelerator(device):
         return False
@@ -204,8 +206,9 @@ def lend(tensor: Tensor, stream: torch.Stream) -> bool:
 def to_host(tensor: Tensor) -> tuple[Tensor, torch.Event | None]:
     """Start copying a tensor to the host; returns the copy and the event of its arrival.
 
-    The copy runs on a stream of its own, so that the program's next kernels do not wait for it either. The event is None
-    for a copy that can be read at once, and for a tensor of the CPU, which is returned as it is.
+    The copy runs on a stream of its own, so that the program's next kernels do not wait for it
+    either. The event is None for a copy that can be read at once, and for a tensor of the CPU,
+    which is returned as it is.
     """
     device = tensor.device
     if device.type == "cpu":

@@ -1,11 +1,11 @@
 """Gradients of views.
 
 # Note [Gradients of views]
-When a view, or a tensor that shares memory with it, is changed in place, autograd gives the tensor a
-new history that bypasses the view's own node: a hook there misses the gradient through the
+When a view, or a tensor that shares memory with it, is changed in place, autograd gives the tensor
+a new history that bypasses the view's own node: a hook there misses the gradient through the
 change, or all of it. If the view alone uses all of the memory, like the output of `nn.Linear`
-for inputs of three dimensions, Kedge reads the gradient one node earlier, which no history bypasses.
-Otherwise the gradient is not available, and a part of it must not count as all of it.
+for inputs of three dimensions, Kedge reads the gradient one node earlier, which no history
+bypasses. Otherwise the gradient is not available, and a part of it must not count as all of it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The saved tensors of autograd nodes, and the graphs behind them.
 
 # Note [Reading without unpacking]
-A node has two attributes for a saved tensor. ``_saved_self`` unpacks it, by the hooks under which it was
-packed: under activation checkpointing that would run the block again. ``_raw_saved_self`` is the
-`SavedTensor` itself, whose ``data`` is the tensor, or the result of the program's own pack hook.
+A node has two attributes for a saved tensor. ``_saved_self`` unpacks it, by the hooks under which
+it was packed: under activation checkpointing that would run the block again. ``_raw_saved_self`` is
+the `SavedTensor` itself, whose ``data`` is the tensor, or the result of the program's own pack
+hook.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def raw(node: Any, name: str) -> Any:
 
 
 def saved(node: Any, name: str) -> Any:
-    """Return a node's saved number or tensor of a name; a tensor is unpacked. Raises the errors of `raw`."""
+    """Return a node's saved number or tensor of a name; a tensor is unpacked.
+
+    Raises the errors of `raw`.
+    """
     return getattr(node, _UNPACKED + name)
 
 
@@ -158,7 +162,8 @@ def behind(roots: Iterable[Node | None], since: int = 0) -> Iterator[Node]:
 
     Args:
         roots: Those nodes; None is skipped.
-        since: The first number, in the order of execution, that is yielded; earlier nodes do not depend on later ones.
+        since: The first number, in the order of execution, that is yielded; earlier nodes do not
+            depend on later ones.
     """
     stack = [node for node in roots if node is not None]
     seen = set(stack)
@@ -215,7 +220,8 @@ def dimension_of(node: Node) -> int | None:
 def edge_of(tensor: Tensor) -> GradientEdge | None:
     """Return the edge that leads to a tensor's gradient; None if the tensor requires none.
 
-    PyTorch looks for the edge of a leaf by making a view of it, which inference mode, and leaves without views, do not allow.
+    PyTorch looks for the edge of a leaf by making a view of it, which inference mode, and leaves
+    without views, do not allow.
     """
     if not tensor.requires_grad:
         return None

@@ -7,15 +7,17 @@ forward to its recompute - the frame of a non-reentrant one, the context of a re
 the calls seen under it in the forward are, in their order, those of the recompute. Both objects
 are private to PyTorch; without them a recompute's calls are counted from 0.
 
-A checkpoint inside another one has an object in the forward, and another one in each recompute of the outer one, which
-calls it again. The outer recompute repeats the calls of both, so every call is noted with all checkpoints around it. The
-frames of PyTorch's checkpoint code show which these are, in their order.
+A checkpoint inside another one has an object in the forward, and another one in each recompute of
+the outer one, which calls it again. The outer recompute repeats the calls of both, so every call is
+noted with all checkpoints around it. The frames of PyTorch's checkpoint code show which these are,
+in their order.
 
 # Note [Selective checkpoints]
-A selective checkpoint holds tensors outside of the graph, without saved-tensor hooks. Since 2.14 a program may choose
-that they go through the hooks around it, and PyTorch warns if the program has hooks there and has not chosen. A Kedge
-pair is not the program's, so it does not count as long as the program has not chosen: then PyTorch skips it and looks at
-the pair below, as it skips the pairs of its own checkpoints.
+A selective checkpoint holds tensors outside of the graph, without saved-tensor hooks. Since 2.14 a
+program may choose that they go through the hooks around it, and PyTorch warns if the program has
+hooks there and has not chosen. A Kedge pair is not the program's, so it does not count as long as
+the program has not chosen: then PyTorch skips it and looks at the pair below, as it skips the pairs
+of its own checkpoints.
 """
 
 from __future__ import annotations
@@ -128,7 +130,8 @@ class Segments:
     def recompute(self) -> tuple[Segment | None, Segment | None]:
         """Return the block that is being recomputed, and the innermost one that this recompute calls again.
 
-        The first is None if its forward was not seen, the second if the recompute is in no other block.
+        The first is None if its forward was not seen, the second if the recompute is in no other
+        block.
         """
         *begun, last = [*_running()] or [_NONE]
         again = self._find(last.owner) if last.again else None

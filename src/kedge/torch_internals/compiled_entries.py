@@ -1,14 +1,17 @@
 """Compiled code that exists when a model is hooked: what of it stays in use, and for which modules.
 
 # Note [Code without hooks]
-Dynamo keeps compiled code by the code object of a function, which all instances of a class share, with guards that decide whether
-a call may use it. Code that was compiled without Kedge's hooks gets one guard more: none of the modules that it
-was compiled from has such hooks in the present call. Which modules these are, Dynamo's guards on them tell, as expressions over
-the function's variables. So the code of other models stays in use while one is hooked, the hooked model compiles
-once with its hooks, and its former code is in use again afterwards. Nobody but Kedge's hooks makes the guard fail.
+Dynamo keeps compiled code by the code object of a function, which all instances of a class share,
+with guards that decide whether a call may use it. Code that was compiled without Kedge's hooks gets
+one guard more: none of the modules that it was compiled from has such hooks in the present call.
+Which modules these are, Dynamo's guards on them tell, as expressions over the function's variables.
+So the code of other models stays in use while one is hooked, the hooked model compiles once with
+its hooks, and its former code is in use again afterwards. Nobody but Kedge's hooks makes the guard
+fail.
 
-Code with hooks is of no use after their end, but would count against Dynamo's limit of codes for one function. So it is
-discarded when its model is hooked again, with whatever else was compiled from the same function.
+Code with hooks is of no use after their end, but would count against Dynamo's limit of codes for
+one function. So it is discarded when its model is hooked again, with whatever else was compiled
+from the same function.
 """
 
 from __future__ import annotations
@@ -39,7 +42,8 @@ def set_aside(model: nn.Module, is_hooked: IsHooked) -> bool:
 
     Args:
         model: The model.
-        is_hooked: Whether a module has hooks of Kedge's, asked at each call of compiled code while there are any.
+        is_hooked: Whether a module has hooks of Kedge's, asked at each call of compiled code while
+            there are any.
 
     Returns:
         Whether there is code that was compiled from the model, or may have been.
@@ -85,7 +89,8 @@ class NoneHooked:
         """Whether the code may be used in a call with these variables."""
         if not dynamo.is_held():
             return True
-        # The expressions are Dynamo's own, which it has evaluated just before: those of an earlier guard.
+        # The expressions are Dynamo's own, which it has evaluated just before: those of an earlier
+        # guard.
         found = eval(self._modules, {**self._scope, "L": variables})  # noqa: S307
         return not any(isinstance(each, nn.Module) and self._is_hooked(each) for each in found)
 

@@ -1,7 +1,7 @@
 """PyTorch's private names that Kedge uses, corner by corner, and the cost of a missing one.
 
-A name is looked up when it is first needed, by `late`. So importing Kedge needs none of them, and a PyTorch without one
-loses the feature that its corner names.
+A name is looked up when it is first needed, by `late`. So importing Kedge needs none of them, and a
+PyTorch without one loses the feature that its corner names.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ class Corner:
 
     Attributes:
         name: Its subject, or the file of this folder that uses it.
-        privates: The private names, each as module and attributes, such as ``torch.autograd:_get_sequence_nr``; one that
-            belongs to an instance, such as ``torch.nn:Module()._parameters``.
+        privates: The private names, each as module and attributes, such as
+            ``torch.autograd:_get_sequence_nr``; one that belongs to an instance, such as
+            ``torch.nn:Module()._parameters``.
         costs: The loss without one of them, in a sentence.
     """
 

@@ -24,7 +24,8 @@ def register(address: int, nbytes: int) -> str | None:
     error = runtime.cudaHostRegister(address, nbytes, _PORTABLE)
     if int(error) == 0:
         return None
-    # The runtime stores its last error, and PyTorch would raise it at the next kernel launch: this one.
+    # The runtime stores its last error, and PyTorch would raise it at the next kernel launch: this
+    # one.
     with suppress(RuntimeError):
         torch.zeros(1, device="cuda")
     return str(runtime.cudaGetErrorString(error))

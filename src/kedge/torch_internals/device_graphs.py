@@ -1,9 +1,10 @@
 """Graphs of the device, such as those of CUDA: work that is captured once and replayed without Python.
 
 # Note [Captured work]
-During a capture no operation runs: it is only added to the graph. A synchronisation would end the capture with an error,
-memory that is allocated belongs to the graph, and a copy to the host would be replayed into memory that is long gone. A replay
-calls no hook, so nothing would read what was measured in it. So Kedge leaves captured work alone, and says so once.
+During a capture no operation runs: it is only added to the graph. A synchronisation would end the
+capture with an error, memory that is allocated belongs to the graph, and a copy to the host would
+be replayed into memory that is long gone. A replay calls no hook, so nothing would read what was
+measured in it. So Kedge leaves captured work alone, and says so once.
 """
 
 from __future__ import annotations

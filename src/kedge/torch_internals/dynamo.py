@@ -2,8 +2,9 @@
 
 # Note [Whose code]
 Dynamo does not check for hooks that came after compilation, and reuses the code of an unhooked
-instance for a hooked one of the same class. So Kedge keeps existing code from the models that it hooks, or discards it
-where all models are hooked, and has Dynamo check for hooks as long as they are there.
+instance for a hooked one of the same class. So Kedge keeps existing code from the models that it
+hooks, or discards it where all models are hooked, and has Dynamo check for hooks as long as they
+are there.
 """
 
 from __future__ import annotations
@@ -215,8 +216,8 @@ def refresh() -> bool:
 def untraced(*functions: Any) -> None:
     """Exclude these functions, the functions defined in them, and all that they call from compilation.
 
-    Dynamo may compile any function that is called between its graphs, also the Python code of a hook. Hooks that it
-    traces as part of a module are not affected.
+    Dynamo may compile any function that is called between its graphs, also the Python code of a
+    hook. Hooks that it traces as part of a module are not affected.
     """
     frames: Any = find("torch:_C._dynamo.eval_frame")
     if find("torch:_C._dynamo.eval_frame.set_code_exec_strategy") is None:

@@ -47,7 +47,8 @@ class BackwardCall(NamedTuple):
     Attributes:
         roots: What it differentiates.
         grads: The gradients of these.
-        nested: Whether this pass is one that a reentrant checkpoint, or another function of autograd, runs inside of it.
+        nested: Whether this pass is one that a reentrant checkpoint, or another function of
+            autograd, runs inside of it.
     """
 
     roots: Sequence[Any]

@@ -1,12 +1,14 @@
 """The tables of PyTorch's hooks: those of a module, of a tensor, and those for all modules and optimizers.
 
 # Note [Tables without a name]
-If PyTorch's name for a table is not known, Kedge finds it through the handle that registering a hook returns: the handle
-refers to the table. So Kedge adds a hook, reads the table, and removes the hook again.
+If PyTorch's name for a table is not known, Kedge finds it through the handle that registering a
+hook returns: the handle refers to the table. So Kedge adds a hook, reads the table, and removes the
+hook again.
 
 # Note [Views written to]
-A write through one view makes the ``grad_fn`` of the others outdated. Reading ``grad_fn`` updates it; ``register_hook`` of
-PyTorch 2.12 to 2.14 does not, and crashes the process. So Kedge reads it before it hooks a view.
+A write through one view makes the ``grad_fn`` of the others outdated. Reading ``grad_fn`` updates
+it; ``register_hook`` of PyTorch 2.12 to 2.14 does not, and crashes the process. So Kedge reads it
+before it hooks a view.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ class RegisteredHook(NamedTuple):
         kind: Its kind: "forward", "full-backward-pre", "tensor", "optimizer-step" and so on.
         order: Its place in the table.
         hook: The function.
-        flags: How it was registered: "with_kwargs", "always_call"; for a registration hook the registered kind.
+        flags: How it was registered: "with_kwargs", "always_call"; for a registration hook the
+            registered kind.
     """
 
     kind: str
@@ -153,7 +156,10 @@ after_forward: Callable[[nn.Module], Table] = _behind_forward if _hidden else _a
 
 
 def last_hook(table: Table) -> Any:
-    """Return the hook of a table that PyTorch calls last; None if there is none. Another thread may change the table."""
+    """Return the hook of a table that PyTorch calls last; None if there is none.
+
+    Another thread may change the table.
+    """
     return next((hook for _, hook in reversed(list(table.items()))), None)
 
 

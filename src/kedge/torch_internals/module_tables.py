@@ -1,7 +1,8 @@
 """A module's own parameters, buffers and modules, entries of None included, and those of all modules inside it.
 
-The tables are read, and methods such as `named_modules` are not called: a class may have its own, which raise or leave
-things out, and those of PyTorch compare modules, for which a class may have its own `__eq__` and `__hash__`, too.
+The tables are read, and methods such as `named_modules` are not called: a class may have its own,
+which raise or leave things out, and those of PyTorch compare modules, for which a class may have
+its own `__eq__` and `__hash__`, too.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Operators that compiled code neither removes nor reorders, and that it runs outside of graphs of the device.
 
 # Note [Outside of graphs]
-``torch.compile(mode="reduce-overhead")`` captures compiled code in graphs of the device. Python that an operator runs would
-run in the capture alone. So Inductor is told to divide its graph at Kedge's operators: what lies between two of them is
-captured, they run each time. PyTorch's tag `cudagraph_unsafe` is not enough, as Inductor does not look for it in operators
-that have an effect.
+``torch.compile(mode="reduce-overhead")`` captures compiled code in graphs of the device. Python
+that an operator runs would run in the capture alone. So Inductor is told to divide its graph at
+Kedge's operators: what lies between two of them is captured, they run each time. PyTorch's tag
+`cudagraph_unsafe` is not enough, as Inductor does not look for it in operators that have an effect.
 
-The setting is part of the key under which Inductor keeps code on disk. So it is there only while code with operators is compiled
-for such a device: code without them is found where an earlier run has left it.
+The setting is part of the key under which Inductor keeps code on disk. So it is there only while
+code with operators is compiled for such a device: code without them is found where an earlier run
+has left it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def has_effect(library: torch.library.Library, name: str) -> bool:
 def all_or_none(library: torch.library.Library) -> Iterator[None]:
     """Context that defines operators: an error or an interrupt inside removes the library, so that they can be defined again.
 
-    PyTorch would otherwise refuse the next import of the module that defines them, for the rest of the process.
+    PyTorch would otherwise refuse the next import of the module that defines them, for the rest of
+    the process.
     """
     try:
         yield

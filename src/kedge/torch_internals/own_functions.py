@@ -1,8 +1,9 @@
 """Custom functions: the `torch.autograd.Function` whose forward a frame runs.
 
 # Note [The forward of a Function]
-Since 2.14 `Function.apply` is built in and leaves no frame between a Function's forward and its caller. So Kedge
-recognises the frame itself by its code: `Function` lists every class that inherits from it.
+Since 2.14 `Function.apply` is built in and leaves no frame between a Function's forward and its
+caller. So Kedge recognises the frame itself by its code: `Function` lists every class that inherits
+from it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Kedge's own work inside a program: below the program's modes, and unseen by its profiler.
 
 # Note [Own work]
-A mode of the program (`TorchDispatchMode`, `TorchFunctionMode`) sees every operation on its thread, and a profiler records it.
-So where Kedge's code begins, in a hook that PyTorch calls, it takes the program's modes off and switches recording off, if
-there are any, and puts everything back at the end: `if is_watched(): with OwnWork(): ...`. Only modes go: tensor
-subclasses work as ever. The modes of PyTorch itself stay, in which tensors have no data or become part of a graph. What
-belongs to the program is run with all of it in force again, by `programs_work`: functions of the user's, and edits, which
-are part of what the program computes.
+A mode of the program (`TorchDispatchMode`, `TorchFunctionMode`) sees every operation on its thread,
+and a profiler records it. So where Kedge's code begins, in a hook that PyTorch calls, it takes the
+program's modes off and switches recording off, if there are any, and puts everything back at the
+end: `if is_watched(): with OwnWork(): ...`. Only modes go: tensor subclasses work as ever. The
+modes of PyTorch itself stay, in which tensors have no data or become part of a graph. What belongs
+to the program is run with all of it in force again, by `programs_work`: functions of the user's,
+and edits, which are part of what the program computes.
 
 Nothing may leave a mode on PyTorch's stack, or take one off, inside of own work.
 """
@@ -60,7 +61,10 @@ def is_own_work() -> bool:
 
 
 class OwnWork:
-    """A block in which the program's modes and profiler see nothing; not inside of another. See Note [Own work]."""
+    """A block in which the program's modes and profiler see nothing; not inside of another.
+
+    See Note [Own work].
+    """
 
     __slots__ = ("_dispatch_modes", "_function_modes", "_lowest", "_recorded")
 

@@ -91,8 +91,8 @@ def module_tree(root: nn.Module, label: Callable[[str], str]) -> list[dict[str, 
         label: Returns the recorded path for a path inside the root.
 
     Returns:
-        For each module ``path``, ``type``, ``file`` and ``line`` of its forward (or None), and the numbers of
-        elements of its own ``parameters`` and of the ``trainable`` ones.
+        For each module ``path``, ``type``, ``file`` and ``line`` of its forward (or None), and the
+        numbers of elements of its own ``parameters`` and of the ``trainable`` ones.
     """
     seen: set[int] = set()
     forwards: dict[type, tuple[str | None, int | None]] = {}

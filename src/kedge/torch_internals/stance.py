@@ -1,14 +1,16 @@
 """The program's stance on compiling: Kedge's hooks keep to code that exists where the program allows no more of it.
 
 # Note [Where nothing may be compiled]
-Under `torch.compiler.set_stance("fail_on_recompile")` a call without compiled code for it raises an error, and under
-``"eager_on_recompile"`` it runs uncompiled. A program sets that after its warm-up, at any moment. If Kedge has put hooks
-in or taken them out meanwhile, the code that exists may be that with the other hooks.
+Under `torch.compiler.set_stance("fail_on_recompile")` a call without compiled code for it raises an
+error, and under ``"eager_on_recompile"`` it runs uncompiled. A program sets that after its warm-up,
+at any moment. If Kedge has put hooks in or taken them out meanwhile, the code that exists may be
+that with the other hooks.
 
-PyTorch calls one function right before compiled code runs, which translates the stance. Kedge replaces it while it watches.
-There it chooses the hooks for which there is code. If a call has no code even so, Kedge tries the other hooks: if
-there is code for these, the error would be Kedge's doing. Then this one call runs uncompiled, and the other hooks stay. If
-not, PyTorch's error is raised as without Kedge.
+PyTorch calls one function right before compiled code runs, which translates the stance. Kedge
+replaces it while it watches. There it chooses the hooks for which there is code. If a call has no
+code even so, Kedge tries the other hooks: if there is code for these, the error would be Kedge's
+doing. Then this one call runs uncompiled, and the other hooks stay. If not, PyTorch's error is
+raised as without Kedge.
 """
 
 from __future__ import annotations

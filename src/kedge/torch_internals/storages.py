@@ -44,8 +44,8 @@ identity_of: Callable[[torch.UntypedStorage], int] = _address if lacks("storages
 def parts(tensor: Tensor) -> list[Tensor]:
     """Return the strided tensors that a tensor consists of.
 
-    An ordinary one itself; indices and values of a sparse one; the tensors inside a subclass such as
-    DTensor, or inside the wrapper of a `torch.func` transform.
+    An ordinary one itself; indices and values of a sparse one; the tensors inside a subclass such
+    as DTensor, or inside the wrapper of a `torch.func` transform.
     """
     if modes.is_wrapped(tensor):
         return parts(modes.unwrapped(tensor))

@@ -148,7 +148,8 @@ class _Trials:
         return trial
 
 
-# -- printing ----------------------------------------------------------------------------------------
+# -- printing
+# ----------------------------------------------------------------------------------------
 
 
 def _print_equal(program: Program, plain: TrialRun) -> int:
@@ -223,7 +224,8 @@ def _text(place: Path) -> str:
     return place.read_bytes().decode(errors="replace")
 
 
-# -- comparing ---------------------------------------------------------------------------------------
+# -- comparing
+# ---------------------------------------------------------------------------------------
 
 
 def _same(one: TrialRun, other: TrialRun) -> bool:

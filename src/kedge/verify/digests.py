@@ -1,9 +1,10 @@
 """The neutral digest log: digests of the values that a program computes, whether it is watched or not.
 
 # Note [The digest log]
-`kedge run --verify` compares a watched run of a program with an unwatched one. Both have this log and nothing else in
-common with Kedge, so a difference between them comes from the watching. It uses only global hooks, which leave nothing
-on a module, and it only reads: it keeps no tensor and makes no autograd node.
+`kedge run --verify` compares a watched run of a program with an unwatched one. Both have this log
+and nothing else in common with Kedge, so a difference between them comes from the watching. It uses
+only global hooks, which leave nothing on a module, and it only reads: it keeps no tensor and makes
+no autograd node.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ LENGTH = 16
 class DigestLog:
     """Writes a line of digests for each output of a root module, and three for each step of an optimizer.
 
-    A root is a module called while no other one runs. A line has its step, its subject, and the digests of tensors; an
-    earlier line, written once, has the names of these tensors.
+    A root is a module called while no other one runs. A line has its step, its subject, and the
+    digests of tensors; an earlier line, written once, has the names of these tensors.
 
     Args:
         place: The file to write.

@@ -1,7 +1,8 @@
 """The watched parameters that each optimizer trains, and its parameters that belong to no root so far.
 
-As long as an optimizer holds parameters of no root, every step searches for new roots. If none is found, a search of
-all objects finds the modules that hold these parameters, and parameters of no module are watched as tensors.
+As long as an optimizer holds parameters of no root, every step searches for new roots. If none is
+found, a search of all objects finds the modules that hold these parameters, and parameters of no
+module are watched as tensors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Watches a whole program: the models that it trains, the steps of their optimizers, and each backward pass.
 
-Five kinds of hooks report what the program does: a module is called, a root's forward begins, a backward pass begins or
-ends, an optimizer is about to step, an optimizer has stepped. `kedge.watch.models.models` and `kedge.watch.training`
-decide which models and parameters are watched, `kedge.watch.steps.steps` decides which of these events end a step, and
+Five kinds of hooks report what the program does: a module is called, a root's forward begins, a
+backward pass begins or ends, an optimizer is about to step, an optimizer has stepped.
+`kedge.watch.models.models` and `kedge.watch.training` decide which models and parameters are
+watched, `kedge.watch.steps.steps` decides which of these events end a step, and
 `kedge.watch.step_kinds` how much is measured in one.
 """
 
@@ -49,8 +50,10 @@ class Watcher:
     Args:
         meter: Measures; it passes its steps to this watcher's writer.
         log: Receives the records.
-        sites: A selector; outputs, gradients and parameters at the paths that it names are measured.
-        n: After the first steps, one step in `n` is measured, or fewer if the budget does not pay for it.
+        sites: A selector; outputs, gradients and parameters at the paths that it names are
+            measured.
+        n: After the first steps, one step in `n` is measured, or fewer if the budget does not pay
+            for it.
         budget: The share of the program's time that watching may take; None for no limit.
     """
 

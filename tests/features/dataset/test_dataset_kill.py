@@ -22,7 +22,8 @@ pytestmark = pytest.mark.timing
 
 KILLS = 12
 LENGTH = 300
-#: Forks a process for each attempt, so that torch is imported once, and kills it after a random time.
+#: Forks a process for each attempt, so that torch is imported once, and kills it after a random
+#: time.
 PROGRAM = f"""
 import json, os, random, signal, sys, time
 from contextlib import suppress

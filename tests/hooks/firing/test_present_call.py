@@ -330,7 +330,10 @@ def test_the_inputs_of_an_in_place_module_are_those_that_it_was_given(
 
 
 def test_an_input_that_a_module_overwrites_unannounced_is_an_error_and_then_copied() -> None:
-    """The first call cannot know: reading is an error with the remedy. From the next call on the input is copied."""
+    """The first call cannot know: reading is an error with the remedy.
+
+    From the next call on the input is copied.
+    """
     model, seen = nn.Sequential(Zeroing()), []
     with kedge.session() as s:
         s.hook(model, "0", lambda value, event: seen.append(event.args[0]))

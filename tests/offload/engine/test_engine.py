@@ -322,7 +322,10 @@ class Alternating:
 
 @pytest.mark.parametrize("choice", Choice)
 def test_a_planner_is_obeyed(net, choice):
-    """What a planner chooses is done, if it can be; otherwise the tensor is kept. It is asked again in the next step."""
+    """What a planner chooses is done, if it can be; otherwise the tensor is kept.
+
+    It is asked again in the next step.
+    """
     plain, planner, shelf = grads_of(net, 2), Alternating(choice), Shelf()
     with engaged(net, shelf, find=find, planner=planner) as engine:
         assert all(map(torch.equal, plain, grads_of(net, 2)))

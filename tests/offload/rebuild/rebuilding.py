@@ -58,7 +58,8 @@ class Stand(Handle):
 class Engine:
     """Packs and unpacks; counts the bytes of what was packed, of their storages, and of what is kept in the end.
 
-    With ``check``, everything that a recipe gives is compared with what it stands for as soon as it is packed.
+    With ``check``, everything that a recipe gives is compared with what it stands for as soon as it
+    is packed.
     """
 
     def __init__(

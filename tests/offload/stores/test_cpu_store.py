@@ -94,11 +94,13 @@ class Queues:
 class FakeDevice(Queues):
     """A device that runs what its streams hold in an order that a seed decides, and as late as it may.
 
-    Memory that is freed is handed out again at once to who allocates on the same stream, as PyTorch's allocator does.
+    Memory that is freed is handed out again at once to who allocates on the same stream, as
+    PyTorch's allocator does.
 
     Args:
         seed: Decides the order.
-        careless: Which wait is forgotten, to see that it is missed: "out", "in", "room", "compute", "busy".
+        careless: Which wait is forgotten, to see that it is missed: "out", "in", "room", "compute",
+            "busy".
     """
 
     def __init__(self, seed=0, careless=None, size=1 << 20):

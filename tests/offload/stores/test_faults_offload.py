@@ -120,7 +120,10 @@ def test_the_printed_account_ends_with_what_checksums_took(tmp_path):
 
 
 def test_a_full_disk_is_both_ours_and_the_systems_error(tmp_path, monkeypatch):
-    """The engine catches an OSError and keeps the tensor; a user catches a KedgeError. Nothing leaks."""
+    """The engine catches an OSError and keeps the tensor; a user catches a KedgeError.
+
+    Nothing leaks.
+    """
     store = DiskStore(tmp_path)
 
     def full(file, offset, size):

@@ -64,7 +64,8 @@ class Watched:
 def tab(browser: Any) -> Iterator[Watched]:
     """A tab of a laptop's size; no error, and no request to the outside, may happen in it.
 
-    It jumps where the page would otherwise scroll smoothly, and so move what is about to be clicked.
+    It jumps where the page would otherwise scroll smoothly, and so move what is about to be
+    clicked.
     """
     context = browser.new_context(viewport=LAPTOP, color_scheme="light", reduced_motion="reduce")
     watched = Watched(context.new_page())

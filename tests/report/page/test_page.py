@@ -71,7 +71,10 @@ def test_findings_come_first_with_evidence_remedy_and_source(shown: Any) -> None
 def test_a_figure_over_the_depth_has_its_words_above_and_not_in_its_legend(
     broken: Recording, saved: Callable[..., str], tab: Any
 ) -> None:
-    """The caption says what the values are. In the legend, these words are cut off where the page is narrow."""
+    """The caption says what the values are.
+
+    In the legend, these words are cut off where the page is narrow.
+    """
     profile = {"relu1": 1.0, "relu2": 2.0, "relu3": 4.0}
     finding = Finding("GRAD-VANISH", "warning", "relu1:out", 1, "It fades.", {"profile": profile})
 

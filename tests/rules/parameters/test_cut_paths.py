@@ -18,7 +18,8 @@ def found(
     """Run the rule on modules, in the order in which they returned.
 
     Args:
-        modules: Whether each has a graph, by the name of its node, and whether its output got a gradient.
+        modules: Whether each has a graph, by the name of its node, and whether its output got a
+            gradient.
         silent: The parameters without a gradient, with what ruled it out.
     """
     sites: list[dict[str, Any]] = []

@@ -215,7 +215,8 @@ def test_no_spoilt_head_breaks_the_reader(
 ) -> None:
     """Any byte of any head may be anything: batches before it are read, and what follows is read or left out, no more.
 
-    Only places of texts and bytes that lie outside of their batch are refused, since they would read what is not theirs.
+    Only places of texts and bytes that lie outside of their batch are refused, since they would
+    read what is not theirs.
     """
     path = tmp_path_factory.mktemp("spoilt") / "s.arrows"
     with closing(StatsWriter(path)) as writer:

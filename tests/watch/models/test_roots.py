@@ -201,7 +201,10 @@ ROOTS = {
 def test_what_is_a_root(
     program: Callable[[], None], every: int, roots: list[str], steps: dict[str, list[int]]
 ) -> None:
-    """A model and its loss; not what is made, added or put around one on the way. Each step counts once."""
+    """A model and its loss; not what is made, added or put around one on the way.
+
+    Each step counts once.
+    """
     log = watch(program, every=every)
     assert [root["name"] for root in log.roots] == roots
     assert len(log.watch.session.targets) == len(roots)

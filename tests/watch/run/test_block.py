@@ -158,7 +158,10 @@ def test_an_error_passes_through_and_is_recorded(watch):
 
 
 def test_it_can_be_used_again(watch):
-    """What it recorded is not replaced: the next recording is numbered. Beginning ends what is under way."""
+    """What it recorded is not replaced: the next recording is numbered.
+
+    Beginning ends what is under way.
+    """
     run = watch()
     for steps in (2, 3):
         run.begin()

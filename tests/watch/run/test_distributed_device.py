@@ -1,6 +1,7 @@
 """Two ranks whose model is on a device: sharded, parallel and in stages, it is recorded as on the CPU.
 
-`test_distributed.py` has four ranks, and all that is known of them, on the CPU; `make test-all` runs that on the device too.
+`test_distributed.py` has four ranks, and all that is known of them, on the CPU; `make test-all`
+runs that on the device too.
 """
 
 from __future__ import annotations

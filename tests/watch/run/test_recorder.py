@@ -83,7 +83,10 @@ def test_a_rank_keeps_what_it_sees_until_there_is_a_recording(
 
 
 def test_a_rank_has_a_folder_once_it_has_joined(told: list[str], tmp_path: Path) -> None:
-    """Not before, though rank 0 has made it: what is noted of a dump would be lost. And it is that of its own attempt."""
+    """Not before, though rank 0 has made it: what is noted of a dump would be lost.
+
+    And it is that of its own attempt.
+    """
     first, again = (
         {"rank": 0, "world": 2, "run": "a", "attempt": f"here:1/{number}"} for number in (9, 0)
     )

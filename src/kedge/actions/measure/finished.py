@@ -99,8 +99,8 @@ def _sound(rows: NDArray[Any]) -> NDArray[np.bool_]:
 class FinishedSteps:
     """The finished steps that wait for their tables.
 
-    A light step is passed on only if a site has non-finite values that was finite at the last check, so that a module
-    whose output is infinite in every step does not hide later failures.
+    A light step is passed on only if a site has non-finite values that was finite at the last
+    check, so that a module whose output is infinite in every step does not hide later failures.
 
     Attributes:
         sink: Receives the columns of each step.
@@ -124,7 +124,8 @@ class FinishedSteps:
 
         Args:
             step: The step; None if it has no measurements.
-            finite: Whether all was finite in a step without measurements, so that non-finite values later are news.
+            finite: Whether all was finite in a step without measurements, so that non-finite values
+                later are news.
         """
         self.departures.send()
         if step is not None:

@@ -30,8 +30,10 @@ class DevicePart(NamedTuple):
         histograms: A histogram of the drawn elements of each value; see `kedge.store.exponents`.
         sites: The number of the site at each place; negative if the place was dropped.
         at: The row of the value at each place; a value at several sites is measured once.
-        saturated: The number of saturated drawn elements at each place whose activation can saturate; else -1.
-        active: One bit for each channel, whether it has a number above zero, by place; for some places only.
+        saturated: The number of saturated drawn elements at each place whose activation can
+            saturate; else -1.
+        active: One bit for each channel, whether it has a number above zero, by place; for some
+            places only.
     """
 
     rows: NDArray[np.float64]

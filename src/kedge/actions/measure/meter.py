@@ -1,13 +1,15 @@
 """Statistics instead of values: `measure`.
 
-A value goes from `Meter` into the tables of the current step (`kedge.actions.measure.values`), at the end of the step to
-the finished ones (`finished`), and from there to a sink, or to the steps that are kept to be read (`results`).
+A value goes from `Meter` into the tables of the current step (`kedge.actions.measure.values`), at
+the end of the step to the finished ones (`finished`), and from there to a sink, or to the steps
+that are kept to be read (`results`).
 
 # Note [Leaves of an output]
-The tensors of one output mean different things: an LSTM's output and its cell state. So the row of ``rnn:out`` is that of the
-first, and each other one has a row under its own name, ``rnn:out[1.0]``, also for gradients. A module may return hundreds: those
-after the first few share one row, ``[rest]``. The first is known from the forward. Where only gradients are measured each has its
-own name, as they arrive in any order.
+The tensors of one output mean different things: an LSTM's output and its cell state. So the row of
+``rnn:out`` is that of the first, and each other one has a row under its own name, ``rnn:out[1.0]``,
+also for gradients. A module may return hundreds: those after the first few share one row,
+``[rest]``. The first is known from the forward. Where only gradients are measured each has its own
+name, as they arrive in any order.
 """
 
 from __future__ import annotations
@@ -194,7 +196,8 @@ class Meter(MeasuredValues):
         """End the step: start copying its tables to the host, and pass on those that have arrived.
 
         Args:
-            finite: Whether all was finite in a step without measurements, so that non-finite values later are news.
+            finite: Whether all was finite in a step without measurements, so that non-finite values
+                later are news.
         """
         with self.lock, reduce.plainly():
             self.finished.add(self._values.end(), finite=finite)
@@ -219,14 +222,16 @@ def _with_event(measure: Measure) -> Act:
 def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = False) -> Meter:
     """Measure statistics of the value in each step: an action for `kedge.hook`.
 
-    There is one row of statistics for each site and step; several calls and passes of one step are merged. Of an output with
-    several tensors, ``"lstm"`` is the first, and the others have their own names, such as ``"lstm[1.0]"``. Nothing waits for
-    the device. ``stats["layer4"].rms`` reads the newest step, ``stats.records("layer4")`` returns all steps, and
-    ``print(stats)`` prints a table of the newest step.
+    There is one row of statistics for each site and step; several calls and passes of one step are
+    merged. Of an output with several tensors, ``"lstm"`` is the first, and the others have their
+    own names, such as ``"lstm[1.0]"``. Nothing waits for the device. ``stats["layer4"].rms`` reads
+    the newest step, ``stats.records("layer4")`` returns all steps, and ``print(stats)`` prints a
+    table of the newest step.
 
     Args:
-        what: "full" for the count, sum, sum of squares, smallest and largest value, and the numbers of non-zero and
-            non-finite elements; "norm" for the sum of squares; "finite" for the sum, which is finite if every element is.
+        what: "full" for the count, sum, sum of squares, smallest and largest value, and the numbers
+            of non-zero and non-finite elements; "norm" for the sum of squares; "finite" for the
+            sum, which is finite if every element is.
         keep: The number of steps to keep; None for all.
         recomputes: Whether to measure values again when a checkpoint recomputes its forward.
 

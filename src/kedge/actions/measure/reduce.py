@@ -1,8 +1,8 @@
 """The reductions behind `measure` on a device, and which tensors they apply to.
 
-On a GPU every reduction runs at memory speed, and reading a sum to decide whether to count would wait for it; so all
-run. Where Triton is there, `kedge.native.on_device` measures with one kernel instead, and in this process's own memory
-`kedge.native` measures.
+On a GPU every reduction runs at memory speed, and reading a sum to decide whether to count would
+wait for it; so all run. Where Triton is there, `kedge.native.on_device` measures with one kernel
+instead, and in this process's own memory `kedge.native` measures.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def transforms(value: Tensor) -> bool:
 def plainly() -> Iterator[None]:
     """Suspend active transforms, modes and traces for the length of the block, so that they do not include measuring.
 
-    Transforms refuse to write to tensors that they did not make, fake tensors hold no data, and a traced graph would
-    contain Kedge's operations, and write to its tables at each run.
+    Transforms refuse to write to tensors that they did not make, fake tensors hold no data, and a
+    traced graph would contain Kedge's operations, and write to its tables at each run.
     """
     with modes.without_transforms(), modes.plainly():
         yield

@@ -24,7 +24,8 @@ from kedge.torch_internals.tensors import version_of
 
 _Seen: TypeAlias = tuple[weakref.ref[Tensor], int, Measured | int, int | None]
 """A tensor measured in this step, so that it is not measured twice: the tensor, its version, its measurement (on the
-host the row), and the number of the site whose output it is, None without one."""
+host the row), and the number of the site whose output it is, None without one.
+"""
 
 
 class ReducedValues:
@@ -57,7 +58,8 @@ class ReducedValues:
             seat: The site.
             value: The value.
             what: The statistics to compute.
-            level: The level of the step: a light one has no rows for values that cannot be measured.
+            level: The level of the step: a light one has no rows for values that cannot be
+                measured.
             draws: Whether to draw elements.
         """
         version = version_of(value)

@@ -124,9 +124,10 @@ def _joined(rows: Sequence[Rows]) -> Rows:
 class Statistics:
     """The statistics of one site in one step, over all elements of all its values in that step.
 
-    Figures that were not measured are NaN, and counts of elements -1. `sum`, `sumsq`, `mean`, `std`, `rms`, `min`, `max`
-    and `absmax` are NaN or infinite if an element is. Sums are in float64 on a CPU and where Triton measures on the device
-    (see Note [How exact]), in float32 elsewhere. ``pandas.DataFrame(stats.values())`` has a column for each figure.
+    Figures that were not measured are NaN, and counts of elements -1. `sum`, `sumsq`, `mean`,
+    `std`, `rms`, `min`, `max` and `absmax` are NaN or infinite if an element is. Sums are in
+    float64 on a CPU and where Triton measures on the device (see Note [How exact]), in float32
+    elsewhere. ``pandas.DataFrame(stats.values())`` has a column for each figure.
 
     Attributes:
         name: The text of the site, such as "layer4:out".
@@ -147,7 +148,8 @@ class Statistics:
         sum: Their sum.
         sumsq: The sum of their squares.
         saturated: The share of the drawn elements at which an activation is flat.
-        q05: The 5% quantile of the magnitudes of the drawn elements that are not zero, to within a factor of 2.
+        q05: The 5% quantile of the magnitudes of the drawn elements that are not zero, to within a
+            factor of 2.
         q50: Their median, as `q05`.
         q95: Their 95% quantile, as `q05`.
     """

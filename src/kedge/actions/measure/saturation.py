@@ -24,7 +24,8 @@ class Saturation:
     Attributes:
         low: The lower limit.
         high: The upper limit.
-        dim: The dimension whose largest output decides, if outputs compete like those of a softmax; else None.
+        dim: The dimension whose largest output decides, if outputs compete like those of a softmax;
+            else None.
     """
 
     low: float
@@ -61,7 +62,8 @@ _FLAT_OUTPUTS = {
     "softmax": (_SIGMOID, 1 - _SIGMOID),
 }
 """The outputs at which the derivative is `FLAT`: ``1 - y**2``, ``y * (1 - y)``, ``(1 - abs(y))**2`` and, for a softmax
-output by its own input, ``y * (1 - y)``."""
+output by its own input, ``y * (1 - y)``.
+"""
 
 
 def saturation(how: str, numbers: Sequence[float] = ()) -> Saturation:
@@ -69,7 +71,8 @@ def saturation(how: str, numbers: Sequence[float] = ()) -> Saturation:
 
     Args:
         how: "tanh", "sigmoid", "softsign", "softmax" or "between".
-        numbers: For "softmax" its dimension; for "between" the lower and the upper output at which it becomes flat.
+        numbers: For "softmax" its dimension; for "between" the lower and the upper output at which
+            it becomes flat.
     """
     low, high = numbers if how == "between" else _FLAT_OUTPUTS[how]
     return Saturation(low, high, int(numbers[0]) if how == "softmax" else None)

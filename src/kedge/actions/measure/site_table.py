@@ -25,10 +25,13 @@ class MeasuredSite:
         shape: The shape of the first value.
         dtype: The dtype of the first value, as "float32".
         channels: The number of channels where activity is tracked, else None.
-        sources: The numbers of the sites whose outputs were its inputs; None stands for a tensor of no site.
+        sources: The numbers of the sites whose outputs were its inputs; None stands for a tensor of
+            no site.
         node: The name of the autograd node that made its first value; None without one.
-        is_special: Whether it needs more than statistics and drawn elements, such as channel activity.
-        spread: How its values are spread over the ranks of the run; None if they are ordinary tensors.
+        is_special: Whether it needs more than statistics and drawn elements, such as channel
+            activity.
+        spread: How its values are spread over the ranks of the run; None if they are ordinary
+            tensors.
     """
 
     site: Site
@@ -50,7 +53,8 @@ class SiteTable:
 
     Attributes:
         seats: The entry of each site.
-        channel_dims: The channel dimension of three-dimensional values, for the paths where channels are tracked.
+        channel_dims: The channel dimension of three-dimensional values, for the paths where
+            channels are tracked.
         wires: How many sources of inputs are known, of all sites together.
     """
 

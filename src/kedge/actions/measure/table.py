@@ -1,4 +1,7 @@
-"""The statistics of one step on one device: a table, copied to the host once. For the CPU see `kedge.actions.measure.host`."""
+"""The statistics of one step on one device: a table, copied to the host once.
+
+For the CPU see `kedge.actions.measure.host`.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +79,8 @@ class Snapshot(NamedTuple):
     """A table during its copy to the host.
 
     Attributes:
-        copy: The rows, one or more a measurement (see `Measured`); then channel maxima and drawn elements, one measurement
-            after another.
+        copy: The rows, one or more a measurement (see `Measured`); then channel maxima and drawn
+            elements, one measurement after another.
         rows: The number of rows.
         dtype: The type of the numbers in the rows.
         spans: Events before and after each measurement.

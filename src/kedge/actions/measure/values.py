@@ -76,7 +76,8 @@ class StepValues:
         Args:
             seat: The site.
             value: The value.
-            inner: Whether the value is the tensor that a transform wraps, while the transform is suspended.
+            inner: Whether the value is the tensor that a transform wraps, while the transform is
+                suspended.
         """
         competing = self._competing(seat)
         draws = self.draws and competing is None
@@ -114,7 +115,8 @@ class StepValues:
             value: The value.
             done: The outcome of the native call.
             draws: Whether it was to draw elements.
-            inner: Whether the value is the tensor that a transform wraps, while the transform is suspended.
+            inner: Whether the value is the tensor that a transform wraps, while the transform is
+                suspended.
         """
         host = self.host
         while done == native.NO_ROOM:

@@ -27,7 +27,8 @@ class RecordedModule:
         path: Its path, as it is recorded.
         sites: Its sites and those of its own parameters, in the order in which they first fired.
         leaf: Whether no other module of the recording is inside it.
-        unheld: The names of its own trainable parameters that no optimizer held; they may have no sites.
+        unheld: The names of its own trainable parameters that no optimizer held; they may have no
+            sites.
     """
 
     path: str

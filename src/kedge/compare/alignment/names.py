@@ -1,9 +1,10 @@
 """Modules of two recordings with the same name, complete or without the names of wrappers.
 
 # Note [Numbered names]
-A name in a container such as ``Sequential`` is a place: one more layer gives all that follow another name. So the names
-in a numbered container count only if its children have the same types one after another, as far as both go.
-The children of other numbered containers are aligned by structure instead.
+A name in a container such as ``Sequential`` is a place: one more layer gives all that follow
+another name. So the names in a numbered container count only if its children have the same types
+one after another, as far as both go. The children of other numbered containers are aligned by
+structure instead.
 """
 
 from __future__ import annotations
@@ -91,7 +92,8 @@ def prefixes(a: Sequence[RecordedModule], b: Sequence[RecordedModule]) -> tuple[
     """Return the prefix to leave out of the paths of one side so that most names are the same.
 
     Returns:
-        The prefixes of either side, one of them empty; None if leaving out any prefix makes fewer than two pairs.
+        The prefixes of either side, one of them empty; None if leaving out any prefix makes fewer
+        than two pairs.
     """
     votes: Counter[tuple[Name, Name]] = Counter(
         {((), prefix): n for prefix, n in _votes(a, b).items()}

@@ -1,10 +1,11 @@
 """Pairs of the same site in two recordings.
 
 # Note [Alignment]
-Modules are aligned first, the surest way first: by their path and type; by their path without the segments of wrappers
-such as ``torch.compile`` or ``DistributedDataParallel``; by their path without a beginning that only one side has;
-by structure, see Note [Structure]; last, if one took the place of another. Each way gets only the modules that those
-before it left. Two sites of aligned modules are the same if the rest of their text is.
+Modules are aligned first, the surest way first: by their path and type; by their path without the
+segments of wrappers such as ``torch.compile`` or ``DistributedDataParallel``; by their path without
+a beginning that only one side has; by structure, see Note [Structure]; last, if one took the place
+of another. Each way gets only the modules that those before it left. Two sites of aligned modules
+are the same if the rest of their text is.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Modules of two recordings that are the same by their place in the data's flow, their types and their shapes.
 
 # Note [Structure]
-Between two pairs of aligned modules, the others are two short lists in the order of the data. They are aligned like two
-texts: by pairs that do not cross and have the largest total weight. A pair weighs most if types and parameters are the
-same; names and output shapes decide between such pairs. Of equal solutions the one with the earliest pairs counts,
-so that the same two recordings always have the same alignment.
+Between two pairs of aligned modules, the others are two short lists in the order of the data. They
+are aligned like two texts: by pairs that do not cross and have the largest total weight. A pair
+weighs most if types and parameters are the same; names and output shapes decide between such pairs.
+Of equal solutions the one with the earliest pairs counts, so that the same two recordings always
+have the same alignment.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from kedge.compare.alignment.modules import RecordedModule
 from kedge.compare.alignment.names import Pair
 
-#: Longer lists are not aligned by structure: time and memory grow with the product of their lengths.
+#: Longer lists are not aligned by structure: time and memory grow with the product of their
+#: lengths.
 MOST = 3_000
 
 Weights = NDArray[np.int32]

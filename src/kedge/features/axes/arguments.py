@@ -1,10 +1,11 @@
 """The arguments of a call by name, and the masks among them that tell tokens from padding.
 
 # Note [Masks]
-A mask is known by its name, because its numbers do not say whether True is a token or padding: ``attention_mask`` has 1
-for tokens, as in transformers; ``key_padding_mask`` has True for padding, as in `torch.nn`; ``lengths`` has the number of
-tokens of each sample. What precedes that in the name says to which arguments it belongs: ``decoder_attention_mask`` to
-``decoder_input_ids``, ``src_key_padding_mask`` to ``src``. Other masks are not applied, and that is said.
+A mask is known by its name, because its numbers do not say whether True is a token or padding:
+``attention_mask`` has 1 for tokens, as in transformers; ``key_padding_mask`` has True for padding,
+as in `torch.nn`; ``lengths`` has the number of tokens of each sample. What precedes that in the
+name says to which arguments it belongs: ``decoder_attention_mask`` to ``decoder_input_ids``,
+``src_key_padding_mask`` to ``src``. Other masks are not applied, and that is said.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Arguments:
     Attributes:
         tensors: The tensors by name.
         samples: The number of samples in the call.
-        counted: Whether that number is known, from the data set or a mask; else it is the size of the first dimension.
+        counted: Whether that number is known, from the data set or a mask; else it is the size of
+            the first dimension.
     """
 
     tensors: Mapping[str, Tensor]

@@ -1,15 +1,16 @@
 """The dimensions of the tensors in a forward.
 
 # Note [What a dimension is]
-A shape does not say which dimension holds the channels: ``[8, 17, 32]`` may be 17 tokens of 32 channels, or 17 channels
-of 32 positions. The operations do. A convolution puts its channels into dimension 1, a matrix product into the last one,
-an embedding behind the positions of its indices; the dimensions of a call's arguments are known by their names; all other
-operations move, split and join dimensions. So `Axes` follows each dimension from operation to operation. What is not
-known stays unknown, and nothing is inferred from sizes.
+A shape does not say which dimension holds the channels: ``[8, 17, 32]`` may be 17 tokens of 32
+channels, or 17 channels of 32 positions. The operations do. A convolution puts its channels into
+dimension 1, a matrix product into the last one, an embedding behind the positions of its indices;
+the dimensions of a call's arguments are known by their names; all other operations move, split and
+join dimensions. So `Axes` follows each dimension from operation to operation. What is not known
+stays unknown, and nothing is inferred from sizes.
 
-A dimension of positions also keeps the arguments' dimensions that it corresponds to, element by element, so that
-``attention_mask`` is applied to the tokens of ``input_ids`` alone: not to those of a decoder that happen to be as many, and
-not to frames that a convolution has made of them.
+A dimension of positions also keeps the arguments' dimensions that it corresponds to, element by
+element, so that ``attention_mask`` is applied to the tokens of ``input_ids`` alone: not to those of
+a decoder that happen to be as many, and not to frames that a convolution has made of them.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ class Axis:
     Attributes:
         kind: What it is; "mixed" if it is several things at once, None if that is unknown.
         sources: The arguments' dimensions that it corresponds to element by element.
-        within: The arguments' dimensions from which its elements were made in another number or order.
-        factors: For a dimension that was joined by a reshape, the dimensions in it with their sizes.
+        within: The arguments' dimensions from which its elements were made in another number or
+            order.
+        factors: For a dimension that was joined by a reshape, the dimensions in it with their
+            sizes.
         joined: For a dimension along which tensors were concatenated, the size of each.
     """
 
@@ -136,7 +139,8 @@ _Place: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...]]
 class Axes:
     """The dimensions of the tensors of one forward, by the memory in which a tensor lies.
 
-    Every operation that returns a tensor calls `put` for it, so an entry is that of the newest tensor in its place.
+    Every operation that returns a tensor calls `put` for it, so an entry is that of the newest
+    tensor in its place.
     """
 
     known: dict[_Place, list[Axis]] = field(default_factory=dict)

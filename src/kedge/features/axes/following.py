@@ -44,7 +44,8 @@ def _declare(
 ) -> None:
     """Let a module of PyTorch say what its operations do not: which dimension of its input is the sequence.
 
-    Encoders with ``batch_first=True`` get no hook at their inputs, because it would keep PyTorch from their fast path.
+    Encoders with ``batch_first=True`` get no hook at their inputs, because it would keep PyTorch
+    from their fast path.
     """
     first = getattr(module, "batch_first", None)
     if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):

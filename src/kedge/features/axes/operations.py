@@ -29,7 +29,8 @@ def follow(axes: Axes, name: str, args: Sequence[Any], kwargs: dict[str, Any], r
     try:
         _rule(word)(axes, word, args, kwargs, results)
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError):
-        # A form of the operation that the rule does not know, or nested tensors, which have no shape: nothing is known then.
+        # A form of the operation that the rule does not know, or nested tensors, which have no
+        # shape: nothing is known then.
         _unknown(axes, word, args, kwargs, results)
 
 

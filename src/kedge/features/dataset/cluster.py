@@ -14,10 +14,13 @@ class Cluster:
     Attributes:
         workers: The number of processes that run the model, on any of the machines.
         batch_size: The number of samples in a batch of the model.
-        rows: The number of samples that a worker receives at once, rounded up to whole batches. Their features are written
-            together, so this is the loss when a worker dies, and about the size of a shard.
-        cpus: The number of the cluster's CPUs reserved for each worker; reading and writing need some as well.
-        gpus: The number of its GPUs for each worker. If not 0, workers move the model and its batches there.
+        rows: The number of samples that a worker receives at once, rounded up to whole batches.
+            Their features are written together, so this is the loss when a worker dies, and about
+            the size of a shard.
+        cpus: The number of the cluster's CPUs reserved for each worker; reading and writing need
+            some as well.
+        gpus: The number of its GPUs for each worker. If not 0, workers move the model and its
+            batches there.
         deaths: The number of workers that may die and be replaced; one more ends the run.
     """
 

@@ -1,9 +1,10 @@
 """The features of a batch: the computation in a process with the model, for any source of batches.
 
 # Note [Which sample it was]
-When the model fails on a batch, each sample is tried alone. Samples that fail alone are bad, and the rest are computed
-together once more. If no sample fails alone, the batch is at fault and the error is raised. If all fail, the error is
-raised too, unless the model still takes an earlier batch.
+When the model fails on a batch, each sample is tried alone. Samples that fail alone are bad, and
+the rest are computed together once more. If no sample fails alone, the batch is at fault and the
+error is raised. If all fail, the error is raised too, unless the model still takes an earlier
+batch.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class BatchComputer:
         batch: A function from a batch to the model's arguments; see `Options`.
         device: The device for batches; by default that of the model's first parameter.
         proven: Whether the model is known to work on other samples of the data set.
-        left_out: The entries of a dict batch that are not passed to the model, unless `batch` is given.
+        left_out: The entries of a dict batch that are not passed to the model, unless `batch` is
+            given.
 
     Raises:
         ExtractionFailed: The device cannot be used.

@@ -16,7 +16,8 @@ def usable(device: Any) -> torch.device:
         device: The device's name, such as "cuda:1", or a `torch.device`.
 
     Raises:
-        ExtractionFailed: The device does not exist or cannot compute; the message contains PyTorch's reason.
+        ExtractionFailed: The device does not exist or cannot compute; the message contains
+            PyTorch's reason.
     """
     try:
         found = torch.device(device)

@@ -72,7 +72,8 @@ def extract_dataset(
     """Write the features of every sample of a loader to a folder, or continue an earlier run of the same extraction.
 
     Args:
-        features: A callable with the interface of a model that returns features by name, such as from `kedge.extract`.
+        features: A callable with the interface of a model that returns features by name, such as
+            from `kedge.extract`.
         loader: A `DataLoader`, any iterable of batches, or a `ray.data.Dataset`.
         out: The folder; created if it does not exist.
         options: All other settings.
@@ -81,9 +82,10 @@ def extract_dataset(
         The features in the folder at the end.
 
     Raises:
-        BadSample: A sample cannot be loaded or the model cannot take it, and bad samples are not to be skipped.
-        ExtractionFailed: The loader fails, or its batches or the features are unusable; a name in reduce= does not belong
-            to a value; or the device cannot be used.
+        BadSample: A sample cannot be loaded or the model cannot take it, and bad samples are not to
+            be skipped.
+        ExtractionFailed: The loader fails, or its batches or the features are unusable; a name in
+            reduce= does not belong to a value; or the device cannot be used.
         OtherRun: The folder holds the features of another run.
         BeingWritten: Another process writes there.
         RecordingError: The folder cannot be written to; for example, the disk is full.
@@ -118,7 +120,8 @@ def extract_dataset(
             proven=len(done) > 0,
             left_out=fields.entries,
         )
-        # A stored error would keep the loader's workers alive through its traceback, so close the generators here.
+        # A stored error would keep the loader's workers alive through its traceback, so close the
+        # generators here.
         with (
             work.held(),
             reduced_as_laid_out(forward, options.reducers),
@@ -179,7 +182,8 @@ def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
 
     Raises:
         OtherRun: The folder holds something else.
-        ExtractionFailed: The run has reducers for values that it does not have, which an earlier Kedge allowed.
+        ExtractionFailed: The run has reducers for values that it does not have, which an earlier
+            Kedge allowed.
     """
     others = [
         name
@@ -211,7 +215,8 @@ def _write(
     features: Any, computed: Iterator[Columns], destination: FeatureDestination, total: int | None
 ) -> None:
     """Write computed features in a thread, and the run's manifest as soon as the first batch is computed."""
-    # Loaders start their workers with the first batch, and forking is safer before the thread starts.
+    # Loaders start their workers with the first batch, and forking is safer before the thread
+    # starts.
     first: list[Columns] = []
     for columns in computed:
         first.append(columns)

@@ -55,8 +55,8 @@ def extract_on_ray(
 
     Raises:
         BadSample: The model cannot take a sample, and bad samples are not to be skipped.
-        ExtractionFailed: ``keys=`` names no column, the data set cannot be read, workers died too often, or two samples
-            share a key.
+        ExtractionFailed: ``keys=`` names no column, the data set cannot be read, workers died too
+            often, or two samples share a key.
         OtherRun: The folder holds the features of another run.
         BeingWritten: Another process writes there.
         RecordingError: The folder cannot be written to; for example, the disk is full.

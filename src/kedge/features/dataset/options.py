@@ -23,32 +23,41 @@ class Options:
     """Settings for the computation and storage of a data set's features.
 
     Attributes:
-        batch: A function from a batch of the loader to the model's arguments: a tensor, a tuple of positional or
-            a dict of keyword arguments. By default a tensor is the argument, a dict holds keyword arguments, and the
-            first entry of a tuple or list counts.
-        keys: The samples' keys: a sequence with one for each sample of the data set, or a function from a batch of the
-            loader to one for each of its samples. By default the sample's index. For a `ray.data.Dataset` the name of
-            the column of keys, or a function; one of these is required there.
-        labels: What is stored as the samples' labels: the index or the name of an entry of the batch, or a function from a
-            batch to an entry for each of its samples; True for the second entry. Labels are numbers, of any type and shape,
-            or texts. An entry of a dict that is named here is not passed to the model, unless `batch` is given.
-        fields: What else is stored with the features, by name, each as for `labels`: ``{"path": 2}``.
-        reduce: For each name of a value in the result the reducer, or several, to update with it; such values are not
-            stored.
+        batch: A function from a batch of the loader to the model's arguments: a tensor, a tuple of
+            positional or a dict of keyword arguments. By default a tensor is the argument, a dict
+            holds keyword arguments, and the first entry of a tuple or list counts.
+        keys: The samples' keys: a sequence with one for each sample of the data set, or a function
+            from a batch of the loader to one for each of its samples. By default the sample's
+            index. For a `ray.data.Dataset` the name of the column of keys, or a function; one of
+            these is required there.
+        labels: What is stored as the samples' labels: the index or the name of an entry of the
+            batch, or a function from a batch to an entry for each of its samples; True for the
+            second entry. Labels are numbers, of any type and shape, or texts. An entry of a dict
+            that is named here is not passed to the model, unless `batch` is given.
+        fields: What else is stored with the features, by name, each as for `labels`: ``{"path":
+            2}``.
+        reduce: For each name of a value in the result the reducer, or several, to update with it;
+            such values are not stored.
         keep: Names in `reduce` whose values are stored too.
-        version: The version of the program's own functions (transforms, `batch=`, `keys=`, the loader's `collate_fn`), in
-            place of digests: a run continues in a folder as long as the functions' names and this text are the same.
-        on_bad: The treatment of a sample that cannot be loaded, or that the model cannot take: "raise" stops, "skip"
-            leaves the sample out and records that.
-        format: The format of shards: "safetensors", or with the extra of that name "zarr" or "parquet".
+        version: The version of the program's own functions (transforms, `batch=`, `keys=`, the
+            loader's `collate_fn`), in place of digests: a run continues in a folder as long as the
+            functions' names and this text are the same.
+        on_bad: The treatment of a sample that cannot be loaded, or that the model cannot take:
+            "raise" stops, "skip" leaves the sample out and records that.
+        format: The format of shards: "safetensors", or with the extra of that name "zarr" or
+            "parquet".
         device: The device for batches; by default that of the model's first parameter.
-        shard_bytes: The size at which a shard is written, less for the first ones; as many bytes again may wait meanwhile.
+        shard_bytes: The size at which a shard is written, less for the first ones; as many bytes
+            again may wait meanwhile.
         shard_seconds: The age at which a shard is written, so that a kill loses no more than that.
-        progress: Whether to show a progress bar; None: on a terminal, but not in CI; elsewhere a line is written now and then.
-        split: Whether the ranks of a distributed run share out the loader's samples; False if each rank's loader already
-            yields a part of its own. A loader with a `DistributedSampler` is recognised.
-        items: What a ``DataLoader(batch_size=None)`` yields: "samples" or "batches". By default that is read from its items:
-            with a number or a text in them they are samples, and a sampler of lists yields batches.
+        progress: Whether to show a progress bar; None: on a terminal, but not in CI; elsewhere a
+            line is written now and then.
+        split: Whether the ranks of a distributed run share out the loader's samples; False if each
+            rank's loader already yields a part of its own. A loader with a `DistributedSampler` is
+            recognised.
+        items: What a ``DataLoader(batch_size=None)`` yields: "samples" or "batches". By default
+            that is read from its items: with a number or a text in them they are samples, and a
+            sampler of lists yields batches.
         rank: The rank of this process; None: from torchrun or `torch.distributed`.
         cluster: The workers for a `ray.data.Dataset`, and their resources.
     """

@@ -44,8 +44,8 @@ class SharingRank:
 def wait_for_others(rank: SharingRank) -> bool:
     """At the first rank, wait until all ranks have called this; the others only record their call. Once per process.
 
-    Under torchrun the ranks share a store in its agent, which ends all ranks if one fails, so the wait cannot last for
-    ever. Other launchers have no such store.
+    Under torchrun the ranks share a store in its agent, which ends all ranks if one fails, so the
+    wait cannot last for ever. Other launchers have no such store.
 
     Args:
         rank: The rank of this process.

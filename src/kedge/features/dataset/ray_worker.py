@@ -1,11 +1,12 @@
 """The code that runs in the processes of a Ray cluster: actors that compute features, and tasks that write them as shards.
 
 # Note [Every row once]
-Ray repeats the call of an actor that died, and passes the result of a call to one task, which writes it. All actors skip
-the samples of earlier runs by one and the same list, so a repeated call returns the same result. Only a task that died
-after it wrote could write twice: each task leaves a mark before it writes, and a task that finds its own mark skips the
-samples already in the folder. Marks are in a folder that belongs to the run; if that is missing, the run has ended and
-tasks do not write.
+Ray repeats the call of an actor that died, and passes the result of a call to one task, which
+writes it. All actors skip the samples of earlier runs by one and the same list, so a repeated call
+returns the same result. Only a task that died after it wrote could write twice: each task leaves a
+mark before it writes, and a task that finds its own mark skips the samples already in the folder.
+Marks are in a folder that belongs to the run; if that is missing, the run has ended and tasks do
+not write.
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Worker:
     """An actor that computes the features of rows.
 
     Args:
-        job: Ray's reference to the pickled tuple of a `Run`, the model that returns features, and the places of finished
-            samples.
+        job: Ray's reference to the pickled tuple of a `Run`, the model that returns features, and
+            the places of finished samples.
     """
 
     def __init__(self, job: Any) -> None:

@@ -1,11 +1,12 @@
 """The bins of a histogram: between given edges, or of a width that is a power of two.
 
 # Note [Edges that merge]
-Bin `i` of an automatic histogram is ``[i 2^k, (i + 1) 2^k)``, and two neighbouring bins of one `k` are one bin of
-``k + 1``. So counts can be made coarser exactly, without the samples. `k` is the smallest power for which the bins from
-the least to the greatest value seen do not exceed the limit; it depends on these two values alone, in any order of
-samples, and only grows. A lower bound on `k` keeps bin numbers exact: no value is more than 2^52 bins from zero, and no
-bin is narrower than the smallest float64. Edges beyond the largest float64 are infinite.
+Bin `i` of an automatic histogram is ``[i 2^k, (i + 1) 2^k)``, and two neighbouring bins of one `k`
+are one bin of ``k + 1``. So counts can be made coarser exactly, without the samples. `k` is the
+smallest power for which the bins from the least to the greatest value seen do not exceed the limit;
+it depends on these two values alone, in any order of samples, and only grows. A lower bound on `k`
+keeps bin numbers exact: no value is more than 2^52 bins from zero, and no bin is narrower than the
+smallest float64. Edges beyond the largest float64 are infinite.
 """
 
 from __future__ import annotations

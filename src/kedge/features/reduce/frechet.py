@@ -14,14 +14,16 @@ from kedge.errors import ReducerError
 def frechet_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     """Return the squared Fréchet distance between two results of `Covariance`, taken as normal distributions.
 
-    On the last pooled features of an Inception network it is the FID of M. Heusel et al., "GANs trained by a two time-scale
-    update rule converge to a local Nash equilibrium", NeurIPS 2017. The formula is
-    ``|m_a - m_b|^2 + tr(A + B - 2 (A B)^(1/2))``: D. C. Dowson and B. V. Landau, "The Fréchet distance between
-    multivariate normal distributions", Journal of Multivariate Analysis 12(3), 1982.
+    On the last pooled features of an Inception network it is the FID of M. Heusel et al., "GANs
+    trained by a two time-scale update rule converge to a local Nash equilibrium", NeurIPS 2017. The
+    formula is ``|m_a - m_b|^2 + tr(A + B - 2 (A B)^(1/2))``: D. C. Dowson and B. V. Landau, "The
+    Fréchet distance between multivariate normal distributions", Journal of Multivariate Analysis
+    12(3), 1982.
 
-    ``tr (A B)^(1/2)`` is computed as the sum of the singular values of ``A^(1/2) B^(1/2)``: both are roots of symmetric
-    matrices, so there are no complex numbers and no small number on a diagonal. This also holds for fewer samples than
-    channels, although the distance from few samples is too large.
+    ``tr (A B)^(1/2)`` is computed as the sum of the singular values of ``A^(1/2) B^(1/2)``: both
+    are roots of symmetric matrices, so there are no complex numbers and no small number on a
+    diagonal. This also holds for fewer samples than channels, although the distance from few
+    samples is too large.
 
     Args:
         a: A result with `mean` and `covariance`.
@@ -31,7 +33,8 @@ def frechet_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
         The distance.
 
     Raises:
-        ReducerError: If the two have different numbers of channels, or one has no finite mean and covariance.
+        ReducerError: If the two have different numbers of channels, or one has no finite mean and
+            covariance.
     """
     for which, result in (("first", a), ("second", b)):
         if not isinstance(result, Mapping):

@@ -23,18 +23,20 @@ _ASIDE = ("nan", "-inf", "inf")
 class Histogram(Reducer):
     """A reducer that counts values between edges; each position of a sample is a value unless positions are pooled.
 
-    With edges, bins are as in `numpy.histogram`: ``[a, b)``, the last ``[a, b]``. Without, all bins have the same width, a
-    power of two, and begin at its multiples: the smallest for which at most `bins` of them reach from the smallest to
-    the largest value. Either way counts are exact and merge exactly.
+    With edges, bins are as in `numpy.histogram`: ``[a, b)``, the last ``[a, b]``. Without, all bins
+    have the same width, a power of two, and begin at its multiples: the smallest for which at most
+    `bins` of them reach from the smallest to the largest value. Either way counts are exact and
+    merge exactly.
 
-    The result has `n` (values), `counts`, `edges`, `under`, `over`, `nan`, `-inf` and `inf`; with `per="channel"` each has
-    the channels as its first dimension, except for given edges.
+    The result has `n` (values), `counts`, `edges`, `under`, `over`, `nan`, `-inf` and `inf`; with
+    `per="channel"` each has the channels as its first dimension, except for given edges.
 
     Args:
         edges: Increasing finite numbers; None for automatic edges.
         bins: The largest number of automatic bins.
         per: "whole" for one histogram, "channel" for one of each channel.
-        positions: What to do with values of more than two dimensions: "samples", "mean", "max" or "elements".
+        positions: What to do with values of more than two dimensions: "samples", "mean", "max" or
+            "elements".
         channel: The dimension of the channels: 1 for images, -1 for tokens.
 
     Examples:

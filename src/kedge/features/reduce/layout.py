@@ -1,12 +1,13 @@
 """The layout of a batch of features as rows of channels.
 
 # Note [Positions]
-A value ``[n, c, h, w]`` has ``h * w`` positions for each sample and channel. A summary that counts each position as a
-sample means something else than one that pools a sample's positions first. So nothing is guessed: the caller must choose,
-and a reducer without that choice refuses values with several positions.
+A value ``[n, c, h, w]`` has ``h * w`` positions for each sample and channel. A summary that counts
+each position as a sample means something else than one that pools a sample's positions first. So
+nothing is guessed: the caller must choose, and a reducer without that choice refuses values with
+several positions.
 
-A mean over positions is added up in float64 along a fixed tree of halves. Each addition is then one of two given
-numbers, and a sample's mean has the same bits in any batch and on any device.
+A mean over positions is added up in float64 along a fixed tree of halves. Each addition is then one
+of two given numbers, and a sample's mean has the same bits in any batch and on any device.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ class ChannelLayout:
     """The dimension of the channels, and the treatment of positions; see Note [Positions].
 
     Attributes:
-        positions: "samples": each position is a sample of its own; "mean" or "max": a sample's positions are pooled
-            first; "elements": each element of a sample is a channel of its own; None: values have a single position.
+        positions: "samples": each position is a sample of its own; "mean" or "max": a sample's
+            positions are pooled first; "elements": each element of a sample is a channel of its
+            own; None: values have a single position.
         channel: The dimension of the channels in a batch: 1 for images, -1 for tokens.
     """
 

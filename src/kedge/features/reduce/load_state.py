@@ -22,7 +22,8 @@ def restore(state: Mapping[str, Tensor]) -> Reducer:
     """Return a reducer with the settings and the summary in a state.
 
     Raises:
-        ReducerError: If it is not a reducer's state, or that of a class of your own: create the reducer and call `load`.
+        ReducerError: If it is not a reducer's state, or that of a class of your own: create the
+            reducer and call `load`.
     """
     settings = settings_of(state)
     name = settings.pop("reducer")

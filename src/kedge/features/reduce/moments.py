@@ -1,18 +1,20 @@
 """Mean, variance and covariance in one pass, merged in float64.
 
 # Note [Merging moments]
-The state is the mean `m` and the scatter ``M = sum((x - m) (x - m)^T)`` of `n` samples. Two parts are joined by
+The state is the mean `m` and the scatter ``M = sum((x - m) (x - m)^T)`` of `n` samples. Two parts
+are joined by
 
     d = m_b - m_a,   n = n_a + n_b,   m = m_a + d n_b / n,   M = M_a + M_b + d d^T n_a n_b / n
 
-which, unlike sums of squares, loses no digits to a large mean: T. F. Chan, G. H. Golub and R. J. LeVeque, "Updating
-formulae and a pairwise algorithm for computing sample variances", Stanford STAN-CS-79-773, 1979; for covariances
-P. Pebay, "Formulas for robust, one-pass parallel computation of covariances and arbitrary-order statistical moments",
-Sandia SAND2008-6212, 2008. With one sample as the second part it is the method of B. P. Welford, Technometrics 4(3), 1962.
-The scatter of a batch takes two passes over the batch, the first for its mean.
+which, unlike sums of squares, loses no digits to a large mean: T. F. Chan, G. H. Golub and R. J.
+LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", Stanford
+STAN-CS-79-773, 1979; for covariances P. Pebay, "Formulas for robust, one-pass parallel computation
+of covariances and arbitrary-order statistical moments", Sandia SAND2008-6212, 2008. With one sample
+as the second part it is the method of B. P. Welford, Technometrics 4(3), 1962. The scatter of a
+batch takes two passes over the batch, the first for its mean.
 
-For an infinite or NaN mean `d` is useless; there the weighted means are added, so that the result is infinite or NaN in
-any order.
+For an infinite or NaN mean `d` is useless; there the weighted means are added, so that the result
+is infinite or NaN in any order.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ class Moments(Reducer):
     """The part that `Mean` and `Covariance` share; see Note [Merging moments].
 
     Args:
-        ddof: The divisor is the number of samples less this: 1 for an unbiased estimate, 0 for the samples' own variance.
-        nonfinite: "keep": a NaN or an infinity makes its channel's moments non-finite; "skip": samples with such a value
-            are left out whole. Either way they are counted.
-        positions: The treatment of values with more than two dimensions: "samples", "mean", "max" or "elements".
+        ddof: The divisor is the number of samples less this: 1 for an unbiased estimate, 0 for the
+            samples' own variance.
+        nonfinite: "keep": a NaN or an infinity makes its channel's moments non-finite; "skip":
+            samples with such a value are left out whole. Either way they are counted.
+        positions: The treatment of values with more than two dimensions: "samples", "mean", "max"
+            or "elements".
         channel: The dimension of the channels.
     """
 
@@ -121,8 +125,9 @@ class Moments(Reducer):
 class Mean(Moments):
     """A reducer for the mean and variance of each channel, in float64.
 
-    The result has `n`, `nonfinite` (samples with a NaN or an infinity), `ddof`, `mean` and `variance`, each ``[channels]``:
-    ``variance = sum((x - mean)^2) / (n - ddof)``, NaN unless `n` is above `ddof`. Integers beyond 2^53 are rounded.
+    The result has `n`, `nonfinite` (samples with a NaN or an infinity), `ddof`, `mean` and
+    `variance`, each ``[channels]``: ``variance = sum((x - mean)^2) / (n - ddof)``, NaN unless `n`
+    is above `ddof`. Integers beyond 2^53 are rounded.
 
     Examples:
         >>> moments = recipes.Mean()
@@ -146,9 +151,9 @@ class Mean(Moments):
 class Covariance(Moments):
     """A reducer for the mean and covariance matrix of the channels, in float64, as `frechet_distance` takes them.
 
-    The result has `n`, `nonfinite` (samples with a NaN or an infinity), `ddof`, `mean` ``[channels]`` and `covariance`
-    ``[channels, channels]``: ``sum((x - mean) (x - mean)^T) / (n - ddof)``, NaN unless `n` is above `ddof`. It takes
-    8 bytes for each pair of channels.
+    The result has `n`, `nonfinite` (samples with a NaN or an infinity), `ddof`, `mean`
+    ``[channels]`` and `covariance` ``[channels, channels]``: ``sum((x - mean) (x - mean)^T) / (n -
+    ddof)``, NaN unless `n` is above `ddof`. It takes 8 bytes for each pair of channels.
 
     Examples:
         >>> covariance = recipes.Covariance()

@@ -1,21 +1,24 @@
 """Quantiles in little memory: a sketch of all values, or of each channel's.
 
 # Note [Which quantile]
-The quantile `q` of `n` values is the one of rank ``max(1, ceil(q n))``, the least value with a share `q` of all values at
-or below it: one of the values, never a number between two (Hyndman and Fan's first definition, "Sample quantiles in
-statistical packages", The American Statistician 50(4), 1996; numpy's ``inverted_cdf``). `q` counts as the decimal number
-that Python prints for it. NaN have no order and are left out; infinities have one.
+The quantile `q` of `n` values is the one of rank ``max(1, ceil(q n))``, the least value with a
+share `q` of all values at or below it: one of the values, never a number between two (Hyndman and
+Fan's first definition, "Sample quantiles in statistical packages", The American Statistician 50(4),
+1996; numpy's ``inverted_cdf``). `q` counts as the decimal number that Python prints for it. NaN
+have no order and are left out; infinities have one.
 
 # Note [Error of quantiles]
-The sketch is Apache DataSketches' KLL (Z. Karnin, K. Lang and E. Liberty, "Optimal quantile approximation in streams",
-FOCS 2016). It keeps about ``3 k`` values, each of which represents a power of two of the values seen. The rank of a returned
-value, divided by `n`, differs from `q` by at most `normalized_rank_error` in 99 of 100 cases, for any distribution: 0.14 %
-with `k = 2048`. Merged sketches have the same bound. It bounds the rank and not the value: where values are sparse, the
-next rank can be far away. Up to `k` values the sketch keeps all, results are exact, and the error is 0.
+The sketch is Apache DataSketches' KLL (Z. Karnin, K. Lang and E. Liberty, "Optimal quantile
+approximation in streams", FOCS 2016). It keeps about ``3 k`` values, each of which represents a
+power of two of the values seen. The rank of a returned value, divided by `n`, differs from `q` by
+at most `normalized_rank_error` in 99 of 100 cases, for any distribution: 0.14 % with `k = 2048`.
+Merged sketches have the same bound. It bounds the rank and not the value: where values are sparse,
+the next rank can be far away. Up to `k` values the sketch keeps all, results are exact, and the
+error is 0.
 
-The package selects the kept values at random, with a generator of its own that cannot be seeded. Two runs over more than `k`
-values return results that differ within the bound; other random generators are not affected. The least and the greatest
-value are always exact.
+The package selects the kept values at random, with a generator of its own that cannot be seeded.
+Two runs over more than `k` values return results that differ within the bound; other random
+generators are not affected. The least and the greatest value are always exact.
 
 Values are rounded to float32. Finite values beyond float32's range, 3.4e38, are refused.
 """
@@ -44,16 +47,19 @@ SMALLEST_K, LARGEST_K = 8, 65_535
 class Quantiles(Reducer):
     """A reducer for quantiles of all values or of each channel; see Note [Which quantile] and Note [Error of quantiles].
 
-    The result has `n` (values that are not NaN), `nan`, `q`, `quantiles`, `min`, `max` and `normalized_rank_error`; with
-    `per="channel"` all but `q` and the error have the channels as their first dimension. Without values a quantile is NaN.
-    The error is the bound on ``|rank / n - q|`` that holds in 99 of 100 cases, 0.0 where results are exact. A sketch takes about
-    ``12 k`` bytes: 24 KB with `k = 2048`.
+    The result has `n` (values that are not NaN), `nan`, `q`, `quantiles`, `min`, `max` and
+    `normalized_rank_error`; with `per="channel"` all but `q` and the error have the channels as
+    their first dimension. Without values a quantile is NaN. The error is the bound on ``|rank / n -
+    q|`` that holds in 99 of 100 cases, 0.0 where results are exact. A sketch takes about ``12 k``
+    bytes: 24 KB with `k = 2048`.
 
     Args:
         q: The quantiles, each from 0 to 1.
         per: "whole" for quantiles of all values, "channel" for those of each channel.
-        k: The size of a sketch, from 8 to 65,535: doubling it halves the error and doubles the memory.
-        positions: What to do with values of more than two dimensions: "samples", "mean", "max" or "elements".
+        k: The size of a sketch, from 8 to 65,535: doubling it halves the error and doubles the
+            memory.
+        positions: What to do with values of more than two dimensions: "samples", "mean", "max" or
+            "elements".
         channel: The dimension of the channels: 1 for images, -1 for tokens.
 
     Raises:
@@ -175,7 +181,8 @@ def _quantiles(sketch: Any, wanted: Sequence[float]) -> list[float]:
     if not n:
         return [math.nan] * len(wanted)
     ranks = [rank(q, n) for q in wanted]
-    # Half a rank less: the package rounds up, and floating point may give a little more than a whole number.
+    # Half a rank less: the package rounds up, and floating point may give a little more than a
+    # whole number.
     found = sketch.get_quantiles([(one - 0.5) / n for one in ranks], inclusive=True)
     ends = dict(zip((1, n), _ends(sketch), strict=True))
     return [ends.get(one, value) for one, value in zip(ranks, found, strict=True)]

@@ -1,9 +1,10 @@
 """The base class of reducers, which keep a summary of any number of samples in constant memory.
 
 # Note [Exact summaries]
-A summary depends on the samples alone: not on their batches, their order, or the order of merges. Counts and selections
-(`Histogram`, `TopK`) are equal to the last bit. Sums (`Mean`, `Covariance`) are equal up to the rounding of float64.
-`Quantiles` is a sketch: equal up to the error that it states.
+A summary depends on the samples alone: not on their batches, their order, or the order of merges.
+Counts and selections (`Histogram`, `TopK`) are equal to the last bit. Sums (`Mean`, `Covariance`)
+are equal up to the rounding of float64. `Quantiles` is a sketch: equal up to the error that it
+states.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ _SETTINGS = "settings"
 class Reducer(ABC):
     """The base class of reducers, which summarize samples batch by batch.
 
-    A reducer is created with its settings, copied for each site, and merged over processes. It can be deep-copied and
-    pickled at any time. See Note [Exact summaries].
+    A reducer is created with its settings, copied for each site, and merged over processes. It can
+    be deep-copied and pickled at any time. See Note [Exact summaries].
 
     Attributes:
-        settings: The name of the class and its arguments, which must be equal in two reducers to merge.
+        settings: The name of the class and its arguments, which must be equal in two reducers to
+            merge.
         layout: What is done with values of more than two dimensions.
         channels: The number of channels; None before the first sample.
     """
@@ -55,7 +57,8 @@ class Reducer(ABC):
             keys: The samples' keys, one for each. Only selections need them.
 
         Raises:
-            ReducerError: If the values cannot be summarized, or have another number of channels than earlier ones.
+            ReducerError: If the values cannot be summarized, or have another number of channels
+                than earlier ones.
         """
         if not isinstance(values, Tensor):
             raise ReducerError(

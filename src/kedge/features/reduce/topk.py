@@ -1,9 +1,9 @@
 """The samples with the largest, or the smallest, value of each channel.
 
 # Note [Order of the best]
-Samples are ordered by value, and those of equal value by key, as text. That is an order of all samples, so the first `k`
-do not depend on batches or on the order of merges. -0.0 is 0.0. NaN has no place in an order: it is left out and counted.
-A sample that comes twice counts twice.
+Samples are ordered by value, and those of equal value by key, as text. That is an order of all
+samples, so the first `k` do not depend on batches or on the order of merges. -0.0 is 0.0. NaN has
+no place in an order: it is left out and counted. A sample that comes twice counts twice.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ Best = list[tuple[float, str]]
 class TopK(Reducer):
     """A reducer for the k samples with the largest, or smallest, value of each channel; see Note [Order of the best].
 
-    The result has `n` (samples), `nan` ``[channels]``, `values` ``[channels, k]`` in float64, the best first and NaN where
-    there are fewer samples, and `keys`, a list of at most k keys for each channel.
+    The result has `n` (samples), `nan` ``[channels]``, `values` ``[channels, k]`` in float64, the
+    best first and NaN where there are fewer samples, and `keys`, a list of at most k keys for each
+    channel.
 
     Args:
         k: The number of samples to keep for each channel.
         largest: Whether to keep the largest values; False for the smallest.
-        positions: What to do with values of more than two dimensions: "max" or "mean", because a sample has one value
-            for each channel here; or "elements".
+        positions: What to do with values of more than two dimensions: "max" or "mean", because a
+            sample has one value for each channel here; or "elements".
         channel: The dimension of the channels: 1 for images, -1 for tokens.
 
     Examples:

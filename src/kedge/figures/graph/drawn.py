@@ -26,7 +26,8 @@ MOST = 60
 class Graph(notebook.Printed):
     """A drawing of an autograd graph: plain numbers and names, which keep nothing of the graph alive.
 
-    ``print(graph)`` prints a table by module; `dot` and `svg` return the drawing, and a notebook shows it.
+    ``print(graph)`` prints a table by module; `dot` and `svg` return the drawing, and a notebook
+    shows it.
 
     Attributes:
         nodes: The nodes in the order of execution, leaves first.
@@ -51,7 +52,8 @@ class Graph(notebook.Printed):
         """Return the graph in the DOT language of graphviz.
 
         Args:
-            depth: The number of levels of modules to open; None for as many as keep the drawing within `most` boxes.
+            depth: The number of levels of modules to open; None for as many as keep the drawing
+                within `most` boxes.
             expand: A selector of further modules to open, such as ``"layer1.0, **{Attention}"``.
             most: The largest number of boxes if `depth` is None.
 
@@ -84,9 +86,9 @@ class Graph(notebook.Printed):
                 "(apt-get install graphviz), or draw the text, Graph.dot(), on another machine"
             )
         text = self.dot(depth=depth, expand=expand, most=most)
-        ended = subprocess.run(
+        ended = subprocess.run(  # noqa: S603
             [program, "-Tsvg"], input=text, capture_output=True, text=True, check=False
-        )  # noqa: S603
+        )
         if ended.returncode:
             raise CannotDraw(f"graphviz's dot could not draw the graph: {ended.stderr.strip()}")
         return ended.stdout[ended.stdout.index("<svg") :]
@@ -149,13 +151,16 @@ class Graph(notebook.Printed):
 def graph(results: Any | Callable[[], Any], model: nn.Module | None = None) -> Graph:
     """Return the autograd graph of a result: ``graph(lambda: loss_of(model(x), y), model)``.
 
-    Call it before backward, which frees the saved tensors. Reading neither runs nor unpacks nor changes the graph.
+    Call it before backward, which frees the saved tensors. Reading neither runs nor unpacks nor
+    changes the graph.
 
     Args:
-        results: A function that runs the forward and returns its result: then Kedge follows the calls of the model's
-            modules and knows the module of each operation. Or the result of a finished forward, a tensor or any
-            structure of tensors: then operations are assigned to modules by the parameters that they take.
-        model: The model, to group operations by its modules; its parameters get names, and their bytes do not count.
+        results: A function that runs the forward and returns its result: then Kedge follows the
+            calls of the model's modules and knows the module of each operation. Or the result of a
+            finished forward, a tensor or any structure of tensors: then operations are assigned to
+            modules by the parameters that they take.
+        model: The model, to group operations by its modules; its parameters get names, and their
+            bytes do not count.
 
     Returns:
         The graph.

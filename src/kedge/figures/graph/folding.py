@@ -1,9 +1,10 @@
 """Graph folding: the choice of module calls drawn as one box, and of calls that are opened.
 
 # Note [Opened modules]
-A call is opened only if the calls around it are open, and if it made more than one operation. Without a depth, calls are
-opened level by level, as long as the drawing stays within a number of boxes. If the first level alone exceeds that number,
-consecutive boxes in the order of execution are joined: data flows in that order, so joining adds no cycle to the graph.
+A call is opened only if the calls around it are open, and if it made more than one operation.
+Without a depth, calls are opened level by level, as long as the drawing stays within a number of
+boxes. If the first level alone exceeds that number, consecutive boxes in the order of execution are
+joined: data flows in that order, so joining adds no cycle to the graph.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The assignment of nodes to module calls for graphs whose forward Kedge did not follow.
 
 # Note [Placed by parameters]
-Without the calls, a node that takes a module's own parameters belongs to that module. Nodes between two such nodes in the
-order of execution belong to the innermost module around both. That is right for operations between a module's layers, and
-one level too high for operations after its last layer.
+Without the calls, a node that takes a module's own parameters belongs to that module. Nodes between
+two such nodes in the order of execution belong to the innermost module around both. That is right
+for operations between a module's layers, and one level too high for operations after its last
+layer.
 """
 
 from __future__ import annotations

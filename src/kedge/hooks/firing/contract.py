@@ -48,7 +48,8 @@ def check_edit(
 
     Raises:
         InPlaceEdit: If the action changed the old value in place.
-        EditError: If the site takes no edits, or the result is not a tensor or has another shape, dtype or device.
+        EditError: If the site takes no edits, or the result is not a tensor or has another shape,
+            dtype or device.
     """
     if in_place:
         raise InPlaceEdit(

@@ -1,10 +1,11 @@
 """Running the actions of one event: their order, edits and failures.
 
 # Note [The order of actions]
-The actions at one site run in the order of their attachment, in forward and in backward alike, each on the
-value that the one before left. An action that was removed, is off schedule, or belongs to another leaf or call
-is skipped. In a recompute only actions run that have changed a value before, or that ask for recomputes: an edit must be
-applied again, or the recomputed graph differs from the one of the forward; an observer would see everything twice.
+The actions at one site run in the order of their attachment, in forward and in backward alike, each
+on the value that the one before left. An action that was removed, is off schedule, or belongs to
+another leaf or call is skipped. In a recompute only actions run that have changed a value before,
+or that ask for recomputes: an edit must be applied again, or the recomputed graph differs from the
+one of the forward; an observer would see everything twice.
 """
 
 from __future__ import annotations

@@ -37,9 +37,11 @@ class PassedValues:
         leaves: The leaves of the values that passed.
         empty: A description of the value that passed instead of a tensor; None without one.
         listened: How many gradient hooks were set.
-        pulses: By kind, the version of the memory that a hooked value is a view of, to detect changes in place.
+        pulses: By kind, the version of the memory that a hooked value is a view of, to detect
+            changes in place.
         no_share: Why a share could not be followed.
-        unused: The gradients that PyTorch passed as None, by kind and leaf: nothing used the leaf, but others of its node.
+        unused: The gradients that PyTorch passed as None, by kind and leaf: nothing used the leaf,
+            but others of its node.
         rebuilt: Whether a reentrant checkpoint ran it without a graph, which its backward builds.
         ungraded: What ruled out gradients of the first few values that require none.
     """
@@ -137,7 +139,8 @@ class Gate(KedgeHook):
     def through(self, kind: str, found: Found, call: int, recompute: bool) -> dict[str, Tensor]:
         """Run every leaf through the taps of a kind; returns the changed tensors by leaf.
 
-        An action may call the model and so begin a pass; the leaves after it still belong to the pass of the first.
+        An action may call the model and so begin a pass; the leaves after it still belong to the
+        pass of the first.
         """
         new: dict[str, Tensor] = {}
         taps, first = self.taps[kind], None
@@ -171,8 +174,8 @@ class Gate(KedgeHook):
             what: Its arguments.
 
         Raises:
-            Exception: Any error of the value, if the session raises failures; else a warning reports it once, and the
-                result is empty.
+            Exception: Any error of the value, if the session raises failures; else a warning
+                reports it once, and the result is empty.
         """
         try:
             return find(*what)

@@ -1,9 +1,10 @@
 """The inputs of a call as they were given, for actions that ask for them when the call has worked on them.
 
 # Note [Inputs as they were]
-An action reads its call's inputs from the call's frame, when the module may have overwritten them already. So the gate of a
-module's inputs notes their versions for actions that may ask, and copies what the module is about to overwrite: that of a
-module with `inplace=True`, of one that was seen to do it, and tensors whose changes PyTorch does not count.
+An action reads its call's inputs from the call's frame, when the module may have overwritten them
+already. So the gate of a module's inputs notes their versions for actions that may ask, and copies
+what the module is about to overwrite: that of a module with `inplace=True`, of one that was seen to
+do it, and tensors whose changes PyTorch does not count.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class NotedInput(NamedTuple):
     """One input of a call.
 
     Attributes:
-        version: The number of changes of its memory before the call; negative if PyTorch does not count them.
+        version: The number of changes of its memory before the call; negative if PyTorch does not
+            count them.
         copy: What it was; None if it is not expected to change.
     """
 

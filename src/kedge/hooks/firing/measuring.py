@@ -2,9 +2,10 @@
 
 # Note [Values alone]
 Most hooked values are only measured, and such a hook must be cheap. If every action at a gate is
-`Measuring` and names no leaf and no call, the value goes straight to the measuring functions (`measure_value`): without
-an event, unless the session keeps a timeline, and without a check whether an action changed the value. Values that
-a checkpoint or a backward computes again go through `fire`.
+`Measuring` and names no leaf and no call, the value goes straight to the measuring functions
+(`measure_value`): without an event, unless the session keeps a timeline, and without a check
+whether an action changed the value. Values that a checkpoint or a backward computes again go
+through `fire`.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ class PresentCall:
         """The inputs of the call: by position, and by name.
 
         Raises:
-            EventError: If the call is over, or runs as compiled code; or if the module has overwritten an input.
+            EventError: If the call is over, or runs as compiled code; or if the module has
+                overwritten an input.
         """
         site = self.event.site
         if site.is_gradient:
@@ -127,7 +128,8 @@ class PresentCall:
     def _within(self, *names: str) -> Mapping[str, Any]:
         """Return the variables of the gate's innermost frame that has these; empty without one.
 
-        The variables of the program's frames are not read: before Python 3.13 that would keep their values alive.
+        The variables of the program's frames are not read: before Python 3.13 that would keep their
+        values alive.
         """
         frame = self.frame.f_back
         while frame is not None:

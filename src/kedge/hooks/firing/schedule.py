@@ -147,8 +147,8 @@ class BackwardNumbers:
         """Return the number of this thread's backward pass, -1 outside of any.
 
         Args:
-            within: The backward pass that recomputed this part of the graph, -1 for none: a backward that a
-                reentrant checkpoint runs inside another belongs to that one.
+            within: The backward pass that recomputed this part of the graph, -1 for none: a
+                backward that a reentrant checkpoint runs inside another belongs to that one.
         """
         task = graph_task()
         if task == -1:
@@ -194,8 +194,9 @@ class NumberedCall:
     """A call of autograd by the program, and its number.
 
     # Note [One backward]
-    The backward of a reentrant checkpoint differentiates the checkpointed part by a backward pass of its own. For autograd
-    that is another pass, for the program it belongs to the call that it made: both have one number, whichever fires a hook first.
+    The backward of a reentrant checkpoint differentiates the checkpointed part by a backward pass
+    of its own. For autograd that is another pass, for the program it belongs to the call that it
+    made: both have one number, whichever fires a hook first.
 
     Attributes:
         number: The number.
@@ -225,10 +226,12 @@ class StepClock:
         step: The current step, from 0.
         numbers: Numbers the forward passes of all hooked models.
         backwards: The backward passes.
-        by_models: Whether the optimizers of the session's models make the steps, so that each model looks for its own.
+        by_models: Whether the optimizers of the session's models make the steps, so that each model
+            looks for its own.
         expects_optimizer: Whether an optimizer exists that will make the steps.
         awaited: For how many more forward passes to wait for a known optimizer.
-        leader: The pass counter of the model whose forward passes are the steps where nothing optimizes.
+        leader: The pass counter of the model whose forward passes are the steps where nothing
+            optimizes.
     """
 
     by_models = True
@@ -295,7 +298,8 @@ class ForwardPasses:
     """The forward passes of one hooked model that have begun, on all threads together.
 
     Attributes:
-        count: How many there were, with those in which parts of the model were called by themselves.
+        count: How many there were, with those in which parts of the model were called by
+            themselves.
         whole: How many of them called the model.
     """
 
@@ -310,7 +314,8 @@ class PassCounter(threading.local):
         clock: The clock of the session.
         begun: The model's passes on all threads.
         segments: The model's checkpointed blocks.
-        prefix: The first part of its sites' paths; empty for a model that the user named as the target.
+        prefix: The first part of its sites' paths; empty for a model that the user named as the
+            target.
     """
 
     def __init__(
@@ -397,8 +402,9 @@ class PassCounter(threading.local):
     def differentiates_again(self, listened: int) -> bool:
         """Return whether gradients come from the current recompute, not from the forward that it repeats.
 
-        They do for a reentrant checkpoint; any other discards the graph of its recompute. If the checkpoint is
-        unknown, a module that listened to gradients in its forward counts as in one that is not reentrant.
+        They do for a reentrant checkpoint; any other discards the graph of its recompute. If the
+        checkpoint is unknown, a module that listened to gradients in its forward counts as in one
+        that is not reentrant.
 
         Args:
             listened: How many gradients the module listened to in its forward.

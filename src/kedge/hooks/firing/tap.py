@@ -38,7 +38,8 @@ class Counts(NamedTuple):
         calls: How often its module was called.
         passes: How many forward passes of its model have begun.
         backwards: How many backward passes have reached a hook of its session.
-        during: What is under way on this thread: a "forward" of the model, a "backward", or neither.
+        during: What is under way on this thread: a "forward" of the model, a "backward", or
+            neither.
     """
 
     step: int
@@ -74,7 +75,8 @@ class Tap:
         self.site, self.action, self.when = site, action, when
         self.act = action.bind(site) if isinstance(action, Bindable) else as_act(action)
         self.broad = site.leaf is None and site.call is None
-        #: Called with the value and the step instead of `act` if no event is needed; see Note [Values alone].
+        #: Called with the value and the step instead of `act` if no event is needed; see Note
+        #: [Values alone].
         self.measure: Measure | None = (
             action.bind_value(site) if self.broad and isinstance(action, Measuring) else None
         )
@@ -85,7 +87,8 @@ class Tap:
         self.failed: Literal["", "raised", "off"] = ""
         self.fired = 0
         self.gate: Any = None
-        #: The counts of its gate when it was attached, and when it was removed before its session ended.
+        #: The counts of its gate when it was attached, and when it was removed before its session
+        #: ended.
         self.since = Counts(step, 0, 0, 0)
         self.until: Counts | None = None
         self.graph = InGraph(next(_numbers))

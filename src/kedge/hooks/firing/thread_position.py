@@ -13,7 +13,8 @@ class RecomputedCalls:
     """The calls in recomputes of an unknown checkpoint, counted from 0 in each backward pass.
 
     Attributes:
-        inside: The innermost checkpointed block that the current recompute of a known one calls again.
+        inside: The innermost checkpointed block that the current recompute of a known one calls
+            again.
     """
 
     __slots__ = ("_calls", "_task", "inside")
@@ -80,7 +81,8 @@ class ThreadPosition:
         graded: Whether it builds a graph.
         inside: Whether the hooked model's forward runs.
         frame: The frame that called the model.
-        segment: The checkpointed block that the newest call is in; in a recompute the one that is recomputed.
+        segment: The checkpointed block that the newest call is in; in a recompute the one that is
+            recomputed.
         calls: The number of calls in the pass, by key.
         past: The calls of a model that calls itself; None of any other.
         recomputed: The calls in recomputes.

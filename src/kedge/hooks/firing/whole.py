@@ -22,7 +22,8 @@ class ModuleGate(Gate):
 
     Attributes:
         whole: Whether some do.
-        plain: Whether a value that is one tensor needs its taps alone: none answers so, and no gradient tap is on.
+        plain: Whether a value that is one tensor needs its taps alone: none answers so, and no
+            gradient tap is on.
     """
 
     def __init__(self, owner: Owner, passes: PassCounter, path: str) -> None:

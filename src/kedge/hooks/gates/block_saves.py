@@ -1,13 +1,15 @@
 """The ``:saved`` site without a model: the tensors that autograd saves on one thread while a session is open.
 
 # Note [Passes of a block]
-Without a model there is no forward pass to count by. A pass of a block begins with the first save, and with the first
-save after a backward pass has read a tensor of the pass before, or after autograd has released all of them. So in a
-training loop each step is a pass, and each save has the same number in each step.
+Without a model there is no forward pass to count by. A pass of a block begins with the first save,
+and with the first save after a backward pass has read a tensor of the pass before, or after
+autograd has released all of them. So in a training loop each step is a pass, and each save has the
+same number in each step.
 
 # Note [Names of saves]
-When autograd saves a tensor, it does not tell which operation needs it. A tensor with a graph knows the operation that made
-it. So a save has the name of that operation, or ``leaf``, counted within the pass, and its own number: ``/exp#0:saved[2]``.
+When autograd saves a tensor, it does not tell which operation needs it. A tensor with a graph knows
+the operation that made it. So a save has the name of that operation, or ``leaf``, counted within
+the pass, and its own number: ``/exp#0:saved[2]``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Hooks in compiled code: their operators in a graph that Dynamo has captured.
 
 # Note [In the graph]
-Dynamo traces the forward hooks that exist when it compiles, and puts their operations into the graph.
-Work that must happen in Python at run time - counting, recording, measuring - enters the graph as
-one opaque operator without a result. It is registered as having an effect, so that the compiler neither
-removes nor reorders it. Dynamo traces edits, Kedge's and plain functions alike, and they become
-part of the graph. For a gradient the graph has an identity whose backward calls the operator.
+Dynamo traces the forward hooks that exist when it compiles, and puts their operations into the
+graph. Work that must happen in Python at run time - counting, recording, measuring - enters the
+graph as one opaque operator without a result. It is registered as having an effect, so that the
+compiler neither removes nor reorders it. Dynamo traces edits, Kedge's and plain functions alike,
+and they become part of the graph. For a gradient the graph has an identity whose backward calls the
+operator.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def _show(tap: Tap, x: Tensor, make: Callable[..., Event], of: tuple[Tap, str, i
         _site(tap, leaf)
         measure_value((tap,), x.detach(), owner.clock.step, owner.fired, make, of, leaf)
         return
-    # The compiler may reuse the memory and the tensor object as soon as the operator has returned: the next value
-    # would then pass for this one.
+    # The compiler may reuse the memory and the tensor object as soon as the operator has returned:
+    # the next value would then pass for this one.
     fire((tap,), x.clone() if getattr(tap.action, "keeps", False) else x.detach(), make(*of))
 
 

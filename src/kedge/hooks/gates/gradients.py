@@ -242,8 +242,8 @@ def listen(
     """Fire a gate's taps with the gradient of an input or output of a forward.
 
     A tensor may live for several passes (an input that is used again, a parameter that a module
-    returns), and a recompute has the very inputs of its forward: each tensor gets one listener for a
-    place, because several would repeat an edit.
+    returns), and a recompute has the very inputs of its forward: each tensor gets one listener for
+    a place, because several would repeat an edit.
 
     Args:
         tensor: A tensor that requires grad.
@@ -251,8 +251,8 @@ def listen(
         recompute: Whether a checkpoint's recompute passes the tensor.
 
     Returns:
-        The listener in force; where its gradient may be unavailable, its `pulse` shows whether it is: see
-        Note [Gradients of views].
+        The listener in force; where its gradient may be unavailable, its `pulse` shows whether it
+        is: see Note [Gradients of views].
     """
     aliased = may_alias(tensor)
     known = _heard(tensor, listener) if aliased or on_tensor(tensor) else None
@@ -286,15 +286,16 @@ def edges_into(
     """Return the nodes of one call that pass a gradient on to its inputs.
 
     # Note [The share of one call]
-    A tensor's gradient is the sum over all its uses. One module call contributes the gradients that its
-    own nodes send along the edges into the tensor's node. Walking back from the call's outputs
+    A tensor's gradient is the sum over all its uses. One module call contributes the gradients that
+    its own nodes send along the edges into the tensor's node. Walking back from the call's outputs
     finds them without an identity node in the graph, which would change bits. The walk ends at
     every input: the nodes behind an input precede the call, even if they lead to another input,
     as in ``output(dense(x), x)``.
 
     Args:
         roots: The outputs of the call.
-        inputs: Each input's `torch.autograd.graph.GradientEdge`, taken before the call; None without one.
+        inputs: Each input's `torch.autograd.graph.GradientEdge`, taken before the call; None
+            without one.
 
     Returns:
         For each input, the nodes and the positions of their ``grad_inputs`` that go to it.

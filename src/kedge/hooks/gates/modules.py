@@ -1,8 +1,8 @@
 """Modules: one forward-pre and one forward hook for each hooked module of a session.
 
 # Note [Two gates]
-All taps of a session on one module belong to two gates: `InputGate` sees the inputs, `OutputGate` the
-outputs. The gates also set the gradient hooks, on the tensors that pass, because a module's own
+All taps of a session on one module belong to two gates: `InputGate` sees the inputs, `OutputGate`
+the outputs. The gates also set the gradient hooks, on the tensors that pass, because a module's own
 backward hooks change bits (Note [No full backward hooks]).
 """
 

@@ -2,12 +2,13 @@
 
 # Note [What is a save]
 Autograd saves a tensor when an operation needs it for its backward. Each save is an event of the
-innermost module with an active call; the leaf is the number of the save within that call, from 0. A tensor that two
-operations need is saved twice. Parameters, buffers and inputs are saved like all others.
+innermost module with an active call; the leaf is the number of the save within that call, from 0. A
+tensor that two operations need is saved twice. Parameters, buffers and inputs are saved like all
+others.
 
 # Note [Taken away]
-After the program's own pair of hooks, or a `kedge.offload` further inside, has replaced a tensor by something else,
-actions can observe the tensor, but not replace it.
+After the program's own pair of hooks, or a `kedge.offload` further inside, has replaced a tensor by
+something else, actions can observe the tensor, but not replace it.
 """
 
 from __future__ import annotations

@@ -94,7 +94,10 @@ class TensorGate:
         self.retime()
 
     def fire(self, value: Tensor | None, leaf: str = "") -> Tensor | None:
-        """Run the taps; return the value's replacement or None. PyTorch passes None for an unused output."""
+        """Run the taps; return the value's replacement or None.
+
+        PyTorch passes None for an unused output.
+        """
         if is_watched():
             with OwnWork():
                 return self.fire(value, leaf)
@@ -120,11 +123,13 @@ class GradientParts:
     """The parts in which the gradient of a leaf arrives within one backward pass of the program.
 
     # Note [A gradient in parts]
-    A reentrant checkpoint differentiates its block by a backward pass of its own, so a parameter that is used inside and
-    outside of one, or in several, gets its gradient in parts, each of which PyTorch adds to ``.grad`` and passes to hooks. The
-    actions see the sum of the parts so far: what they kept of an earlier sum is withdrawn, and where they edit, the difference to
-    the edit of the earlier sum is passed on, so that the parts add up to the edit of the whole. The first part is kept only where
-    others are expected; where they were not, it is read from ``.grad``, if that was empty before.
+    A reentrant checkpoint differentiates its block by a backward pass of its own, so a parameter
+    that is used inside and outside of one, or in several, gets its gradient in parts, each of which
+    PyTorch adds to ``.grad`` and passes to hooks. The actions see the sum of the parts so far: what
+    they kept of an earlier sum is withdrawn, and where they edit, the difference to the edit of the
+    earlier sum is passed on, so that the parts add up to the edit of the whole. The first part is
+    kept only where others are expected; where they were not, it is read from ``.grad``, if that was
+    empty before.
 
     Attributes:
         leaf: The tensor.

@@ -1,12 +1,14 @@
 """The names of tensors: those of the program's variables.
 
 # Note [Names from the source]
-The name of an argument comes from the text of the call, not from the variables of its frame: up to Python 3.12 a function's
-frame that was once asked for its variables keeps them alive until the function returns.
+The name of an argument comes from the text of the call, not from the variables of its frame: up to
+Python 3.12 a function's frame that was once asked for its variables keeps them alive until the
+function returns.
 
-The text may be that of another version of the file, and the call that of another function, which calls Kedge: a
-`functools.partial`, or `contextvars.Context.run`. So a name counts only if the call in the text is one of a function with the
-name of Kedge's, and if the bytecode that is running loads the same names for it in the same order.
+The text may be that of another version of the file, and the call that of another function, which
+calls Kedge: a `functools.partial`, or `contextvars.Context.run`. So a name counts only if the call
+in the text is one of a function with the name of Kedge's, and if the bytecode that is running loads
+the same names for it in the same order.
 """
 
 from __future__ import annotations
@@ -40,8 +42,8 @@ def name_of_argument(function: str, keyword: str, value: Tensor) -> str:
         value: The argument.
 
     Returns:
-        The name, as a path without brackets. If the argument is no variable, or the source is not known: the only global
-        variable that holds the value, or else "tensor".
+        The name, as a path without brackets. If the argument is no variable, or the source is not
+        known: the only global variable that holds the value, or else "tensor".
     """
     frame = _outside()
     if frame is None:
@@ -132,8 +134,8 @@ def _span(positions: Any) -> tuple[tuple[int, int], tuple[int, int]]:
 def variables_around() -> dict[str, Tensor]:
     """Return the tensors in the program's variables around the running call of Kedge, by their names; each tensor once.
 
-    These are the global variables, and those of the calling function where reading them keeps nothing alive; the parameters
-    of modules among them, and the tensors in lists, tuples and dicts.
+    These are the global variables, and those of the calling function where reading them keeps
+    nothing alive; the parameters of modules among them, and the tensors in lists, tuples and dicts.
     """
     frame, found = _outside(), dict[int, tuple[str, Tensor]]()
     if frame is None:

@@ -1,13 +1,15 @@
 """Operations inside attention, which PyTorch hides from function modes, or changes under one.
 
 # Note [Inside attention]
-`F.multi_head_attention_forward` passes itself to the mode as one operation and then runs with the mode off. So Kedge runs
-a copy of the function with the same code, in which the check for modes returns False, with the mode on: the same
-operations on the same tensors. Nothing in PyTorch changes.
+`F.multi_head_attention_forward` passes itself to the mode as one operation and then runs with the
+mode off. So Kedge runs a copy of the function with the same code, in which the check for modes
+returns False, with the mode on: the same operations on the same tensors. Nothing in PyTorch
+changes.
 
 # Note [Fused attention]
-Without grad, `nn.MultiheadAttention` has a fused path with other bits, which it does not take under a mode.
-So no mode is on in a call that would take it. The forward's own code decides: it runs up to the decision.
+Without grad, `nn.MultiheadAttention` has a fused path with other bits, which it does not take under
+a mode. So no mode is on in a call that would take it. The forward's own code decides: it runs up to
+the decision.
 """
 
 from __future__ import annotations

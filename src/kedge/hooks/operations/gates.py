@@ -119,7 +119,8 @@ class ForwardUnderWay:
     Attributes:
         operations: The operations of the module.
         module: The module; None for a part of its forward that a checkpoint runs again.
-        function: The name of the `torch.autograd.Function` whose forward runs the current operation; empty without one.
+        function: The name of the `torch.autograd.Function` whose forward runs the current
+            operation; empty without one.
     """
 
     __slots__ = (
@@ -159,7 +160,8 @@ class OperationGate(Gate):
         early: Whether any tap at an operation's inputs is on schedule.
         late: Whether any tap at its outputs is, or at their gradients.
         backward: Whether any tap at its outputs' gradients is.
-        many: Whether the module is one of several that a pattern matches, so that it may well have no such operation.
+        many: Whether the module is one of several that a pattern matches, so that it may well have
+            no such operation.
         ungraded: How many operations ran in the forward of a `torch.autograd.Function`.
     """
 
@@ -215,7 +217,8 @@ class OperationGate(Gate):
             The positional and the keyword arguments for the operation.
 
         Raises:
-            EditError: If an action replaces one of `fixed`, or edits inside a `torch.autograd.Function`.
+            EditError: If an action replaces one of `fixed`, or edits inside a
+                `torch.autograd.Function`.
         """
         __tracebackhide__ = True
         if is_watched():

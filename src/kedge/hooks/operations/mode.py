@@ -1,34 +1,39 @@
 """The mode that sees operations inside a module's own forward and passes them to the gates of their taps.
 
 # Note [Whose operation]
-A `TorchFunctionMode` sees all calls of PyTorch on a thread, from any caller. The forward-pre hook of a hooked
-module pushes it and the module's forward hook pops it, so that it is active in a checkpoint's recompute
-too, and costs other modules nothing. The frames show which module an operation belongs to: no other module's frame lies
-between the call and the frame that runs the module's forward. So a module that a forward calls, however it holds it, keeps
-its own operations; the hooks on children only keep their operations from passing the mode. Computations of an
-action belong to no module, and neither do those in another hook of the same module.
+A `TorchFunctionMode` sees all calls of PyTorch on a thread, from any caller. The forward-pre hook
+of a hooked module pushes it and the module's forward hook pops it, so that it is active in a
+checkpoint's recompute too, and costs other modules nothing. The frames show which module an
+operation belongs to: no other module's frame lies between the call and the frame that runs the
+module's forward. So a module that a forward calls, however it holds it, keeps its own operations;
+the hooks on children only keep their operations from passing the mode. Computations of an action
+belong to no module, and neither do those in another hook of the same module.
 
 # Note [The frames that count]
-Kedge's own frames lie between the modes of two sessions. The second must see an operation that the first passes on, but
-not the first one's own computations. So `_operate` and `fire` end the search, and `_onward` leads past `_operate`.
+Kedge's own frames lie between the modes of two sessions. The second must see an operation that the
+first passes on, but not the first one's own computations. So `_operate` and `fire` end the search,
+and `_onward` leads past `_operate`.
 
 # Note [Inside a function of one's own]
-The mode sees operations in the forward of a `torch.autograd.Function`, and actions may observe them. But that forward runs
-without grad, and the backward written for it does not take an edit into account: the output would change, the gradient
-would not. So an edit there is an error, and there are no gradients to listen to. If that forward turns grad on again, it
-builds a graph of its own, in which an edit counts. A reentrant checkpoint is such a function too; its backward runs the
-forward again.
+The mode sees operations in the forward of a `torch.autograd.Function`, and actions may observe
+them. But that forward runs without grad, and the backward written for it does not take an edit into
+account: the output would change, the gradient would not. So an edit there is an error, and there
+are no gradients to listen to. If that forward turns grad on again, it builds a graph of its own, in
+which an edit counts. A reentrant checkpoint is such a function too; its backward runs the forward
+again.
 
 # Note [Interrupted calls]
-PyTorch calls no forward hook when a `KeyboardInterrupt`, or another exception that is no `Exception`, passes through a
-module. If the forward around it catches that, the calls inside are over, and their entries are not. The frames on the stack
-show which calls run: they are looked at when a module is called, and when an operation is not of the innermost call but may
-be of one around it. In an unhooked child the mode is off, so if the interrupt passes through that, the operations up to
-the next call of a module are not seen; the ledger says so.
+PyTorch calls no forward hook when a `KeyboardInterrupt`, or another exception that is no
+`Exception`, passes through a module. If the forward around it catches that, the calls inside are
+over, and their entries are not. The frames on the stack show which calls run: they are looked at
+when a module is called, and when an operation is not of the innermost call but may be of one around
+it. In an unhooked child the mode is off, so if the interrupt passes through that, the operations up
+to the next call of a module are not seen; the ledger says so.
 
 # Note [Ended inside an operation]
-PyTorch takes a mode off its stack for the operation that it passes to the mode, and puts it back afterwards. So an action at
-an operation cannot take the mode off when it ends or pauses its own session: the end of the module's forward does.
+PyTorch takes a mode off its stack for the operation that it passes to the mode, and puts it back
+afterwards. So an action at an operation cannot take the mode off when it ends or pauses its own
+session: the end of the module's forward does.
 """
 
 from __future__ import annotations
@@ -74,7 +79,8 @@ class OperationMode(TorchFunctionMode):
 
     Attributes:
         here: The modes of all threads, including this one.
-        entries: The active calls of hooked modules, and the operations of other children that run in one.
+        entries: The active calls of hooked modules, and the operations of other children that run
+            in one.
         now: The innermost entry, if its module is hooked.
         up: Whether this mode is on PyTorch's stack.
     """
@@ -214,7 +220,8 @@ def _take_off(mode: OperationMode, *, anywhere: bool) -> bool:
 
     Args:
         mode: The mode.
-        anywhere: Whether to search below a mode of the program, too, not only below those of other sessions.
+        anywhere: Whether to search below a mode of the program, too, not only below those of other
+            sessions.
     """
     above: list[Any] = []
     found = False
@@ -318,8 +325,9 @@ def _run_again(here: ThreadMode, entry: ForwardUnderWay) -> None:
     """Wrap the recompute of a checkpoint that the forward has begun, so that its operations pass the mode.
 
     # Note [Checkpoints inside a forward]
-    The recompute of a whole module calls its hooks. The recompute of a part of its forward calls a function, and no hook:
-    so the function that the checkpoint keeps pushes the mode first. An edit must be applied again.
+    The recompute of a whole module calls its hooks. The recompute of a part of its forward calls a
+    function, and no hook: so the function that the checkpoint keeps pushes the mode first. An edit
+    must be applied again.
     """
     passes = here.passes
     for owner, reentrant, _ in owners_around(passes.here):

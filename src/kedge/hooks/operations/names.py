@@ -1,11 +1,11 @@
 """The names of operations, and which calls are operations.
 
 # Note [Names of operations]
-An operation has the name of the function that a forward calls: ``relu`` for `F.relu`, `torch.relu` and
-``x.relu()`` alike. Operators lose their underscores and the ``r`` of reflected ones (``1 - x`` is a
-``sub``), in-place ones end in an underscore (``x += y`` is ``add_``), ``x[i] = v`` is ``setitem``. A
-property that is a tensor, such as ``x.T``, has its own name. A call that returns no tensor (``x.size()``,
-``x.shape``, ``x.item()``) is not an operation.
+An operation has the name of the function that a forward calls: ``relu`` for `F.relu`, `torch.relu`
+and ``x.relu()`` alike. Operators lose their underscores and the ``r`` of reflected ones (``1 - x``
+is a ``sub``), in-place ones end in an underscore (``x += y`` is ``add_``), ``x[i] = v`` is
+``setitem``. A property that is a tensor, such as ``x.T``, has its own name. A call that returns no
+tensor (``x.size()``, ``x.shape``, ``x.item()``) is not an operation.
 """
 
 from __future__ import annotations

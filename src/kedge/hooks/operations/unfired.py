@@ -19,7 +19,8 @@ _SHOWN = 8
 def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | None:
     """Return why there was no such operation; None if there was, or if its module was not called.
 
-    For a gradient of an operation there was, the cause may be a `torch.autograd.Function` around it.
+    For a gradient of an operation there was, the cause may be a `torch.autograd.Function` around
+    it.
 
     Args:
         tap: The tap.

@@ -1,12 +1,14 @@
 """Removal of Kedge's hooks from copies, pickles and scripts of a hooked module.
 
 # Note [Tables without Kedge's hooks]
-Whatever copies, pickles or scripts a module does so with its ``__dict__``, of which the hook tables are a part. Nothing is
-added to the ``__dict__``: a program that copies it makes a module of its own, to which a method in it would
-not belong. Instead, each table with hooks of Kedge's has attributes, as an `OrderedDict` may: ``__reduce_ex__``, which pickle
-and deepcopy look up on the table itself; ``copy``; and ``values``, by which `torch.jit.script` finds hooks to compile and
-functions of `torch.ao` find hooks to move to another module. They give what the program has put into the table. PyTorch calls
-hooks by ``items``. The table remains the same object, so the program's handles keep working, before and after.
+Whatever copies, pickles or scripts a module does so with its ``__dict__``, of which the hook tables
+are a part. Nothing is added to the ``__dict__``: a program that copies it makes a module of its
+own, to which a method in it would not belong. Instead, each table with hooks of Kedge's has
+attributes, as an `OrderedDict` may: ``__reduce_ex__``, which pickle and deepcopy look up on the
+table itself; ``copy``; and ``values``, by which `torch.jit.script` finds hooks to compile and
+functions of `torch.ao` find hooks to move to another module. They give what the program has put
+into the table. PyTorch calls hooks by ``items``. The table remains the same object, so the
+program's handles keep working, before and after.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ _lock = threading.Lock()
 
 
 class KedgeHook:
-    """A Kedge hook on a module. In a copy of its table that a program makes in some other way, it does nothing."""
+    """A Kedge hook on a module.
+
+    In a copy of its table that a program makes in some other way, it does nothing.
+    """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
         """Return a function that does nothing, so that a copied model is not hooked."""

@@ -1,9 +1,10 @@
 """The hooks that a session has installed, and how a pause removes and restores them.
 
 # Note [Back in its place]
-PyTorch runs the hooks of a table in the table's order. A restored hook goes behind those that preceded it at its
-removal, and behind older ones that were out then, too, such as those of another paused session. It goes before all
-others: they followed it, or were added during its absence. A smaller key means an older hook.
+PyTorch runs the hooks of a table in the table's order. A restored hook goes behind those that
+preceded it at its removal, and behind older ones that were out then, too, such as those of another
+paused session. It goes before all others: they followed it, or were added during its absence. A
+smaller key means an older hook.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class InstalledHook:
         """Restore the hook; see Note [Back in its place].
 
         Args:
-            cleared: The callable to restore if `out` found none because the program had cleared the table.
+            cleared: The callable to restore if `out` found none because the program had cleared the
+                table.
         """
         table: Any = self.handle.hooks_dict_ref()
         hook, key = self._hook, self.handle.id
@@ -275,7 +277,8 @@ class InstalledHooks:
     def attaching(self) -> Iterator[None]:
         """Keep what the block installs if it succeeds; else remove it, and call what `on_failure` has collected.
 
-        In a pause everything is restored for the length of the block, so that hooks attached there come after it.
+        In a pause everything is restored for the length of the block, so that hooks attached there
+        come after it.
         """
         paused, outer, around, attached = self.paused, self.cleanup, self._failed, ExitStack()
         self.back()

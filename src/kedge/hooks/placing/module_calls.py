@@ -1,10 +1,11 @@
 """The calls of modules: those active on each thread, the inputs of each, and when it ended.
 
 # Note [Calls under way]
-Each module has a forward-pre hook and a forward hook. PyTorch calls the forward hook also when the call raises - which is
-how a checkpoint's recompute stops early. The hook removes the call from its thread's list, together with any inner calls
-that never ended: PyTorch did not reach their hooks. It calls no hook when a `KeyboardInterrupt` or the end of the program
-passes through: when the outermost module is called next, the frames of the thread show which calls that left.
+Each module has a forward-pre hook and a forward hook. PyTorch calls the forward hook also when the
+call raises - which is how a checkpoint's recompute stops early. The hook removes the call from its
+thread's list, together with any inner calls that never ended: PyTorch did not reach their hooks. It
+calls no hook when a `KeyboardInterrupt` or the end of the program passes through: when the
+outermost module is called next, the frames of the thread show which calls that left.
 """
 
 from __future__ import annotations
@@ -129,11 +130,14 @@ class CallTracker(Generic[S, T]):
     """Follows calls of modules, on every thread; see Note [Calls under way].
 
     Args:
-        begin: Called when a call begins, with the calls around it, the subject, the module, and its inputs
-            (arguments by position, and by name). Returns the note on the call; None leaves the call unfollowed.
-        end: Called when the call has ended, with the calls still active, the note, and the output: None
-            if the call raised. Without `end` no call is followed to its end, and `begin` returns None.
-        skip: Whether calls of a module are skipped now; it must return the same when a call begins and when it ends.
+        begin: Called when a call begins, with the calls around it, the subject, the module, and its
+            inputs (arguments by position, and by name). Returns the note on the call; None leaves
+            the call unfollowed.
+        end: Called when the call has ended, with the calls still active, the note, and the output:
+            None if the call raised. Without `end` no call is followed to its end, and `begin`
+            returns None.
+        skip: Whether calls of a module are skipped now; it must return the same when a call begins
+            and when it ends.
         shield: Runs the functions above.
     """
 
@@ -173,8 +177,8 @@ class CallTracker(Generic[S, T]):
         Args:
             module: The module.
             subject: Passed to `begin`.
-            outermost: Whether the program, as a rule, calls the module from outside of all others: its calls then first
-                remove those that an interrupt has left.
+            outermost: Whether the program, as a rule, calls the module from outside of all others:
+                its calls then first remove those that an interrupt has left.
             first: Whether the call begins before other hooks run.
             inside: Whether the call ends before other hooks run.
         """
@@ -209,7 +213,8 @@ class CallTracker(Generic[S, T]):
     def close(self) -> None:
         """Remove all hooks, and the active calls with them.
 
-        PyTorch still runs hooks that it has collected for a call, so a call may begin after this; it is not followed.
+        PyTorch still runs hooks that it has collected for a call, so a call may begin after this;
+        it is not followed.
         """
         self._on_begin, self._on_end = (
             _not_followed,

@@ -1,13 +1,14 @@
 """Keeps warnings that Kedge causes from the program, whatever the program does with warnings.
 
 # Note [Warnings that are nobody's]
-While Kedge watches, PyTorch may warn of Kedge's hooks, or of an operation with which Kedge measures. The program can do
-nothing about it; yet it may have turned warnings into errors, count them, or capture them, as pytest does for each test.
-So Kedge's filter is the first one, and stays the first when the program adds others in front or copies the list, as
-`warnings.catch_warnings` does: the list itself sees to that. The filter asks for the text, or for who runs.
+While Kedge watches, PyTorch may warn of Kedge's hooks, or of an operation with which Kedge
+measures. The program can do nothing about it; yet it may have turned warnings into errors, count
+them, or capture them, as pytest does for each test. So Kedge's filter is the first one, and stays
+the first when the program adds others in front or copies the list, as `warnings.catch_warnings`
+does: the list itself sees to that. The filter asks for the text, or for who runs.
 
-Kedge's own reports never come this way: a watch writes lines to stderr. Warnings of Kedge's functions that the program
-calls itself are the program's.
+Kedge's own reports never come this way: a watch writes lines to stderr. Warnings of Kedge's
+functions that the program calls itself are the program's.
 """
 
 from __future__ import annotations
@@ -131,7 +132,8 @@ def _of_program(filters: Iterable[Any]) -> list[Any]:
 def ignore_warnings(matchers: Sequence[Matcher] = OF_A_WATCH) -> None:
     """Keep warnings from the program.
 
-    `warnings.filterwarnings` would make Python forget which of the program's own warnings it has printed already.
+    `warnings.filterwarnings` would make Python forget which of the program's own warnings it has
+    printed already.
     """
     _QUIET.matchers += matchers
     if not isinstance(warnings.filters, _OwnFirst):

@@ -53,7 +53,8 @@ class SeenModules(ByIdentity[nn.Module, None]):
     def is_never_root(self, module: nn.Module) -> bool:
         """Whether a module never becomes a root.
 
-        It may be a replica; or it may compute a parameter, for which PyTorch calls it while the owner is being built.
+        It may be a replica; or it may compute a parameter, for which PyTorch calls it while the
+        owner is being built.
         """
         if isinstance(module, ParametrizationList):
             self._never_roots.update((inside, None) for inside in modules_in(module).values())

@@ -1,18 +1,20 @@
 """Stand-ins: modules that take the place of a layer, with the layer's state and class, and with calls of their own.
 
 # Note [Stand-ins]
-A stand-in is an object of its own that shares its layer's ``__dict__``: parameters, buffers, inner modules, hooks, mode and all
-other attributes. Its class is a subclass of the layer's, of the same name. So a program that puts it where the layer stood
-finds the same names in ``state_dict`` and ``named_modules``, and the same ``isinstance``, ``len`` and methods. The layer does
-not change: its own calls and pickles are what they were.
+A stand-in is an object of its own that shares its layer's ``__dict__``: parameters, buffers, inner
+modules, hooks, mode and all other attributes. Its class is a subclass of the layer's, of the same
+name. So a program that puts it where the layer stood finds the same names in ``state_dict`` and
+``named_modules``, and the same ``isinstance``, ``len`` and methods. The layer does not change: its
+own calls and pickles are what they were.
 
-A module that had the layer as a child would add its own name to every path. Changing the class of the layer, as
-``fully_shard`` does, would change a program's object, and its calls in other places.
+A module that had the layer as a child would add its own name to every path. Changing the class of
+the layer, as ``fully_shard`` does, would change a program's object, and its calls in other places.
 
 # Note [The class of a stand-in]
-The layer's class does not hear of the subclass: its ``__init_subclass__`` may keep a list of layers by name. Nor does its
-``__del__`` run for a stand-in, whose end is not the layer's. A lazy module replaces its class in its first call; the layer
-gets that class, too. ``parametrize`` and ``fully_shard`` derive a class from the stand-in's, which the layer cannot have.
+The layer's class does not hear of the subclass: its ``__init_subclass__`` may keep a list of layers
+by name. Nor does its ``__del__`` run for a stand-in, whose end is not the layer's. A lazy module
+replaces its class in its first call; the layer gets that class, too. ``parametrize`` and
+``fully_shard`` derive a class from the stand-in's, which the layer cannot have.
 """
 
 from __future__ import annotations

@@ -1,20 +1,23 @@
 """The tensors that a checkpoint holds without saving them: in containers, given by keyword, or within its function.
 
 # Note [Withheld]
-A checkpoint saves its tensor arguments, and saved-tensor hooks receive them. It holds other arguments unchanged, in the
-list from which it recomputes, and keyword arguments in a dict that its recompute closes over. No hook receives tensors
-in either. List and dict are the checkpoint's own, one for each call of it.
+A checkpoint saves its tensor arguments, and saved-tensor hooks receive them. It holds other
+arguments unchanged, in the list from which it recomputes, and keyword arguments in a dict that its
+recompute closes over. No hook receives tensors in either. List and dict are the checkpoint's own,
+one for each call of it.
 
-So Kedge offers these tensors to a keeper once the checkpoint's forward is over. It removes the tensors that the keeper
-takes from their containers, and puts them back when the recompute begins, before the checkpoint's function runs. It
-changes a container only if, by its reference count, the checkpoint alone holds it: so the program never finds a
-tensor missing, and the recompute sees whatever the program writes into its own containers. Kedge checks this when a
-module is called in the next checkpoint, and when the module around this one ends; by then nothing else holds
-a container that was made for the call. The modes active at that moment are suspended: a selective checkpoint would
-count the operations as its own.
+So Kedge offers these tensors to a keeper once the checkpoint's forward is over. It removes the
+tensors that the keeper takes from their containers, and puts them back when the recompute begins,
+before the checkpoint's function runs. It changes a container only if, by its reference count, the
+checkpoint alone holds it: so the program never finds a tensor missing, and the recompute sees
+whatever the program writes into its own containers. Kedge checks this when a module is called in
+the next checkpoint, and when the module around this one ends; by then nothing else holds a
+container that was made for the call. The modes active at that moment are suspended: a selective
+checkpoint would count the operations as its own.
 
-A tensor that still exists when the recompute begins is put back itself. Any other comes back with the values
-that it had when the keeper took it. A tensor that was put back stays, for a backward that runs again.
+A tensor that still exists when the recompute begins is put back itself. Any other comes back with
+the values that it had when the keeper took it. A tensor that was put back stays, for a backward
+that runs again.
 """
 
 from __future__ import annotations
@@ -362,10 +365,10 @@ _ALONE = _count([object()], 0)
 class PendingCheckpoints:
     """The checkpoints with arguments still to offer to one keeper, on one thread; see Note [Withheld].
 
-    A keeper with a method ``beside(owner, place)`` receives each checkpoint instead, and takes nothing out of it. A method
-    ``stays(value, place)`` receives the tensors that could not be offered, and ``passed(place)`` each call of a
-    module in a checkpoint's forward, because autograd drops the tensors saved there. A keeper that ``watches`` is offered
-    nothing here.
+    A keeper with a method ``beside(owner, place)`` receives each checkpoint instead, and takes
+    nothing out of it. A method ``stays(value, place)`` receives the tensors that could not be
+    offered, and ``passed(place)`` each call of a module in a checkpoint's forward, because autograd
+    drops the tensors saved there. A keeper that ``watches`` is offered nothing here.
 
     Args:
         active: The keeper on this thread.

@@ -3,8 +3,9 @@
 `keep` puts a `Keeper` in force and returns an object that ends it::
 
     class Mine:                                        # a Keeper
-        def pack(self, value, place): ...              # None: leave it where it is (by reference, version checked)
-        def unpack(self, packed): ...                  # gets what pack returned, never None
+        def pack(self, value, place): ...              # None: leave it where it is (by reference,
+        version checked) def unpack(self, packed): ...                  # gets what pack returned,
+        never None
 
     with ExitStack() as stack:
         keep(stack, model, Mine(), ambient=True)
@@ -12,10 +13,11 @@
 
 `kedge.hooks.saved.pairs` describes how the hook pair behaves among others.
 # Note [Which module is the innermost]
-Each module has a forward-pre hook, which adds its call to the thread's active calls, and a forward hook, which
-removes that call together with any inner calls that never ended. PyTorch calls the forward hook also when the
-call raises - which is how a checkpoint's recompute stops early - but not for a `KeyboardInterrupt`: the next call of
-the model, or the end of the block, removes the calls that this leaves.
+Each module has a forward-pre hook, which adds its call to the thread's active calls, and a forward
+hook, which removes that call together with any inner calls that never ended. PyTorch calls the
+forward hook also when the call raises - which is how a checkpoint's recompute stops early - but not
+for a `KeyboardInterrupt`: the next call of the model, or the end of the block, removes the calls
+that this leaves.
 """
 
 from __future__ import annotations
@@ -56,23 +58,27 @@ _ASIDE = {
 class Keeper(Protocol):
     """Decides over saved tensors. Called from any thread; `pack` in the forward, `unpack` in the backward.
 
-    Optional: with ``watches = True`` and a method ``see(value, place)`` it also receives the tensors that another keeper or
-    a foreign pair has taken, and those that a checkpoint recomputes; with ``sees_recompute = True`` it receives the latter, and
-    may decide over all others. The methods ``beside``, ``stays`` and ``passed`` are
-    optional, too; see `kedge.hooks.saved.checkpoint_inputs.PendingCheckpoints`.
+    Optional: with ``watches = True`` and a method ``see(value, place)`` it also receives the
+    tensors that another keeper or a foreign pair has taken, and those that a checkpoint recomputes;
+    with ``sees_recompute = True`` it receives the latter, and may decide over all others. The
+    methods ``beside``, ``stays`` and ``passed`` are optional, too; see
+    `kedge.hooks.saved.checkpoint_inputs.PendingCheckpoints`.
     """
 
     def pack(self, value: Tensor, place: SavingPlace) -> Any:
         """Called when autograd saves a tensor; takes it or leaves it.
 
         Args:
-            value: The very tensor, with its graph. Holding it would make a reference cycle: hold ``value.detach()``.
+            value: The very tensor, with its graph. Holding it would make a reference cycle: hold
+                ``value.detach()``.
             place: Where it is saved; a new object for each call of a module, which may be held.
 
         Returns:
-            The object to save in its place; None, or a `kedge.hooks.saved.reference.KeptByReference`, leaves the tensor where
-            it is. The next keeper outside may then take it; if none does, it is kept by reference and its version checked.
-            The reader of the `KeptByReference` is notified when autograd reads the tensor, whichever keeper holds it then.
+            The object to save in its place; None, or a
+            `kedge.hooks.saved.reference.KeptByReference`, leaves the tensor where it is. The next
+            keeper outside may then take it; if none does, it is kept by reference and its version
+            checked. The reader of the `KeptByReference` is notified when autograd reads the tensor,
+            whichever keeper holds it then.
         """
 
     def unpack(self, packed: Any) -> Tensor:
@@ -83,9 +89,11 @@ class SavingPlace:
     """Where a tensor is saved: in which call of which module.
 
     Attributes:
-        path: The path of the innermost module of the model with an active call on this thread; None outside of all.
+        path: The path of the innermost module of the model with an active call on this thread; None
+            outside of all.
         call: Which call of the module within the model's forward pass, from 0.
-        selected: Whether the selection covers this module (for `path` None: the tensors saved outside of all modules).
+        selected: Whether the selection covers this module (for `path` None: the tensors saved
+            outside of all modules).
         recompute: Whether a checkpoint's recompute runs this call a second time.
         saves: A number for the keeper's own use, 0 when the call begins.
         spot: The module under this keeper; ``spot.gate`` is the keeper's own.
@@ -331,7 +339,10 @@ class KeeperInForce:
             pair_stack.put(live, self, top)
 
     def end(self) -> None:
-        """Remove the keeper with all its hooks. Packed tensors stay readable. A second call does nothing."""
+        """Remove the keeper with all its hooks.
+
+        Packed tensors stay readable. A second call does nothing.
+        """
         if self.ended:
             return
         self.ended = self.idle = True
@@ -391,21 +402,23 @@ def keep(
 ) -> KeeperInForce:
     """Put a keeper in force over what autograd saves.
 
-    The keeper receives the tensors saved on every thread that calls a module of the model, for the length of that call.
-    With `ambient` it receives those of this thread all the time, and so also tensors saved between modules, such as by
-    a functional loss. It receives *every* tensor saved there, also where `places` returns False; ``place.selected``
-    holds that result, so that a keeper can count the tensors it does not take.
+    The keeper receives the tensors saved on every thread that calls a module of the model, for the
+    length of that call. With `ambient` it receives those of this thread all the time, and so also
+    tensors saved between modules, such as by a functional loss. It receives *every* tensor saved
+    there, also where `places` returns False; ``place.selected`` holds that result, so that a keeper
+    can count the tensors it does not take.
 
-    It does not receive tensors of a `FakeTensor` mode, nor those saved inside a transform of `torch.func` or a
-    checkpointed function (which save nothing that lasts). A `SavedAside` warning reports a fake mode, a transform and a
-    compiled module once each.
+    It does not receive tensors of a `FakeTensor` mode, nor those saved inside a transform of
+    `torch.func` or a checkpointed function (which save nothing that lasts). A `SavedAside` warning
+    reports a fake mode, a transform and a compiled module once each.
 
     Args:
-        stack: Receives the keeper's end: ``stack.close()`` removes everything, on all threads. Packed tensors can
-            still be unpacked afterwards.
+        stack: Receives the keeper's end: ``stack.close()`` removes everything, on all threads.
+            Packed tensors can still be unpacked afterwards.
         model: The model, compiled or not.
         keeper: The keeper.
-        places: Which modules are selected, by path: ``""`` for the model itself, the first of several names.
+        places: Which modules are selected, by path: ``""`` for the model itself, the first of
+            several names.
         outside: Whether tensors saved outside of all modules of the model are selected.
         ambient: Whether the keeper is in force on this thread between module calls, too.
         compiled: Whether the model is known to be compiled, where `model` does not show it.

@@ -1,29 +1,31 @@
 """Kedge's pairs of saved-tensor hooks on one thread, among those of the program.
 
 # Note [One pair that asks all]
-PyTorch calls the innermost pair alone, and each thread has its own stack. So each Kedge pair asks all
-keepers in force on its thread, and the program's own pair below. The program's pair receives the tensor
-first; if it returns a tensor, that goes on to the keepers, anything else stays unchanged and goes to its
-unpack. The innermost keeper decides; a tensor that it leaves goes to the next keeper outside, and
-one that all leave is kept by reference (Note [By reference]). A keeper's reader is notified when autograd reads a tensor
-that the keeper left, also if another has taken it.
+PyTorch calls the innermost pair alone, and each thread has its own stack. So each Kedge pair asks
+all keepers in force on its thread, and the program's own pair below. The program's pair receives
+the tensor first; if it returns a tensor, that goes on to the keepers, anything else stays unchanged
+and goes to its unpack. The innermost keeper decides; a tensor that it leaves goes to the next
+keeper outside, and one that all leave is kept by reference (Note [By reference]). A keeper's reader
+is notified when autograd reads a tensor that the keeper left, also if another has taken it.
 
 # Note [Checkpoints keep nothing]
-Inside a checkpointed function autograd saves nothing: it notes which tensors to recompute. So there the
-checkpoint's pair acts alone. In its recompute the tensors live briefly: the keepers that watch see them, and the
-checkpoint keeps them. Tensor arguments of a checkpoint are saved like other tensors; tensors inside
-lists and dicts, and keyword arguments, the checkpoint holds without saving them, so no hook pair receives them.
-`kedge.hooks.saved.checkpoint_inputs` offers those to the keepers.
+Inside a checkpointed function autograd saves nothing: it notes which tensors to recompute. So there
+the checkpoint's pair acts alone. In its recompute the tensors live briefly: the keepers that watch
+see them, and the checkpoint keeps them. Tensor arguments of a checkpoint are saved like other
+tensors; tensors inside lists and dicts, and keyword arguments, the checkpoint holds without saving
+them, so no hook pair receives them. `kedge.hooks.saved.checkpoint_inputs` offers those to the
+keepers.
 
 # Note [A pair in another's place]
-Pairs lie on a stack, and a block that ends pops the top, whichever pair that is. If an interrupt leaves a Kedge
-pair on top of the program's, the program's block pops Kedge's, and its own stays. So for a missing Kedge pair, the
-pair below it is removed in its place.
+Pairs lie on a stack, and a block that ends pops the top, whichever pair that is. If an interrupt
+leaves a Kedge pair on top of the program's, the program's block pops Kedge's, and its own stays. So
+for a missing Kedge pair, the pair below it is removed in its place.
 
 # Note [Changes within a backward pass]
-Autograd runs a backward pass with a copy of the thread's stack, and puts the stack back afterwards. So a pair that was there
-before and is removed or replaced within the pass, as by a gradient hook that ends a session, is on the stack again. The
-changes are kept, and made once more when the stack is next rebuilt: with the next tensor that the old pair receives.
+Autograd runs a backward pass with a copy of the thread's stack, and puts the stack back afterwards.
+So a pair that was there before and is removed or replaced within the pass, as by a gradient hook
+that ends a session, is on the stack again. The changes are kept, and made once more when the stack
+is next rebuilt: with the next tensor that the old pair receives.
 """
 
 from __future__ import annotations

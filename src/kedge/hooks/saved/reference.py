@@ -2,13 +2,15 @@
 
 # Note [By reference]
 While saved-tensor hooks are in force, PyTorch does not check whether a saved tensor was changed in
-place before backward needs it. So Kedge stores its version and compares it, and raises autograd's own
-error. It holds a leaf itself, as autograd does: a custom function reads the very tensor that it saved, and the program
-may replace its ``data``. Of another tensor it holds an alias, because the tensor itself leads to the graph that holds it.
+place before backward needs it. So Kedge stores its version and compares it, and raises autograd's
+own error. It holds a leaf itself, as autograd does: a custom function reads the very tensor that it
+saved, and the program may replace its ``data``. Of another tensor it holds an alias, because the
+tensor itself leads to the graph that holds it.
 
 # Note [Detached in place]
-Without hooks, autograd refuses an input of an operation that lost its graph by ``detach_()``, as long as it holds the very
-tensor; an output of the operation may lose it. With hooks it does not look. So Kedge looks at the tensor, if it still exists.
+Without hooks, autograd refuses an input of an operation that lost its graph by ``detach_()``, as
+long as it holds the very tensor; an output of the operation may lose it. With hooks it does not
+look. So Kedge looks at the tensor, if it still exists.
 """
 
 from __future__ import annotations
@@ -52,8 +54,10 @@ class KeptByReference:
     """One saved tensor that is kept by reference; see Note [By reference].
 
     Attributes:
-        origin: A weak reference to the tensor itself: the error names the operation that changed it last.
-        version: The version of its memory when it was saved; None where PyTorch does not count versions.
+        origin: A weak reference to the tensor itself: the error names the operation that changed it
+            last.
+        version: The version of its memory when it was saved; None where PyTorch does not count
+            versions.
         reader: Notified when autograd reads the tensor; None without one.
         made: Whether an operation in a graph made the tensor.
     """
@@ -87,8 +91,8 @@ class KeptByReference:
         """Return the tensor.
 
         Raises:
-            RuntimeError: Autograd's error, if the tensor's memory was changed since it was saved, or if it was detached in
-                place.
+            RuntimeError: Autograd's error, if the tensor's memory was changed since it was saved,
+                or if it was detached in place.
         """
         if self.made and is_detached(self.origin):
             refuse_detached(self)

@@ -1,12 +1,13 @@
 """Tensors that a checkpoint receives in several places, which stay one tensor in its recompute.
 
 # Note [One tensor in several places]
-Attention takes another path if its query is its key, so one tensor in the forward must be one in the
-recompute. A checkpoint saves a tensor argument once for each of its places, and saved-tensor hooks return a different
-tensor for each, without the attributes that the program has set. So Kedge records during the forward which arguments are
-the same, and the recompute receives the first of them in all places, with its attributes; or the tensor itself, if it
-still exists unchanged. In containers, a taken tensor has one placeholder in all its places. A reentrant checkpoint
-detaches each of its arguments separately, so there they differ in any case.
+Attention takes another path if its query is its key, so one tensor in the forward must be one in
+the recompute. A checkpoint saves a tensor argument once for each of its places, and saved-tensor
+hooks return a different tensor for each, without the attributes that the program has set. So Kedge
+records during the forward which arguments are the same, and the recompute receives the first of
+them in all places, with its attributes; or the tensor itself, if it still exists unchanged. In
+containers, a taken tensor has one placeholder in all its places. A reentrant checkpoint detaches
+each of its arguments separately, so there they differ in any case.
 """
 
 from __future__ import annotations

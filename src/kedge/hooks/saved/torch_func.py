@@ -1,11 +1,12 @@
 """Removal of Kedge's hook pairs during transforms of `torch.func`, which refuse to run under saved-tensor hooks.
 
 # Note [Stepping aside]
-``torch.func.grad``, ``vjp``, ``jacrev`` and ``hessian`` begin with a check that no pair is in force on their
-thread, and then forbid any while they run. The only place to intercept this is the function that they call for it,
-`torch.autograd.graph.disable_saved_tensors_hooks`. So while a keeper is in force, Kedge replaces the code inside
-that function, which stays the same object: it lifts the Kedge pairs, runs the original code, and puts the pairs
-back. With a pair of the program's own it still refuses.
+``torch.func.grad``, ``vjp``, ``jacrev`` and ``hessian`` begin with a check that no pair is in force
+on their thread, and then forbid any while they run. The only place to intercept this is the
+function that they call for it, `torch.autograd.graph.disable_saved_tensors_hooks`. So while a
+keeper is in force, Kedge replaces the code inside that function, which stays the same object: it
+lifts the Kedge pairs, runs the original code, and puts the pairs back. With a pair of the program's
+own it still refuses.
 """
 
 from __future__ import annotations

@@ -87,8 +87,9 @@ class Bill(notebook.Printed):
         """Return the sums by module, in the order of the data.
 
         Args:
-            inner: Whether a module counts with all modules in it, as it does if they are checkpointed together; otherwise
-                each tensor counts only for the innermost module that was running.
+            inner: Whether a module counts with all modules in it, as it does if they are
+                checkpointed together; otherwise each tensor counts only for the innermost module
+                that was running.
         """
         if not inner:
             own: dict[str | None, list[SavedTensor]] = {}
@@ -109,7 +110,8 @@ class Bill(notebook.Printed):
     def by_operation(self) -> tuple[Sums, ...]:
         """Return the sums by the operation that needs the tensors and its name for them, in the order of the data.
 
-        The path of each is PyTorch's name of the node, and in brackets that of the tensor: ``ExpBackward0 (result)``.
+        The path of each is PyTorch's name of the node, and in brackets that of the tensor:
+        ``ExpBackward0 (result)``.
         """
         needed: dict[str, list[SavedTensor]] = {}
         for item in self.items:
@@ -137,7 +139,8 @@ class Bill(notebook.Printed):
     def flame(self) -> StepMemory:
         """Return the memory over the call as a picture: a timeline, and a flame graph of modules, operations and tensors.
 
-        A notebook shows it; ``print`` draws it as text, and its ``save("memory.html")`` writes a page.
+        A notebook shows it; ``print`` draws it as text, and its ``save("memory.html")`` writes a
+        page.
         """
         return StepMemory(self.timeline, self.parameters)
 

@@ -22,7 +22,8 @@ def held_spans(
         events: Saves, and releases as their complement.
         storages: Returns the storages of a tensor that count, each with its bytes.
         kind: Returns the kind of a tensor.
-        moments: The moments: numbers of events, rising. Tensors that are held only between two of them are left out.
+        moments: The moments: numbers of events, rising. Tensors that are held only between two of
+            them are left out.
     """
     kinds: dict[TensorKind, int] = {}
     sums: dict[tuple[int, int, int], tuple[int, int]] = {}

@@ -12,7 +12,8 @@ from kedge.torch_internals.source_lines import SourceLine, source_of
 class ProgramLines:
     """The program's running lines, each read from its file once.
 
-    The running line is that of the innermost frame outside of PyTorch, Kedge and Python's standard library.
+    The running line is that of the innermost frame outside of PyTorch, Kedge and Python's standard
+    library.
     """
 
     def __init__(self) -> None:

@@ -30,11 +30,12 @@ class SavedTensor:
         dtype: Its dtype.
         device: Its device.
         bytes: Its own bytes, as if it were contiguous.
-        storages: The numbers of its storages in this bill: one, unless it consists of several tensors.
+        storages: The numbers of its storages in this bill: one, unless it consists of several
+            tensors.
         held: The bytes of these storages, of which it may be a part.
         version: Its version when it was saved: the number of changes in place before.
-        origin: The origin of its storage: a parameter, a buffer, an input of the model, made in the forward, or recomputed by
-            a checkpoint in backward.
+        origin: The origin of its storage: a parameter, a buffer, an input of the model, made in the
+            forward, or recomputed by a checkpoint in backward.
         alias: Whether it is a view of another tensor, or of a part of its storage.
         output: Whether the node that needs it also made it.
         shared: The numbers of the other saves on its storage.

@@ -14,7 +14,8 @@ MOST_POINTS = 400
 class SaveTimeline:
     """Saves and releases of numbered tensors in the order in which they happened.
 
-    A release may come from any thread, and from the garbage collector; recording one only appends to a list.
+    A release may come from any thread, and from the garbage collector; recording one only appends
+    to a list.
     """
 
     def __init__(self) -> None:

@@ -1,15 +1,16 @@
 """The 8-bit codecs: eight bits an element, and a scale for every 256 of them.
 
 # Note [Non-finite blocks]
-A block's scale is positive. If a block holds a NaN or an infinity, it has no peak: its finite elements use one code fewer,
-the freed codes stand for the non-finite values, and a negative scale marks the block. The decision needs no value read
-from the device, so nothing waits; on a CPU, where reading waits for nothing, the encoder skips all of this
-if every block is finite.
+A block's scale is positive. If a block holds a NaN or an infinity, it has no peak: its finite
+elements use one code fewer, the freed codes stand for the non-finite values, and a negative scale
+marks the block. The decision needs no value read from the device, so nothing waits; on a CPU, where
+reading waits for nothing, the encoder skips all of this if every block is finite.
 
 # Note [The scale's last bit]
-A scale is rounded down by one unit in its last place, so that the largest code times the scale never exceeds the block's
-peak: otherwise the largest number of a dtype would come back as an infinity. It is at least the smallest normal
-number, so that division by it stays finite; a block with a smaller peak still comes back within half that number.
+A scale is rounded down by one unit in its last place, so that the largest code times the scale
+never exceeds the block's peak: otherwise the largest number of a dtype would come back as an
+infinity. It is at least the smallest normal number, so that division by it stays finite; a block
+with a smaller peak still comes back within half that number.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ class Blockwise:
 class Int8(Blockwise):
     """Rounding to 255 even steps: the error is at most 1/254 of the largest magnitude in the block of 256.
 
-    NaN and infinities come back as they are; beside one, the error is at most 1/252 of the largest finite magnitude.
+    NaN and infinities come back as they are; beside one, the error is at most 1/252 of the largest
+    finite magnitude.
     """
 
     name = "int8"
@@ -144,8 +146,8 @@ class Int8(Blockwise):
 class Fp8(Blockwise):
     """Rounding to float8 (4 bits of exponent, 3 of mantissa): the error is at most 1/16 of each value.
 
-    Values below 1/28672 of the largest in the block of 256 have an error of at most 1/458752 of it instead.
-    NaN and infinities come back as they are.
+    Values below 1/28672 of the largest in the block of 256 have an error of at most 1/458752 of it
+    instead. NaN and infinities come back as they are.
     """
 
     name = "fp8"

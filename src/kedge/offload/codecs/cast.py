@@ -13,8 +13,9 @@ from kedge.offload.codecs.layout import flatten, restore
 class Bf16:
     """Rounding of float32 to bfloat16: 2 bytes an element, the same range, 8 bits of precision.
 
-    The error is at most 1/256 of each value. NaN and infinities stay; a finite value beyond 3.39e38, which is
-    nearer to bfloat16's infinity than to its largest number, becomes infinite, as in any such cast.
+    The error is at most 1/256 of each value. NaN and infinities stay; a finite value beyond
+    3.39e38, which is nearer to bfloat16's infinity than to its largest number, becomes infinite, as
+    in any such cast.
     """
 
     name: str = "bf16"

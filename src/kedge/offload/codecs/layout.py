@@ -41,7 +41,8 @@ def flatten(value: Tensor) -> tuple[Tensor, ElementLayout] | None:
     Nothing is copied if they lie without gaps.
 
     Returns:
-        A 1-D tensor and its layout; None if elements share memory in a way that strides of 0 do not describe.
+        A 1-D tensor and its layout; None if elements share memory in a way that strides of 0 do not
+        describe.
     """
     layout = ElementLayout(tuple(value.shape), value.stride(), value.dtype)
     order, rest = layout.order()

@@ -1,9 +1,9 @@
 """The engine: the decision for each tensor that autograd saves, by reference, in a new entry or in an existing one.
 
 # Note [Filled later]
-`torch.rrelu` saves its noise tensor before it draws the noise, and no version counts that. A tensor kept by reference is
-right in backward; bytes taken when it was saved are not. PyTorch does not pass the hook the operation that saves: the code
-that calls the operation names it.
+`torch.rrelu` saves its noise tensor before it draws the noise, and no version counts that. A tensor
+kept by reference is right in backward; bytes taken when it was saved are not. PyTorch does not pass
+the hook the operation that saves: the code that calls the operation names it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Known storages: those of the model, and those for which this step has a decision.
 
 # Note [Resident tensors]
-Parameters, buffers and the model's inputs live as long as the program holds them; moving them frees nothing. Kedge knows
-them by their storages, not by their type: a linear layer saves its weight's transpose. Storages that parameters have for a
-while only, as under FSDP, are recognised by the leaf of the graph that the saved
-tensor is, or is a view of.
+Parameters, buffers and the model's inputs live as long as the program holds them; moving them frees
+nothing. Kedge knows them by their storages, not by their type: a linear layer saves its weight's
+transpose. Storages that parameters have for a while only, as under FSDP, are recognised by the leaf
+of the graph that the saved tensor is, or is a view of.
 
 # Note [Kept in place]
-Tensors kept by reference by choice are known by storage within a step, so that each storage is decided on once, and
-counted for as long as it is held. A graph of an earlier step may still be alive, such as a retained one. A plan, which is
-for one step, does not include what that graph holds; this count does.
+Tensors kept by reference by choice are known by storage within a step, so that each storage is
+decided on once, and counted for as long as it is held. A graph of an earlier step may still be
+alive, such as a retained one. A plan, which is for one step, does not include what that graph
+holds; this count does.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ class Planner(Protocol):
         Args:
             path: The innermost module that runs; None outside of all.
             index: The number of the tensor among those of this module in the step, from 0.
-            nbytes: The bytes that it takes: those of its storage, or its own if only it is taken of a large storage.
+            nbytes: The bytes that it takes: those of its storage, or its own if only it is taken of
+                a large storage.
         """
 
     def took(self, outcome: Outcome) -> None:

@@ -1,10 +1,11 @@
 """The proof of recipes: a rebuilt tensor is compared with the original, to the last bit.
 
 # Note [Proof]
-For each place (the n-th tensor that a module saves in one call of the model), a rule's first result is compared with the
-original. A rule's assumption may hold at one place and not at another: a program can change tensors in between under
-``no_grad``, where the graph does not show it. Later results are compared by their digests, when they are rebuilt
-(Note [Digest] in `kedge.offload.held.raw_bytes`).
+For each place (the n-th tensor that a module saves in one call of the model), a rule's first result
+is compared with the original. A rule's assumption may hold at one place and not at another: a
+program can change tensors in between under ``no_grad``, where the graph does not show it. Later
+results are compared by their digests, when they are rebuilt (Note [Digest] in
+`kedge.offload.held.raw_bytes`).
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class ProvenRecipes:
         Args:
             find: Finds a recipe.
             value: The tensor.
-            place: The path of the module that saves it, and the tensor's number there in this call of the model.
+            place: The path of the module that saves it, and the tensor's number there in this call
+                of the model.
             lasting: Whether the parameters' memory lasts until backward.
         """
         kind = value.device.type
@@ -108,7 +110,8 @@ class Mismatch(NamedTuple):
 
     Attributes:
         why: The reason in words.
-        false: Whether its rule makes other values, and so is used nowhere; otherwise it only could not be tried here.
+        false: Whether its rule makes other values, and so is used nowhere; otherwise it only could
+            not be tried here.
         passing: Whether to try it again later: there was no memory for it.
     """
 

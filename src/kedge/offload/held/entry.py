@@ -1,27 +1,30 @@
 """Entries: the bytes that several saved tensors share, moved, compressed or rebuilt, and brought back once at most.
 
 # Note [Identity of saved tensors]
-The same storage object at the same version. An address does not identify a storage: it is reused after the storage is
-freed. A weak reference to the storage prevents the reuse of its number.
+The same storage object at the same version. An address does not identify a storage: it is reused
+after the storage is freed. A weak reference to the storage prevents the reuse of its number.
 
-Versions are counted by tensor, not by storage: ``x.data`` and the results of ``set_()`` have their own counters. So two
-tensors at the same version other than 0 must also be the same tensor, or views of one; and their digests must be equal
-(Note [Digest]): that detects changes that autograd does not see (``x.data[3] = 0`` between two uses of ``x``).
+Versions are counted by tensor, not by storage: ``x.data`` and the results of ``set_()`` have their
+own counters. So two tensors at the same version other than 0 must also be the same tensor, or views
+of one; and their digests must be equal (Note [Digest]): that detects changes that autograd does not
+see (``x.data[3] = 0`` between two uses of ``x``).
 
 # Note [Restored bytes]
-Restored bytes are shared by weak reference: while a node runs, all its handles read the same ones. The latest restored
-bytes are held a moment longer if other handles need them too: autograd's nodes run one after the other, and each releases
-its tensors before the next begins. If a node has not, the next node gets bytes of its own: a node can return its saved
-tensor as a gradient, which then becomes ``.grad`` without a copy, because autograd sees no other holder; two gradients
-must not share memory. A node on another stream of the device gets bytes of its own, too: it would have to wait for the
-first stream, and the memory would have to be kept for both.
+Restored bytes are shared by weak reference: while a node runs, all its handles read the same ones.
+The latest restored bytes are held a moment longer if other handles need them too: autograd's nodes
+run one after the other, and each releases its tensors before the next begins. If a node has not,
+the next node gets bytes of its own: a node can return its saved tensor as a gradient, which then
+becomes ``.grad`` without a copy, because autograd sees no other holder; two gradients must not
+share memory. A node on another stream of the device gets bytes of its own, too: it would have to
+wait for the first stream, and the memory would have to be kept for both.
 
 # Note [Changed since]
-A program can change restored bytes in place: in a Function that works in its saved tensor, or through a node's
-``_saved_self``. An entry never returns changed bytes: the next handle gets the saved bytes, brought back once more. To
-detect a change, all tensors that an entry returns on one storage share one version counter, that of an empty tensor, which
-takes no memory; autograd gives the unpacked tensor the counter of the tensor that it received. A change through ``.data``
-counts nowhere and stays undetected, as it does where autograd holds the tensor itself.
+A program can change restored bytes in place: in a Function that works in its saved tensor, or
+through a node's ``_saved_self``. An entry never returns changed bytes: the next handle gets the
+saved bytes, brought back once more. To detect a change, all tensors that an entry returns on one
+storage share one version counter, that of an empty tensor, which takes no memory; autograd gives
+the unpacked tensor the counter of the tensor that it received. A change through ``.data`` counts
+nowhere and stays undetected, as it does where autograd holds the tensor itself.
 """
 
 from __future__ import annotations
@@ -81,7 +84,8 @@ class Restored(NamedTuple):
     Attributes:
         storage: The storage that has them.
         begin: Their offset in it, in bytes.
-        counter: The empty tensor that counts changes of all tensors returned on them; see Note [Changed since].
+        counter: The empty tensor that counts changes of all tensors returned on them; see Note
+            [Changed since].
     """
 
     storage: torch.UntypedStorage

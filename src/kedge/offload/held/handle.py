@@ -1,9 +1,10 @@
 """Handles: autograd holds one in place of a saved tensor, and reads the tensor from it.
 
 # Note [A changed tensor]
-Autograd remembers the version of a saved tensor and refuses to use it after a change in place; tensors kept by reference
-here behave the same (`kedge.hooks.saved.reference`). A moved or rebuilt tensor has the bytes of the time it was saved,
-whatever happened to the original since: its gradient is right, and nothing is raised.
+Autograd remembers the version of a saved tensor and refuses to use it after a change in place;
+tensors kept by reference here behave the same (`kedge.hooks.saved.reference`). A moved or rebuilt
+tensor has the bytes of the time it was saved, whatever happened to the original since: its gradient
+is right, and nothing is raised.
 """
 
 from __future__ import annotations

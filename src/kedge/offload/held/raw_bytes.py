@@ -1,19 +1,20 @@
 """The bytes of a saved tensor: the part of its storage that is taken, as an alias, and its digest.
 
 # Note [Alone]
-If the saved tensor spans less than half of its storage, only the tensor is taken; so too if it spans more but leaves gaps
-and has less than a fifth of the storage's elements. Otherwise the whole storage is taken, once, for all tensors that share
-it: three interleaved parts of one projection are moved together, with their strides.
+If the saved tensor spans less than half of its storage, only the tensor is taken; so too if it
+spans more but leaves gaps and has less than a fifth of the storage's elements. Otherwise the whole
+storage is taken, once, for all tensors that share it: three interleaved parts of one projection are
+moved together, with their strides.
 
 # Note [Digest]
-Sums of 512 words of 64 bits each, which wrap around, and the bytes behind the last full block as they are. A digest reads
-the memory once, at the speed of reading; it detects every change of a single element, and a change of several unless
-their differences cancel out in each of the sums.
+Sums of 512 words of 64 bits each, which wrap around, and the bytes behind the last full block as
+they are. A digest reads the memory once, at the speed of reading; it detects every change of a
+single element, and a change of several unless their differences cancel out in each of the sums.
 
 # Note [Without waiting]
-A device with assertions, such as CUDA's, compares the sums, and the host does not wait for the answer: if they differ, the
-device stops with an assertion, which ends the program at its next use. That is harsh, but a wrong gradient would otherwise
-go unnoticed.
+A device with assertions, such as CUDA's, compares the sums, and the host does not wait for the
+answer: if they differ, the device stops with an assertion, which ends the program at its next use.
+That is harsh, but a wrong gradient would otherwise go unnoticed.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ class TakenBytes(NamedTuple):
     """The bytes of a storage, or of one tensor of it.
 
     Attributes:
-        data: The bytes, contiguous: an alias, or a copy if the elements of one tensor are not contiguous.
-        layout: The layout of a tensor that is taken alone; None if the bytes have their original order and gaps.
+        data: The bytes, contiguous: an alias, or a copy if the elements of one tensor are not
+            contiguous.
+        layout: The layout of a tensor that is taken alone; None if the bytes have their original
+            order and gaps.
         digest: Their digest; None on devices that cannot be compared: see `is_comparable`.
     """
 
@@ -55,7 +58,8 @@ class TakenBytes(NamedTuple):
 def is_comparable(device: torch.device) -> bool:
     """Whether bytes on a device can be compared by digests; on other devices nothing is rebuilt.
 
-    Of devices other than CUDA's it is tried once whether they add up words of 64 bits as the CPU does.
+    Of devices other than CUDA's it is tried once whether they add up words of 64 bits as the CPU
+    does.
     """
     return device.type in ("cpu", "cuda") or can(_adds_words, device)
 

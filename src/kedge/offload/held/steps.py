@@ -1,17 +1,19 @@
 """Step boundaries: where one step ends and the next one begins.
 
 # Note [Steps]
-A step is a set of tensors saved together and freed together: forward passes that are alive at the same time belong to one
-step, so a plan's limit of memory covers all of them. The first tensor saved in a call of the model begins a step if
-something of the step before was read back, or if all that its first call saved is freed: its graph was abandoned, or the
-program drops each graph after the next forward. A call that saves nothing, as under ``no_grad``, does not count. Outside of
-the model a saved tensor begins a step if something was read back and the first call's tensors are freed: the program may
-save tensors of the next call before it, and tensors saved beside a graph that was read and retained belong to its step.
-Within a call no step ends, whatever the program differentiates in it. If only parts of a model are called, a step
-lasts from the first saved tensor to the last one read. In a backward pass no step begins.
+A step is a set of tensors saved together and freed together: forward passes that are alive at the
+same time belong to one step, so a plan's limit of memory covers all of them. The first tensor saved
+in a call of the model begins a step if something of the step before was read back, or if all that
+its first call saved is freed: its graph was abandoned, or the program drops each graph after the
+next forward. A call that saves nothing, as under ``no_grad``, does not count. Outside of the model
+a saved tensor begins a step if something was read back and the first call's tensors are freed: the
+program may save tensors of the next call before it, and tensors saved beside a graph that was read
+and retained belong to its step. Within a call no step ends, whatever the program differentiates in
+it. If only parts of a model are called, a step lasts from the first saved tensor to the last one
+read. In a backward pass no step begins.
 
-Kedge knows without autograd what is freed: every handle, also of a tensor kept by reference, holds a `ModelCall`, and the
-step has a weak reference to its first one.
+Kedge knows without autograd what is freed: every handle, also of a tensor kept by reference, holds
+a `ModelCall`, and the step has a weak reference to its first one.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class OffloadStep:
     Attributes:
         read: Whether a tensor of it was read back.
         calls: The number of calls of the model that have saved something in it.
-        latest: Returns the same as `call` without a lock; None if no saved tensor holds that call yet.
+        latest: Returns the same as `call` without a lock; None if no saved tensor holds that call
+            yet.
     """
 
     __slots__ = ("_first", "_lock", "calls", "latest", "read")
@@ -101,7 +104,8 @@ class StepBoundaries:
     def advance(self, path: str | None, *, recompute: bool) -> bool:
         """Begin another step, or another call, if the tensor that is about to be saved belongs to one.
 
-        The call can be skipped as long as the model was not called, and nothing of the step was read back.
+        The call can be skipped as long as the model was not called, and nothing of the step was
+        read back.
 
         Args:
             path: The module that saves the tensor; None outside of all.

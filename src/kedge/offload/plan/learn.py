@@ -1,12 +1,14 @@
 """The planner that learns: a warm-up step, a timed step, and then a plan.
 
 # Note [Phases]
-In the first step rules are verified, memory grows and kernels are chosen, so its times are not representative. The second
-step is timed. In both, every tensor is rebuilt, compressed or moved if possible, so that they stay within a limit of memory
-if that can be reached. From the third step on the plan is in force. A tensor that the plan does not know, or that is larger
-than planned, is treated as in the first step, and the following step is timed again; a smaller one is treated as planned. A
-tensor that the plan keeps is also treated as in the first step if graphs of earlier steps are still alive and hold so much
-that it would not fit. So a program whose batches differ in length soon has a plan for the longest.
+In the first step rules are verified, memory grows and kernels are chosen, so its times are not
+representative. The second step is timed. In both, every tensor is rebuilt, compressed or moved if
+possible, so that they stay within a limit of memory if that can be reached. From the third step on
+the plan is in force. A tensor that the plan does not know, or that is larger than planned, is
+treated as in the first step, and the following step is timed again; a smaller one is treated as
+planned. A tensor that the plan keeps is also treated as in the first step if graphs of earlier
+steps are still alive and hold so much that it would not fit. So a program whose batches differ in
+length soon has a plan for the longest.
 """
 
 from __future__ import annotations

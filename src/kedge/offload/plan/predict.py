@@ -1,10 +1,11 @@
 """The predicted cost of a choice for every saved tensor: the bytes that stay, and the exposed time.
 
 # Note [Exposed time]
-On a link that works beside the computation, bytes go out one tensor after another, each from when it is saved, and come
-back one after another in the order of their reads, from the end of the forward pass. The rest of the outgoing queue at the
-end of the forward pass is exposed, since the memory is needed then; and so is the longest wait of backward. The prediction
-is a lower bound: reading ahead takes memory, which may be missing. Without such a link each move is exposed in full.
+On a link that works beside the computation, bytes go out one tensor after another, each from when
+it is saved, and come back one after another in the order of their reads, from the end of the
+forward pass. The rest of the outgoing queue at the end of the forward pass is exposed, since the
+memory is needed then; and so is the longest wait of backward. The prediction is a lower bound:
+reading ahead takes memory, which may be missing. Without such a link each move is exposed in full.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The solver: the saved tensors to keep, and the treatment of the others.
 
 # Note [Greedy]
-All are kept at first. Then the solver treats, one by one, the tensor that frees the most bytes for each exposed second:
-first those that cost nothing, in the order in which they are saved, because the first saved is needed last. The sequence
-does not depend on the limit of memory, so a smaller limit only goes further along it. Under a limit of time the solver
-skips changes that do not fit. The last saved tensors are needed first, so nothing hides their moves, and they are kept the
+All are kept at first. Then the solver treats, one by one, the tensor that frees the most bytes for
+each exposed second: first those that cost nothing, in the order in which they are saved, because
+the first saved is needed last. The sequence does not depend on the limit of memory, so a smaller
+limit only goes further along it. Under a limit of time the solver skips changes that do not fit.
+The last saved tensors are needed first, so nothing hides their moves, and they are kept the
 longest.
 """
 
@@ -136,7 +137,8 @@ class _Search:
             if best.age < age and not (
                 self._additive and self.treatments[best.which].choice is Choice.KEEP
             ):
-                # The price may have changed: with the other moves, or as the tensor is no longer kept whole.
+                # The price may have changed: with the other moves, or as the tensor is no longer
+                # kept whole.
                 best = self._priced(best.which, best.treatment, age)
                 if heap and best > heap[0]:
                     heapq.heappush(heap, best)

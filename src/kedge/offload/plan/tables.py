@@ -15,7 +15,8 @@ class TensorKey(NamedTuple):
     Attributes:
         path: The innermost module that saves it; None outside of all.
         number: The number of the tensor in that module.
-        nth: The number among the step's tensors with the same path and number, for a module that is called several times.
+        nth: The number among the step's tensors with the same path and number, for a module that is
+            called several times.
     """
 
     path: str | None
@@ -89,7 +90,8 @@ class Link:
         name: The store's name.
         write: Bytes a second to the store.
         read: Bytes a second from the store.
-        overlaps: Whether bytes move beside the computation; otherwise the computation waits for each move.
+        overlaps: Whether bytes move beside the computation; otherwise the computation waits for
+            each move.
         window: The bytes in memory that may be on their way.
     """
 

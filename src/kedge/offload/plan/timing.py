@@ -1,9 +1,10 @@
 """The times of each saved tensor in the timed step, and of the store, the codec and the recipes.
 
 # Note [Own time]
-Each of Kedge's own operations in that step (move, encode, find, rebuild) has a mark at its beginning and its end, and its
-time is subtracted from every recorded time: the rest is when the program itself saves and reads. On a device, the marks are
-events on the stream that computes, so a wait for a copy also lies between two of them.
+Each of Kedge's own operations in that step (move, encode, find, rebuild) has a mark at its
+beginning and its end, and its time is subtracted from every recorded time: the rest is when the
+program itself saves and reads. On a device, the marks are events on the stream that computes, so a
+wait for a copy also lies between two of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Failing rules: the tensor stays in memory, and the program goes on.
 
 # Note [Failing rules]
-A rule reads fields of PyTorch's nodes, which another release may rename. So a rule that fails, for whatever reason, does not
-apply. Only an error raised meanwhile by the program's own signal handler belongs to the program, and propagates.
+A rule reads fields of PyTorch's nodes, which another release may rename. So a rule that fails, for
+whatever reason, does not apply. Only an error raised meanwhile by the program's own signal handler
+belongs to the program, and propagates.
 """
 
 from __future__ import annotations

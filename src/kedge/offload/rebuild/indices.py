@@ -1,12 +1,13 @@
 """64-bit indices, stored in as few bits as they need.
 
 # Note [Pool indices]
-Pooling saves, for each window, the place of its largest value in the plane. The window's own place is known: it advances by
-the same number of elements from window to window along each dimension. The rest is the place in the window, which needs a
-byte as long as a window spans at most 256 elements of the plane. `narrow` computes the steps from the indices themselves,
-from averages over neighbouring windows, so it needs no knowledge of the pooling: padding or a rounded-up last
-window only make the rest a bit larger. If the rest is larger than a byte but takes few values, as in windows of several
-rows of a wide plane, `narrow` numbers these values.
+Pooling saves, for each window, the place of its largest value in the plane. The window's own place
+is known: it advances by the same number of elements from window to window along each dimension. The
+rest is the place in the window, which needs a byte as long as a window spans at most 256 elements
+of the plane. `narrow` computes the steps from the indices themselves, from averages over
+neighbouring windows, so it needs no knowledge of the pooling: padding or a rounded-up last window
+only make the rest a bit larger. If the rest is larger than a byte but takes few values, as in
+windows of several rows of a wide plane, `narrow` numbers these values.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ def _numbered(codes: Tensor, span: int) -> tuple[Tensor, Tensor | None]:
 def _range(whole: Tensor) -> tuple[int, int, tuple[int, ...]]:
     """Return the smallest and the largest index, and the step along each of the last three dimensions.
 
-    The ends of a dimension, where windows may be cut off, do not count for its step. All is read at once: each read of a
-    device's memory waits for the device.
+    The ends of a dimension, where windows may be cut off, do not count for its step. All is read at
+    once: each read of a device's memory waits for the device.
     """
     ends = [_ends(count) for count in whole.shape[-3:]]
     planes = [

@@ -1,9 +1,10 @@
 """The rule for layer normalisation: from the saved input, with an epsilon that the node does not show.
 
 # Note [The epsilon]
-The epsilon follows from the saved statistics, as inverse deviation = 1 / sqrt(variance + epsilon): the rule tries the
-usual ones on the row that varies least, and the one found must reproduce all the statistics bit by bit. The rule remembers
-it with the weight, and each rebuild compares the statistics again.
+The epsilon follows from the saved statistics, as inverse deviation = 1 / sqrt(variance + epsilon):
+the rule tries the usual ones on the row that varies least, and the one found must reproduce all the
+statistics bit by bit. The rule remembers it with the weight, and each rebuild compares the
+statistics again.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
 """The rules for batch and group normalisation: from the input and the statistics that the node saves.
 
 # Note [The transformation alone]
-In training, batch normalisation first computes a mean and an inverse deviation of each channel, which it saves, and then
-transforms an input x into x * a + (bias - mean * a), where a is deviation * weight. With given statistics it does only the
-latter, but takes a variance, which does not always yield the same deviation. So the rule passes a variance of 1, and a as
+In training, batch normalisation first computes a mean and an inverse deviation of each channel,
+which it saves, and then transforms an input x into x * a + (bias - mean * a), where a is deviation
+* weight. With given statistics it does only the latter, but takes a variance, which does not always
+  yield the same deviation. So the rule passes a variance of 1, and a as
 the weight: the same kernel then computes the same result.
 
 # Note [Groups without an epsilon]
-Since 2.14 the node of group normalisation keeps only the means and deviations, not its epsilon. On a CPU its kernel is that
-transformation, with one mean and one deviation for each group of channels of each sample: so every channel of every
-sample becomes a channel of one sample, and Note [The transformation alone] holds. Other layouts and narrow dtypes have
-other kernels, which round otherwise: for them the tensor is kept.
+Since 2.14 the node of group normalisation keeps only the means and deviations, not its epsilon. On
+a CPU its kernel is that transformation, with one mean and one deviation for each group of channels
+of each sample: so every channel of every sample becomes a channel of one sample, and Note [The
+transformation alone] holds. Other layouts and narrow dtypes have other kernels, which round
+otherwise: for them the tensor is kept.
 """
 
 from __future__ import annotations
@@ -46,8 +48,10 @@ class BatchNorm(RebuildRule):
         if affine is None or None in terms:
             return None
         return Apply(
-            _by_batch if training else _by_running, (*terms, *affine), (saved(node, "eps"),)
-        )  # type: ignore[arg-type]
+            _by_batch if training else _by_running,
+            (*terms, *affine),  # type: ignore[arg-type]
+            (saved(node, "eps"),),
+        )
 
 
 class GroupNorm(RebuildRule):
@@ -71,8 +75,8 @@ class GroupNorm(RebuildRule):
         return (
             None
             if None in statistics
-            else Apply(_by_group_statistics, (source, *statistics, *affine))
-        )  # type: ignore[arg-type]
+            else Apply(_by_group_statistics, (source, *statistics, *affine))  # type: ignore[arg-type]
+        )
 
 
 NORMS = (BatchNorm(), GroupNorm())

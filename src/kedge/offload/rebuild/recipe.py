@@ -1,10 +1,10 @@
 """Recipes: how a tensor that is not kept is rebuilt, bit for bit.
 
 # Note [The same bits]
-The same kernel on the same bytes gives the same bits only under the same circumstances. Autocast is switched off: a node
-saves its tensors after autocast has cast them. The number of threads is restored: threads divide a tensor among them, and
-at the end of each part the last elements of a vectorised kernel take another path, whose exponential may
-differ in the last bit.
+The same kernel on the same bytes gives the same bits only under the same circumstances. Autocast is
+switched off: a node saves its tensors after autocast has cast them. The number of threads is
+restored: threads divide a tensor among them, and at the end of each part the last elements of a
+vectorised kernel take another path, whose exponential may differ in the last bit.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ class Recipe(Protocol):
     Attributes:
         rule: The name of its rule.
         inputs: The handles whose tensors `run` takes.
-        extra: A tensor that is stored for this recipe only; code that moves it puts it back before `run`.
+        extra: A tensor that is stored for this recipe only; code that moves it puts it back before
+            `run`.
         nbytes: The bytes that are stored for it, those of `extra` included.
-        cost: The cost of `run`: as much as a copy of the tensor, an elementwise operation or a normalisation.
+        cost: The cost of `run`: as much as a copy of the tensor, an elementwise operation or a
+            normalisation.
     """
 
     rule: str

@@ -1,19 +1,20 @@
 """Rules and their builder: from a node of the graph to an expression over saved tensors.
 
 # Note [Contents of a recipe]
-A node of the graph holds its saved tensors, so nothing that replaces a saved tensor may hold a node: the cycle would
-never be freed. Rules read a node and keep only handles, numbers and small copies.
+A node of the graph holds its saved tensors, so nothing that replaces a saved tensor may hold a
+node: the cycle would never be freed. Rules read a node and keep only handles, numbers and small
+copies.
 
 # Note [How deep]
-A tensor may be rebuilt from rebuilt tensors: a residual stream goes through the whole network, and its last block would
-be rebuilt from all the others. So each node stores the depth of its output's recipe as a number, which ends at `DEEPEST`;
-the next tensor is kept.
+A tensor may be rebuilt from rebuilt tensors: a residual stream goes through the whole network, and
+its last block would be rebuilt from all the others. So each node stores the depth of its output's
+recipe as a number, which ends at `DEEPEST`; the next tensor is kept.
 
 # Note [Parameters that do not last]
-Under FSDP a parameter's memory is freed after the forward of its group of modules, and filled again just before their
-backward; its version does not show that. Backward needs the saved tensors of other groups earlier. So under FSDP nothing
-is rebuilt from a parameter, nor from a tensor that may be one, except from copies of small ones. The caller passes
-``handle_of.lasting = False``.
+Under FSDP a parameter's memory is freed after the forward of its group of modules, and filled again
+just before their backward; its version does not show that. Backward needs the saved tensors of
+other groups earlier. So under FSDP nothing is rebuilt from a parameter, nor from a tensor that may
+be one, except from copies of small ones. The caller passes ``handle_of.lasting = False``.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class RebuildRule(ABC):
         name: Its name in the account.
         nodes: The type names of the nodes that it applies to.
         cost: The cost of a run.
-        result: The name under which the node saves its own output; None if it does not. The output saved there is as the
-            operation left it, however often it was changed in place before.
+        result: The name under which the node saves its own output; None if it does not. The output
+            saved there is as the operation left it, however often it was changed in place before.
     """
 
     __slots__ = ()

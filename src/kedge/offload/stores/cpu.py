@@ -1,20 +1,23 @@
 """The CPU store: saved tensors of a device, moved to host memory.
 
 # Note [Bytes of now]
-A copy out runs some time after `put` has returned. If the program changes the tensor in place before the copy is done,
-the slot may hold the old bytes, the new ones or a mixture. The version counter, which `put` receives with the bytes,
-reveals such a change: the slot then raises the error that autograd raises for a changed saved tensor.
+A copy out runs some time after `put` has returned. If the program changes the tensor in place
+before the copy is done, the slot may hold the old bytes, the new ones or a mixture. The version
+counter, which `put` receives with the bytes, reveals such a change: the slot then raises the error
+that autograd raises for a changed saved tensor.
 
 # Note [Read ahead]
-Backward reads saved tensors in about the reverse order, and in the same order in each step. So each slot has a number
-within its step, and the store remembers from the step before which number followed which; where it does not know that
-yet, it expects the preceding number. While the window has room, the store copies the slots that come next.
+Backward reads saved tensors in about the reverse order, and in the same order in each step. So each
+slot has a number within its step, and the store remembers from the step before which number
+followed which; where it does not know that yet, it expects the preceding number. While the window
+has room, the store copies the slots that come next.
 
 # Note [The window]
-A program runs ahead of its device, so all that may be on its way is held: the sources of copies out, and what is read ahead.
-At 512 MB each way, a model that saves less than that would save no memory. So the window is a quarter of what a step
-puts: of the last step, or of what this one has put so far, if that is more. Waiting for the rest takes at most as long as
-to copy 512 MB each way, and a step that puts 2 GB has the whole window.
+A program runs ahead of its device, so all that may be on its way is held: the sources of copies
+out, and what is read ahead. At 512 MB each way, a model that saves less than that would save no
+memory. So the window is a quarter of what a step puts: of the last step, or of what this one has
+put so far, if that is more. Waiting for the rest takes at most as long as to copy 512 MB each way,
+and a step that puts 2 GB has the whole window.
 """
 
 from __future__ import annotations
@@ -319,8 +322,10 @@ class CpuStore:
 
     Args:
         pin: Whether to lock the memory's pages.
-        most: The bytes of host memory that the store may take; None: four fifths of the free memory.
-        window: The bytes that may be on their way, each way, always; None: at most 512 MB; see Note [The window].
+        most: The bytes of host memory that the store may take; None: four fifths of the free
+            memory.
+        window: The bytes that may be on their way, each way, always; None: at most 512 MB; see Note
+            [The window].
         device: The device interface that copies; None: that of every device with streams.
     """
 
@@ -421,7 +426,8 @@ class CpuStore:
         if sys.is_finalizing() or os.getpid() != self._process:
             return  # the process frees its memory at exit; a child has copies of the slots, and no device
         self._freed.append(slot)
-        # If a method of this store is active, in this thread or another one, the next method call does it.
+        # If a method of this store is active, in this thread or another one, the next method call
+        # does it.
         while self._freed and not self._device.capturing() and self._lock.acquire(blocking=False):
             try:
                 self._settle()

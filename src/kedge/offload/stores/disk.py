@@ -1,8 +1,9 @@
 """The disk store: saved tensors in a file.
 
-While memory is free, a put is one write into the system's file cache, and a get maps it: nothing waits for the disk, and
-nothing is copied on the way back. When memory is short, or on request, a window with the bytes put last stays in memory,
-and older ones are written out and dropped, to be read ahead in reverse order.
+While memory is free, a put is one write into the system's file cache, and a get maps it: nothing
+waits for the disk, and nothing is copied on the way back. When memory is short, or on request, a
+window with the bytes put last stays in memory, and older ones are written out and dropped, to be
+read ahead in reverse order.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class DiskStore:
         checksum: Whether to compare the bytes read with a checksum (CRC-32) of the bytes put.
 
     Raises:
-        StoreError: The folder cannot be used, or the system cannot keep a file out of memory (`uncached`).
+        StoreError: The folder cannot be used, or the system cannot keep a file out of memory
+            (`uncached`).
     """
 
     name = "disk"

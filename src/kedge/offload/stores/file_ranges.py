@@ -1,14 +1,16 @@
 """An unnamed file, and ranges of it that hold bytes.
 
 # Note [Release of ranges]
-Its slot holds a range, and so does each map of it; the range is free when neither is left. The thread that drops the last
-reference releases them: any thread, also the garbage collector in the middle of a method here that holds the lock. So
-`release` never waits: it puts the range on a queue, and the thread that holds the lock, or finds it free, empties that
-queue. A thread that has released the lock checks the queue once more, so nothing stays on it.
+Its slot holds a range, and so does each map of it; the range is free when neither is left. The
+thread that drops the last reference releases them: any thread, also the garbage collector in the
+middle of a method here that holds the lock. So `release` never waits: it puts the range on a queue,
+and the thread that holds the lock, or finds it free, empties that queue. A thread that has released
+the lock checks the queue once more, so nothing stays on it.
 
 # Note [Forked processes]
-A child inherits the file, and the parent goes on using it. The child closes its descriptor at once, so that the parent
-alone decides when the file's room is freed; the child can neither read nor write what the parent saved.
+A child inherits the file, and the parent goes on using it. The child closes its descriptor at once,
+so that the parent alone decides when the file's room is freed; the child can neither read nor write
+what the parent saved.
 """
 
 from __future__ import annotations

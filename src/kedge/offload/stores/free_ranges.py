@@ -8,8 +8,8 @@ from bisect import bisect_left, insort
 class FreeRanges:
     """The free ranges of a file that only grows.
 
-    Training steps take the same sizes again and again, so the smallest range that is large enough mostly has exactly that
-    size, and the file stops growing after the first step.
+    Training steps take the same sizes again and again, so the smallest range that is large enough
+    mostly has exactly that size, and the file stops growing after the first step.
 
     Attributes:
         size: The size of the file in bytes.

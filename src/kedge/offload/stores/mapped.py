@@ -3,15 +3,16 @@
 # Note [Mapped reads]
 Each tensor has a map of its own, unmapped with the tensor's storage: no map ever moves, bytes read
 count as the process's memory only as long as they are used, and no address space is reserved.
-Maps are private, so a change in place by a backward function copies the page, and reaches neither the
-file nor another map of the same range. Nothing writes through them: a full disk would be a SIGBUS.
-MADV_POPULATE_READ brings in all pages at once, which is faster than one fault for every few, and returns
-EFAULT where a fault would be a SIGBUS, so a disk that cannot be read is an error.
+Maps are private, so a change in place by a backward function copies the page, and reaches neither
+the file nor another map of the same range. Nothing writes through them: a full disk would be a
+SIGBUS. MADV_POPULATE_READ brings in all pages at once, which is faster than one fault for every
+few, and returns EFAULT where a fault would be a SIGBUS, so a disk that cannot be read is an error.
 
 # Note [Maps and fork]
-A private map shows later writes to the file. In a child process these would be the bytes that the parent puts into
-the same range, after *its* tensor is freed. So before a fork Kedge makes every page of every map the process's
-own (MADV_POPULATE_WRITE); there are hardly any maps then, unless the fork is inside a backward pass.
+A private map shows later writes to the file. In a child process these would be the bytes that the
+parent puts into the same range, after *its* tensor is freed. So before a fork Kedge makes every
+page of every map the process's own (MADV_POPULATE_WRITE); there are hardly any maps then, unless
+the fork is inside a backward pass.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def map_range(file: int, offset: int, nbytes: int, released: Callable[[], None])
         file: The descriptor.
         offset: Where the range begins, a multiple of the page size.
         nbytes: Its length; not zero.
-        released: Called after the tensor's storage is freed, in the thread that drops its last reference.
+        released: Called after the tensor's storage is freed, in the thread that drops its last
+            reference.
 
     Raises:
         OSError: The range cannot be mapped, or not be read.

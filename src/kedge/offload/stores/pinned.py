@@ -1,7 +1,7 @@
 """Pinned host memory for copies: a few large blocks of locked pages, handed out in ranges.
 
-PyTorch's own allocator of pinned memory rounds each block up to a power of two, and so takes up to twice the requested
-bytes of a memory that nothing else can use then.
+PyTorch's own allocator of pinned memory rounds each block up to a power of two, and so takes up to
+twice the requested bytes of a memory that nothing else can use then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class PinnedRange:
 
     Attributes:
         host: The bytes.
-        busy: Events of copies from and to these bytes that may not be done; a write to them has to wait for these.
+        busy: Events of copies from and to these bytes that may not be done; a write to them has to
+            wait for these.
     """
 
     __slots__ = ("block", "busy", "host", "size", "start")
@@ -155,7 +156,8 @@ def _map(size: int) -> mmap.mmap:
     if sys.platform == "win32":
         return mmap.mmap(-1, size)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # A child process must not share pages that a device writes to: the first write would move the parent's.
+    # A child process must not share pages that a device writes to: the first write would move the
+    # parent's.
     if hasattr(mmap, "MADV_DONTFORK"):
         memory.madvise(mmap.MADV_DONTFORK)
     if hasattr(mmap, "MADV_HUGEPAGE"):

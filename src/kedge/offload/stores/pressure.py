@@ -26,9 +26,10 @@ class Pressure:
     def tight(self, held: int) -> bool:
         """Whether a file of so many bytes would take memory from the program.
 
-        True if tasks already wait for memory, or if the file is larger than half of the memory left beside the
-        program's own. Cached pages of files alone cost nothing: the system drops them when it needs memory; but
-        pages not yet on the disk it has to write first, and the program waits.
+        True if tasks already wait for memory, or if the file is larger than half of the memory left
+        beside the program's own. Cached pages of files alone cost nothing: the system drops them
+        when it needs memory; but pages not yet on the disk it has to write first, and the program
+        waits.
         """
         room = self.room()
         return (room is not None and held > room * _SHARE) or self.stalled()
@@ -58,7 +59,8 @@ def _levels(proc: Path, groups: Path) -> Iterator[Path]:
             continue
         root = groups / "memory" if controllers else groups
         inner = root / path.lstrip("/")
-        # In a container the path is that on the host, and the mount begins at the container's own group.
+        # In a container the path is that on the host, and the mount begins at the container's own
+        # group.
         inner = inner if inner.is_dir() else root
         yield inner
         yield from (level for level in inner.parents if level.is_relative_to(root))

@@ -25,7 +25,8 @@ def open_scratch(path: str | os.PathLike[str] | None) -> tuple[OwnDescriptor, Pa
         The file, which started programs do not inherit, and the folder.
 
     Raises:
-        StoreError: The folder does not exist, files cannot be made in it, or the system lacks ``pwritev``.
+        StoreError: The folder does not exist, files cannot be made in it, or the system lacks
+            ``pwritev``.
     """
     if not hasattr(os, "pwritev"):
         raise StoreError(

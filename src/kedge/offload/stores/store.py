@@ -1,7 +1,8 @@
 """Stores and their slots: `put` returns a slot for moved bytes, and the slot returns the bytes.
 
-`kedge.offload` makes the stores: ``DiskStore(path, uncached=..., checksum=...)`` and ``CpuStore(pin=...)``. The engine calls
-`Store.takes` first, and keeps by reference what the store does not take (a tensor in CPU memory is not moved to CPU memory).
+`kedge.offload` makes the stores: ``DiskStore(path, uncached=..., checksum=...)`` and
+``CpuStore(pin=...)``. The engine calls `Store.takes` first, and keeps by reference what the store
+does not take (a tensor in CPU memory is not moved to CPU memory).
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ class StoreSlot(Protocol):
     def get(self) -> Tensor:
         """Return the bytes as a 1-D uint8 tensor on the device that they came from.
 
-        Any thread may call it, several times. The result is the caller's own: changing it changes neither the slot nor the
-        result of another call. It begins at a multiple of 16 bytes of its storage.
+        Any thread may call it, several times. The result is the caller's own: changing it changes
+        neither the slot nor the result of another call. It begins at a multiple of 16 bytes of its
+        storage.
         """
 
     def prefetch(self) -> None:
@@ -37,9 +39,10 @@ class StoreSlot(Protocol):
     def free(self) -> None:
         """Release the place of the bytes.
 
-        Called once, when no handle can read them any more: in any thread, from a ``__del__`` - so also by the garbage
-        collector in the middle of another method of the store, in the same thread - and at the interpreter's exit. It
-        must not raise and must not wait for a lock that such a method holds.
+        Called once, when no handle can read them any more: in any thread, from a ``__del__`` - so
+        also by the garbage collector in the middle of another method of the store, in the same
+        thread - and at the interpreter's exit. It must not raise and must not wait for a lock that
+        such a method holds.
         """
 
 
@@ -59,14 +62,19 @@ class Store(Protocol):
         """Store bytes, and return their slot.
 
         Args:
-            data: A contiguous 1-D uint8 tensor, an alias of memory that the program may change in place any time later.
-                It shares the version counter of the program's tensor (``data._version``). The slot holds the bytes of
-                the time of the call: a store that copies in the background copies first, or checks the version.
+            data: A contiguous 1-D uint8 tensor, an alias of memory that the program may change in
+                place any time later. It shares the version counter of the program's tensor
+                (``data._version``). The slot holds the bytes of the time of the call: a store that
+                copies in the background copies first, or checks the version.
 
         Raises:
-            OSError: There is no room, or the store cannot write; the engine then keeps the tensor by reference.
+            OSError: There is no room, or the store cannot write; the engine then keeps the tensor
+                by reference.
             MemoryError: As above.
         """
 
     def close(self) -> None:
-        """Release everything that no slot needs; live slots work until they are freed. Idempotent."""
+        """Release everything that no slot needs; live slots work until they are freed.
+
+        Idempotent.
+        """

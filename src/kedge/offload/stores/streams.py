@@ -3,18 +3,22 @@
 # Note [Order of copies]
 Copies run on streams of their own, one in each direction on each device. Their order:
 
-1. A copy out waits for the work queued on the compute stream when the tensor was saved. Kedge looks that stream
-   up at each call, and before it enters any other stream: inside `with stream(s)`, the current stream is `s`.
+1. A copy out waits for the work queued on the compute stream when the tensor was saved. Kedge looks
+   that stream up at each call, and before it enters any other stream: inside `with stream(s)`, the
+   current stream is `s`.
 2. A copy in waits for the copy out of the same bytes.
-3. Its target is allocated on the compute stream, so the memory may have belonged to a tensor that this stream still
-   works on: a copy in also waits for the work queued on the compute stream when the target was allocated.
-4. The compute stream waits for the copy in before it computes with the target. So the target may be freed
-   like any tensor: the next user of that memory on the compute stream is behind the copy.
-5. The source of a copy out is held until the copy's event is reached, and so is a target that was read ahead in vain.
-   Bytes of host memory are written again only behind all copies from and to them.
+3. Its target is allocated on the compute stream, so the memory may have belonged to a tensor that
+   this stream still works on: a copy in also waits for the work queued on the compute stream when
+   the target was allocated.
+4. The compute stream waits for the copy in before it computes with the target. So the target may be
+   freed like any tensor: the next user of that memory on the compute stream is behind the copy.
+5. The source of a copy out is held until the copy's event is reached, and so is a target that was
+   read ahead in vain. Bytes of host memory are written again only behind all copies from and to
+   them.
 
-`record_stream` keeps memory until the host, which polls the event, finds it reached, and so leads to fragmentation; it is
-used only if a target is read on another stream than the one that it was allocated on.
+`record_stream` keeps memory until the host, which polls the event, finds it reached, and so leads
+to fragmentation; it is used only if a target is read on another stream than the one that it was
+allocated on.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
 """The memory window of the file: one thread writes ranges out, another reads them ahead.
 
 # Note [When the bytes are taken]
-A program may change a tensor in place right after it was saved, also in ways that increase no version (``.data``). A
-background write from the tensor's memory could mix old and new bytes, and the saved ones would be lost. So `RangeFile.put`
-copies them to the system before it returns, with one `pwritev`, and only the way from the system's memory to the disk is
-in the background. Reads of ranges not yet written out come from the same memory, and a slot that is freed first is never
+A program may change a tensor in place right after it was saved, also in ways that increase no
+version (``.data``). A background write from the tensor's memory could mix old and new bytes, and
+the saved ones would be lost. So `RangeFile.put` copies them to the system before it returns, with
+one `pwritev`, and only the way from the system's memory to the disk is in the background. Reads of
+ranges not yet written out come from the same memory, and a slot that is freed first is never
 written. Only the bytes of the window stay in the system's memory for longer.
 
 # Note [Why no RWF_DONTCACHE]
-A write with this flag (Linux 6.14) drops only pages that it brought into memory itself. The thread finds the pages of its
-range in memory, so it would copy them once more and drop none: of 310 MB on ext4 all stayed, instead of 105 now. In
-`RangeFile.put` the flag would drop the window too, which is read first, and write ranges that are freed first: puts took
-half as long and gets a third longer, both together the same within the noise (medians of 15: 0.42 s and 0.49 s).
+A write with this flag (Linux 6.14) drops only pages that it brought into memory itself. The thread
+finds the pages of its range in memory, so it would copy them once more and drop none: of 310 MB on
+ext4 all stayed, instead of 105 now. In `RangeFile.put` the flag would drop the window too, which is
+read first, and write ranges that are freed first: puts took half as long and gets a third longer,
+both together the same within the noise (medians of 15: 0.42 s and 0.49 s).
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ class JobThread:
         """Queue a job behind those before it."""
         with self._changing:  # or two concurrent first calls would start a thread each
             if self._thread is None or not self._thread.is_alive():
-                # It holds only the queue, so that a store that is never closed can still be collected.
+                # It holds only the queue, so that a store that is never closed can still be
+                # collected.
                 self._thread = threading.Thread(
                     target=_work, args=(self._jobs,), name=self._name, daemon=True
                 )
@@ -108,7 +111,8 @@ class MemoryWindow:
     """The bound on the file's bytes in memory.
 
     Args:
-        limit: The bytes that may stay in memory; as many again may be on their way out, and as many on their way in.
+        limit: The bytes that may stay in memory; as many again may be on their way out, and as many
+            on their way in.
 
     Attributes:
         out: Bytes written out so far.

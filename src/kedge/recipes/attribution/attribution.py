@@ -52,8 +52,9 @@ class Method:
 class LeafCopy:
     """An action that replaces a value by a copy whose gradient can be taken.
 
-    The graph before the value is cut off: no gradient is needed there, and frozen models get one here too. With several
-    values, only values that do not depend on the others are cut off. The program may work on the copy in place.
+    The graph before the value is cut off: no gradient is needed there, and frozen models get one
+    here too. With several values, only values that do not depend on the others are cut off. The
+    program may work on the copy in place.
     """
 
     def __init__(self, *, alone: bool = True) -> None:
@@ -105,9 +106,10 @@ class Attribution:
     Args:
         model: The model, in the mode for the attribution: usually `eval`.
         method: A function that returns a new `Method` for each call.
-        target: The class to explain, one class for each sample, or a function of the output that returns scores; None for the
-            class with the highest score of each sample. A list explains several in one forward; the result then has an
-            additional first dimension for them.
+        target: The class to explain, one class for each sample, or a function of the output that
+            returns scores; None for the class with the highest score of each sample. A list
+            explains several in one forward; the result then has an additional first dimension for
+            them.
         wrt: A selector of the place where the gradient is taken, or several such selectors.
     """
 
@@ -268,8 +270,8 @@ def gradient(
 
     Args:
         model: The model, in the mode for the attribution: usually `eval`.
-        target: The class to explain, one class for each sample, a function of the output, or a list of these; None for the
-            class with the highest score of each sample. See `Attribution`.
+        target: The class to explain, one class for each sample, a function of the output, or a list
+            of these; None for the class with the highest score of each sample. See `Attribution`.
         wrt: A selector of the place where the gradient is taken; see `saliency`.
 
     Returns:
@@ -288,15 +290,16 @@ def saliency(
 ) -> Attribution:
     """Explain a score by the magnitude of its gradient: where a small change has the largest effect.
 
-    Simonyan, Vedaldi and Zisserman, "Deep inside convolutional networks", 2013. Their maps are the maximum over the
-    channels: ``saliency(model)(images).amax(1)``.
+    Simonyan, Vedaldi and Zisserman, "Deep inside convolutional networks", 2013. Their maps are the
+    maximum over the channels: ``saliency(model)(images).amax(1)``.
 
     Args:
         model: The model, in the mode for the attribution: usually `eval`.
-        target: The class to explain, one class for each sample, a function of the output, or a list of these; None for the
-            class with the highest score of each sample. See `Attribution`.
-        wrt: A selector of the place where the gradient is taken. The default is the input, if that is one floating-point
-            tensor. For several inputs, name one, such as ``":in[image]"``; for text, the output of its embedding.
+        target: The class to explain, one class for each sample, a function of the output, or a list
+            of these; None for the class with the highest score of each sample. See `Attribution`.
+        wrt: A selector of the place where the gradient is taken. The default is the input, if that
+            is one floating-point tensor. For several inputs, name one, such as ``":in[image]"``;
+            for text, the output of its embedding.
 
     Returns:
         The attribution. Call it like the model; it returns a tensor in the shape of the input.

@@ -127,19 +127,22 @@ def grad_cam(
 ) -> Attribution:
     """Explain a score by Grad-CAM: a map of where the channels of a layer raise it.
 
-    The map is the sum of the channels at the site, each weighted by the mean of its gradient over the image; only the
-    positive part is kept (Selvaraju et al., "Grad-CAM: visual explanations from deep networks via gradient-based
-    localization", 2017).
+    The map is the sum of the channels at the site, each weighted by the mean of its gradient over
+    the image; only the positive part is kept (Selvaraju et al., "Grad-CAM: visual explanations from
+    deep networks via gradient-based localization", 2017).
 
     Args:
         model: The model, in the mode for the attribution: usually `eval`.
         site: A selector of one value [samples, channels, rows, columns], such as ``"layer4"``.
-        target: The class to explain, one class for each sample, a function of the output, or a list of these; None for the
-            class with the highest score of each sample. See `Attribution`.
-        layout: A function from values of another form to this one: `Tokens` for [samples, tokens, width], or a function
-            such as ``lambda value: value.movedim(-1, 1)`` for channels in the last dimension.
-        size: The size of the map in pixels: "input" for that of the image, (rows, columns), or None for that of the site.
-        positive: Whether to keep only what raises the score; False keeps what lowers it too, as negative values.
+        target: The class to explain, one class for each sample, a function of the output, or a list
+            of these; None for the class with the highest score of each sample. See `Attribution`.
+        layout: A function from values of another form to this one: `Tokens` for [samples, tokens,
+            width], or a function such as ``lambda value: value.movedim(-1, 1)`` for channels in the
+            last dimension.
+        size: The size of the map in pixels: "input" for that of the image, (rows, columns), or None
+            for that of the site.
+        positive: Whether to keep only what raises the score; False keeps what lowers it too, as
+            negative values.
 
     Returns:
         The attribution. Call it like the model; it returns [samples, rows, columns].

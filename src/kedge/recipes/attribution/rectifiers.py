@@ -1,18 +1,18 @@
 """Gradients cut at every ReLU: guided backpropagation and the deconvolutional network.
 
 # Note [Where the ReLUs are]
-A ReLU may be a module, one module used many times, ``F.relu``, ``torch.relu``, ``x.relu()`` or ``relu_``, in a module of
-the model, in one that it keeps in a list, or in none. Autograd has one name for all of them, so Kedge searches
-the graph between the score and the input, and not the code of the model: it cannot miss one. Parts that are opaque to
-autograd - compiled or scripted code, a reentrant checkpoint - are an error, because ReLUs in them would be skipped
-silently.
+A ReLU may be a module, one module used many times, ``F.relu``, ``torch.relu``, ``x.relu()`` or
+``relu_``, in a module of the model, in one that it keeps in a list, or in none. Autograd has one
+name for all of them, so Kedge searches the graph between the score and the input, and not the code
+of the model: it cannot miss one. Parts that are opaque to autograd - compiled or scripted code, a
+reentrant checkpoint - are an error, because ReLUs in them would be skipped silently.
 
 # Note [A ReLU in place on a view]
-The output of `nn.Linear` for tokens is a view, and so is that of ``flatten``. An operation that works in place on a view
-has no node of its own: autograd puts it into the node `CopySlices` of the whole tensor, which does not show its content.
-So if there is one, the forward runs once more, with a hook on every operation that may be a ReLU. If the view covers
-the tensor, the gradient can be cut at that node, as each element of it is the ReLU's own; if it covers a part, it is
-an error.
+The output of `nn.Linear` for tokens is a view, and so is that of ``flatten``. An operation that
+works in place on a view has no node of its own: autograd puts it into the node `CopySlices` of the
+whole tensor, which does not show its content. So if there is one, the forward runs once more, with
+a hook on every operation that may be a ReLU. If the view covers the tensor, the gradient can be cut
+at that node, as each element of it is the ReLU's own; if it covers a part, it is an error.
 """
 
 from __future__ import annotations
@@ -199,20 +199,22 @@ def guided_backprop(
 ) -> Attribution:
     """Explain a score by guided backpropagation: the gradient, with negative parts set to zero at every ReLU.
 
-    At each ReLU the gradient passes where both the ReLU's input and the gradient are positive (Springenberg, Dosovitskiy,
-    Brox and Riedmiller, "Striving for simplicity: the all convolutional net", 2015).
+    At each ReLU the gradient passes where both the ReLU's input and the gradient are positive
+    (Springenberg, Dosovitskiy, Brox and Riedmiller, "Striving for simplicity: the all convolutional
+    net", 2015).
 
     Args:
         model: The model, in the mode for the attribution: usually `eval`.
-        target: The class to explain, one class for each sample, a function of the output, or a list of these; None for the
-            class with the highest score of each sample. See `Attribution`.
+        target: The class to explain, one class for each sample, a function of the output, or a list
+            of these; None for the class with the highest score of each sample. See `Attribution`.
         wrt: A selector of the place where the gradient is taken; see `saliency`.
 
     Returns:
         The attribution. Call it like the model; it returns a tensor in the shape of the input.
 
     Raises:
-        NothingCut: When it is called, if there is no ReLU between the score and the input, or a part that cannot be searched.
+        NothingCut: When it is called, if there is no ReLU between the score and the input, or a
+            part that cannot be searched.
 
     Examples:
         >>> recipes.guided_backprop(model, target=2)(images).shape
@@ -227,20 +229,22 @@ def deconvnet(
 ) -> Attribution:
     """Explain a score by the deconvolutional network: its projection back to the input.
 
-    At each ReLU the gradient passes where it is positive, whatever the ReLU's input (Zeiler and Fergus, "Visualizing and
-    understanding convolutional networks", 2014). Max-pooling passes it to the place of the maximum.
+    At each ReLU the gradient passes where it is positive, whatever the ReLU's input (Zeiler and
+    Fergus, "Visualizing and understanding convolutional networks", 2014). Max-pooling passes it to
+    the place of the maximum.
 
     Args:
         model: The model, in the mode for the attribution: usually `eval`.
-        target: The class to explain, one class for each sample, a function of the output, or a list of these; None for the
-            class with the highest score of each sample. See `Attribution`.
+        target: The class to explain, one class for each sample, a function of the output, or a list
+            of these; None for the class with the highest score of each sample. See `Attribution`.
         wrt: A selector of the place where the gradient is taken; see `saliency`.
 
     Returns:
         The attribution. Call it like the model; it returns a tensor in the shape of the input.
 
     Raises:
-        NothingCut: When it is called, if there is no ReLU between the score and the input, or a part that cannot be searched.
+        NothingCut: When it is called, if there is no ReLU between the score and the input, or a
+            part that cannot be searched.
 
     Examples:
         >>> recipes.deconvnet(model, target=2)(images).shape

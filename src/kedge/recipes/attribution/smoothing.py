@@ -159,16 +159,18 @@ def smoothgrad(
 ) -> Smoothed:
     """Average an attribution over noisy copies of the input (SmoothGrad).
 
-    Smilkov, Thorat, Kim, Viégas and Wattenberg, "SmoothGrad: removing noise by adding noise", 2017. Without a target, the
-    class is that with the highest score for the input without noise. The noise comes from a generator of its own, so the
-    program's random state does not change.
+    Smilkov, Thorat, Kim, Viégas and Wattenberg, "SmoothGrad: removing noise by adding noise", 2017.
+    Without a target, the class is that with the highest score for the input without noise. The
+    noise comes from a generator of its own, so the program's random state does not change.
 
     Args:
-        attribution: The result of `gradient`, `saliency`, `guided_backprop`, `deconvnet` or `grad_cam`.
+        attribution: The result of `gradient`, `saliency`, `guided_backprop`, `deconvnet` or
+            `grad_cam`.
         samples: The number of copies.
         noise: The standard deviation of the noise, as a share of each sample's range of values.
         seed: The seed of the noise.
-        at_once: The number of copies in one batch; every argument with a row for each sample is repeated.
+        at_once: The number of copies in one batch; every argument with a row for each sample is
+            repeated.
 
     Returns:
         The attribution. Call it like the model.

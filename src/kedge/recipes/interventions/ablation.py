@@ -35,9 +35,10 @@ def ablate(
     Args:
         model: The model.
         sites: A selector of the values to replace, such as ``"h.3.attn"``.
-        by: A number; a tensor that broadcasts to the value; the result of `means` or `resample`; or any other action that
-            returns a tensor.
-        positions: The positions to replace, counted along `dim`: an index, a slice, indices or a mask; None for all.
+        by: A number; a tensor that broadcasts to the value; the result of `means` or `resample`; or
+            any other action that returns a tensor.
+        positions: The positions to replace, counted along `dim`: an index, a slice, indices or a
+            mask; None for all.
         dim: The dimension of the positions: 1 for tokens and channels.
 
     Returns:
@@ -194,9 +195,11 @@ def means(
     Args:
         model: The model, in the mode for the run: usually `eval`.
         sites: A selector; each selected value gets a mean.
-        inputs: Batches of reference inputs: each a tensor, a tuple of arguments, or a dict of keyword arguments.
-        over: The dimensions to average over: 0 for samples; (0, 1) also for tokens, in sequences of any length; (0, 2, 3)
-            also for the pixels of images; None for all but the last dimension.
+        inputs: Batches of reference inputs: each a tensor, a tuple of arguments, or a dict of
+            keyword arguments.
+        over: The dimensions to average over: 0 for samples; (0, 1) also for tokens, in sequences of
+            any length; (0, 2, 3) also for the pixels of images; None for all but the last
+            dimension.
 
     Returns:
         The means, as an action.
@@ -261,7 +264,8 @@ class Resample:
 def resample(seed: int = 0) -> Resample:
     """Replace each sample's value by that of another sample of its batch: an action for `ablate`.
 
-    A sample never gets its own value. Each forward draws other samples, from a generator of its own.
+    A sample never gets its own value. Each forward draws other samples, from a generator of its
+    own.
 
     Args:
         seed: The seed of the generator.

@@ -158,21 +158,24 @@ def patch(
 ) -> Patching:
     """Find out which sites carry the difference between two inputs (activation patching).
 
-    The corrupted input runs once for each site, with the value that the clean input has at that site. If this brings the
-    metric back to that of the clean input, the site carries the difference (Vig et al., 2020; Meng et al., "Locating and
-    editing factual associations in GPT", 2022). The model runs without gradients, and is not changed.
+    The corrupted input runs once for each site, with the value that the clean input has at that
+    site. If this brings the metric back to that of the clean input, the site carries the difference
+    (Vig et al., 2020; Meng et al., "Locating and editing factual associations in GPT", 2022). The
+    model runs without gradients, and is not changed.
 
     Args:
         model: The model, in the mode for the run: usually `eval`.
         clean: The clean input: a tensor, a tuple of arguments, or a dict of keyword arguments.
         corrupted: The corrupted input, of the same shapes.
         sites: A selector; each selected value, in each call of a module, is patched by itself.
-        metric: A function of the model's output that returns one number, such as the difference of two logits.
-        along: A dimension along which each position is patched by itself, such as 1 for the tokens of a sequence; None to
-            patch each site as a whole.
+        metric: A function of the model's output that returns one number, such as the difference of
+            two logits.
+        along: A dimension along which each position is patched by itself, such as 1 for the tokens
+            of a sequence; None to patch each site as a whole.
 
     Returns:
-        The table of effects, where 0 is no change, and 1 means that the metric is that of the clean input.
+        The table of effects, where 0 is no change, and 1 means that the metric is that of the clean
+        input.
 
     Examples:
         >>> table = recipes.patch(model, images[:1], images[1:2], "relu, fc", lambda output: output[0, 0])

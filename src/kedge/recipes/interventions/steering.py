@@ -102,8 +102,8 @@ def steer(
         direction: A tensor [width], or of a shape that broadcasts to the value; see `contrast`.
         strength: The factor of the direction.
         norm: The length to which the direction is scaled first; None leaves it.
-        positions: Only these tokens (positions in dimension 1); None for all. `Steering` takes another dimension, and can
-            keep the length of the value.
+        positions: Only these tokens (positions in dimension 1); None for all. `Steering` takes
+            another dimension, and can keep the length of the value.
 
     Returns:
         The handle, used as a ``with`` block, or ended by ``remove()``.
@@ -125,8 +125,8 @@ def contrast(model: nn.Module, site: str, toward: Iterable[Any], away: Iterable[
     Args:
         model: The model, in the mode for the run: usually `eval`.
         site: A selector of one value [..., width].
-        toward: Batches of inputs that the direction leads to: each a tensor, a tuple of arguments, or a dict of keyword
-            arguments.
+        toward: Batches of inputs that the direction leads to: each a tensor, a tuple of arguments,
+            or a dict of keyword arguments.
         away: Batches of inputs that it leads away from.
 
     Returns:

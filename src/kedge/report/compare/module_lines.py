@@ -30,7 +30,8 @@ class ModuleDifference:
         same: The module.
         first: Its first parting; None if it never parts.
         place: The place of that site among all sites, for lines in the order of parting.
-        course: Its distance in each step, the largest of all its sites; NaN where nothing was compared.
+        course: Its distance in each step, the largest of all its sites; NaN where nothing was
+            compared.
     """
 
     same: SameModule
@@ -51,7 +52,8 @@ class FoldedDifference:
 
     Attributes:
         label: Their name in A, and in B if that differs.
-        part: The site and the statistic of their first partings: ``out max``, ``weight:update rms``.
+        part: The site and the statistic of their first partings: ``out max``, ``weight:update
+            rms``.
         members: Their lines.
     """
 

@@ -12,8 +12,8 @@ def scales(comparison: Comparison) -> tuple[Floats, Floats]:
     """Return the root mean squares in A and in B.
 
     Returns:
-        Two matrices with a line for each aligned site and a column for each step, NaN where the site was not
-        compared or not measured.
+        Two matrices with a line for each aligned site and a column for each step, NaN where the
+        site was not compared or not measured.
     """
     both = np.full((2, *comparison.apart.shape), np.nan)
     for i, same in enumerate(comparison.alignment.sites):
@@ -28,8 +28,8 @@ def log_ratios(comparison: Comparison) -> Floats:
     """Return the logarithm of the ratio of the root mean squares at every site in every step.
 
     Returns:
-        A matrix as of :func:`scales`: 0 where they are equal, 1 where B is twice A, infinite where only one is zero,
-        NaN where one is non-finite.
+        A matrix as of :func:`scales`: 0 where they are equal, 1 where B is twice A, infinite where
+        only one is zero, NaN where one is non-finite.
     """
     a, b = scales(comparison)
     known = np.isfinite(a) & np.isfinite(b)

@@ -19,7 +19,8 @@ def segments_of(path: str) -> Segments:
 def folded_paths(tensors: HeldTensors) -> dict[str, Segments]:
     """Return the segments of each module's name, with the ranges of blocks in place of their numbers.
 
-    Blocks fold if everything in them holds tensors of the same kinds and bytes over the step, and there are many modules.
+    Blocks fold if everything in them holds tensors of the same kinds and bytes over the step, and
+    there are many modules.
     """
     paths = list(dict.fromkeys(kind.path for kind in tensors.kinds if kind.path is not None))
     if len(paths) <= WHOLE:

@@ -24,7 +24,8 @@ from kedge.report.terminal import marks_of
 from kedge.report.verdict import tally
 from kedge.rules.rule import Finding, Rule
 
-#: The least seconds between two readings, and the pause as a multiple of a reading: it takes at most a fifth of the time.
+#: The least seconds between two readings, and the pause as a multiple of a reading: it takes at
+#: most a fifth of the time.
 PAUSE, READING_PAUSE = 0.5, 4.0
 
 

@@ -1,4 +1,7 @@
-"""The live table. Only visible lines are drawn, so it is as fast with ten thousand modules as with ten."""
+"""The live table.
+
+Only visible lines are drawn, so it is as fast with ten thousand modules as with ten.
+"""
 
 from __future__ import annotations
 

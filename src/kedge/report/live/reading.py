@@ -18,7 +18,8 @@ from kedge.store.recording import Recording
 
 #: The seconds without a new step after which the lock of the writers is checked.
 QUIET = 5.0
-#: The pause between two runs of the rules: a multiple of the time they took, and the least one in seconds.
+#: The pause between two runs of the rules: a multiple of the time they took, and the least one in
+#: seconds.
 RULES_PAUSE, LEAST_PAUSE = 10.0, 2.0
 
 
@@ -100,7 +101,8 @@ class RunReader:
         if same_run:
             self._last_news = now
         else:
-            # An existing recording is not news, so that one left by a killed run is recognized at once.
+            # An existing recording is not news, so that one left by a killed run is recognized at
+            # once.
             self._pace.forget()
             self._check_from, self._last_news = now, now - QUIET
         losses = tuple(curve for curve in losses_of(recording) if len(curve.steps))

@@ -27,7 +27,8 @@ _SCRIPTS = (
 )
 _ABOVE, _ROW = 372, 21
 _FRAME = 'title="memory held for backward" sandbox="allow-scripts"'
-# An editor's theme need not be the system's, and a frame does not inherit it: it is told the colour of the text around it.
+# An editor's theme need not be the system's, and a frame does not inherit it: it is told the colour
+# of the text around it.
 _TELL_COLOUR = "this.contentWindow.postMessage({kedgeTextColour:getComputedStyle(this).color},'*')"
 
 

@@ -1,10 +1,10 @@
 """Numbers as base64 text, each table in the smallest form that is exact enough to be drawn.
 
 # Note [Forms]
-``f8`` and ``f4`` are IEEE floats. ``b2`` is the upper half of a float32: its whole range, infinities and NaN in two
-bytes, with an error of at most 0.4 %, too small to be seen. ``u1`` is a share between 0 and 1 in 254 parts, rounded
-so that only 0 itself is 0 and only 1 itself is 254; 255 stands for NaN. ``n1`` are small integers. All
-are little-endian.
+``f8`` and ``f4`` are IEEE floats. ``b2`` is the upper half of a float32: its whole range,
+infinities and NaN in two bytes, with an error of at most 0.4 %, too small to be seen. ``u1`` is a
+share between 0 and 1 in 254 parts, rounded so that only 0 itself is 0 and only 1 itself is 254; 255
+stands for NaN. ``n1`` are small integers. All are little-endian.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class Document:
 
     Attributes:
         described: Everything but the tables; plain JSON values.
-        tables: The tables' base64 texts by name. They are separate, so that a page reads each only when it is needed.
+        tables: The tables' base64 texts by name. They are separate, so that a page reads each only
+            when it is needed.
     """
 
     described: dict[str, Any]
@@ -70,7 +71,8 @@ def condense(
     """
     wanted = [finding.step for finding in findings if finding.step >= 0]
     shown = shown_steps(recording)
-    # A finding may be of a step without rows: it is pinned on a column of its own, not on the one before.
+    # A finding may be of a step without rows: it is pinned on a column of its own, not on the one
+    # before.
     bins = Bins.of(np.union1d(shown, np.array(wanted, dtype=np.int64)), wanted, recording.steps)
     tables: dict[str, str] = {"first": packed(bins.first.astype(np.float64), "f8")}
     tables["last"] = packed(bins.last.astype(np.float64), "f8")
@@ -206,11 +208,12 @@ def _account(recording: Recording) -> dict[str, Any] | None:
 def _ranks(recording: Recording, bins: Bins) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the sheets of each rank by itself, in the columns that all ranks share.
 
-    The lowest ranks are shown, as many as the page has room for; their numbers have two or three digits.
+    The lowest ranks are shown, as many as the page has room for; their numbers have two or three
+    digits.
 
     Returns:
-        The ranks that are ``shown``, each with its sheets and curves, and those that are ``left_out``; and the texts
-        of the sheets' tables, by rank and name of the sheet.
+        The ranks that are ``shown``, each with its sheets and curves, and those that are
+        ``left_out``; and the texts of the sheets' tables, by rank and name of the sheet.
     """
     shown: list[dict[str, Any]] = []
     tables: dict[str, str] = {}

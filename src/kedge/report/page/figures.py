@@ -23,7 +23,8 @@ LEAST_PROFILE = 3
 #: From this many steps on, a series in the evidence is preferred to the site's own.
 MANY_STEPS = 12
 
-#: The statistics that show the findings of some rules; others are shown by the scale of their sites.
+#: The statistics that show the findings of some rules; others are shown by the scale of their
+#: sites.
 SHOWN_BY = {
     "DEAD-CHANNEL": "zero",
     "SATURATED": "saturated",
@@ -123,7 +124,8 @@ STATES: dict[str, dict[bool, str]] = {
     "once_alive": {True: "they were alive before", False: "they were never alive"},
     "recovered": {True: "finite again later", False: "not finite again until the end"},
 }
-#: The words above figures of several places, by the rule, if it matters, and the name in its evidence.
+#: The words above figures of several places, by the rule, if it matters, and the name in its
+#: evidence.
 CAPTIONS: dict[tuple[str, str], str] = {
     ("GRAD-VANISH", "profile"): "gradient of each weight relative to its size",
     ("INIT-SCALE", "profile"): "root mean square of each layer's output",
@@ -139,8 +141,8 @@ COMPARED = {"SAVED-MEMORY", "RANK-DEPARTS"}
 def figure(recording: Recording, finding: Finding) -> dict[str, Any] | None:
     """Return the figure for a finding; None if there is nothing to draw.
 
-    A profile over the depth is preferred, then the series of the site around the step, at full resolution, then
-    other figures of the evidence.
+    A profile over the depth is preferred, then the series of the site around the step, at full
+    resolution, then other figures of the evidence.
     """
     profile, places = finding.evidence.get("profile"), _places(finding)
     if _is_profile(profile):

@@ -39,7 +39,8 @@ def folds_of(
 ) -> list[dict[str, Any]]:
     """Return the blocks that the page's tree folds: the name of each fold, and the paths of its modules.
 
-    Blocks fold if everything in them is alike, they have the same findings, and none is far from the others.
+    Blocks fold if everything in them is alike, they have the same findings, and none is far from
+    the others.
     """
     if len(modules) <= WHOLE:
         return []

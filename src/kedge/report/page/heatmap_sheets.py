@@ -137,7 +137,8 @@ def _placed(groups: Grouping, values: Floats) -> Floats:
 def statistic(site: SiteInfo, rows: Rows, name: str) -> Floats:
     """Return a statistic of a site's rows as the page shows it.
 
-    In light steps a parameter's gradient is recorded only if it is non-finite, which is not typical of the others.
+    In light steps a parameter's gradient is recorded only if it is non-finite, which is not typical
+    of the others.
     """
     values = rows.statistic(name)
     if site.kind == "param.grad" and name not in ("nonfinite", "nan"):

@@ -1,16 +1,17 @@
 """The same page, served while its recording grows: on this machine alone, to anyone with the address.
 
 # Note [Who may read a served page]
-Any web page can make a browser send requests to 127.0.0.1, so being on this machine is not enough. Each address
-begins with a token that is new for each server and in none of the pages' links. A request must also name this machine
-as its host, which a request through a foreign name does not. Only the page, its news, the announcement of news and the
-metrics are served. The metrics are also at ``/metrics``, for a request with the token in its header ``Authorization``,
-which no web page of another server can make a browser send.
+Any web page can make a browser send requests to 127.0.0.1, so being on this machine is not enough.
+Each address begins with a token that is new for each server and in none of the pages' links. A
+request must also name this machine as its host, which a request through a foreign name does not.
+Only the page, its news, the announcement of news and the metrics are served. The metrics are also
+at ``/metrics``, for a request with the token in its header ``Authorization``, which no web page of
+another server can make a browser send.
 
 # Note [Many and slow clients]
-Each connection has a thread, and there are at most `MOST_CONNECTIONS`; one more is told to come again. A request must be
-complete `SILENCE` seconds after its connection, even if bytes trickle in, and an answer must be taken in the same time.
-The page is rendered once for all that ask for it.
+Each connection has a thread, and there are at most `MOST_CONNECTIONS`; one more is told to come
+again. A request must be complete `SILENCE` seconds after its connection, even if bytes trickle in,
+and an answer must be taken in the same time. The page is rendered once for all that ask for it.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ from kedge.store.recording import Recording
 LOOPBACK = "127.0.0.1"
 HOSTS = {"127.0.0.1", "localhost", "[::1]"}
 
-#: The least seconds between two readings of the recording, and the pause as a multiple of the time to condense it.
+#: The least seconds between two readings of the recording, and the pause as a multiple of the time
+#: to condense it.
 PAUSE = 1.0
 REST = 3.0
 
 #: Seconds without growth after which it is checked whether a process still writes the recording.
 QUIET = 5.0
 
-#: Seconds after which a comment is sent on a quiet connection, to find out whether it is still open.
+#: Seconds after which a comment is sent on a quiet connection, to find out whether it is still
+#: open.
 SIGN_OF_LIFE = 15.0
 #: Seconds in which a connection must bring its whole request, and take an answer.
 SILENCE = 30.0
@@ -135,7 +138,8 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, news: News, port: int = 0) -> None:
         self.news = news
         self.token = secrets.token_urlsafe(24)
-        #: The open connections, each with the time by which its request must be complete; None once it is.
+        #: The open connections, each with the time by which its request must be complete; None once
+        #: it is.
         self._connections: dict[socket.socket, float | None] = {}
         super().__init__((LOOPBACK, port), _Handler)
 

@@ -1,7 +1,7 @@
 """A run as metrics for Prometheus: its newest figures, in the text format 0.0.4.
 
-The format is written by hand: a line for each number, `NAME{LABEL="VALUE"} NUMBER`. A library for it would be one more
-dependency, with a registry of its own, to replace the last thirty lines.
+The format is written by hand: a line for each number, `NAME{LABEL="VALUE"} NUMBER`. A library for
+it would be one more dependency, with a registry of its own, to replace the last thirty lines.
 """
 
 from __future__ import annotations

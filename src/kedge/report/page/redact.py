@@ -23,8 +23,8 @@ def shareable(recording: Recording, *, source: bool = True) -> Recording:
 
     Args:
         recording: The recording.
-        source: Whether to keep source lines and their files, the folder of the script, the command's arguments, and
-            the messages of errors.
+        source: Whether to keep source lines and their files, the folder of the script, the
+            command's arguments, and the messages of errors.
     """
     named = replace(recording, path=Path(recording.path.name))
     return named if source else _without_source(named)

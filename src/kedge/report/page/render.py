@@ -1,9 +1,9 @@
 """The page as text: one HTML file with everything in it, which opens from disk without any request.
 
 # Note [Nothing from outside]
-The page contains its scripts and styles; its content security policy names them by their hashes and allows
-nothing else: no request, no other script. So a name in a recording that looks like markup does no harm, even if the
-page's script had a bug.
+The page contains its scripts and styles; its content security policy names them by their hashes and
+allows nothing else: no request, no other script. So a name in a recording that looks like markup
+does no harm, even if the page's script had a bug.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Many steps as few columns.
 
 # Note [Bins]
-A page has at most ``MOST`` columns of steps. Each begins at a measured step; if there are more of those, several share
-a column, and light steps share the column of the step before them. Their extremes and the last one are kept, so that
-a spike and a NaN of a single step survive. The steps around findings keep columns of their own, so that each is shown
-as it was.
+A page has at most ``MOST`` columns of steps. Each begins at a measured step; if there are more of
+those, several share a column, and light steps share the column of the step before them. Their
+extremes and the last one are kept, so that a spike and a NaN of a single step survive. The steps
+around findings keep columns of their own, so that each is shown as it was.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Bins:
 
         Args:
             steps: The steps, sorted.
-            wanted: Steps around which each step keeps a column of its own, the most important first.
+            wanted: Steps around which each step keeps a column of its own, the most important
+                first.
             regular: The steps that columns may begin at; all if None or empty.
             most: The most columns.
         """
@@ -99,7 +100,8 @@ def _around(steps: Ints, places: Ints, wanted: Iterable[int]) -> Ints:
 class Grouping:
     """Values at some steps, to be folded into columns.
 
-    ``columns`` are the columns with values, ``starts`` the indices of the values at which they begin.
+    ``columns`` are the columns with values, ``starts`` the indices of the values at which they
+    begin.
     """
 
     columns: Ints

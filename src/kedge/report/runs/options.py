@@ -16,8 +16,9 @@ _SET = re.compile(r"[+~]{0,2}([A-Za-z_][\w./-]*)=(.*)", re.DOTALL)
 def options_of(command: Sequence[Any]) -> dict[str, str]:
     """Return the options of a command by name.
 
-    A value follows its option as a word, as several words, or after ``=``; an option without one is ``yes``. A word such as
-    ``lr=0.1`` by itself is an option too, and any other word is called by its place: ``argument 1``.
+    A value follows its option as a word, as several words, or after ``=``; an option without one is
+    ``yes``. A word such as ``lr=0.1`` by itself is an option too, and any other word is called by
+    its place: ``argument 1``.
 
     Args:
         command: The program and its arguments.

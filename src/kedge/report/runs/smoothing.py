@@ -17,7 +17,8 @@ def smoothed(values: Floats, kept: float = KEPT) -> Floats:
 
     Args:
         values: The values.
-        kept: The share of the average that is kept at each further value; 0 leaves the values as they are.
+        kept: The share of the average that is kept at each further value; 0 leaves the values as
+            they are.
     """
     made = np.full(len(values), np.nan)
     total, weight = 0.0, 0.0

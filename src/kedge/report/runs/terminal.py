@@ -25,7 +25,8 @@ MOST_NAME, MOST_OPTION = 26, 18
 LEAST_COURSE, MOST_COURSE = 20, 40
 #: The titles of the losses over the steps, the first that fits.
 COURSE = ("loss over the steps", "loss course", "loss", "")
-#: The columns of figures, the most important first: two before the options that differ, the others if they fit.
+#: The columns of figures, the most important first: two before the options that differ, the others
+#: if they fit.
 SHOWN = (
     "loss",
     "best",

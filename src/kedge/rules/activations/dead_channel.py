@@ -22,40 +22,44 @@ class DeadChannel:
     """Channels of a ReLU are zero for every input: they compute nothing and cannot recover.
 
     Meaning:
-        In many samples, a share of a layer's channels was never above zero. Their gradient is zero too, so no training
-        step can revive them.
+        In many samples, a share of a layer's channels was never above zero. Their gradient is zero
+        too, so no training step can revive them.
 
     Formula:
-        A channel is dead if it was never above zero in the window. A layer is healthy if half of its values are zero,
-        because each input silences other channels. Only a channel that no input activates is dead.
+        A channel is dead if it was never above zero in the window. A layer is healthy if half of
+        its values are zero, because each input silences other channels. Only a channel that no
+        input activates is dead.
 
     Window:
-        The last measured steps of the run that together contain samples values of every channel, at least min_steps of
-        them. In a run with fewer values few_samples are enough, with less confidence. A layer in which no channel was
-        above zero in the last all_dead values is judged by these. Steps in which the site had a NaN or an infinity are
-        left out.
+        The last measured steps of the run that together contain samples values of every channel, at
+        least min_steps of them. In a run with fewer values few_samples are enough, with less
+        confidence. A layer in which no channel was above zero in the last all_dead values is judged
+        by these. Steps in which the site had a NaN or an infinity are left out.
 
     Thresholds:
-        - warning (0.5), error (0.75): the share of dead channels. smdebug reports a layer with 50 % or more inactive
-          units. Plain ReLU networks that learned scikit-learn's digits well ended with 20 to 40 % in some layer (an
-          autoencoder: 47 %, six layers at a learning rate of 0.01: 52 %), and with none after batch normalisation, so a
-          lower threshold would raise false alarms.
-        - samples (10,000), few_samples (2,000): a channel that fires for one input in a thousand is missed in 10,000
-          with a probability of 5 in 100,000, in 2,000 with one of 14 %.
+        - warning (0.5), error (0.75): the share of dead channels. smdebug reports a layer with 50 %
+          or more inactive units. Plain ReLU networks that learned scikit-learn's digits well ended
+          with 20 to 40 % in some layer (an autoencoder: 47 %, six layers at a learning rate of
+          0.01: 52 %), and with none after batch normalisation, so a lower threshold would raise
+          false alarms.
+        - samples (10,000), few_samples (2,000): a channel that fires for one input in a thousand is
+          missed in 10,000 with a probability of 5 in 100,000, in 2,000 with one of 14 %.
         - all_dead (100): a whole healthy layer is not silent a hundred times in a row.
         - min_steps (10): positions of one image or sentence are not independent samples.
         - min_dead (2): in a very small layer one channel is a large share.
-        - starving (0.95): a layer with so many dead channels feeds constants to the layers after it, which silences
-          some of their channels. The evidence names those layers, and they have no finding of their own.
+        - starving (0.95): a layer with so many dead channels feeds constants to the layers after
+          it, which silences some of their channels. The evidence names those layers, and they have
+          no finding of their own.
 
     Evidence:
-        The number of dead channels and of all, of samples and steps; how many of the dead channels were alive before,
-        and the numbers of the first ones.
+        The number of dead channels and of all, of samples and steps; how many of the dead channels
+        were alive before, and the numbers of the first ones.
 
     Remedy:
-        Lower the learning rate or warm it up (a large step that pushes the biases down kills units at once), use
-        LeakyReLU or GELU, initialise the weights to fit ReLU (torch.nn.init.kaiming_normal_) and the biases with zeros,
-        and normalise before the activation.
+        Lower the learning rate or warm it up (a large step that pushes the biases down kills units
+        at once), use LeakyReLU or GELU, initialise the weights to fit ReLU
+        (torch.nn.init.kaiming_normal_) and the biases with zeros, and normalise before the
+        activation.
     """
 
     warning: float = 0.5

@@ -21,33 +21,38 @@ class InitScale:
     """At the start, the signal grows or shrinks from layer to layer: the initialisation does not fit.
 
     Meaning:
-        Each layer multiplies the scale of its input by the same factor, so that the signal explodes or fades over the
-        depth. Gradients do the same on their way back.
+        Each layer multiplies the scale of its input by the same factor, so that the signal explodes
+        or fades over the depth. Gradients do the same on their way back.
 
     Formula:
-        For every module with a weight, a = log2 rms(output) in the first measured step, in the order in which the
-        modules return. T = Theil-Sen slope of a over that order * (number - 1): the doublings from the first to the
-        last. rho = Spearman's rank correlation of a with the order. Reported if |T| > doublings and |rho| > steady. A
-        repeated block, as in a transformer, goes up and down and has no trend.
+        For every module with a weight, a = log2 rms(output) in the first measured step, in the
+        order in which the modules return. T = Theil-Sen slope of a over that order * (number - 1):
+        the doublings from the first to the last. rho = Spearman's rank correlation of a with the
+        order. Reported if |T| > doublings and |rho| > steady. A repeated block, as in a
+        transformer, goes up and down and has no trend.
 
     Window:
-        The first measured step, if it is one of the first few; min_weights modules with a weight. Embeddings are left
-        out, and so are outputs of zeros, such as those of a branch that starts at zero.
+        The first measured step, if it is one of the first few; min_weights modules with a weight.
+        Embeddings are left out, and so are outputs of zeros, such as those of a branch that starts
+        at zero.
 
     Thresholds:
-        - doublings (6): a factor of 64 in the scale, 4,096 in the variance. smdebug reports a factor of 10 between the
-          variances of any two layers, which every transformer has. Healthy networks reached 3.5 (a plain CNN with
-          PyTorch's own initialisation), networks with an unsuitable initialisation 11 and more.
+        - doublings (6): a factor of 64 in the scale, 4,096 in the variance. smdebug reports a
+          factor of 10 between the variances of any two layers, which every transformer has. Healthy
+          networks reached 3.5 (a plain CNN with PyTorch's own initialisation), networks with an
+          unsuitable initialisation 11 and more.
         - steady (0.8): nearly all layers follow the trend, not only one that is scaled on purpose.
         - min_weights (4): fewer have no trend.
         - first (10): the last step that counts as the start.
 
     Evidence:
-        The doublings over the depth, the rank correlation, the factor from layer to layer, and the scale of each layer.
+        The doublings over the depth, the rank correlation, the factor from layer to layer, and the
+        scale of each layer.
 
     Remedy:
-        Use the initialisation that fits the activation (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for
-        tanh), add normalisation or residual connections, and feed inputs of unit variance.
+        Use the initialisation that fits the activation (torch.nn.init.kaiming_normal_ for ReLU,
+        xavier_normal_ for tanh), add normalisation or residual connections, and feed inputs of unit
+        variance.
     """
 
     doublings: float = 6.0

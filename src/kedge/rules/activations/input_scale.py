@@ -22,18 +22,20 @@ class InputScale:
     """The inputs are not scaled: they are far from the scale that the initialisation of layers expects.
 
     Meaning:
-        Initialisations and learning rates are made for inputs with a variance of about one. Pixels from 0 to 255,
-        prices or times in seconds make the first layer's outputs and gradients larger by the same factor, so that no
-        learning rate fits all layers. If inputs are far too small, such as pixels that were divided by 255 three times,
-        only the biases reach the outputs.
+        Initialisations and learning rates are made for inputs with a variance of about one. Pixels
+        from 0 to 255, prices or times in seconds make the first layer's outputs and gradients
+        larger by the same factor, so that no learning rate fits all layers. If inputs are far too
+        small, such as pixels that were divided by 255 three times, only the biases reach the
+        outputs.
 
     Formula:
-        x = the median over the measured steps of rms(input), for the first module with a weight and for the model's own
-        input.
+        x = the median over the measured steps of rms(input), for the first module with a weight and
+        for the model's own input.
 
-        Too large: both > scale; the input was so in the first measured step too (otherwise a trained model made it
-        large); and that module shows it: the median rms of its output > output, or its gradient relative to its size >
-        gradient times the median of those of the other weights.
+        Too large: both > scale; the input was so in the first measured step too (otherwise a
+        trained model made it large); and that module shows it: the median rms of its output >
+        output, or its gradient relative to its size > gradient times the median of those of the
+        other weights.
 
         Too small: both, and the input in the first step, are < small and not zero.
 
@@ -43,20 +45,21 @@ class InputScale:
         All measured steps, at least min_samples.
 
     Thresholds:
-        - scale (50): images of handwritten digits from 0 to 255 have 79 to 85, photographs 120 to 150. Scaled inputs
-          have 0.3 to 2.
+        - scale (50): images of handwritten digits from 0 to 255 have 79 to 85, photographs 120 to
+          150. Scaled inputs have 0.3 to 2.
         - output (10): layers of healthy networks return 0.1 to 3 at the start.
         - gradient (10): the same factor, because the gradient of a weight is as large as its input.
-        - small (1e-4): a thirtieth of sqrt(1e-5), which normalisations add to a standard deviation, so such an input
-          has no effect beside it. Sparse features, such as words or citations, have 0.003 to 0.01.
+        - small (1e-4): a thirtieth of sqrt(1e-5), which normalisations add to a standard deviation,
+          so such an input has no effect beside it. Sparse features, such as words or citations,
+          have 0.003 to 0.01.
         - min_samples (3): enough for a median.
 
     Evidence:
         The scale of the input and of the output of the first module, and the relative gradients.
 
     Remedy:
-        Scale the inputs: subtract the mean and divide by the standard deviation of the training data, or divide pixels
-        by 255.
+        Scale the inputs: subtract the mean and divide by the standard deviation of the training
+        data, or divide pixels by 255.
     """
 
     scale: float = 50.0

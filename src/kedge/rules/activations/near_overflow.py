@@ -23,31 +23,32 @@ class NearOverflow:
     """Values come close to the largest number that their dtype can hold.
 
     Meaning:
-        A few more doublings and they are infinite; NaN follows. The limit of float16 is 65,504, which the activations
-        of a network without normalisation can reach.
+        A few more doublings and they are infinite; NaN follows. The limit of float16 is 65,504,
+        which the activations of a network without normalisation can reach.
 
     Formula:
-        h = log2(largest / max |x|), where largest is the greatest finite number of the site's own dtype: how many times
-        the greatest value could double. Reported if h < headroom in min_samples measured steps. An extreme that is the
-        same in every step is left out: it is a constant of the program, such as the value of a mask. Gradients in
-        float16 and the 8-bit formats are left out too, because loss scaling drives them there on purpose.
+        h = log2(largest / max |x|), where largest is the greatest finite number of the site's own
+        dtype: how many times the greatest value could double. Reported if h < headroom in
+        min_samples measured steps. An extreme that is the same in every step is left out: it is a
+        constant of the program, such as the value of a mask. Gradients in float16 and the 8-bit
+        formats are left out too, because loss scaling drives them there on purpose.
 
     Window:
         The whole run: the measured steps in which the site was finite.
 
     Thresholds:
-        - headroom (2): two doublings. msProbe and transformers' DebugUnderflowOverflow show the distance and set no
-          limit; unit-scaling uses the limit of the dtype itself. Healthy networks in float16 kept at least 11
-          doublings.
+        - headroom (2): two doublings. msProbe and transformers' DebugUnderflowOverflow show the
+          distance and set no limit; unit-scaling uses the limit of the dtype itself. Healthy
+          networks in float16 kept at least 11 doublings.
         - min_samples (3): a single step is not reported, and constants can be recognised.
 
     Evidence:
-        The largest value, the dtype and its limit, the headroom left, the other sites that are as close, and the
-        largest value in each of the last measured steps.
+        The largest value, the dtype and its limit, the headroom left, the other sites that are as
+        close, and the largest value in each of the last measured steps.
 
     Remedy:
-        Normalise before the module, scale down its input or its weights, or compute it in bfloat16 or float32, whose
-        range is much larger.
+        Normalise before the module, scale down its input or its weights, or compute it in bfloat16
+        or float32, whose range is much larger.
     """
 
     headroom: float = 2.0

@@ -17,7 +17,8 @@ from kedge.rules.rule import Finding, Lack, Severity
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
 
-#: Activations that are flat on purpose for a good part of their inputs: below zero, or for every class but one.
+#: Activations that are flat on purpose for a good part of their inputs: below zero, or for every
+#: class but one.
 FLAT_BY_DESIGN = frozenset(
     {
         "ReLU6",
@@ -37,30 +38,34 @@ class Saturated:
     """The inputs of a tanh or sigmoid are so large that it is flat there: hardly any gradient passes.
 
     Meaning:
-        Most outputs of the activation are where its slope is close to zero. The layers before it hardly learn, and its
-        output is little more than a sign.
+        Most outputs of the activation are where its slope is close to zero. The layers before it
+        hardly learn, and its output is little more than a sign.
 
     Formula:
-        S = the share of a saturating activation's outputs with a slope |f'(x)| < 1e-3, counted among elements drawn in
-        each measured step. Reported if the median of S over the window > share. Left out are the last module of a model,
-        because a sigmoid that returns a probability should become sure; and activations that are flat by design for
-        half of their inputs, such as ReLU6, or for all classes but one, such as softmax.
+        S = the share of a saturating activation's outputs with a slope |f'(x)| < 1e-3, counted
+        among elements drawn in each measured step. Reported if the median of S over the window >
+        share. Left out are the last module of a model, because a sigmoid that returns a probability
+        should become sure; and activations that are flat by design for half of their inputs, such
+        as ReLU6, or for all classes but one, such as softmax.
 
     Window:
         The last window measured steps, at least min_samples.
 
     Thresholds:
-        - share (0.5): as in smdebug, for the share of saturated neurons of a layer. tanh reaches the slope of 1e-3 at
-          |x| = 4.1, sigmoid at |x| = 6.9. smdebug's limit on the input (tanh: 9.5) corresponds to a slope of 2e-8.
-          Healthy networks with tanh stayed below 0.01, faulty ones had 0.6 or more.
+        - share (0.5): as in smdebug, for the share of saturated neurons of a layer. tanh reaches
+          the slope of 1e-3 at |x| = 4.1, sigmoid at |x| = 6.9. smdebug's limit on the input (tanh:
+          9.5) corresponds to a slope of 2e-8. Healthy networks with tanh stayed below 0.01, faulty
+          ones had 0.6 or more.
         - window (20), min_samples (10): a lasting state, not one of a few steps.
 
     Evidence:
-        The share at the site, as the median and in each of the last measured steps, and the other saturated sites.
+        The share at the site, as the median and in each of the last measured steps, and the other
+        saturated sites.
 
     Remedy:
-        Scale down its input: a smaller initialisation (Xavier), normalisation before it, a smaller learning rate,
-        inputs with zero mean and unit variance. Or use an activation without flat ends.
+        Scale down its input: a smaller initialisation (Xavier), normalisation before it, a smaller
+        learning rate, inputs with zero mean and unit variance. Or use an activation without flat
+        ends.
     """
 
     share: float = 0.5

@@ -26,32 +26,38 @@ class ScaleDrift:
     """The scale of an activation grows or shrinks steadily, and does not level off.
 
     Meaning:
-        Outputs that keep doubling end in overflow, in saturation or in logits without a gradient; outputs that keep
-        halving vanish. In a healthy run they change most at the start, and then less and less.
+        Outputs that keep doubling end in overflow, in saturation or in logits without a gradient;
+        outputs that keep halving vanish. In a healthy run they change most at the start, and then
+        less and less.
 
     Formula:
-        a(t) = log2 rms(output) of a module with a weight, over the second half of the steps. D = the Theil-Sen slope of
-        a over the steps. Reported if |D| > slope per 1,000 steps; if |D| times the length of that half > doublings; and
-        if a changed all the time and has not levelled off: divided into eight parts, a never leaves the line of slope D
-        by more than straight times the doublings.
+        a(t) = log2 rms(output) of a module with a weight, over the second half of the steps. D =
+        the Theil-Sen slope of a over the steps. Reported if |D| > slope per 1,000 steps; if |D|
+        times the length of that half > doublings; and if a changed all the time and has not
+        levelled off: divided into eight parts, a never leaves the line of slope D by more than
+        straight times the doublings.
 
     Window:
         The second half of the run, at least min_samples measured steps of it.
 
     Thresholds:
         - slope (0.5): doublings per 1,000 steps; a slower drift is part of learning.
-        - doublings (3): a factor of eight, within half a run. Healthy runs of 160 to 800 steps that did not slow down
-          changed by at most 2.0, in the logits of a run with a very small learning rate.
-        - straight (0.1): of the height of the line. Healthy runs that leave a plateau change by up to 9.3 doublings and
-          then slow down: they left the line by 0.15 or more, runs with a planted drift by 0.05 or less.
+        - doublings (3): a factor of eight, within half a run. Healthy runs of 160 to 800 steps that
+          did not slow down changed by at most 2.0, in the logits of a run with a very small
+          learning rate.
+        - straight (0.1): of the height of the line. Healthy runs that leave a plateau change by up
+          to 9.3 doublings and then slow down: they left the line by 0.15 or more, runs with a
+          planted drift by 0.05 or less.
         - min_samples (10): in the second half; or the last samples, if most are before it.
 
     Evidence:
-        The slope, the doublings, the scale in the last samples, and the slopes of other modules that drift.
+        The slope, the doublings, the scale in the last samples, and the slopes of other modules
+        that drift.
 
     Remedy:
-        Add normalisation or weight decay, lower the learning rate, and look for a value that is scaled again and again:
-        a running statistic, a residual branch without a norm, a weight without decay.
+        Add normalisation or weight decay, lower the learning rate, and look for a value that is
+        scaled again and again: a running statistic, a residual branch without a norm, a weight
+        without decay.
     """
 
     slope: float = 0.5

@@ -31,7 +31,8 @@ def log2(scales: Floats) -> Floats:
 def theil_sen(x: Floats | Ints, y: Floats) -> float:
     """Return the median of the slopes between all pairs of points, which no outlier moves.
 
-    Of more than a thousand points, a thousand evenly spread ones count: ten thousand have fifty million pairs.
+    Of more than a thousand points, a thousand evenly spread ones count: ten thousand have fifty
+    million pairs.
     """
     if len(x) > _MOST_POINTS:
         kept = np.linspace(0, len(x) - 1, _MOST_POINTS).astype(np.int64)

@@ -18,7 +18,8 @@ from kedge.store.formats import FORMATS, NumberFormat
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
 
-#: Half formats are trained with a loss scale that is raised until gradients overflow: their gradients are large by design.
+#: Half formats are trained with a loss scale that is raised until gradients overflow: their
+#: gradients are large by design.
 SCALED = frozenset({"float16", "float8_e5m2", "float8_e4m3fn"})
 
 #: How many windows of steps are searched for one window of steps with a histogram.
@@ -30,25 +31,28 @@ class Underflow:
     """Gradients are too small for their dtype: many have lost digits, and others have become zero.
 
     Meaning:
-        Below its smallest normal number a format has fewer digits, and further below only zero. If a share of the
-        remaining gradients is in that range, others have become zero already.
+        Below its smallest normal number a format has fewer digits, and further below only zero. If
+        a share of the remaining gradients is in that range, others have become zero already.
 
     Formula:
-        U = the share of the non-zero elements of a gradient that are below the smallest normal number of its dtype
-        (2^-14 in float16, 2^-126 in bfloat16 and float32), according to the histogram of exponents. Reported for a root
-        if the median of U over the window > share in spread of its gradients of one dtype, and in at least two.
-        Activations are not judged: a small output of softmax or GELU may become zero without harm.
+        U = the share of the non-zero elements of a gradient that are below the smallest normal
+        number of its dtype (2^-14 in float16, 2^-126 in bfloat16 and float32), according to the
+        histogram of exponents. Reported for a root if the median of U over the window > share in
+        spread of its gradients of one dtype, and in at least two. Activations are not judged: a
+        small output of softmax or GELU may become zero without harm.
 
     Window:
-        The last window measured steps in which the gradient was finite and not all zero, at least min_samples. Steps in
-        which every loss has fallen below settled of its first values are left out: where little is left to learn, gradients
-        are small without harm.
+        The last window measured steps in which the gradient was finite and not all zero, at least
+        min_samples. Steps in which every loss has fallen below settled of its first values are left
+        out: where little is left to learn, gradients are small without harm.
 
     Thresholds:
-        - share (0.05): one in twenty. Transformer Engine shows the share of underflows and sets no limit. Healthy runs
-          in float16 with a loss scale: less than 0.01 at the median site; runs without one: 0.08 to 1.
-        - spread (0.5): of the gradients. The logits of a confident model get tiny gradients without harm: with a loss
-          scale, a quarter of a model's gradients exceeded the share; without one, two thirds or more.
+        - share (0.05): one in twenty. Transformer Engine shows the share of underflows and sets no
+          limit. Healthy runs in float16 with a loss scale: less than 0.01 at the median site; runs
+          without one: 0.08 to 1.
+        - spread (0.5): of the gradients. The logits of a confident model get tiny gradients without
+          harm: with a loss scale, a quarter of a model's gradients exceeded the share; without one,
+          two thirds or more.
         - window (40), min_samples (10): enough for a median.
         - settled (1e-2): a loss that has fallen to a hundredth was not held up by lost digits.
 
@@ -56,8 +60,9 @@ class Underflow:
         The share at the worst sites, the number of affected sites and of all sites, and the dtype.
 
     Remedy:
-        In float16, scale the loss (torch.amp.GradScaler), or use bfloat16, which has the range of float32. If there is
-        a scaler already: it starts too low, or the loss is divided by too much.
+        In float16, scale the loss (torch.amp.GradScaler), or use bfloat16, which has the range of
+        float32. If there is a scaler already: it starts too low, or the loss is divided by too
+        much.
     """
 
     share: float = 0.05

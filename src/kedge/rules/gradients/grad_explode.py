@@ -24,46 +24,52 @@ class GradExplode:
     """The gradient grew far beyond all earlier gradients of the run and stayed there.
 
     Meaning:
-        The norm of all gradients together rose to a multiple of its earlier values and did not come back.
+        The norm of all gradients together rose to a multiple of its earlier values and did not come
+        back.
 
     Formula:
-        G = sqrt(sum of squares of the gradients of all parameters of a root), in every measured step. Reported at the
-        first sample with G > factor * max(G over the history steps before the last lag steps), if sustained consecutive
-        samples are above that bar, and if from there on the median over the weights of rms(update) / rms(weight)
-        exceeds harm at least once. The two conditions do not apply if G stays above the bar until it is no longer
-        finite.
+        G = sqrt(sum of squares of the gradients of all parameters of a root), in every measured
+        step. Reported at the first sample with G > factor * max(G over the history steps before the
+        last lag steps), if sustained consecutive samples are above that bar, and if from there on
+        the median over the weights of rms(update) / rms(weight) exceeds harm at least once. The two
+        conditions do not apply if G stays above the bar until it is no longer finite.
 
-        Or: G is not finite at the end, and before that it rose for rising consecutive samples, to more than factor
-        squared times the median of the samples before.
+        Or: G is not finite at the end, and before that it rose for rising consecutive samples, to
+        more than factor squared times the median of the samples before.
 
-        Or: the same as the first, for G in every step, taken at the end of the backward pass, before clipping, if the
-        median over the weights of their change in size, from the measured step before to the one after, exceeds ruin.
-        This finds explosions that begin and end between two samples.
+        Or: the same as the first, for G in every step, taken at the end of the backward pass,
+        before clipping, if the median over the weights of their change in size, from the measured
+        step before to the one after, exceeds ruin. This finds explosions that begin and end between
+        two samples.
 
     Window:
-        The whole run, sample by sample, from the first sample with min_history samples before the lag. So the first
-        formula never judges the first steps, in which the gradients of healthy runs rise and fall. Gradients that are
-        missing in more than a tenth of the steps are left out: layers that are unfrozen later would raise the norm.
+        The whole run, sample by sample, from the first sample with min_history samples before the
+        lag. So the first formula never judges the first steps, in which the gradients of healthy
+        runs rise and fall. Gradients that are missing in more than a tenth of the steps are left
+        out: layers that are unfrozen later would raise the norm.
 
     Thresholds:
-        - factor (10): Megatron-LM calls a gradient unexpectedly large at 10 times the maximum of 100 samples.
-        - history (1,000): steps. These are as many samples as in Megatron-LM if one step in ten is sampled.
-        - lag (50): steps. Keeps growth over several samples out of the history that it is compared with. In a run of
-          less than four times as many steps it is a quarter of the steps.
+        - factor (10): Megatron-LM calls a gradient unexpectedly large at 10 times the maximum of
+          100 samples.
+        - history (1,000): steps. These are as many samples as in Megatron-LM if one step in ten is
+          sampled.
+        - lag (50): steps. Keeps growth over several samples out of the history that it is compared
+          with. In a run of less than four times as many steps it is a quarter of the steps.
         - sustained (3): one bad batch is not an explosion; SPIKE reports it.
-        - harm (0.1): 100 times the update ratio of 1e-3 that Karpathy calls healthy: in one step a weight changes by a
-          tenth of its size. A large gradient that is clipped, or that Adam normalises, does no such harm.
+        - harm (0.1): 100 times the update ratio of 1e-3 that Karpathy calls healthy: in one step a
+          weight changes by a tenth of its size. A large gradient that is clipped, or that Adam
+          normalises, does no such harm.
         - ruin (1): the weights at least double. A bad batch changed them by less than 0.2.
         - min_history (20): samples to compare with.
         - rising (3): like sustained, for a run that is too short for the first formula.
 
     Evidence:
-        The norm and its bar, the largest norm, the update ratio from there on, and the parameters with the largest
-        share of the norm.
+        The norm and its bar, the largest norm, the update ratio from there on, and the parameters
+        with the largest share of the norm.
 
     Remedy:
-        Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), and look at the batch
-        and at the parameter with the largest share of the norm.
+        Lower the learning rate or warm it up, clip gradients (torch.nn.utils.clip_grad_norm_), and
+        look at the batch and at the parameter with the largest share of the norm.
     """
 
     factor: float = 10.0
@@ -103,7 +109,8 @@ class GradExplode:
             (_Norms.of(recording, root), _Norms.of_every_step(recording, root)) for root in roots
         ]
         known = [max(len(arrived.steps), len(taken.steps)) for arrived, taken in norms]
-        # Three quarters of a short run are its past, and the last samples have to stay above the bar.
+        # Three quarters of a short run are its past, and the last samples have to stay above the
+        # bar.
         need = -(-4 * self.min_history // 3) + self.sustained
         return too_few(self.code, min(known), need) if any(known) else None
 
@@ -279,7 +286,8 @@ class _Norms:
 def _counted(rows: Rows) -> Bools:
     """Return which rows have gradients that can be compared.
 
-    Between measured steps gradients are recorded where one of them is not finite; only these count there.
+    Between measured steps gradients are recorded where one of them is not finite; only these count
+    there.
     """
     return np.asarray((rows.level == FULL) | ~rows.clean)
 

@@ -22,30 +22,32 @@ class GradVanish:
     """The gradient fades on its way to the first layers, so that they do not learn.
 
     Meaning:
-        The weights of the first third of the layers get gradients that are orders of magnitude smaller than those of
-        the last third, and hardly change. On its way back the gradient is multiplied once per layer, by the weights
-        and by the slope of the activation, which is at most 1/4 for a sigmoid; many factors below one leave nothing.
+        The weights of the first third of the layers get gradients that are orders of magnitude
+        smaller than those of the last third, and hardly change. On its way back the gradient is
+        multiplied once per layer, by the weights and by the slope of the activation, which is at
+        most 1/4 for a sigmoid; many factors below one leave nothing.
 
     Formula:
-        For every weight r = rms(gradient) / rms(weight), and a = rms(gradient of its module's output). In each measured
-        step R = median of r over the first third / median of r over the last third, in the order of the layers, and A
-        likewise. Reported if median(R) < ratio and median(A) < ratio, and if the weights of the first third hardly
-        change: the median of rms(update) / rms(weight) there is below still, or below slow times that of the last
-        third. If median(R) < hopeless, this last condition is dropped, and few samples are enough.
+        For every weight r = rms(gradient) / rms(weight), and a = rms(gradient of its module's
+        output). In each measured step R = median of r over the first third / median of r over the
+        last third, in the order of the layers, and A likewise. Reported if median(R) < ratio and
+        median(A) < ratio, and if the weights of the first third hardly change: the median of
+        rms(update) / rms(weight) there is below still, or below slow times that of the last third.
+        If median(R) < hopeless, this last condition is dropped, and few samples are enough.
 
-        Two measures have to agree because each alone has healthy exceptions: a is small where a layer is wide or an
-        image is large, r where most of a weight is unused in a step. A gradient that is exactly zero has not faded:
-        GRAD-ZERO reports it.
+        Two measures have to agree because each alone has healthy exceptions: a is small where a
+        layer is wide or an image is large, r where most of a weight is unused in a step. A gradient
+        that is exactly zero has not faded: GRAD-ZERO reports it.
 
     Window:
-        The last window measured steps with gradients, at least min_samples. Weights are parameters with two or more
-        dimensions; embeddings are left out, because most of their rows get no gradient in a step. The model must have
-        min_weights weights with gradients.
+        The last window measured steps with gradients, at least min_samples. Weights are parameters
+        with two or more dimensions; embeddings are left out, because most of their rows get no
+        gradient in a step. The model must have min_weights weights with gradients.
 
     Thresholds:
-        - ratio (1e-3): three orders of magnitude between the thirds. torchmortem reports a ratio of 100 between two
-          layers and calls 1,000 critical. Fixed limits (smdebug: mean |gradient| < 1e-7) depend on the scale of the
-          loss and on the dtype, so this rule has none.
+        - ratio (1e-3): three orders of magnitude between the thirds. torchmortem reports a ratio of
+          100 between two layers and calls 1,000 critical. Fixed limits (smdebug: mean |gradient| <
+          1e-7) depend on the scale of the loss and on the dtype, so this rule has none.
         - still (1e-6): a thousandth of the update ratio of 1e-3 that Karpathy calls healthy.
         - slow (1e-2): a hundredth of that of the last third.
         - hopeless (1e-6): ten sigmoid layers reach 1e-7, and do not learn with Adam either.
@@ -54,12 +56,14 @@ class GradVanish:
         - min_weights (6): so that each third has two weights.
 
     Evidence:
-        Both ratios, the update ratios of the two thirds, the number of samples, and the profile of r over the depth.
+        Both ratios, the update ratios of the two thirds, the number of samples, and the profile of
+        r over the depth.
 
     Remedy:
-        Replace sigmoid and tanh, if there are any, by ReLU or GELU, and initialise the weights to fit the activation
-        (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh). If that is not enough, add normalisation,
-        such as BatchNorm or LayerNorm, or residual connections.
+        Replace sigmoid and tanh, if there are any, by ReLU or GELU, and initialise the weights to
+        fit the activation (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh). If
+        that is not enough, add normalisation, such as BatchNorm or LayerNorm, or residual
+        connections.
     """
 
     ratio: float = 1e-3

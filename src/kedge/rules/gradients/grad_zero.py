@@ -25,25 +25,27 @@ class GradZero:
     """A parameter gets a gradient that is exactly zero, step after step.
 
     Meaning:
-        The parameter took part in backward and got only zeros: no optimizer can train it. An operation on the way has
-        slope zero: rounding, a comparison, argmax, a clamp beyond its bounds, dead or saturated units, a product with
-        zero, or a dtype too narrow for the gradient.
+        The parameter took part in backward and got only zeros: no optimizer can train it. An
+        operation on the way has slope zero: rounding, a comparison, argmax, a clamp beyond its
+        bounds, dead or saturated units, a product with zero, or a dtype too narrow for the
+        gradient.
 
     Formula:
-        A gradient is zero in a step if the sum of its squares is 0 and so are its extremes, if these were measured.
-        Reported if it was zero in each of the last samples measured steps that had it; few are enough if all gradients
-        of the model were always zero.
+        A gradient is zero in a step if the sum of its squares is 0 and so are its extremes, if
+        these were measured. Reported if it was zero in each of the last samples measured steps that
+        had it; few are enough if all gradients of the model were always zero.
 
     Window:
-        The last samples measured steps in which the parameter got a finite gradient. If the model ever got another
-        gradient, steps in which every loss is exactly zero are left out: a hinge or triplet loss that every sample
-        satisfies has nothing more to teach. A bias is left out if the weight of its module gets a gradient: then the
-        gradient does arrive there, and the loss depends only on differences, which a bias does not change. UNUSED-PARAM
-        reports parameters without any gradient.
+        The last samples measured steps in which the parameter got a finite gradient. If the model
+        ever got another gradient, steps in which every loss is exactly zero are left out: a hinge
+        or triplet loss that every sample satisfies has nothing more to teach. A bias is left out if
+        the weight of its module gets a gradient: then the gradient does arrive there, and the loss
+        depends only on differences, which a bias does not change. UNUSED-PARAM reports parameters
+        without any gradient.
 
     Thresholds:
-        - samples (20): a factor that starts at zero, as in LoRA or ReZero, blocks the gradient of its branch for one
-          step, and an expert of a mixture may get no token for a few.
+        - samples (20): a factor that starts at zero, as in LoRA or ReZero, blocks the gradient of
+          its branch for one step, and an expert of a mixture may get no token for a few.
         - few (5): if all gradients are zero, neither of these can be the reason.
 
     Severity:
@@ -51,14 +53,15 @@ class GradZero:
         - warning: some of them are zero, or all of them have become zero although the loss is not.
 
     Evidence:
-        Whether all gradients of the root were always zero, the parameters without a gradient, the number of the root's
-        parameters, and the next parameter towards the loss that did get a gradient: the operation that cuts the
-        gradient is before that parameter, or in its module.
+        Whether all gradients of the root were always zero, the parameters without a gradient, the
+        number of the root's parameters, and the next parameter towards the loss that did get a
+        gradient: the operation that cuts the gradient is before that parameter, or in its module.
 
     Remedy:
-        Initialise weights that are zero in every step, if any are named. Of a recurrent weight: read an output that has
-        seen more than one step. Else look between the named module and the one before it for an operation with slope zero:
-        round, sign, argmax, a comparison, clamp, a product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED).
+        Initialise weights that are zero in every step, if any are named. Of a recurrent weight:
+        read an output that has seen more than one step. Else look between the named module and the
+        one before it for an operation with slope zero: round, sign, argmax, a comparison, clamp, a
+        product with zero, dead units (DEAD-CHANNEL), saturated ones (SATURATED).
     """
 
     samples: int = 20

@@ -22,23 +22,27 @@ class GradsKept:
     """Each step's gradients are added to those of the steps before: zero_grad is missing.
 
     Meaning:
-        backward() adds to .grad. If .grad is not cleared between two optimizer steps, each step follows the sum of all
-        gradients so far, which keeps growing and belongs to earlier states of the model.
+        backward() adds to .grad. If .grad is not cleared between two optimizer steps, each step
+        follows the sum of all gradients so far, which keeps growing and belongs to earlier states
+        of the model.
 
     Formula:
-        kept = the share of an optimizer's parameters whose .grad, when a step began, still held the gradient of the
-        step before, unchanged and not zero. Reported if kept >= share in in_a_row consecutive measured steps.
-        Accumulating several backward passes for one optimizer step does not count.
+        kept = the share of an optimizer's parameters whose .grad, when a step began, still held the
+        gradient of the step before, unchanged and not zero. Reported if kept >= share in in_a_row
+        consecutive measured steps. Accumulating several backward passes for one optimizer step does
+        not count.
 
     Window:
         The measured steps.
 
     Thresholds:
-        - share (0.5): of the parameters that were checked. zero_grad clears all of its parameters or none.
+        - share (0.5): of the parameters that were checked. zero_grad clears all of its parameters
+          or none.
         - in_a_row (3): a first step may begin with gradients that were set on purpose.
 
     Evidence:
-        The steps, the number of parameters that were checked, and the number that kept their gradient.
+        The steps, the number of parameters that were checked, and the number that kept their
+        gradient.
 
     Remedy:
         Call optimizer.zero_grad() in each step, before backward().

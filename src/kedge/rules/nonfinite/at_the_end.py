@@ -1,9 +1,10 @@
 """What is not finite at the end of a run, or in a loss, and that no birth explains.
 
 # Note [No tick past a NaN]
-The search for births follows values through rows, and a place that it cannot see gives no birth. So two facts are findings
-whatever else is known: a loss that was not finite in some step, and a parameter or buffer that is not finite at the end.
-They name what was seen, and between which steps it was made; not a cause.
+The search for births follows values through rows, and a place that it cannot see gives no birth. So
+two facts are findings whatever else is known: a loss that was not finite in some step, and a
+parameter or buffer that is not finite at the end. They name what was seen, and between which steps
+it was made; not a cause.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The steps in which something was not finite, each as the state of every site.
 
 # Note [Recovered]
-A run has recovered from a step if the optimizer later got finite gradients of the roots that were hurt: gradients of steps
-that loss scaling skips never reach it. A step without rows shows nothing: of several bad steps in a row not all are
-written. Finite gradients of another model say nothing about the one that was hurt.
+A run has recovered from a step if the optimizer later got finite gradients of the roots that were
+hurt: gradients of steps that loss scaling skips never reach it. A step without rows shows nothing:
+of several bad steps in a row not all are written. Finite gradients of another model say nothing
+about the one that was hurt.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class BadStep:
         last_sound: The last recorded step before it that was sound; -1 if there is none.
         inferred: Sites without a row, with a state inferred from others.
         excused: Sites whose infinities count as finite values.
-        in_backward: Whether a backward pass of a finite loss made gradients that were not finite at its end, in a step
-            that was not measured.
+        in_backward: Whether a backward pass of a finite loss made gradients that were not finite at
+            its end, in a step that was not measured.
     """
 
     step: int
@@ -127,7 +128,8 @@ def find_bad_steps(recording: Recording) -> BadSteps:
 def _habitual(recording: Recording, table: States, sound: NDArray[np.bool_]) -> frozenset[int]:
     """Return the sites that held an infinity in sound steps.
 
-    If a parameter's gradient held one too, the step was sound only because the optimizer never got it.
+    If a parameter's gradient held one too, the step was sound only because the optimizer never got
+    it.
     """
     clean = ~(table[[site.id for site in recording.of_kind("param.grad")]] > FINITE).any(axis=0)
     found = np.flatnonzero((table[:, sound & clean] == INFINITE).any(axis=1))
@@ -148,9 +150,9 @@ def excuse(bad_step: BadStep, habitual: Iterable[int]) -> BadStep:
 def infer_states(bad_step: BadStep, wiring: Wiring) -> BadStep:
     """Return a step with the states that follow from those of its rows.
 
-    Between measured steps not all sites have rows. An input that is the output of a watched module has the state of that
-    output. The output of a module with inputs of one state has that state too; a non-finite input makes it non-finite. A
-    softmax of masked scores may be either.
+    Between measured steps not all sites have rows. An input that is the output of a watched module
+    has the state of that output. The output of a module with inputs of one state has that state
+    too; a non-finite input makes it non-finite. A softmax of masked scores may be either.
     """
     if bad_step.full:
         return bad_step
@@ -171,7 +173,8 @@ def infer_states(bad_step: BadStep, wiring: Wiring) -> BadStep:
 def _state_of_input(wiring: Wiring, states: States, module: ModuleSites, site: int) -> int:
     """Return the state of an input: that of the outputs that it was in other steps.
 
-    If another module's output in between is bad in this step, the input may have been that one this time.
+    If another module's output in between is bad in this step, the input may have been that one this
+    time.
     """
     sources = wiring.sites[site].sources
     if not sources or None in sources:

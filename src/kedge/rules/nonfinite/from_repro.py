@@ -1,10 +1,11 @@
 """The call that ``--dump`` kept, beside the rows of a recording.
 
 # Note [Kept calls]
-With ``--dump`` every value of every step is checked, while the rows of a recording cover some steps, and of a guarded step
-few sites. So if a birth lies in a step with few rows or none, the kept call shows it, and the rows show its consequences. If
-the rows of that very step name the place, they have more: the input, the number of bad elements, the other sites with bad
-values. The operation is known from running the kept call again.
+With ``--dump`` every value of every step is checked, while the rows of a recording cover some
+steps, and of a guarded step few sites. So if a birth lies in a step with few rows or none, the kept
+call shows it, and the rows show its consequences. If the rows of that very step name the place,
+they have more: the input, the number of bad elements, the other sites with bad values. The
+operation is known from running the kept call again.
 """
 
 from __future__ import annotations
@@ -191,7 +192,8 @@ class KeptCallWording:
 
     def added_to(self, finding: Finding) -> Finding:
         """Return a finding of the rows with the call that shows it again, and its operation."""
-        # The autograd node of a result names the last operation; the kept call knows the one that made the value.
+        # The autograd node of a result names the last operation; the kept call knows the one that
+        # made the value.
         message = _LAST.sub("", finding.message) if self.call.operations() else finding.message
         if self.call.text != finding.site:
             message += f" --dump found {self.call.text} before it."

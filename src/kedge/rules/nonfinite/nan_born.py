@@ -54,69 +54,82 @@ class NanBorn:
     """A NaN or an infinity was made from finite numbers.
 
     Meaning:
-        A NaN spreads: within a few operations nearly every output and gradient contains one, and after the next
-        optimizer step every parameter does. This rule names the place where the first one was made, not the sites that
-        only passed it on.
+        A NaN spreads: within a few operations nearly every output and gradient contains one, and
+        after the next optimizer step every parameter does. This rule names the place where the
+        first one was made, not the sites that only passed it on.
 
     Formula:
-        Inputs and parameters finite, output not finite: the module made it. Input and output not finite: the module
-        passed it on. Input not finite, output finite: the module healed it, for example with a mask or nan_to_num.
+        Inputs and parameters finite, output not finite: the module made it. Input and output not
+        finite: the module passed it on. Input not finite, output finite: the module healed it, for
+        example with a mask or nan_to_num.
 
-        Forward: a site is a birth if its output is not finite, its inputs and its own parameters are finite, and no
-        module inside it explains the value. If a module's input is not finite although the outputs that it came from
-        were, the birth lies between them, in the forward of the module that contains both.
+        Forward: a site is a birth if its output is not finite, its inputs and its own parameters
+        are finite, and no module inside it explains the value. If a module's input is not finite
+        although the outputs that it came from were, the birth lies between them, in the forward of
+        the module that contains both.
 
-        Backward: the non-finite gradient nearest to the loss counts. The module that uses this output made it if the
-        gradient that arrived at that module was finite; the loss made it if no module uses the output. If several
-        modules use it, or an operation in a container's own forward may, the finding names all of them, except linear
-        maps whose numbers are too small to overflow. If a parameter's gradient is not finite but the gradient of its
-        module's output is, that module's backward made it.
+        Backward: the non-finite gradient nearest to the loss counts. The module that uses this
+        output made it if the gradient that arrived at that module was finite; the loss made it if
+        no module uses the output. If several modules use it, or an operation in a container's own
+        forward may, the finding names all of them, except linear maps whose numbers are too small
+        to overflow. If a parameter's gradient is not finite but the gradient of its module's output
+        is, that module's backward made it.
 
-        At the end: all trained parameters, and the buffers of their models, are read once. One that is not finite, and that no
-        birth explains, is a finding with the last step in which it was recorded finite.
+        At the end: all trained parameters, and the buffers of their models, are read once. One that
+        is not finite, and that no birth explains, is a finding with the last step in which it was
+        recorded finite.
 
-        Elsewhere: if all gradients were finite after backward, but not when the optimizer got them, the program changed
-        them in between. If a parameter is not finite and was finite before, the optimizer's step made it. If the loss
-        is not finite and all outputs are, the program's own operations after the model made it. A linear map whose
-        numbers are too small to overflow made nothing: its input came from another place than in other steps, or its
-        parameters changed between two calls.
+        Elsewhere: if all gradients were finite after backward, but not when the optimizer got them,
+        the program changed them in between. If a parameter is not finite and was finite before, the
+        optimizer's step made it. If the loss is not finite and all outputs are, the program's own
+        operations after the model made it. A linear map whose numbers are too small to overflow
+        made nothing: its input came from another place than in other steps, or its parameters
+        changed between two calls.
 
     Window:
-        Every step with a non-finite value, including guarded steps, which record only norms, and only those of the
-        parameters' gradients. Nothing is reported after a step from which the run never recovers: everything later
-        follows from it. Steps without records are reported as such. If a guarded step recorded only gradients of
-        parameters, and its loss was finite, the message gives the two parameters between which its backward made the
-        value. If the loss is not known, it gives the two steps between which the value was made, and names a module
-        only if the next recorded step shows that module making a non-finite value from finite inputs and parameters.
+        Every step with a non-finite value, including guarded steps, which record only norms, and
+        only those of the parameters' gradients. Nothing is reported after a step from which the run
+        never recovers: everything later follows from it. Steps without records are reported as
+        such. If a guarded step recorded only gradients of parameters, and its loss was finite, the
+        message gives the two parameters between which its backward made the value. If the loss is
+        not known, it gives the two steps between which the value was made, and names a module only
+        if the next recorded step shows that module making a non-finite value from finite inputs and
+        parameters.
 
     Thresholds:
-        - max_findings (5): the most independent births that are reported. Usually there is one; the limit only keeps a
-          broken recording from filling the screen.
+        - max_findings (5): the most independent births that are reported. Usually there is one; the
+          limit only keeps a broken recording from filling the screen.
 
     Severity:
-        - error: a NaN, or an infinity that reached a gradient, the loss or the model's output; a loss that was not finite
-          while its gradients were, in any step; a parameter that is not finite at the end.
-        - warning: a NaN that a later operation replaced by finite values; -inf in the output of a model that is not
-          trained; non-finite gradients or updates in a step from which the run recovered.
-        - info: such gradients in a float16 run, where loss scaling skips the step on purpose and the optimizer never
-          gets them; an infinity if neither gradients nor the model's output were watched.
-        - nothing: only infinities, while all gradients and all outputs of the model were finite; or some elements of
-          the output were -inf, while all gradients were finite. Masks do this by design.
+        - error: a NaN, or an infinity that reached a gradient, the loss or the model's output; a
+          loss that was not finite while its gradients were, in any step; a parameter that is not
+          finite at the end.
+        - warning: a NaN that a later operation replaced by finite values; -inf in the output of a
+          model that is not trained; non-finite gradients or updates in a step from which the run
+          recovered.
+        - info: such gradients in a float16 run, where loss scaling skips the step on purpose and
+          the optimizer never gets them; an infinity if neither gradients nor the model's output
+          were watched.
+        - nothing: only infinities, while all gradients and all outputs of the model were finite; or
+          some elements of the output were -inf, while all gradients were finite. Masks do this by
+          design.
 
     Evidence:
-        The kind of value and the number of elements; the line of the program that calls the module, and the autograd
-        node of the value; the range of the values next to it; other sites with non-finite values in the same step
-        (propagators); modules with non-finite input and finite output (healed); other modules that may have made it
-        (also); the records of a guarded step and of the step after it (guarded); a parameter that had grown a
-        thousandfold (growth); and the last 16 recorded steps of the site and of its inputs (before), with rms, absmax
-        and state. The severities follow those of msProbe for overflows: normal input with abnormal output is the
-        critical case.
+        The kind of value and the number of elements; the line of the program that calls the module,
+        and the autograd node of the value; the range of the values next to it; other sites with
+        non-finite values in the same step (propagators); modules with non-finite input and finite
+        output (healed); other modules that may have made it (also); the records of a guarded step
+        and of the step after it (guarded); a parameter that had grown a thousandfold (growth); and
+        the last 16 recorded steps of the site and of its inputs (before), with rms, absmax and
+        state. The severities follow those of msProbe for overflows: normal input with abnormal
+        output is the critical case.
 
     Remedy:
-        Each finding has the remedy for its own cause: an operation outside its domain, a product that overflows its
-        dtype, an infinite derivative, a batch with missing values, a learning rate that is too large. If Kedge could
-        search the autograd graph of the loss, the finding also names the operation and the line. kedge run --dump keeps
-        the module's inputs, so that the call can be run again by itself.
+        Each finding has the remedy for its own cause: an operation outside its domain, a product
+        that overflows its dtype, an infinite derivative, a batch with missing values, a learning
+        rate that is too large. If Kedge could search the autograd graph of the loss, the finding
+        also names the operation and the line. kedge run --dump keeps the module's inputs, so that
+        the call can be run again by itself.
     """
 
     max_findings: int = 5
@@ -150,8 +163,8 @@ class NanBorn:
 class _Case:
     """One birth in one step.
 
-    If it showed first in a guarded step before this one, ``shown_first`` is that step. If this one is a guarded step,
-    ``later`` is the next step with more records.
+    If it showed first in a guarded step before this one, ``shown_first`` is that step. If this one
+    is a guarded step, ``later`` is the next step with more records.
     """
 
     wiring: Wiring
@@ -166,7 +179,8 @@ class _Case:
     def kind(self) -> tuple[str, int]:
         """The key that it shares with the same birth in another step.
 
-        Between measured steps gradients have fewer sites, so the same birth may show at another one.
+        Between measured steps gradients have fewer sites, so the same birth may show at another
+        one.
         """
         skipped = self.recovered and self.birth.how in (*BACKWARD, "guarded")
         return ("backward", -1) if skipped else (self.birth.how, self.birth.site)
@@ -247,8 +261,9 @@ def _severity(
     recording: Recording, bad_step: BadStep, birth: Birth, recovered: bool
 ) -> Severity | None:
     if birth.how == "made":
-        # With finite gradients the optimizer has trained on such a loss, and nothing else of the run shows it.
-        # Those of a pass whose step a scaler has skipped are known at the outputs alone.
+        # With finite gradients the optimizer has trained on such a loss, and nothing else of the
+        # run shows it. Those of a pass whose step a scaler has skipped are known at the outputs
+        # alone.
         backward = (*judged(recording)[0], *recording.of_kind("out.grad"))
         spoiled = bad_step.are_finite(site.id for site in backward) is False
         return "warning" if recovered and spoiled else "error"

@@ -1,10 +1,11 @@
 """The operation that made the first non-finite loss, as the search of its autograd graph found it.
 
 # Note [Producers]
-In the first step with a non-finite loss Kedge searches its autograd graph for the operation that made it. The search finds
-the operation and the program's line, inside modules and between them, in any step. If the rows of a recording name no place,
-or only a later one, the producer is reported instead; if they name the module in that very step, its operation and line are
-added. Then no option is advised, as there is nothing more to find, unless the operation is only probable.
+In the first step with a non-finite loss Kedge searches its autograd graph for the operation that
+made it. The search finds the operation and the program's line, inside modules and between them, in
+any step. If the rows of a recording name no place, or only a later one, the producer is reported
+instead; if they name the module in that very step, its operation and line are added. Then no option
+is advised, as there is nothing more to find, unless the operation is only probable.
 """
 
 from __future__ import annotations

@@ -29,33 +29,36 @@ class NeverCalled:
     """The program never calls a module of the model.
 
     Meaning:
-        A module that is never called computes nothing, learns nothing, and no hook fires on it. It is easy to overlook,
-        because there is no error.
+        A module that is never called computes nothing, learns nothing, and no hook fires on it. It
+        is easy to overlook, because there is no error.
 
     Formula:
-        The outputs that the run's ledger (its list of hooks and how often each fired) lists without a firing, grouped
-        by their cause; of nested modules only the outermost. Sites that are silent by design are not reported: those
-        that were not on schedule, have no tensor, or ran only in a checkpoint's recompute.
+        The outputs that the run's ledger (its list of hooks and how often each fired) lists without
+        a firing, grouped by their cause; of nested modules only the outermost. Sites that are
+        silent by design are not reported: those that were not on schedule, have no tensor, or ran
+        only in a checkpoint's recompute.
 
     Window:
-        The whole run. The ledger is written when the program ends; it is missing before that, and after a kill.
+        The whole run. The ledger is written when the program ends; it is missing before that, and
+        after a kill.
 
     Thresholds:
         - named (6): the most modules that the message names.
 
     Severity:
-        - warning: a module with trainable parameters was never called, or the program called .forward() instead of the
-          module, so that no hooks fire.
-        - info: a module without trainable parameters was never called, or only the modules inside it are called, one by
-          one. Modules whose container computes them in one fused operation, as MultiheadAttention does, share one line.
-          Models that no optimizer trains are not judged.
+        - warning: a module with trainable parameters was never called, or the program called
+          .forward() instead of the module, so that no hooks fire.
+        - info: a module without trainable parameters was never called, or only the modules inside
+          it are called, one by one. Modules whose container computes them in one fused operation,
+          as MultiheadAttention does, share one line. Models that no optimizer trains are not
+          judged.
 
     Evidence:
         The sites, the cause according to the ledger, and the number of their parameters.
 
     Remedy:
-        Call the module, or remove it; call layer(x) instead of layer.forward(x); for a fused operation, watch the
-        module around it.
+        Call the module, or remove it; call layer(x) instead of layer.forward(x); for a fused
+        operation, watch the module around it.
     """
 
     named: int = 6

@@ -24,31 +24,33 @@ class NeverInitialised:
     """Weights start as leftover memory, or all equal, so that the units of a layer never become different.
 
     Meaning:
-        torch.empty, a checkpoint without one of the keys, or a custom layer without a reset leave a weight with the
-        previous content of its memory. Constant weights give all units the same output and the same gradient, so a
-        layer of many units works like a single one.
+        torch.empty, a checkpoint without one of the keys, or a custom layer without a reset leave a
+        weight with the previous content of its memory. Constant weights give all units the same
+        output and the same gradient, so a layer of many units works like a single one.
 
     Formula:
-        In the first step, before any update: a weight contains non-finite values or values beyond huge, or its rms is
-        below tiny but not zero. Or: in_a_row or more consecutive weights are constant. Zeros count only if their
-        gradients are zero too, or if all weights of the model are zero. A single constant weight among others is
-        deliberate, such as the zeros of LoRA, of a residual branch or of an output layer.
+        In the first step, before any update: a weight contains non-finite values or values beyond
+        huge, or its rms is below tiny but not zero. Or: in_a_row or more consecutive weights are
+        constant. Zeros count only if their gradients are zero too, or if all weights of the model
+        are zero. A single constant weight among others is deliberate, such as the zeros of LoRA, of
+        a residual branch or of an output layer.
 
     Window:
-        Step 0, if it was measured. Weights are parameters with at least two dimensions of more than one element; a
-        constant embedding or normalisation is not reported.
+        Step 0, if it was measured. Weights are parameters with at least two dimensions of more than
+        one element; a constant embedding or normalisation is not reported.
 
     Thresholds:
         - huge (10000): initial values are below 10.
-        - tiny (1e-20): leftover memory often contains subnormal numbers. Initial values are above 1e-6.
+        - tiny (1e-20): leftover memory often contains subnormal numbers. Initial values are above
+          1e-6.
         - in_a_row (2): consecutive constant weights.
 
     Evidence:
         The weights with their smallest value, largest value and rms.
 
     Remedy:
-        Initialise them (torch.nn.init, or the layer's reset_parameters()), call load_state_dict with strict=True, and
-        use torch.zeros or torch.randn instead of torch.empty.
+        Initialise them (torch.nn.init, or the layer's reset_parameters()), call load_state_dict
+        with strict=True, and use torch.zeros or torch.randn instead of torch.empty.
     """
 
     huge: float = 1e4

@@ -20,20 +20,23 @@ class NotOptimized:
     """Trainable parameters are in no optimizer that steps, or an optimizer holds tensors that the model no longer uses.
 
     Meaning:
-        An optimizer keeps the tensors that it was given when it was made. Parameters that the model gets later, or that
-        were left out of the list, never change, even though they get gradients and no error is raised.
+        An optimizer keeps the tensors that it was given when it was made. Parameters that the model
+        gets later, or that were left out of the list, never change, even though they get gradients
+        and no error is raised.
 
     Formula:
-        unheld = the parameters of a trained model that require a gradient and are in no optimizer that has stepped; in
-        a model that no optimizer trains, those that got gradients in min_passes backward passes.
+        unheld = the parameters of a trained model that require a gradient and are in no optimizer
+        that has stepped; in a model that no optimizer trains, those that got gradients in
+        min_passes backward passes.
 
         replaced = the names under which an optimizer holds a different tensor from the model's.
 
-        outside = modules that a model calls but does not contain, so that parameters() does not return theirs; tensors
-        = tensors in a model's attributes that are not parameters. Both count if they got gradients and no optimizer
-        holds them.
+        outside = modules that a model calls but does not contain, so that parameters() does not
+        return theirs; tensors = tensors in a model's attributes that are not parameters. Both count
+        if they got gradients and no optimizer holds them.
 
-        in vain = backward passes while an optimizer that holds the model's parameters never stepped.
+        in vain = backward passes while an optimizer that holds the model's parameters never
+        stepped.
 
         Parameters with requires_grad False are ignored.
 
@@ -42,23 +45,26 @@ class NotOptimized:
 
     Thresholds:
         - named (6): the most parameters that the message names.
-        - min_passes (10): backward passes. A program may accumulate the gradients of a few, or try a model once.
+        - min_passes (10): backward passes. A program may accumulate the gradients of a few, or try
+          a model once.
 
     Severity:
         - error: replaced parameters. The optimizer steps, but the model does not change.
-        - warning: parameters that got gradients and are in no optimizer; modules that a model calls but does not
-          contain; an optimizer that never stepped.
-        - info: the same for models and modules in evaluation mode, which may be frozen on purpose; tensors, which may
-          be inputs whose gradient the program needs; parameters that got no gradient either; parameters of an optimizer
-          that belong to no recorded model and never got a gradient.
+        - warning: parameters that got gradients and are in no optimizer; modules that a model calls
+          but does not contain; an optimizer that never stepped.
+        - info: the same for models and modules in evaluation mode, which may be frozen on purpose;
+          tensors, which may be inputs whose gradient the program needs; parameters that got no
+          gradient either; parameters of an optimizer that belong to no recorded model and never got
+          a gradient.
 
     Evidence:
-        The parameters, the number of their elements, which of them got gradients, and which were replaced.
+        The parameters, the number of their elements, which of them got gradients, and which were
+        replaced.
 
     Remedy:
-        Make the optimizer when the model is complete (after replacing heads, adding tokens, to() or a reset), pass it
-        model.parameters(), and keep layers in nn.ModuleList. Set requires_grad to False for parameters that should not
-        change.
+        Make the optimizer when the model is complete (after replacing heads, adding tokens, to() or
+        a reset), pass it model.parameters(), and keep layers in nn.ModuleList. Set requires_grad to
+        False for parameters that should not change.
     """
 
     named: int = 6

@@ -26,37 +26,39 @@ class RateTooLarge:
     """The first steps overwrite the weights: they change by more than their own size, and the loss does not fall.
 
     Meaning:
-        The initialisation is lost after a few steps. A schedule that lowers the rate later hides this: the run
-        continues from weights that are many times too large.
+        The initialisation is lost after a few steps. A schedule that lowers the rate later hides
+        this: the run continues from weights that are many times too large.
 
     Formula:
-        u(t) = rms(update) / rms(weight) before step t, and g(t) = rms(weight) / its first rms. A weight is overwritten
-        if, within the first soon steps, u >= whole from the second step on, u(0) >= grown, or g >= 1 + grown. Reported
-        if this holds for at least two weights and for at least part of all weights (or for the only weight), and the
-        loss of the following steps is not below the first loss, or is not finite.
+        u(t) = rms(update) / rms(weight) before step t, and g(t) = rms(weight) / its first rms. A
+        weight is overwritten if, within the first soon steps, u >= whole from the second step on,
+        u(0) >= grown, or g >= 1 + grown. Reported if this holds for at least two weights and for at
+        least part of all weights (or for the only weight), and the loss of the following steps is
+        not below the first loss, or is not finite.
 
-        Or: the loss reaches jump times the first loss in two of the first soon steps, and u > harm in as many weights
-        before that.
+        Or: the loss reaches jump times the first loss in two of the first soon steps, and u > harm
+        in as many weights before that.
 
     Window:
-        The first soon steps, as far as they were measured. Weights that start at zero are left out, because any later
-        size is large relative to zero.
+        The first soon steps, as far as they were measured. Weights that start at zero are left out,
+        because any later size is large relative to zero.
 
     Thresholds:
         - whole (1): the size of the weight itself. 1e-3 is usual, according to Karpathy.
-        - grown (2): a weight of three times its first size. Healthy runs reach 1.5 times within ten steps.
+        - grown (2): a weight of three times its first size. Healthy runs reach 1.5 times within ten
+          steps.
         - soon (10): steps. UPDATE-RATIO, SPIKE and GRAD-EXPLODE judge the later ones.
         - part (0.25): of the weights. A single head that starts small on purpose grows by more.
         - jump (3): times the first loss, together with harm (0.1), as in UPDATE-RATIO.
         - min_steps (3): measured steps among the first soon.
 
     Evidence:
-        The weights with their sizes before and after and their largest update, the losses, and the optimizer's learning
-        rates.
+        The weights with their sizes before and after and their largest update, the losses, and the
+        optimizer's learning rates.
 
     Remedy:
-        Divide the learning rate by ten, repeatedly if necessary; raise it slowly over the first steps (warm-up); clip
-        gradients.
+        Divide the learning rate by ten, repeatedly if necessary; raise it slowly over the first
+        steps (warm-up); clip gradients.
     """
 
     whole: float = 1.0

@@ -24,20 +24,22 @@ class UnusedParam:
     """A parameter requires a gradient but gets none, or is in no optimizer.
 
     Meaning:
-        It keeps its first value through the whole run. Either no loss depends on it, or it was not passed to the
-        optimizer. Models that no optimizer trains, and on which backward was never called, are not judged.
+        It keeps its first value through the whole run. Either no loss depends on it, or it was not
+        passed to the optimizer. Models that no optimizer trains, and on which backward was never
+        called, are not judged.
 
     Formula:
-        No gradient: the run's ledger (its list of hooks and how often each fired) has no firing of the parameter's
-        param.grad, although a backward ran and the parameter requires a gradient, and no optimizer step changed it.
-        NEVER-CALLED reports parameters of modules that were never called. If the parameter's module was called, its
-        output has got a gradient, so the parameter is not used for it; or it got none, and the path from the loss ends
-        somewhere behind it: after the last called module that had a graph and got no gradient, and before the next one
-        that got one. Modules are in the order in which they returned.
+        No gradient: the run's ledger (its list of hooks and how often each fired) has no firing of
+        the parameter's param.grad, although a backward ran and the parameter requires a gradient,
+        and no optimizer step changed it. NEVER-CALLED reports parameters of modules that were never
+        called. If the parameter's module was called, its output has got a gradient, so the
+        parameter is not used for it; or it got none, and the path from the loss ends somewhere
+        behind it: after the last called module that had a graph and got no gradient, and before the
+        next one that got one. Modules are in the order in which they returned.
 
-        No optimizer: it got a gradient in min_samples measured steps, and no recorded optimizer step held it, although
-        other parameters of the same root are in an optimizer. If the parameters of the optimizers are recorded,
-        NOT-OPTIMIZED reports it instead.
+        No optimizer: it got a gradient in min_samples measured steps, and no recorded optimizer
+        step held it, although other parameters of the same root are in an optimizer. If the
+        parameters of the optimizers are recorded, NOT-OPTIMIZED reports it instead.
 
     Window:
         The whole run. The first case needs the ledger, which is written when the program ends.
@@ -47,14 +49,15 @@ class UnusedParam:
         - named (6): the most parameters that the message names.
 
     Evidence:
-        The parameters, and the cause: the one in the ledger, where the path from the loss ends (last: the last module
-        without a gradient, next: the next one with a gradient), or that no optimizer holds them.
+        The parameters, and the cause: the one in the ledger, where the path from the loss ends
+        (last: the last module without a gradient, next: the next one with a gradient), or that no
+        optimizer holds them.
 
     Remedy:
-        Where the path is cut, remove detach(), .data or no_grad between the named modules, or give a reentrant
-        checkpoint an input that requires a gradient. Else use the parameter in the forward, remove it, or call
-        requires_grad_(False) on it; pass model.parameters() to the optimizer once the model is complete, and keep
-        layers in nn.ModuleList.
+        Where the path is cut, remove detach(), .data or no_grad between the named modules, or give
+        a reentrant checkpoint an input that requires a gradient. Else use the parameter in the
+        forward, remove it, or call requires_grad_(False) on it; pass model.parameters() to the
+        optimizer once the model is complete, and keep layers in nn.ModuleList.
     """
 
     min_samples: int = 3
@@ -155,7 +158,8 @@ class _Alive:
         root = root_of(self.recording, path)
         roots = self.recording.roots
         trained = roots[root].trained if 0 <= root < len(roots) else None
-        # Where this is not recorded, a model without gradients ran under no_grad, if another one has gradients.
+        # Where this is not recorded, a model without gradients ran under no_grad, if another one
+        # has gradients.
         return path not in self.moved and (trained is True or not self.roots or root in self.roots)
 
 
@@ -165,7 +169,8 @@ class _Silence(NamedTuple):
     Attributes:
         cause: What the recording shows.
         remedy: What to do, as a sentence.
-        last: The last module without a gradient on the path from them to the loss; None where the path is not known.
+        last: The last module without a gradient on the path from them to the loss; None where the
+            path is not known.
         next: The next module with a gradient; None without one.
     """
 

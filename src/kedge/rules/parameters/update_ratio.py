@@ -23,40 +23,43 @@ class UpdateRatio:
     """Optimizer steps change the weights far too much, or hardly at all.
 
     Meaning:
-        A step that changes a weight by a tenth of its size destroys earlier progress; steps that change it by a
-        millionth, throughout the run, make none.
+        A step that changes a weight by a tenth of its size destroys earlier progress; steps that
+        change it by a millionth, throughout the run, make none.
 
     Formula:
-        u = rms(update) / rms(weight) for each weight and measured step; the update is the change made by one optimizer
-        step, in a fixed sample of the elements. Too large: the median of u over the window > high. Too small: the
-        quantile of u over the whole run < low, in steps whose gradient was not zero.
+        u = rms(update) / rms(weight) for each weight and measured step; the update is the change
+        made by one optimizer step, in a fixed sample of the elements. Too large: the median of u
+        over the window > high. Too small: the quantile of u over the whole run < low, in steps
+        whose gradient was not zero.
 
     Window:
-        Too large: the last window measured steps. Too small: the whole run, so that a learning rate that decays to zero
-        is not reported, nor a run near the end of its training. At least min_samples steps in both cases.
+        Too large: the last window measured steps. Too small: the whole run, so that a learning rate
+        that decays to zero is not reported, nor a run near the end of its training. At least
+        min_samples steps in both cases.
 
-        Weights are parameters with two or more dimensions. Weights that started at zero are left out, because any later
-        size is large relative to zero. For too small, these are left out as well: embeddings, most of whose rows get no
-        gradient in a step; and weights that get no gradient while another parameter of the program does, or a
-        thousandth of another's. UNUSED-PARAM, GRAD-ZERO and GRAD-VANISH report those.
+        Weights are parameters with two or more dimensions. Weights that started at zero are left
+        out, because any later size is large relative to zero. For too small, these are left out as
+        well: embeddings, most of whose rows get no gradient in a step; and weights that get no
+        gradient while another parameter of the program does, or a thousandth of another's.
+        UNUSED-PARAM, GRAD-ZERO and GRAD-VANISH report those.
 
     Thresholds:
-        - high (0.1): torchmortem's upper bound, 100 times the 1e-3 that Karpathy calls healthy; smdebug's is 10, which
-          no run survives. Healthy runs ended at 0.002 to 0.02.
-        - low (1e-6): a thousandth of the healthy value. Healthy fine-tuning is below torchmortem's 1e-5, and smdebug's
-          1e-8 is below the resolution of float32.
+        - high (0.1): torchmortem's upper bound, 100 times the 1e-3 that Karpathy calls healthy;
+          smdebug's is 10, which no run survives. Healthy runs ended at 0.002 to 0.02.
+        - low (1e-6): a thousandth of the healthy value. Healthy fine-tuning is below torchmortem's
+          1e-5, and smdebug's 1e-8 is below the resolution of float32.
         - quantile (0.9): of the whole run, so that a weight that moved once is not reported.
         - window (40), min_samples (20): enough for a median, and short enough to see a late change.
 
     Evidence:
-        Whether the updates are too large or too small, the ratios of the worst weights, the number of affected weights
-        and of all weights, and the number of samples.
+        Whether the updates are too large or too small, the ratios of the worst weights, the number
+        of affected weights and of all weights, and the number of samples.
 
     Remedy:
-        Too large: lower the learning rate, or raise it slowly over the first steps. Too small: raise the learning rate,
-        check that the scheduler did not start at zero and that the gradient is not clipped or scaled to nothing. In
-        bfloat16 and float16 an update below a thousandth of the weight is lost in rounding: keep float32 master
-        weights.
+        Too large: lower the learning rate, or raise it slowly over the first steps. Too small:
+        raise the learning rate, check that the scheduler did not start at zero and that the
+        gradient is not clipped or scaled to nothing. In bfloat16 and float16 an update below a
+        thousandth of the weight is lost in rounding: keep float32 master weights.
     """
 
     high: float = 0.1
@@ -145,8 +148,8 @@ _TOO_SMALL = (
 class _Ratios:
     """Update ratios: a row a weight, a column a measured step.
 
-    ``grown`` has no values for weights that started at zero, ``driven`` none for embeddings, for weights
-    that hardly get a gradient, and for steps whose gradient was zero or missing.
+    ``grown`` has no values for weights that started at zero, ``driven`` none for embeddings, for
+    weights that hardly get a gradient, and for steps whose gradient was zero or missing.
     """
 
     weights: list[Weight]

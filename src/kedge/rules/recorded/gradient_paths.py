@@ -1,11 +1,12 @@
 """Where the path of gradients from the loss to a parameter ends, as far as a recording shows it.
 
 # Note [Where a path ends]
-A recording shows for each module whether it was called, whether its output had a graph, and whether a gradient came to
-that output. Modules are in the order in which they returned. So the path from the loss to a module that was called and
-got no gradient ends after the last module behind it that had a graph and got none, and before the next one that did get
-one. It does not show what is between two modules: `detach()`, `.data`, numbers taken out of the graph, a result that the
-loss does not use.
+A recording shows for each module whether it was called, whether its output had a graph, and whether
+a gradient came to that output. Modules are in the order in which they returned. So the path from
+the loss to a module that was called and got no gradient ends after the last module behind it that
+had a graph and got none, and before the next one that did get one. It does not show what is between
+two modules: `detach()`, `.data`, numbers taken out of the graph, a result that the loss does not
+use.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class PathEnd(NamedTuple):
     """Where the path of gradients to a parameter ends.
 
     Attributes:
-        last: The last module without a gradient, as a path; the module of the parameter itself where it got one.
+        last: The last module without a gradient, as a path; the module of the parameter itself
+            where it got one.
         after: The next module that got a gradient; None if none did.
         without: The next module that returned a value without a graph, if that is why; None if not.
         inside: Whether the parameter's own module got a gradient.

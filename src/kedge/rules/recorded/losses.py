@@ -23,8 +23,8 @@ LOSS = "loss"
 class LossCourse:
     """One loss in the whole steps in which it was recorded.
 
-    ``values`` are means over the calls of a step. Steps with fewer or more calls than usual, such as the last one of a GAN or
-    of an epoch, are left out: their mean is of something else.
+    ``values`` are means over the calls of a step. Steps with fewer or more calls than usual, such
+    as the last one of a GAN or of an epoch, are left out: their mean is of something else.
     """
 
     site: SiteInfo
@@ -95,8 +95,8 @@ def maker_at(
 ) -> tuple[str | None, Mapping[str, Any] | None]:
     """Return the autograd node of a loss in one step, and the line that called backward on it.
 
-    The site itself describes the first step alone. The node is None where it is not known, as where the backward passes of
-    the step began at results of several operations.
+    The site itself describes the first step alone. The node is None where it is not known, as where
+    the backward passes of the step began at results of several operations.
     """
     made: tuple[str | None, Mapping[str, Any] | None] = (site.node, site.source)
     before = [made]

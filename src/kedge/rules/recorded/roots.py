@@ -52,7 +52,8 @@ def _holds(root: Root, path: str) -> bool:
     children = {
         str(module["path"])[len(prefix) :].lstrip(".").partition(".")[0] for module in root.modules
     }
-    # A path without a dot is a parameter or a child of the root itself, which may have got it later.
+    # A path without a dot is a parameter or a child of the root itself, which may have got it
+    # later.
     return not rest or not root.modules or child in children
 
 

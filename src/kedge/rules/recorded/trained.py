@@ -13,8 +13,8 @@ from kedge.store.rows import FULL, Ints
 def trained_roots(recording: Recording) -> frozenset[int]:
     """Return the roots that an optimizer trains.
 
-    All of them, if the recording does not say. Without an optimizer, as where the program updates the weights itself,
-    those that got gradients.
+    All of them, if the recording does not say. Without an optimizer, as where the program updates
+    the weights itself, those that got gradients.
     """
     roots = range(
         max(len(recording.roots), 1 + max((site.root for site in recording.sites), default=0))
@@ -47,8 +47,8 @@ def trains(recording: Recording) -> bool:
 def steps_of_training(recording: Recording, root: int) -> Ints:
     """Return the measured steps in which a root was trained: its parameters had gradients and an optimizer stepped.
 
-    Gradients alone count if no optimizer ever stepped with it: a model that is trained no more may keep its last ones. All
-    measured steps, if no gradient of the program was recorded.
+    Gradients alone count if no optimizer ever stepped with it: a model that is trained no more may
+    keep its last ones. All measured steps, if no gradient of the program was recorded.
     """
     graded, stepped = (_measured(recording, root, kind) for kind in ("param.grad", "update"))
     if not any(len(recording.rows(site)) for site in recording.of_kind("param.grad")):

@@ -13,7 +13,8 @@ from kedge.rules.recorded.wiring import Wiring, wire
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats
 
-#: Modules whose weights are looked up and not multiplied: most of their rows get no gradient in a step.
+#: Modules whose weights are looked up and not multiplied: most of their rows get no gradient in a
+#: step.
 TABLES = frozenset({"Embedding", "EmbeddingBag"})
 
 
@@ -40,8 +41,8 @@ class Weight:
 def weights(recording: Recording) -> tuple[Weight, ...]:
     """Return the weights of trained models in the order in which their modules return.
 
-    Biases, gains and other vectors are left out: they start at zero or one, and the usual bounds on the size of a
-    weight do not hold for them.
+    Biases, gains and other vectors are left out: they start at zero or one, and the usual bounds on
+    the size of a weight do not hold for them.
     """
     wiring = wire(recording)
     grads = {site.path: site for site in recording.of_kind("param.grad")}

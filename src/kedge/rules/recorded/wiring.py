@@ -19,8 +19,9 @@ from kedge.store.recording import Recording, SiteInfo
 class ModuleSites:
     """The sites of one module, as ids.
 
-    ``position`` is its place in the order in which modules return; the modules inside it have lower ones. ``sources``
-    are the sites whose tensors it takes, None for a tensor that no watched site made.
+    ``position`` is its place in the order in which modules return; the modules inside it have lower
+    ones. ``sources`` are the sites whose tensors it takes, None for a tensor that no watched site
+    made.
     """
 
     path: str
@@ -96,7 +97,8 @@ class Wiring:
         outer, inner = self.sites[holder.outs[0]], self.sites[module.outs[0]]
         if outer.node != inner.node:
             return False
-        # Hooks on one tensor fire in the order of registration, the inner one first; backward reaches later tensors earlier.
+        # Hooks on one tensor fire in the order of registration, the inner one first; backward
+        # reaches later tensors earlier.
         if holder.grads and module.grads and holder.grads[0] < module.grads[0]:
             return False
         return self._alike(outer, inner)

@@ -24,14 +24,15 @@ class BatchOfOne:
     """Batch normalisation got a batch of one sample in training.
 
     Meaning:
-        The mean and the variance of one sample say nothing about the data: the layer removes the differences between
-        this sample and others, and its running statistics, which evaluation uses, become noisy.
+        The mean and the variance of one sample say nothing about the data: the layer removes the
+        differences between this sample and others, and its running statistics, which evaluation
+        uses, become noisy.
 
     Formula:
-        The output of a BatchNorm of a trained model has as many elements as one sample had in the first measured step.
-        If the batch was larger then, an output with only samples and channels must show the same, because images may
-        have several sizes. Modules in evaluation mode are left out, and so is SyncBatchNorm, whose batch is that of all
-        processes.
+        The output of a BatchNorm of a trained model has as many elements as one sample had in the
+        first measured step. If the batch was larger then, an output with only samples and channels
+        must show the same, because images may have several sizes. Modules in evaluation mode are
+        left out, and so is SyncBatchNorm, whose batch is that of all processes.
 
     Window:
         The measured steps.
@@ -47,8 +48,8 @@ class BatchOfOne:
         The modules, their types, and the number of measured steps.
 
     Remedy:
-        If it is the rest of an epoch, use DataLoader(..., drop_last=True); otherwise a larger batch, or GroupNorm or
-        LayerNorm, which do not depend on the batch.
+        If it is the rest of an epoch, use DataLoader(..., drop_last=True); otherwise a larger
+        batch, or GroupNorm or LayerNorm, which do not depend on the batch.
     """
 
     named: int = 3
@@ -118,7 +119,8 @@ def _alone(recording: Recording, site: SiteInfo) -> Ints:
     steps: Ints = rows.step[alone & (rows.level == FULL)]
     if len(site.shape) == 2 or site.shape[0] == 1:
         return steps
-    # Images of another size have another number of elements too: a value of samples and channels alone shows the batch.
+    # Images of another size have another number of elements too: a value of samples and channels
+    # alone shows the batch.
     flat = (s for s in trained_sites(recording, "out") if s.root == site.root and len(s.shape) == 2)
     for other in flat:
         known = recording.rows(other)

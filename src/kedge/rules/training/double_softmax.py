@@ -55,33 +55,36 @@ class DoubleSoftmax:
     """Softmax or sigmoid is applied twice before the loss, or not at all where the loss needs it.
 
     Meaning:
-        cross_entropy and CrossEntropyLoss apply log_softmax themselves, and binary_cross_entropy_with_logits applies a
-        sigmoid. If their input is already a probability, they apply it a second time: no prediction can become
-        confident, and gradients are small. nll_loss applies nothing: with logits or probabilities as input, its value
-        means nothing and can fall without end.
+        cross_entropy and CrossEntropyLoss apply log_softmax themselves, and
+        binary_cross_entropy_with_logits applies a sigmoid. If their input is already a probability,
+        they apply it a second time: no prediction can become confident, and gradients are small.
+        nll_loss applies nothing: with logits or probabilities as input, its value means nothing and
+        can fall without end.
 
     Formula:
-        The autograd nodes from the loss backwards, without those that only change the shape or the dtype. Reported are
-        softmax or sigmoid right before the log_softmax of the loss; the same right before
-        binary_cross_entropy_with_logits; and nll_loss right after softmax, sigmoid or a linear map.
+        The autograd nodes from the loss backwards, without those that only change the shape or the
+        dtype. Reported are softmax or sigmoid right before the log_softmax of the loss; the same
+        right before binary_cross_entropy_with_logits; and nll_loss right after softmax, sigmoid or
+        a linear map.
 
     Window:
         The first measured step of each line that calls backward.
 
     Thresholds:
-        - shown (6): the number of nodes of the graph that the evidence lists. The rule has no other threshold: the
-          graph decides.
+        - shown (6): the number of nodes of the graph that the evidence lists. The rule has no other
+          threshold: the graph decides.
 
     Severity:
         - warning: the loss does not measure what it should.
-        - info: log_softmax after log_softmax, or after softmax and log. It changes nothing, but takes time.
+        - info: log_softmax after log_softmax, or after softmax and log. It changes nothing, but
+          takes time.
 
     Evidence:
         The operations from the loss backwards, and the line that calls backward.
 
     Remedy:
-        Pass the output of the last linear layer to the loss: remove the softmax or sigmoid from the model, or apply it
-        only where you need probabilities. Or keep log_softmax and use nll_loss.
+        Pass the output of the last linear layer to the loss: remove the softmax or sigmoid from the
+        model, or apply it only where you need probabilities. Or keep log_softmax and use nll_loss.
     """
 
     shown: int = 6

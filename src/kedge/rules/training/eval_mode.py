@@ -22,30 +22,31 @@ class EvalMode:
     """The model is trained in evaluation mode: dropout is off, or batch statistics do not change.
 
     Meaning:
-        eval() was called, or the model was loaded in this mode, without train() afterwards. Then dropout does nothing,
-        and batch normalisation uses running statistics that no longer follow the weights.
+        eval() was called, or the model was loaded in this mode, without train() afterwards. Then
+        dropout does nothing, and batch normalisation uses running statistics that no longer follow
+        the weights.
 
     Formula:
-        The model as a whole has training False in steps of its optimizer, and contains dropout or batch normalisation,
-        all of them in evaluation mode. A model of which only a part is in evaluation mode is trained this way on
-        purpose, and is not reported.
+        The model as a whole has training False in steps of its optimizer, and contains dropout or
+        batch normalisation, all of them in evaluation mode. A model of which only a part is in
+        evaluation mode is trained this way on purpose, and is not reported.
 
     Window:
-        The measured steps in which parameters of the model had gradients and an optimizer stepped, because a model that
-        was trained and then serves as a teacher stays in evaluation mode. All measured steps, if no gradient was
-        recorded.
+        The measured steps in which parameters of the model had gradients and an optimizer stepped,
+        because a model that was trained and then serves as a teacher stays in evaluation mode. All
+        measured steps, if no gradient was recorded.
 
     Thresholds:
         - min_steps (3): of these steps in that mode; a single one may be a check.
         - share (0.25): of all of them, so that a short phase is not reported.
 
     Evidence:
-        The modules in evaluation mode, the first such step, how often the mode was interrupted, and the number of measured
-        steps of training.
+        The modules in evaluation mode, the first such step, how often the mode was interrupted, and
+        the number of measured steps of training.
 
     Remedy:
-        Call model.train() before the training loop, and again after each evaluation. To keep statistics as they are,
-        put only those modules into evaluation mode.
+        Call model.train() before the training loop, and again after each evaluation. To keep
+        statistics as they are, put only those modules into evaluation mode.
     """
 
     min_steps: int = 3

@@ -40,14 +40,15 @@ class LossBelowZero:
     """A loss that cannot be negative is below zero, or has the wrong sign.
 
     Meaning:
-        Cross-entropy is a sum of negated logarithms of probabilities, so it cannot be negative. If it is, its input is
-        not what it expects, and training raises or lowers numbers without limit.
+        Cross-entropy is a sum of negated logarithms of probabilities, so it cannot be negative. If
+        it is, its input is not what it expects, and training raises or lowers numbers without
+        limit.
 
     Formula:
-        The autograd nodes from the loss backwards: nll_loss, binary_cross_entropy or binary_cross_entropy_with_logits,
-        with only means, sums and divisions in between. Reported in the first step in which its value is below -least.
-        If only a minus sign is between them and the program has no other loss, it is reported as a loss with the wrong
-        sign.
+        The autograd nodes from the loss backwards: nll_loss, binary_cross_entropy or
+        binary_cross_entropy_with_logits, with only means, sums and divisions in between. Reported
+        in the first step in which its value is below -least. If only a minus sign is between them
+        and the program has no other loss, it is reported as a loss with the wrong sign.
 
     Window:
         All steps with a loss.
@@ -56,11 +57,13 @@ class LossBelowZero:
         - least (1e-3): rounding and label smoothing stay above -least.
 
     Severity:
-        - warning: the loss is below zero; or it is one of these with a minus sign, and is not finite at the end.
+        - warning: the loss is below zero; or it is one of these with a minus sign, and is not
+          finite at the end.
         - info: the loss is one of these with a minus sign, as in adversarial training.
 
     Evidence:
-        The least value, the number of steps in which the loss was below zero, and the line that calls backward.
+        The least value, the number of steps in which the loss was below zero, and the line that
+        calls backward.
 
     Remedy:
         Pass log-probabilities to nll_loss, and targets between 0 and 1 to binary_cross_entropy.

@@ -25,21 +25,23 @@ class NoLearning:
     """The loss at the end is not below that at the start by more than its noise, or is no better than chance.
 
     Meaning:
-        The loss does not show that the model learned anything. Possible reasons: labels that do not belong to their
-        inputs, a loss with the wrong sign, a learning rate that is far too small or too large, a part of the model that
-        is not trained.
+        The loss does not show that the model learned anything. Possible reasons: labels that do not
+        belong to their inputs, a loss with the wrong sign, a learning rate that is far too small or
+        too large, a part of the model that is not trained.
 
     Formula:
-        s = the noise of the loss, from the differences between neighbours (median absolute deviation). The loss has
-        fallen if the median of its last quarter is below the median of the first head values, below the first value, or
-        below the median of the first quarter by more than sure standard errors of their difference. Reported if it has
-        not fallen by any of these comparisons.
+        s = the noise of the loss, from the differences between neighbours (median absolute
+        deviation). The loss has fallen if the median of its last quarter is below the median of the
+        first head values, below the first value, or below the median of the first quarter by more
+        than sure standard errors of their difference. Reported if it has not fallen by any of these
+        comparisons.
 
-        Or, for cross-entropy over the C outputs of a model: if the last quarter is not below chance times log(C). This is
-        known only if the loss is the mean of log-probabilities from a softmax over the last dimension.
+        Or, for cross-entropy over the C outputs of a model: if the last quarter is not below chance
+        times log(C). This is known only if the loss is the mean of log-probabilities from a softmax
+        over the last dimension.
 
-        A loss that crosses zero is not judged, as in reinforcement learning; nor are several losses if one has fallen,
-        as in a GAN.
+        A loss that crosses zero is not judged, as in reinforcement learning; nor are several losses
+        if one has fallen, as in a GAN.
 
     Window:
         All steps with a loss, at least min_losses, the first of them within the first ten.
@@ -48,14 +50,15 @@ class NoLearning:
         - min_losses (50): fewer show little but noise.
         - head (5): values at the beginning, because most of the fall often happens in a few steps.
         - sure (3): standard errors.
-        - chance (0.98): of the logarithm of the number of classes, which is the loss of a constant answer.
+        - chance (0.98): of the logarithm of the number of classes, which is the loss of a constant
+          answer.
 
     Evidence:
         The medians at the beginning and at the end, the noise, and the loss of chance, if known.
 
     Remedy:
-        Check that labels belong to their inputs and still do after shuffling, try to fit a single batch, and try ten
-        times the learning rate and a tenth of it.
+        Check that labels belong to their inputs and still do after shuffling, try to fit a single
+        batch, and try ten times the learning rate and a tenth of it.
     """
 
     min_losses: int = 50
@@ -142,7 +145,8 @@ class NoLearning:
 #: The last step in which a first value belongs to the beginning.
 _START = 10
 
-#: The standard error of a median in units of that of a mean, and of a deviation in units of the median absolute one.
+#: The standard error of a median in units of that of a mean, and of a deviation in units of the
+#: median absolute one.
 _MEDIAN, _DEVIATION = 1.2533, 1.4826
 
 

@@ -24,53 +24,58 @@ class Spike:
     """The loss or the norm of the gradients jumped far above its usual range.
 
     Meaning:
-        In one or a few steps the loss lost a good part of its progress, or the gradient was many times larger than any
-        before. Possible reasons: a bad batch, a learning rate at its limit, a precision that is too low. With Adam, one
-        such gradient distorts the second moments for many steps.
+        In one or a few steps the loss lost a good part of its progress, or the gradient was many
+        times larger than any before. Possible reasons: a bad batch, a learning rate at its limit, a
+        precision that is too low. With Adam, one such gradient distorts the second moments for many
+        steps.
 
     Formula:
         Loss L, with m the mean of the last recent losses. All three conditions must hold:
 
-        1. The jump is large. Lightning's rule: L - m >= rtol * |m|. Or, for losses that never come near zero, all
-           progress is lost: L - m > first - best, with L - m >= undone * |m|.
+        1. The jump is large. Lightning's rule: L - m >= rtol * |m|. Or, for losses that never come
+           near zero, all progress is lost: L - m > first - best, with L - m >= undone * |m|.
         2. No batch was like it: L - m > above * the greatest such jump in the last history losses.
-        3. A good part of the progress is lost: L - m > undone * (first - best), where first is the median of the first
-           recent losses, and best is the least mean of recent losses so far.
+        3. A good part of the progress is lost: L - m > undone * (first - best), where first is the
+           median of the first recent losses, and best is the least mean of recent losses so far.
 
         Gradient norm G: G > factor * the greatest of the last history norms.
 
         Spikes less than recent steps apart count as one.
 
     Window:
-        Every step, including those between samples, from the first with min_history steps before it. The loss is the
-        value on which the program called backward. The norm is taken at the end of the backward pass, before the
-        gradients are clipped; of several passes, at the end of the last one before the optimizer's step. Steps with
-        fewer or more calls than usual are left out, such as the last step of a GAN, which lacks a part of its losses.
-        The first step of a new optimizer, for example for a new head, starts a new training with a new history.
+        Every step, including those between samples, from the first with min_history steps before
+        it. The loss is the value on which the program called backward. The norm is taken at the end
+        of the backward pass, before the gradients are clipped; of several passes, at the end of the
+        last one before the optimizer's step. Steps with fewer or more calls than usual are left
+        out, such as the last step of a GAN, which lacks a part of its losses. The first step of a
+        new optimizer, for example for a new head, starts a new training with a new history.
 
     Severity:
         - warning: usually.
-        - info: a loss with a moving goal. That is one of several losses of as many models, each with an optimizer of
-          its own, as in a GAN, where one falls when the other rises; or the loss of a model of which an untrained copy
-          runs too, such as the target network of Q-learning, which is replaced from time to time.
+        - info: a loss with a moving goal. That is one of several losses of as many models, each
+          with an optimizer of its own, as in a GAN, where one falls when the other rises; or the
+          loss of a model of which an untrained copy runs too, such as the target network of
+          Q-learning, which is replaced from time to time.
 
     Thresholds:
         - rtol (2), recent (10): those of Lightning's SpikeDetection.
-        - above (5): 140 of 141 healthy runs reached at most 2.9; one with 8 images per batch once reached 7. Bad
-          batches and steps 30 to 100 times too long reached 34 and more.
-        - undone (0.25): a quarter of the progress; a loss near its end may triple without meaning. And a quarter of the
-          loss, for jumps that Lightning's rule misses, such as a language model's from 3.1 to 5.1.
-        - factor (10): Megatron-LM's, also relative to the largest of 100. Healthy runs reached 6.3; one bad batch or
-          scaled loss reached 40 and more.
+        - above (5): 140 of 141 healthy runs reached at most 2.9; one with 8 images per batch once
+          reached 7. Bad batches and steps 30 to 100 times too long reached 34 and more.
+        - undone (0.25): a quarter of the progress; a loss near its end may triple without meaning.
+          And a quarter of the loss, for jumps that Lightning's rule misses, such as a language
+          model's from 3.1 to 5.1.
+        - factor (10): Megatron-LM's, also relative to the largest of 100. Healthy runs reached 6.3;
+          one bad batch or scaled loss reached 40 and more.
         - history (100), min_history (20): steps; 100 as in Megatron-LM, 20 for a meaningful spread.
 
     Evidence:
-        The height, the usual value, the steps of all spikes, and whether the value had come back within ten steps of
-        the last one.
+        The height, the usual value, the steps of all spikes, and whether the value had come back
+        within ten steps of the last one.
 
     Remedy:
-        Look at the batch of that step, clip gradients (torch.nn.utils.clip_grad_norm_), lower the learning rate or warm
-        it up; skip such batches, as Lightning's SpikeDetection and the training of PaLM did.
+        Look at the batch of that step, clip gradients (torch.nn.utils.clip_grad_norm_), lower the
+        learning rate or warm it up; skip such batches, as Lightning's SpikeDetection and the
+        training of PaLM did.
     """
 
     rtol: float = 2.0

@@ -63,7 +63,8 @@ def write_parquet(recording: Recording, path: Path) -> int:
 
     Args:
         recording: The recording.
-        path: The file; an existing one is replaced if it is a regular file, and nothing else ever is.
+        path: The file; an existing one is replaced if it is a regular file, and nothing else ever
+            is.
 
     Returns:
         The number of rows.

@@ -1,8 +1,9 @@
 """SQL queries over a recording, by DuckDB in memory: nothing is written and no lock is taken.
 
 # Note [No thread at the end]
-pyarrow's own scanner reads ahead in a thread, which may still wait for Python when the interpreter ends:
-the process then aborts after a good answer. So the calling thread makes, filters and returns the batches.
+pyarrow's own scanner reads ahead in a thread, which may still wait for Python when the interpreter
+ends: the process then aborts after a good answer. So the calling thread makes, filters and returns
+the batches.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def ask(
 
     Args:
         recording: The recording.
-        sql: The query; it can read the tables ``stats``, ``sites``, ``findings`` and ``events``, and nothing else.
+        sql: The query; it can read the tables ``stats``, ``sites``, ``findings`` and ``events``,
+            and nothing else.
         findings: Returns the findings of the rules; called only if the query mentions findings.
 
     Returns:
@@ -114,7 +116,8 @@ class _Stats(ds.Dataset):  # type: ignore[misc]
     """The wide table, computed while DuckDB reads it: only the needed columns, site after site."""
 
     def __init__(self, recording: Recording) -> None:
-        # The base class's constructor is for pyarrow's own data sets; DuckDB uses only the members below.
+        # The base class's constructor is for pyarrow's own data sets; DuckDB uses only the members
+        # below.
         self._recording = recording
 
     @property

@@ -24,7 +24,8 @@ class WideColumn:
     Attributes:
         type: The type of its values.
         meaning: Their meaning, in a few words.
-        of: Returns the values for the rows of a site, and which of them are known; a text is the same for all rows.
+        of: Returns the values for the rows of a site, and which of them are known; a text is the
+            same for all rows.
     """
 
     type: Type

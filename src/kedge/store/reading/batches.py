@@ -1,15 +1,16 @@
 """The places of the whole batches in a growing Arrow IPC stream, read from their heads alone.
 
 # Note [Batches]
-A message of a stream is a mark, the length of its metadata, the metadata (a flatbuffer), and a body. The
-metadata of a batch has its number of rows, the length of its body, and the place of each buffer of each column in the
-body. So the batches of a file are found by hopping from head to head. Their columns are read later, one by one, from
-the file mapped into memory; a column that is never asked for is never read.
+A message of a stream is a mark, the length of its metadata, the metadata (a flatbuffer), and a
+body. The metadata of a batch has its number of rows, the length of its body, and the place of each
+buffer of each column in the body. So the batches of a file are found by hopping from head to head.
+Their columns are read later, one by one, from the file mapped into memory; a column that is never
+asked for is never read.
 
-A batch counts once all of it is there. Reading ends at a head that promises more than the file holds, or that is not
-valid; the writer leaves at most one such batch, at the end. It never changes earlier batches, so their places stay
-valid while the file grows, and also after the recording is removed or replaced: a mapped file exists as long as it is
-read.
+A batch counts once all of it is there. Reading ends at a head that promises more than the file
+holds, or that is not valid; the writer leaves at most one such batch, at the end. It never changes
+earlier batches, so their places stay valid while the file grows, and also after the recording is
+removed or replaced: a mapped file exists as long as it is read.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ class Batches:
     Attributes:
         memory: The file's content, from its beginning.
         rows: The number of rows of each batch.
-        places: The start of each column of each batch, by the column's name; of a binary column the start of its offsets. A
-            column that this file lacks, see `kedge.store.columns.LATER`, has none.
+        places: The start of each column of each batch, by the column's name; of a binary column the
+            start of its offsets. A column that this file lacks, see `kedge.store.columns.LATER`,
+            has none.
         data: The start of the bytes of each binary column.
         lengths: The number of those bytes.
     """
@@ -178,7 +180,8 @@ class _Layout:
 
     def _fit(self, said: Places, rows: Places, bodies: Places) -> NDArray[np.bool_]:
         """Whether the buffers that each head describes are possible."""
-        # A row has at least a byte in the body; without these bounds the products below could be too large to count.
+        # A row has at least a byte in the body; without these bounds the products below could be
+        # too large to count.
         fits = (rows >= 0) & (rows <= bodies)
         rows = np.where(fits, rows, 0)
         for name, place in self.buffers.items():
@@ -276,8 +279,8 @@ def _hop(memory: mmap.mmap, at: int, size: int, heads: _Heads) -> tuple[list[_Fo
 class HeadLayout:
     """The places of the numbers in the metadata of a batch; 0 for a number left out because it is zero.
 
-    A writer lays out all batches alike. So the metadata is parsed once, and again only if it differs in more than
-    these numbers.
+    A writer lays out all batches alike. So the metadata is parsed once, and again only if it
+    differs in more than these numbers.
     """
 
     body: int

@@ -1,11 +1,11 @@
 """The rows of a file in the order of sites, sorted when first needed.
 
 # Note [Patterns]
-The rows of one site are scattered over all batches. But most batches have the same sites in the same order, so
-their rows are a matrix with a line for each batch, and transposing it puts the rows of each site side by side:
-nothing is sorted. Only batches with a rare pattern of sites are sorted. Each column is transposed when it is first
-needed; most are needed for a few sites, or never. A column that is the same in every batch, such as the number of
-elements, is kept once.
+The rows of one site are scattered over all batches. But most batches have the same sites in the
+same order, so their rows are a matrix with a line for each batch, and transposing it puts the rows
+of each site side by side: nothing is sorted. Only batches with a rare pattern of sites are sorted.
+Each column is transposed when it is first needed; most are needed for a few sites, or never. A
+column that is the same in every batch, such as the number of elements, is kept once.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ class RankReader:
         Raises:
             NotARecording: A file is damaged, or holds something else.
         """
-        # The writer describes a site before its rows and writes rows before the end event. Reading in
-        # the opposite order never finds a row of an unknown site, nor an end without its rows.
+        # The writer describes a site before its rows and writes rows before the end event. Reading
+        # in the opposite order never finds a row of an unknown site, nor an end without its rows.
         new_events = self._events.read()
         found = self._finder.find() if self._is_begun() else None
         if found is not None:
@@ -68,9 +68,9 @@ class RankReader:
 def _appended(parts: list[FileRows], new: FileRows) -> list[FileRows]:
     """Return the parts of a file with a new one, small ones merged.
 
-    The rows of a part are ordered by site again each time it grows. So a part is merged with the one before it only
-    when it has become half as long: each row is then moved a few times at most, however many parts arrive, and there
-    are never more than a few parts.
+    The rows of a part are ordered by site again each time it grows. So a part is merged with the
+    one before it only when it has become half as long: each row is then moved a few times at most,
+    however many parts arrive, and there are never more than a few parts.
     """
     parts = [*parts, new]
     while len(parts) > 1 and len(parts[-2]) < 2 * len(parts[-1]):

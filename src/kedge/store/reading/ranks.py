@@ -6,15 +6,17 @@ of two ranks are the same if their texts are: the sites of the lowest rank keep 
 sites that only other ranks have come after them. Rows of one site and step are merged like the
 rows of a split batch. The rows of a single rank can still be read by themselves.
 
-Of a distributed value a rank has a part, and ranks may have the same part: `copies` of its site names them. In each step
-one of their rows is read, so that each element counts once, also if some of these ranks have died or have not measured
-this step: one with non-finite values before one without, a full one before a light one, and then that of the lowest rank.
-Ranks whose rows are not alike after all hold no copies: their rows are added up like those of any others.
+Of a distributed value a rank has a part, and ranks may have the same part: `copies` of its site
+names them. In each step one of their rows is read, so that each element counts once, also if some
+of these ranks have died or have not measured this step: one with non-finite values before one
+without, a full one before a light one, and then that of the lowest rank. Ranks whose rows are not
+alike after all hold no copies: their rows are added up like those of any others.
 
 The stages of a pipeline are put together in `kedge.store.reading.stages`.
 
-Ranks may measure different steps in full. In a step that only some measured in full, the light rows of
-the others are left out unless they report non-finite values: they count elements that are in no sum.
+Ranks may measure different steps in full. In a step that only some measured in full, the light rows
+of the others are left out unless they report non-finite values: they count elements that are in no
+sum.
 """
 
 from __future__ import annotations

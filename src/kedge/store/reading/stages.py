@@ -1,10 +1,11 @@
 """The parts of a model that the ranks of a pipeline hold, put together to one model.
 
 # Note [Stages]
-In a pipeline each rank has the modules of its stage, and calls a root of the same name as the others. The stages' modules
-have different paths, by which they are recognized, and stand in the order of the lowest rank that holds each. The values
-of a root's own sites differ from stage to stage: its input is that of the first stage, and its output that of the last.
-What a stage receives from the one before it was made by the last module there.
+In a pipeline each rank has the modules of its stage, and calls a root of the same name as the
+others. The stages' modules have different paths, by which they are recognized, and stand in the
+order of the lowest rank that holds each. The values of a root's own sites differ from stage to
+stage: its input is that of the first stage, and its output that of the last. What a stage receives
+from the one before it was made by the last module there.
 """
 
 from __future__ import annotations

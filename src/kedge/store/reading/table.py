@@ -1,9 +1,10 @@
 """All rows of one rank, by site.
 
 # Note [One table]
-The rows of all sites stand in one table, site after site, and those of one site are a part of it. So a rule can look at a
-column of the whole recording at once, and at the rows of a site only where it found something: with tens of thousands of
-sites, a few calls of numpy for each of them would take longer than the run.
+The rows of all sites stand in one table, site after site, and those of one site are a part of it.
+So a rule can look at a column of the whole recording at once, and at the rows of a site only where
+it found something: with tens of thousands of sites, a few calls of numpy for each of them would
+take longer than the run.
 """
 
 from __future__ import annotations

@@ -4,9 +4,10 @@ A stream has no footer and is never changed, only appended to. So a file whose w
 reads up to its last whole batch, and another process can read it while it grows.
 
 # Note [Shared batches]
-A light step has a row or two, and a batch of its own would take twenty times their size. So rows of light steps wait
-and share a batch. It is written when a fully measured step or a non-finite value arrives, when many rows wait, or when
-a row has waited for a second by the time the next one arrives.
+A light step has a row or two, and a batch of its own would take twenty times their size. So rows of
+light steps wait and share a batch. It is written when a fully measured step or a non-finite value
+arrives, when many rows wait, or when a row has waited for a second by the time the next one
+arrives.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class StatsWriter:
                 ``active`` and ``exponents`` are sequences of bytes, one for each row.
 
         Raises:
-            RecordingError: The file cannot be written, for example because the disk is full. Earlier
-                steps stay readable.
+            RecordingError: The file cannot be written, for example because the disk is full.
+                Earlier steps stay readable.
         """
         rows = len(columns["site"])
         numbers = {name: _column(name, columns, rows) for name in COLUMNS}
@@ -199,7 +200,10 @@ def _head() -> tuple[bytes, HeadLayout]:
 def _message(
     numbers: Mapping[str, NDArray[Any]], binary: Mapping[str, Sequence[bytes]], rows: int
 ) -> bytes:
-    """Return a batch as bytes: a copy of one head with other numbers. nanoarrow takes fifteen times as long."""
+    """Return a batch as bytes: a copy of one head with other numbers.
+
+    nanoarrow takes fifteen times as long.
+    """
     known, gaps, at = _layout(rows)
     figures, body = list(known), list[Any]()
     for name, gap in zip(COLUMNS, gaps, strict=True):

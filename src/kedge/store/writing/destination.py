@@ -42,7 +42,8 @@ def check_place(path: str | os.PathLike[str], force: bool) -> None:
 def put(fresh: Path, folder: Path, force: bool) -> None:
     """Move a finished folder to the place of the recording; an old recording there is replaced if ``force`` is set.
 
-    A reader sees the old recording or the new one; of two processes that do this at once, one succeeds.
+    A reader sees the old recording or the new one; of two processes that do this at once, one
+    succeeds.
 
     Raises:
         RecordingExists: A recording is there and may not be replaced, or something else is there.

@@ -66,7 +66,8 @@ def join(path: str | os.PathLike[str], manifest: Mapping[str, Any]) -> Recording
 
     Args:
         path: The folder of the recording.
-        manifest: The manifest of this rank; ``run`` and ``attempt`` are the same for all ranks of a run.
+        manifest: The manifest of this rank; ``run`` and ``attempt`` are the same for all ranks of a
+            run.
     """
     folder, rank = Path(path), int(manifest["rank"])
     try:

@@ -1,9 +1,9 @@
 """The start of the active backward pass: its tensors, and the line of the program that began it.
 
 # Note [What backward began at]
-Nothing is patched. When a hook on a parameter runs, the active frame of `torch.autograd.backward` holds the
-differentiated tensors, and the frames above it lead to the program's line. See Note [Hooks on parameters] in
-`kedge.watch.models.backwards`.
+Nothing is patched. When a hook on a parameter runs, the active frame of `torch.autograd.backward`
+holds the differentiated tensors, and the frames above it lead to the program's line. See Note
+[Hooks on parameters] in `kedge.watch.models.backwards`.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def _codes() -> dict[CodeType, str]:
 def _threads() -> Iterator[FrameType]:
     """Yield the frame that called `began`, then those of the other threads: a device's backward has its own thread.
 
-    The frame of `began` is left out: as one of its own variables it would keep itself alive, and the loss with it.
+    The frame of `began` is left out: as one of its own variables it would keep itself alive, and
+    the loss with it.
     """
     yield sys._getframe(2)
     mine = threading.get_ident()

@@ -1,9 +1,9 @@
 """Each backward pass: its begin, its end, and the parameters whose hooks report it.
 
 # Note [Hooks on parameters]
-A hook on a parameter runs inside the pass, in the thread that called it or in a device's thread. In the first steps
-every parameter has the hook. After a measured step only two kinds of parameters keep it: those whose gradient arrived
-first in a pass, and those without a gradient so far.
+A hook on a parameter runs inside the pass, in the thread that called it or in a device's thread. In
+the first steps every parameter has the hook. After a measured step only two kinds of parameters
+keep it: those whose gradient arrived first in a pass, and those without a gradient so far.
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ class BackwardPasses:
     Attributes:
         on_begin: Called with the start of a pass when its first gradient has arrived.
         on_end: Called at the end of a pass, with the number of the pass.
-        skipped: Whether the step is skipped, so that a pass is only checked for a finite loss, unless that is on a device.
-        on_bad: Called in skipped steps when the loss of a pass, or a gradient that it made, is not finite.
-        on_skipped_end: Called in skipped steps at the end of a pass; None if nothing counts the passes.
+        skipped: Whether the step is skipped, so that a pass is only checked for a finite loss,
+            unless that is on a device.
+        on_bad: Called in skipped steps when the loss of a pass, or a gradient that it made, is not
+            finite.
+        on_skipped_end: Called in skipped steps at the end of a pass; None if nothing counts the
+            passes.
     """
 
     def __init__(self, places: WatchedParameters) -> None:

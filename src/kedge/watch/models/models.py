@@ -1,11 +1,12 @@
 """The watched models that the program calls, and their parameters.
 
 # Note [Roots]
-A root is a module that is called while no other watched one runs. A global forward-pre hook finds it at its first call
-and hooks it before its forward runs, so that a model handed to `torch.compile` is hooked before it is compiled. The
-first root that an optimizer trains has the plain names - or, if there is no optimizer, the first one that has
-parameters; the names of others begin with their class name. As long as an optimizer holds parameters of no root, every
-step looks for new roots; see `kedge.watch.training`.
+A root is a module that is called while no other watched one runs. A global forward-pre hook finds
+it at its first call and hooks it before its forward runs, so that a model handed to `torch.compile`
+is hooked before it is compiled. The first root that an optimizer trains has the plain names - or,
+if there is no optimizer, the first one that has parameters; the names of others begin with their
+class name. As long as an optimizer holds parameters of no root, every step looks for new roots; see
+`kedge.watch.training`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class Models:
     Attributes:
         passes: The backward passes, which hook the parameters.
         holding: Set to a list to keep the roots alive to the end.
-        names: Names of modules that may become roots, from a model that holds them but is not called itself.
+        names: Names of modules that may become roots, from a model that holds them but is not
+            called itself.
     """
 
     def __init__(
@@ -130,7 +132,8 @@ class Models:
     def _place_parameters(self, module: nn.Module, root: RootModule) -> None:
         fresh = self.places.unplaced(module)
         self.places.put(fresh, root, lambda path: self.wanted.wants(path, module, _OF_PARAMETERS))
-        # Hooks on a parameter that is spread over several processes do not fire: its gradient is read at the optimizer.
+        # Hooks on a parameter that is spread over several processes do not fire: its gradient is
+        # read at the optimizer.
         self.passes.listen(param for _, param in fresh if own_part(param) is param)
 
     def watch_tensors(self, tensors: Sequence[nn.Parameter]) -> None:

@@ -1,11 +1,12 @@
 """The program's optimizers: their parameters, their steps, and the one that ends the run's steps.
 
 # Note [Whose steps]
-With several optimizers, as in a GAN, the one that steps last in each round ends the run's steps: so a step includes
-all that belongs to it. A round is over when every optimizer that trains something watched has stepped, or when one
-steps again. When the optimizer that ended the steps is deleted, or long idle, another replaces it. An optimizer
-that had not stepped before belongs to another phase of the training if it steps twice in turn - unless the one before
-steps again, which then ends the steps as before.
+With several optimizers, as in a GAN, the one that steps last in each round ends the run's steps: so
+a step includes all that belongs to it. A round is over when every optimizer that trains something
+watched has stepped, or when one steps again. When the optimizer that ended the steps is deleted, or
+long idle, another replaces it. An optimizer that had not stepped before belongs to another phase of
+the training if it steps twice in turn - unless the one before steps again, which then ends the
+steps as before.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ def any_optimizer() -> bool:
 
 
 def living() -> list[Optimizer]:
-    """Return every existing optimizer whose parameters can be read. Slow: it searches all objects."""
+    """Return every existing optimizer whose parameters can be read.
+
+    Slow: it searches all objects.
+    """
     used = _used_kinds()
     found = (o for o in gc.get_referrers(*used) if issubclass(type(o), Optimizer)) if used else ()
     return [optimizer for optimizer in found if _is_readable(optimizer)]
@@ -87,12 +91,14 @@ class KnownOptimizer:
         parameters: How many parameters it holds.
         first_step: The run's step in which it stepped first.
         kind: The name of its class.
-        searches: How often all its parameters were hooked again, to find those that backward passes reach.
+        searches: How often all its parameters were hooked again, to find those that backward passes
+            reach.
         rates: The learning rates of its groups at its first step.
         roots: The numbers of the roots whose parameters it holds.
         size: The number of parameters in each group.
         last: The run's step in which it stepped last; -1 before its first step.
-        distance: The number of the run's steps between its last two steps; 0 before its second step.
+        distance: The number of the run's steps between its last two steps; 0 before its second
+            step.
     """
 
     def __init__(self, index: int, optimizer: Optimizer, first_step: int) -> None:
@@ -118,8 +124,8 @@ class KnownOptimizer:
             every: The number whose multiples count.
 
         Returns:
-            The number; None if it is not known, or if it steps in each step of the run. After its first step it may be
-            any of the next `every` ones.
+            The number; None if it is not known, or if it steps in each step of the run. After its
+            first step it may be any of the next `every` ones.
         """
         if self.optimizer() is None or self.distance == 1:
             return None
@@ -153,7 +159,8 @@ class Optimizers:
         step: Returns the number of the run's current step.
 
     Attributes:
-        leading: The entry of the optimizer that ends the run's steps; None as long as it is unknown.
+        leading: The entry of the optimizer that ends the run's steps; None as long as it is
+            unknown.
         entries: Every optimizer that has stepped.
         idle: How often others have stepped since it did.
     """

@@ -1,13 +1,15 @@
 """Takes the hooks of measured steps out of PyTorch's tables for the steps between.
 
 # Note [Parked hooks]
-A hook that does nothing still costs a microsecond at each call of its module, besides the slower path through
-`nn.Module.__call__`: small models need no longer for a layer. So the hooks of modules that ran in a measured step are
-taken out until the next one. Hooks of modules that have not been called yet stay: they cost nothing, and a module that
-only runs in other steps must not count as unused. With compiled code the hooks stay for some time, as it compiles once
-more without them; see Note [Two variants] in `kedge.watch.steps.compiled_steps`. Where no optimizer ends the steps, a
-root's own call does, and its hooks cannot change during the call: they stay too. While new roots are searched for, the
-hooks that show that a root runs stay, as the modules that a root calls are not roots.
+A hook that does nothing still costs a microsecond at each call of its module, besides the slower
+path through `nn.Module.__call__`: small models need no longer for a layer. So the hooks of modules
+that ran in a measured step are taken out until the next one. Hooks of modules that have not been
+called yet stay: they cost nothing, and a module that only runs in other steps must not count as
+unused. With compiled code the hooks stay for some time, as it compiles once more without them; see
+Note [Two variants] in `kedge.watch.steps.compiled_steps`. Where no optimizer ends the steps, a
+root's own call does, and its hooks cannot change during the call: they stay too. While new roots
+are searched for, the hooks that show that a root runs stay, as the modules that a root calls are
+not roots.
 """
 
 from __future__ import annotations
@@ -114,7 +116,10 @@ class StepHooks:
         self._finder.remove()
 
     def gather(self) -> None:
-        """Take over the hooks of modules that were called in a measured step. To be called at its end."""
+        """Take over the hooks of modules that were called in a measured step.
+
+        To be called at its end.
+        """
         session = self.session
         size = len(session.taps), len(session.targets)
         if size == self._seen and not any(tap.fired for tap in self._waiting):
@@ -147,7 +152,8 @@ class StepHooks:
 
         Args:
             measured: Whether it measures every value.
-            hooked: Whether the hooks of measured steps stay, because it is one or for the sake of compiled code.
+            hooked: Whether the hooks of measured steps stay, because it is one or for the sake of
+                compiled code.
             finding: Whether it searches for new roots.
             by_passes: Whether forward passes may be the steps.
         """
@@ -161,14 +167,16 @@ class StepHooks:
         """Install the hooks of measured steps, or remove them, in the middle of a step, too."""
         with self._changing:
             finding, by_passes = self._wanted
-            # In the order in which they came first: hooks in another order would be a third variant for Dynamo.
+            # In the order in which they came first: hooks in another order would be a third variant
+            # for Dynamo.
             _place(self._calls, up=hooked or by_passes or finding)
             _place(self._root_gates, up=hooked or by_passes)
             _place(self._inner_gates, up=hooked)
             if self._calls.are_out:  # the end of an active call would not be seen
                 for target in list(self.session.targets.values()):
                     target.passes.end()
-            # Dynamo also checks for hooks on all modules: they stay, so that they make no third variant.
+            # Dynamo also checks for hooks on all modules: they stay, so that they make no third
+            # variant.
             _place(self._finder, up=hooked or finding or dynamo.has_compiled())
 
 

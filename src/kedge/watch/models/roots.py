@@ -25,8 +25,8 @@ _ALIKE = 8
 class RootModule:
     """A root module: the prefix of its recorded paths, and its modules.
 
-    A program may build a new loss module for every call. Such a root without parameters continues the one before it; a
-    root with parameters does so after many of the same structure.
+    A program may build a new loss module for every call. Such a root without parameters continues
+    the one before it; a root with parameters does so after many of the same structure.
 
     Attributes:
         index: Its number.
@@ -37,7 +37,8 @@ class RootModule:
         hooks: The hooks on its module, which may be deleted.
         optimizers: The numbers of the optimizers that hold its parameters and have stepped.
         steps: How many steps they have made.
-        averaged: The ranks over which its gradients are averaged; None if it is not in DistributedDataParallel.
+        averaged: The ranks over which its gradients are averaged; None if it is not in
+            DistributedDataParallel.
     """
 
     index: int
@@ -89,7 +90,8 @@ class WantedSites:
 
     Args:
         selector: Names the measured sites; see Note [Words] in `kedge.sites.filters`.
-        tell: Called at the end of the first step with each part of the selector that selects nothing.
+        tell: Called at the end of the first step with each part of the selector that selects
+            nothing.
     """
 
     def __init__(self, selector: Selector, tell: Callable[[str], None]) -> None:

@@ -24,9 +24,9 @@ _MOST_NAMED = 16
 class ClosingExam:
     """Looks at every trained parameter, and at the buffers of trained models, when the run or the life of a model ends.
 
-    The budget has no say in it: it reads each number once, and without it a run could end with a NaN that no measured step
-    saw. A buffer that was not finite when its model was first called is left out: masks hold infinities by design, and
-    observers of ranges begin with them.
+    The budget has no say in it: it reads each number once, and without it a run could end with a
+    NaN that no measured step saw. A buffer that was not finite when its model was first called is
+    left out: masks hold infinities by design, and observers of ranges begin with them.
 
     Args:
         places: The watched parameters.
@@ -47,8 +47,8 @@ class ClosingExam:
         Args:
             module: The root's module.
             root: The root.
-            examine: Calls `examine` of this object, shielded; called when the module is deleted, as when the function that
-                trained it returns. Its tensors still exist then.
+            examine: Calls `examine` of this object, shielded; called when the module is deleted, as
+                when the function that trained it returns. Its tensors still exist then.
         """
         buffers = list(buffers_in(module).items())
         bad = {name for name, _, _ in _not_finite(buffers)}

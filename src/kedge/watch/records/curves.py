@@ -1,7 +1,7 @@
 """Single numbers of every watched step: the loss, and the norm of all gradients of a model.
 
-They are collected and written together: a row of their own would cost more than watching the step. Numbers on a device
-stay there until then, so that nothing waits for them in between.
+They are collected and written together: a row of their own would cost more than watching the step.
+Numbers on a device stay there until then, so that nothing waits for them in between.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class Curves:
 
         Args:
             step: The step.
-            wait: Whether to wait for numbers that are still on their way from a device, which else stay here.
+            wait: Whether to wait for numbers that are still on their way from a device, which else
+                stay here.
         """
         self.depart(step)
         known = [r[0] <= step and (wait or _has_arrived(r)) for r in self._departed]
@@ -158,7 +159,8 @@ def _statistics_of(value: float) -> tuple[float, float, float, float, int, int, 
 def number_of(value: Tensor) -> Tensor | float | None:
     """Return the mean of a tensor that backward began at, as a number; on a device, as a tensor there.
 
-    Of a distributed tensor it is the mean of this rank's part; None if that is empty, or an addend of a sum to come.
+    Of a distributed tensor it is the mean of this rank's part; None if that is empty, or an addend
+    of a sum to come.
     """
     spread, value = spread_of(value), own_part(value.detach())
     if spread is not None and not (value.numel() and (not spread.partial or _is_bad(value))):

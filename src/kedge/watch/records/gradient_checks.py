@@ -1,15 +1,17 @@
 """The check of skipped steps for gradients that are not finite.
 
 # Note [Ends of gradients]
-A NaN that is made in a backward pass flows on to all that the pass computes from it, so it shows where the gradients
-end. In the graph of a loss that is behind the operations that lead to no other operation: the first layer of the
-model, or of each of two towers. The smallest gradient behind each of them is checked. Operations that only move numbers
-count as none, as they make no NaN: so an embedding's large table is left out, and the first layer after it is an end. A
-ReLU may stop a NaN on its way, so the gradient that arrives first is checked as well, if it is small.
+A NaN that is made in a backward pass flows on to all that the pass computes from it, so it shows
+where the gradients end. In the graph of a loss that is behind the operations that lead to no other
+operation: the first layer of the model, or of each of two towers. The smallest gradient behind each
+of them is checked. Operations that only move numbers count as none, as they make no NaN: so an
+embedding's large table is left out, and the first layer after it is an end. A ReLU may stop a NaN
+on its way, so the gradient that arrives first is checked as well, if it is small.
 
-All of them are read in one hook, on the parameter whose gradient arrives last; see Note [Cold caches] in
-`kedge.watch.steps.kind`. It runs inside the pass, before the program unscales or clips. A program may go on with such
-gradients for long, as its loss scale may skip them; so they are news only if they were finite at the last check.
+All of them are read in one hook, on the parameter whose gradient arrives last; see Note [Cold
+caches] in `kedge.watch.steps.kind`. It runs inside the pass, before the program unscales or clips.
+A program may go on with such gradients for long, as its loss scale may skip them; so they are news
+only if they were finite at the last check.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The loss as the program means it, where a `torch.amp.GradScaler` has multiplied it before backward.
 
-The loss that backward begins at is then some 65,536 times too large, and jumps whenever the scale is adapted. A scaler that
-stands in a variable of the program, or in an attribute of an object that does, tells its scale, a power of two. It is
-divided out only if the last operations before backward multiply by a constant, as `GradScaler.scale` does.
+The loss that backward begins at is then some 65,536 times too large, and jumps whenever the scale
+is adapted. A scaler that stands in a variable of the program, or in an attribute of an object that
+does, tells its scale, a power of two. It is divided out only if the last operations before backward
+multiply by a constant, as `GradScaler.scale` does.
 """
 
 from __future__ import annotations

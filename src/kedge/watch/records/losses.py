@@ -124,7 +124,8 @@ class Losses:
     def _changed_maker(self, began: BackwardStart, path: str, step: int) -> list[Mapping[str, Any]]:
         """Return the event that a loss is made by another operation, or on another line, than in the last backward.
 
-        Its site describes the first backward alone. What makes a loss bad is often an operation of that step only.
+        Its site describes the first backward alone. What makes a loss bad is often an operation of
+        that step only.
         """
         first = began.tensors[0]
         made = (None if first.grad_fn is None else first.grad_fn.name(), began.where)

@@ -1,9 +1,10 @@
 """Gradients, parameters and updates of every optimizer.
 
 # Note [When gradients are measured]
-At the end of each backward pass, before the program clips or unscales them. If an optimizer's gradients come from
-several passes, those of the last pass before its step count: by then they are added up. If no pass was seen to end,
-as with parameters that are spread over processes, gradients are measured just before the optimizer's step.
+At the end of each backward pass, before the program clips or unscales them. If an optimizer's
+gradients come from several passes, those of the last pass before its step count: by then they are
+added up. If no pass was seen to end, as with parameters that are spread over processes, gradients
+are measured just before the optimizer's step.
 """
 
 from __future__ import annotations
@@ -226,7 +227,8 @@ class Updates:
 def norm_of(gradients: list[Tensor]) -> tuple[int, Tensor | float, bool]:
     """Return how many elements of gradients this rank counts, the sum of their squares, and whether any is known to be bad.
 
-    The counts and sums of all ranks add up to those of the model; see Note [Spread values] in `kedge.sites.spread`.
+    The counts and sums of all ranks add up to those of the model; see Note [Spread values] in
+    `kedge.sites.spread`.
     """
     counted, others = counted_once(gradients)
     squares, bad = squares_of(counted) if counted else (0.0, False)

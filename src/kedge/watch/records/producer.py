@@ -1,18 +1,20 @@
 """Finds the operation that made a non-finite loss, from its autograd graph while that still exists.
 
 # Note [Reading the graph]
-When the first gradient arrives, the nodes between the loss and that parameter have run and freed their saved tensors;
-the others still hold them: inputs of some operations, results of others. Values of the program's own variables, where
-it called backward, are known too. A node with finite inputs and a non-finite result made the first such value. For
-nodes that have run, dangerous inputs show it: a logarithm of zero, a division by zero. If no value shows it, no operation
-is accused: those that lie between finite values and the loss are listed in the order of the forward, without such as only
-pass numbers on. An operation behind a value that is known to be finite, such as the model's output, lies before the place;
-one that takes a value that is not finite lies behind it.
+When the first gradient arrives, the nodes between the loss and that parameter have run and freed
+their saved tensors; the others still hold them: inputs of some operations, results of others.
+Values of the program's own variables, where it called backward, are known too. A node with finite
+inputs and a non-finite result made the first such value. For nodes that have run, dangerous inputs
+show it: a logarithm of zero, a division by zero. If no value shows it, no operation is accused:
+those that lie between finite values and the loss are listed in the order of the forward, without
+such as only pass numbers on. An operation behind a value that is known to be finite, such as the
+model's output, lies before the place; one that takes a value that is not finite lies behind it.
 
 # Note [The line of an operation]
-Autograd can record the Python stack at which each node is made, as its anomaly mode does, which is slow. So it is
-switched on for one step near the beginning, and the line of each place in the graph is kept. A later graph of the same
-shape has the same lines. A model of thousands of modules goes without: its stacks alone would take seconds.
+Autograd can record the Python stack at which each node is made, as its anomaly mode does, which is
+slow. So it is switched on for one step near the beginning, and the line of each place in the graph
+is kept. A later graph of the same shape has the same lines. A model of thousands of modules goes
+without: its stacks alone would take seconds.
 """
 
 from __future__ import annotations
@@ -203,9 +205,9 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
     """Find the operation that made the first non-finite value; see Note [Reading the graph].
 
     Returns:
-        Its ``operation``, ``node``, ``module``, ``where``, ``file``, ``line``, ``text``, ``detail``, and whether it is
-        ``certain``. Where the values show several that may have made it, ``among`` lists them in the order of the forward.
-        None if none is found.
+        Its ``operation``, ``node``, ``module``, ``where``, ``file``, ``line``, ``text``,
+        ``detail``, and whether it is ``certain``. Where the values show several that may have made
+        it, ``among`` lists them in the order of the forward. None if none is found.
     """
     nodes = nodes_of(began.tensors)
     leaves = [own_part(cast("Any", node).variable.detach()) for node in nodes if is_leaf(node)]
@@ -234,7 +236,8 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
                 node, where[node], "its inputs are finite and its result is not", certain=True
             )
         candidates.append(node)
-    # Sums and products make such a value only of numbers that are far too large; then the run had diverged before.
+    # Sums and products make such a value only of numbers that are far too large; then the run had
+    # diverged before.
     suspects = [node for node in candidates if not _only_overflows(node, known.inputs(node))]
     if not suspects:
         return None
@@ -256,7 +259,8 @@ class _KnownValues:
 
     Attributes:
         bad: The nodes whose result is known and is not finite.
-        sound: The nodes whose result is finite, or that lie before one: a NaN made there would show in it.
+        sound: The nodes whose result is finite, or that lie before one: a NaN made there would show
+            in it.
         spoiled: The nodes that take a result that is not finite, or one that such a node made.
     """
 
@@ -354,9 +358,9 @@ def _place(node: Node, line: Mapping[str, Any] | None) -> dict[str, Any]:
 def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] | None:
     """Find the operation behind non-finite gradients of a finite loss: by then every node has run.
 
-    A variable of the program may hold an infinity that the loss does not show, such as a logarithm of zero for a class
-    other than the label's. Otherwise the suspects are the operations whose gradient can be infinite while their result
-    is finite.
+    A variable of the program may hold an infinity that the loss does not show, such as a logarithm
+    of zero for a class other than the label's. Otherwise the suspects are the operations whose
+    gradient can be infinite while their result is finite.
     """
     nodes = [node for node in nodes_of(began.tensors) if not is_leaf(node)]
     where = dict(zip(nodes, lines.of(nodes), strict=True))

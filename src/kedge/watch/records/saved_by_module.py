@@ -1,10 +1,11 @@
 """The tensors that autograd saves for backward, by module, without taking part in the saving.
 
 # Note [Whose node]
-Autograd numbers its operations in the order in which a thread runs them. The numbers at which a module's call begins
-and ends show which nodes of the graph it made; each node belongs to the innermost call around it. So the graph can be
-read when the forward pass is over. A saved-tensor hook would see the same while it happens, but it breaks transforms of
-`torch.func`, switches off checks for in-place changes, and replaces the hooks of the program.
+Autograd numbers its operations in the order in which a thread runs them. The numbers at which a
+module's call begins and ends show which nodes of the graph it made; each node belongs to the
+innermost call around it. So the graph can be read when the forward pass is over. A saved-tensor
+hook would see the same while it happens, but it breaks transforms of `torch.func`, switches off
+checks for in-place changes, and replaces the hooks of the program.
 """
 
 from __future__ import annotations
@@ -39,15 +40,18 @@ from kedge.torch_internals.storages import identity_of, owned, storages
 class SavedBill:
     """Counts what autograd has saved for the backward passes of one step, by the module that saved it.
 
-    It follows the module calls of the step, and counts when the call of a root module is over. Each storage counts
-    once, as a whole, for the first module that saved it; parameters and buffers do not count. Nothing is kept alive.
+    It follows the module calls of the step, and counts when the call of a root module is over. Each
+    storage counts once, as a whole, for the first module that saved it; parameters and buffers do
+    not count. Nothing is kept alive.
 
-    If the program's own saved-tensor hooks replace a tensor, their value counts as far as it is a tensor, or a list or
-    tuple of tensors. Values that a `torch.autograd.Function` keeps on its ``ctx`` count too.
+    If the program's own saved-tensor hooks replace a tensor, their value counts as far as it is a
+    tensor, or a list or tuple of tensors. Values that a `torch.autograd.Function` keeps on its
+    ``ctx`` count too.
 
-    Not seen are values that no output of the root depends on, values that an in-place change of a view saved (PyTorch
-    does not show the inside of its ``CopySlices`` node), values that functions written in C++ save by themselves, and
-    values computed after the last module, such as a functional loss.
+    Not seen are values that no output of the root depends on, values that an in-place change of a
+    view saved (PyTorch does not show the inside of its ``CopySlices`` node), values that functions
+    written in C++ save by themselves, and values computed after the last module, such as a
+    functional loss.
     """
 
     def __init__(self) -> None:

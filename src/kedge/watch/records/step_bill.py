@@ -49,15 +49,16 @@ class QuietKeeper(KeeperInForce):
 class StepBill:
     """Lists the tensors saved in the first step that saves any: by the models, by the losses, and by all other code.
 
-    In that step a pair of saved-tensor hooks keeps everything in place and checks for in-place changes as autograd
-    does. The pair is active to the end of the step; or, where the program has a pair of its own active when it calls a
-    model, to the end of that call. A program that may register hooks on a saved tensor itself, of which PyTorch allows one
-    pair, has no list.
+    In that step a pair of saved-tensor hooks keeps everything in place and checks for in-place
+    changes as autograd does. The pair is active to the end of the step; or, where the program has a
+    pair of its own active when it calls a model, to the end of that call. A program that may
+    register hooks on a saved tensor itself, of which PyTorch allows one pair, has no list.
 
     # Note [A step that ends in a backward]
-    When a backward ends, PyTorch gives its thread back the pairs that it had when the backward began. So a pair that is
-    removed during a backward would be in force again after it, where a transform of `torch.func` refuses to run. Such a pair
-    stays, does nothing, and leaves with the next saved tensor or the next transform.
+    When a backward ends, PyTorch gives its thread back the pairs that it had when the backward
+    began. So a pair that is removed during a backward would be in force again after it, where a
+    transform of `torch.func` refuses to run. Such a pair stays, does nothing, and leaves with the
+    next saved tensor or the next transform.
 
     Args:
         shield: Runs work that must not end the program.

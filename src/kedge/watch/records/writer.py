@@ -34,7 +34,8 @@ class MeterSink:
         curves: Has the collected single numbers.
         roots: The models.
         optimizers: The program's optimizers.
-        sources: Returns the line of the program by the path of a module, and what is known of a loss by its path.
+        sources: Returns the line of the program by the path of a module, and what is known of a
+            loss by its path.
 
     Attributes:
         notes: The events to write before the next rows.

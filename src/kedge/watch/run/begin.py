@@ -28,8 +28,8 @@ def make_watch(
     Args:
         log: Receives the records.
         options: The options of the watch.
-        place: Returns the recording, whose folder also receives the repro of ``--dump``, or None as long as there is
-            none; without it, no repro is made.
+        place: Returns the recording, whose folder also receives the repro of ``--dump``, or None as
+            long as there is none; without it, no repro is made.
     """
     watch = Watcher(Meter(), log, sites=options.sites, n=options.every, budget=options.budget)
     if options.dump and place is not None:

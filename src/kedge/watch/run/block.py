@@ -40,8 +40,9 @@ from kedge.watch.watcher import Watcher
 class WatchBlock:
     """A part of a program that is watched, from `begin` to `end` or as a ``with`` block.
 
-    `begin` raises errors in the options themselves, such as an existing recording. Later failures are reported once,
-    and the program goes on; with `strict` they are raised at the end. A block without an `end` ends with the program.
+    `begin` raises errors in the options themselves, such as an existing recording. Later failures
+    are reported once, and the program goes on; with `strict` they are raised at the end. A block
+    without an `end` ends with the program.
 
     Args:
         path: The recording; None for a name made of the script's and the process's.
@@ -50,8 +51,10 @@ class WatchBlock:
         strict: Whether failures of Kedge are raised.
 
     Attributes:
-        recording: The path of the recording. When the block begins again it is numbered: ``run-2.kedge``.
-        tell: Reports to the user; assign another function to report elsewhere than on stderr, or None for silence.
+        recording: The path of the recording. When the block begins again it is numbered:
+            ``run-2.kedge``.
+        tell: Reports to the user; assign another function to report elsewhere than on stderr, or
+            None for silence.
     """
 
     def __init__(
@@ -177,8 +180,8 @@ class WatchBlock:
     def findings(self, rules: Iterable[Rule] | None = None) -> Findings:
         """Run rules on the recording so far; all configured rules if none are given.
 
-        A step is written when the next one begins: call `end` first to include the last step. Before the first step
-        there are no findings.
+        A step is written when the next one begins: call `end` first to include the last step.
+        Before the first step there are no findings.
         """
         return Findings(() if self._out is None else self._out.findings(rules))
 
@@ -269,16 +272,20 @@ def watch(
 ) -> WatchBlock:
     """Record every model that runs in this process, and report what goes wrong.
 
-    ``with kedge.watch("run.kedge"): train()`` watches the block; to watch without a block, call `begin` and `end`.
+    ``with kedge.watch("run.kedge"): train()`` watches the block; to watch without a block, call
+    `begin` and `end`.
 
     Args:
-        path: The folder of the recording, which is created; None for a name made from those of the script and the process.
-        sites: A selector, or a list of them; outputs, gradients and parameters at the selected paths are measured.
+        path: The folder of the recording, which is created; None for a name made from those of the
+            script and the process.
+        sites: A selector, or a list of them; outputs, gradients and parameters at the selected
+            paths are measured.
         every: Measure one step in this many; every step is checked for NaN.
         budget: The share of the run's time that watching may take; None for no limit.
         force: Whether to replace an existing recording.
         dump: Whether to keep the tensors around the first non-finite value.
-        strict: Whether to raise Kedge's own failures at the end, instead of reporting them and continuing.
+        strict: Whether to raise Kedge's own failures at the end, instead of reporting them and
+            continuing.
 
     Returns:
         The block.

@@ -15,7 +15,8 @@ class EndClock:
     Args:
         took: Seconds that Kedge has taken until now.
         passed: Seconds that have passed until now, those of the program included.
-        elsewhere: Whether the work is done by another process than the program's, which it costs nothing.
+        elsewhere: Whether the work is done by another process than the program's, which it costs
+            nothing.
         now: Returns the time in seconds.
 
     Attributes:

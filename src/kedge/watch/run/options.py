@@ -26,8 +26,9 @@ class WatchOptions:
         every: One step in this many is measured in full.
         budget: The share of the run's time that watching may take; None for no limit.
         dump: Whether the tensors around the first non-finite value are kept.
-        saved: Called when the watch begins, with the shield that reports its failures; returns a list of everything
-            that autograd saves in the first step (`kedge.watch.records.first_step.SavedTensorBill`). None: no list.
+        saved: Called when the watch begins, with the shield that reports its failures; returns a
+            list of everything that autograd saves in the first step
+            (`kedge.watch.records.first_step.SavedTensorBill`). None: no list.
     """
 
     sites: str = "**"

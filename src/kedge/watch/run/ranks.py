@@ -1,10 +1,10 @@
 """The ranks of a distributed run: the rank of this process, and the recording of all ranks.
 
 # Note [One folder]
-The ranks of a run record into one folder. Rank 0 makes it, and the others join once it exists. They recognize it by the
-run's id and by the address where the ranks meet: the launcher gives both to all ranks, and the manifest repeats them. A
-launcher may restart all ranks after a failure: the recording of an earlier attempt stays, and the next attempt is
-recorded beside it.
+The ranks of a run record into one folder. Rank 0 makes it, and the others join once it exists. They
+recognize it by the run's id and by the address where the ranks meet: the launcher gives both to all
+ranks, and the manifest repeats them. A launcher may restart all ranks after a failure: the
+recording of an earlier attempt stays, and the next attempt is recorded beside it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class LaunchedRank:
     def await_others(self, place: Path, seconds: float = PATIENCE) -> None:
         """Wait until the other ranks have written their last rows, before the recording of all is judged.
 
-        A rank that has not begun to write is waited for as well: it may still have its rows to itself.
+        A rank that has not begun to write is waited for as well: it may still have its rows to
+        itself.
 
         Args:
             place: The recording.

@@ -29,14 +29,14 @@ _PAUSE = 0.05
 class RecordingSink:
     """Writes the data of a watched run to disk.
 
-    The recording begins with the first step: by then the device is known, and a program that calls no model leaves
-    nothing behind. If writing fails, the program runs on unrecorded. Data that a rank has before rank 0 has made the
-    recording is kept; the program does not wait.
+    The recording begins with the first step: by then the device is known, and a program that calls
+    no model leaves nothing behind. If writing fails, the program runs on unrecorded. Data that a
+    rank has before rank 0 has made the recording is kept; the program does not wait.
 
     Args:
         place: The path of the recording.
-        begin: Makes the recording there, or joins it; returns None as long as there is none to join.
-            See `kedge.watch.run.begin.begin_recording`.
+        begin: Makes the recording there, or joins it; returns None as long as there is none to
+            join. See `kedge.watch.run.begin.begin_recording`.
         complain: Reports to the user.
         strict: Whether a failure ends the program.
         waits: Whether to wait for rank 0 at the end, for `PATIENCE_AT_THE_END`.
@@ -71,7 +71,10 @@ class RecordingSink:
         return self._shield.failure is not None
 
     def folder(self) -> Path | None:
-        """Return the recording that this process writes into; None before. A later attempt of ranks has its own."""
+        """Return the recording that this process writes into; None before.
+
+        A later attempt of ranks has its own.
+        """
         return None if self.writer is None else self.writer.path
 
     def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:

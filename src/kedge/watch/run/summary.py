@@ -71,7 +71,8 @@ def last_words(
         name: The recording, as the user named it.
         recorder: The sink that wrote it.
         summary: The figures of the watch.
-        folder: Where the search for the project's configuration begins; the working directory if None.
+        folder: Where the search for the project's configuration begins; the working directory if
+            None.
         error: The error that ended the program; None if it ran to its last line.
         end: The clock of the work after the program; one that begins now if None.
     """

@@ -18,7 +18,8 @@ class AllowedTime:
 
     Attributes:
         setup: Seconds of the run's first step and its end, which are allowed besides.
-        counting: Seconds that steps of every kind have taken: counting them, and what compiled code costs besides.
+        counting: Seconds that steps of every kind have taken: counting them, and what compiled code
+            costs besides.
     """
 
     def __init__(self, share: float | None) -> None:

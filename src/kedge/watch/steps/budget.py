@@ -1,19 +1,20 @@
 """The budget: the measured cost of watching, and the kind of step that it allows next.
 
 # Note [The budget]
-Watching may take a share of the run's time, 3 % by default, or two seconds, whichever is more. The two seconds are
-not spent at once: half a second is free from the beginning, and the rest comes with the square root of the time, so
-that it lasts until the share has overtaken it. Measured steps may take three fifths of the allowed time, guarded steps
-the rest.
+Watching may take a share of the run's time, 3 % by default, or two seconds, whichever is more. The
+two seconds are not spent at once: half a second is free from the beginning, and the rest comes with
+the square root of the time, so that it lasts until the share has overtaken it. Measured steps may
+take three fifths of the allowed time, guarded steps the rest.
 
-Counting takes time in every step, also in skipped ones. It is paid first, but with two thirds of the allowed time at
-most, so that something is measured however short the steps are.
+Counting takes time in every step, also in skipped ones. It is paid first, but with two thirds of
+the allowed time at most, so that something is measured however short the steps are.
 
-The rest costs as much as the hooks are timed to take, or more: code that runs rarely finds nothing in the processor's
-caches. So the length of a step is compared with the median length of skipped steps, and the mean difference counts, up
-to three times the timed cost; a quarter is added, since the program's own code finds the caches cold in the following
-steps. The first step attaches the hooks, and the end of a run takes about as long: both are charged beforehand, and
-half a second is free besides.
+The rest costs as much as the hooks are timed to take, or more: code that runs rarely finds nothing
+in the processor's caches. So the length of a step is compared with the median length of skipped
+steps, and the mean difference counts, up to three times the timed cost; a quarter is added, since
+the program's own code finds the caches cold in the following steps. The first step attaches the
+hooks, and the end of a run takes about as long: both are charged beforehand, and half a second is
+free besides.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Budget:
     """Decides the kind of each step; see Note [The budget].
 
     Args:
-        every: After the first steps, at most one step in this many is measured; without a limit, exactly one.
+        every: After the first steps, at most one step in this many is measured; without a limit,
+            exactly one.
         share: The share of the run's time that watching may take, such as 0.03; None for no limit.
 
     Attributes:
@@ -99,7 +101,8 @@ class Budget:
 
         Args:
             now: The time, in seconds.
-            timed: Returns the timed seconds of watching in the run so far; called only if steps are charged.
+            timed: Returns the timed seconds of watching in the run so far; called only if steps are
+                charged.
         """
         self.counts[self.kind] += self.done
         self._count(self.done)

@@ -1,19 +1,22 @@
 """Decides whether the hooks of measured steps leave compiled code in the other steps.
 
 # Note [Two variants]
-Dynamo compiles a model with the hooks that it finds, and checks for them at each call. So code that was compiled with the hooks
-of measured steps compiles once more when they are out for the first time. Then there are two variants of it, and the kind of a
-step decides which one runs, without compiling: the hooked code in measured steps, the program's own code in all others.
+Dynamo compiles a model with the hooks that it finds, and checks for them at each call. So code that
+was compiled with the hooks of measured steps compiles once more when they are out for the first
+time. Then there are two variants of it, and the kind of a step decides which one runs, without
+compiling: the hooked code in measured steps, the program's own code in all others.
 
-The first variant costs nothing besides, because the program's code has to be compiled in any case; so the first steps are
-measured as those of any model. The second one takes the seconds that the first one took. It comes when the budget pays for
-them. Until then the hooks stay, and their operators run in every step without measuring, which costs a little in each. When that
-has added up to what the second variant costs, it comes, too: whatever the length of the run, both together take at
-most twice the time that the better of the two would have taken.
+The first variant costs nothing besides, because the program's code has to be compiled in any case;
+so the first steps are measured as those of any model. The second one takes the seconds that the
+first one took. It comes when the budget pays for them. Until then the hooks stay, and their
+operators run in every step without measuring, which costs a little in each. When that has added up
+to what the second variant costs, it comes, too: whatever the length of the run, both together take
+at most twice the time that the better of the two would have taken.
 
-The hooks stay for good where compiling again would fail, or where all processes must compile together: in a program that sets
-`torch.compiler.set_stance`, `error_on_recompile` or `enable_compiler_collectives`, or limits of its own. A stance may
-be set when the hooks are out already; see Note [Where nothing may be compiled] in `kedge.torch_internals.stance`.
+The hooks stay for good where compiling again would fail, or where all processes must compile
+together: in a program that sets `torch.compiler.set_stance`, `error_on_recompile` or
+`enable_compiler_collectives`, or limits of its own. A stance may be set when the hooks are out
+already; see Note [Where nothing may be compiled] in `kedge.torch_internals.stance`.
 """
 
 from __future__ import annotations

@@ -10,14 +10,15 @@ from kedge.actions.measure.meter import Meter
 
 _PER_EVENT, _PER_STEP, _PER_OPERATOR = 3.0, 30.0, 30.0
 """Cost of passing one event to the meter, of counting a step with cold caches, and of running one operator in compiled code,
-in calls of an empty module hook."""
+in calls of an empty module hook.
+"""
 
 
 class Costs:
     """Adds up the cost of watching. As a ``with`` block it times the block; blocks may be nested.
 
-    Python collects no garbage in a block: attaching to thousands of modules makes so many objects that all of the program's
-    would be searched again and again, which took a third of the time.
+    Python collects no garbage in a block: attaching to thousands of modules makes so many objects
+    that all of the program's would be searched again and again, which took a third of the time.
 
     Args:
         meter: The meter, which times itself, on devices too.

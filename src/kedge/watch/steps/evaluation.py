@@ -1,10 +1,10 @@
 """Decides which forward passes are measured: evaluation between the steps of a training is not.
 
 # Note [Passes without gradients]
-Once a program trains, passes without gradients are evaluation, and are not measured. Before its first step it is
-unknown whether it will train: an optimizer may exist only for loading a checkpoint. So while a first step is awaited,
-the first such pass of each root is measured; these measurements are dropped as soon as a model with parameters is
-called for gradients.
+Once a program trains, passes without gradients are evaluation, and are not measured. Before its
+first step it is unknown whether it will train: an optimizer may exist only for loading a
+checkpoint. So while a first step is awaited, the first such pass of each root is measured; these
+measurements are dropped as soon as a model with parameters is called for gradients.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """The kinds of steps.
 
 # Note [Three kinds of steps]
-A *measured* step has the statistics of every value. A *guarded* step has the loss and the norm of all gradients, and
-checks whether they are finite; it hooks no module. A *skipped* step is counted and, on a CPU, its loss and a few
-small gradients are checked for being finite, see Note [Ends of gradients] in `kedge.watch.records.gradient_checks`;
-nothing more. The first steps are all measured, since most mistakes show there; then as many as the budget pays for.
+A *measured* step has the statistics of every value. A *guarded* step has the loss and the norm of
+all gradients, and checks whether they are finite; it hooks no module. A *skipped* step is counted
+and, on a CPU, its loss and a few small gradients are checked for being finite, see Note [Ends of
+gradients] in `kedge.watch.records.gradient_checks`; nothing more. The first steps are all measured,
+since most mistakes show there; then as many as the budget pays for.
 
 # Note [Cold caches]
-The program's own work empties the processor's caches between two hooks. Then a hook waits for every function that it
-calls and every object that it reads: counting a step takes 0.8 microseconds when repeated, and 7 between the steps of a
-small model. So the hooks of skipped steps call as few functions, and read as few objects, as they can.
+The program's own work empties the processor's caches between two hooks. Then a hook waits for every
+function that it calls and every object that it reads: counting a step takes 0.8 microseconds when
+repeated, and 7 between the steps of a small model. So the hooks of skipped steps call as few
+functions, and read as few objects, as they can.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The calls by which PyTorch's pipelines learn the shapes of values, before the first micro-batch.
 
-Each stage is called, and its backward run, on memory that holds nothing: such values belong to no step.
+Each stage is called, and its backward run, on memory that holds nothing: such values belong to no
+step.
 """
 
 from __future__ import annotations

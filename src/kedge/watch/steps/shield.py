@@ -1,9 +1,9 @@
 """The wrapper around each piece of Kedge's work inside the program, which never ends the program.
 
 # Note [What a failure costs]
-A piece of work is about one thing: a model, the hooks of a site, an optimizer, a backward pass, a step. If it fails, this
-thing is not watched, and all else is: the failure is reported once with its cause, and noted in the recording, whose
-verdict then names what was not watched.
+A piece of work is about one thing: a model, the hooks of a site, an optimizer, a backward pass, a
+step. If it fails, this thing is not watched, and all else is: the failure is reported once with its
+cause, and noted in the recording, whose verdict then names what was not watched.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class WatchShield:
     Attributes:
         failure: The first error. Its notes hold the text of the traceback.
         losses: What failed, each with its cause, in the order of the first failures.
-        over: Whether the watch has ended, so that nothing more is run; set while `meter.lock` is held.
+        over: Whether the watch has ended, so that nothing more is run; set while `meter.lock` is
+            held.
         in_child: Whether this is a forked child process, which only counts its optimizer steps.
         pid: The process that is watched.
     """
@@ -60,7 +61,8 @@ class WatchShield:
 
         Args:
             work: The work.
-            of: What it is about, such as ``a step``; of an object the hook's first argument, such as ``the model``.
+            of: What it is about, such as ``a step``; of an object the hook's first argument, such
+                as ``the model``.
         """
 
         def hook(*args: Any) -> None:

@@ -1,16 +1,18 @@
 """The distance between measured steps.
 
 # Note [Common steps]
-Two runs that are to be compared, and the ranks of one run, have a budget each, and yet should measure the same steps.
-So after the first ones the distance between two measured steps is `every` times a power of two, which doubles when the
-budget does not pay for a measured step, and each measured step is a multiple of this distance: a run that measures more
-often also measures the steps of the others.
+Two runs that are to be compared, and the ranks of one run, have a budget each, and yet should
+measure the same steps. So after the first ones the distance between two measured steps is `every`
+times a power of two, which doubles when the budget does not pay for a measured step, and each
+measured step is a multiple of this distance: a run that measures more often also measures the steps
+of the others.
 
 # Note [Steps of the other optimizers]
-An optimizer that does not end the run's steps may step in one of five, and never in a measured one: so the generator
-whose critic steps five times as often. So the steps in which it should make its own steps number 0, `distance`, twice
-`distance` and so on are measured as well. They follow from the number of steps between its last two; to learn it, up to
-`distance` steps after its first one are measured.
+An optimizer that does not end the run's steps may step in one of five, and never in a measured one:
+so the generator whose critic steps five times as often. So the steps in which it should make its
+own steps number 0, `distance`, twice `distance` and so on are measured as well. They follow from
+the number of steps between its last two; to learn it, up to `distance` steps after its first one
+are measured.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ class Spacing:
 
     Attributes:
         distance: The present distance.
-        others: Returns the number of steps from one step to the next that is measured for another optimizer, given
-            the step and the distance, None if none is expected; see Note [Steps of the other optimizers].
+        others: Returns the number of steps from one step to the next that is measured for another
+            optimizer, given the step and the distance, None if none is expected; see Note [Steps of
+            the other optimizers].
     """
 
     def __init__(self, every: int) -> None:

@@ -2,15 +2,16 @@
 
 # Note [What makes the steps]
     NOTHING    no model with parameters was called: the passes of a transform are not steps
-    FORWARD    each forward pass of a model is a step: of the first one with parameters, or the next after its deletion
-    EXPECTED   the same model, but an optimizer may belong to it: while patience lasts, its passes are not steps
-    BACKWARD   each backward pass is a step: there was one, and no optimizer holds a watched parameter
-    OPTIMIZER  the steps of one optimizer are the run's; see Note [Whose steps] in `kedge.watch.models.optimizers`
+    FORWARD    each forward pass of a model is a step: of the first one with parameters, or the next
+    after its deletion EXPECTED   the same model, but an optimizer may belong to it: while patience
+    lasts, its passes are not steps BACKWARD   each backward pass is a step: there was one, and no
+    optimizer holds a watched parameter OPTIMIZER  the steps of one optimizer are the run's; see
+    Note [Whose steps] in `kedge.watch.models.optimizers`
 
-A run goes down this list, and back only from EXPECTED to FORWARD: at the second pass if no optimizer is new or holds a
-parameter of the model, and after 256 passes with gradients. Searching all objects for optimizers takes as long as
-hundreds of small steps, so it waits until it is needed. A policy may be rolled out thousands of times before its first
-update.
+A run goes down this list, and back only from EXPECTED to FORWARD: at the second pass if no
+optimizer is new or holds a parameter of the model, and after 256 passes with gradients. Searching
+all objects for optimizers takes as long as hundreds of small steps, so it waits until it is needed.
+A policy may be rolled out thousands of times before its first update.
 """
 
 from __future__ import annotations
@@ -41,12 +42,14 @@ class Steps(StepClock):
 
     Args:
         optimizers: The program's optimizers.
-        budget: Decides how many steps of one kind follow each other; only the last one of them is reported.
+        budget: Decides how many steps of one kind follow each other; only the last one of them is
+            reported.
 
     Attributes:
         by: The events that end the steps.
         backward_passes: How many there were while no optimizer had stepped.
-        on_pass: Called when a forward pass of a root begins, with the root's pass counter and whether it has gradients.
+        on_pass: Called when a forward pass of a root begins, with the root's pass counter and
+            whether it has gradients.
         on_step_of_run: Called when a step has ended that others of its kind follow.
     """
 
@@ -116,7 +119,8 @@ class Steps(StepClock):
         """Count a backward pass before any optimizer has stepped; it may be a step.
 
         Returns:
-            The optimizers that hold watched parameters, at the one pass that searches for them; else none.
+            The optimizers that hold watched parameters, at the one pass that searches for them;
+            else none.
         """
         self.backward_passes += 1
         waiting: list[Optimizer] = []

@@ -1,10 +1,11 @@
 """Checksums of shards: what is read is what was written.
 
 # Note [Checksums]
-A shard's description has the CRC-32 of each block of rows of each site, some 4 KiB of values, and one of itself, which
-the index repeats. So a changed byte is found when it is read, wherever it is, and a shard in the place of another one too.
-The values are summed up as they are read again, in their own type; shape and type are compared, so a changed header is
-found as well. Reading a few rows reads their whole blocks, so blocks are small. Earlier versions wrote larger blocks, or no
+A shard's description has the CRC-32 of each block of rows of each site, some 4 KiB of values, and
+one of itself, which the index repeats. So a changed byte is found when it is read, wherever it is,
+and a shard in the place of another one too. The values are summed up as they are read again, in
+their own type; shape and type are compared, so a changed header is found as well. Reading a few
+rows reads their whole blocks, so blocks are small. Earlier versions wrote larger blocks, or no
 checksums.
 """
 
@@ -34,7 +35,8 @@ def checked(shard: Shard, *, widened: bool) -> Shard:
 
     Args:
         shard: The shard.
-        widened: Whether the format stores some types as wider ones, which may change the bits of a NaN.
+        widened: Whether the format stores some types as wider ones, which may change the bits of a
+            NaN.
     """
     sums = {name: _sums_of(pieces, widened=widened) for name, pieces in shard.columns.items()}
     about = {**shard.about, VALUES: sums}

@@ -1,10 +1,11 @@
 """The files of a folder of features: its shards, and which of them count.
 
 # Note [Complete shards]
-A shard is written under another name and renamed once all of it is on the disk, so a file with a shard's name is
-complete. It contains its keys. A rank's index, with a line for each shard, saves opening all of them; missing lines are
-rebuilt from the shards. With reducers, their state is written after each shard and contains the number of the last shard
-counted. A shard beyond that lost its state to a kill: it counts as missing, and its samples are computed again.
+A shard is written under another name and renamed once all of it is on the disk, so a file with a
+shard's name is complete. It contains its keys. A rank's index, with a line for each shard, saves
+opening all of them; missing lines are rebuilt from the shards. With reducers, their state is
+written after each shard and contains the number of the last shard counted. A shard beyond that lost
+its state to a kill: it counts as missing, and its samples are computed again.
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
 """Text that identifies a user's function or model: equal in all processes, and different after a change.
 
 # Note [Contents of a digest]
-A function of the program itself counts by value: its bytecode, constants and names, its defaults, and the objects outside
-the function that it refers to, as cloudpickle finds them: numbers, text, tensors, models, containers, objects with their
-contents, and further functions and classes. Functions and classes of installed packages count by name. If a function refers
-to a module of the program, or to a namespace such as the options of a command line, the attributes count that its code, or that
-of a function of the program to which it refers, names. Lines, docstrings and memory addresses do not
-count; an object that cannot be pickled, such as a lock, counts by its class.
+A function of the program itself counts by value: its bytecode, constants and names, its defaults,
+and the objects outside the function that it refers to, as cloudpickle finds them: numbers, text,
+tensors, models, containers, objects with their contents, and further functions and classes.
+Functions and classes of installed packages count by name. If a function refers to a module of the
+program, or to a namespace such as the options of a command line, the attributes count that its
+code, or that of a function of the program to which it refers, names. Lines, docstrings and memory
+addresses do not count; an object that cannot be pickled, such as a lock, counts by its class.
 
-cloudpickle's own bytes differ from process to process: they contain the order of sets, the identity of equal strings, random
-class names, and file paths. So `_Pickler` passes plain stand-ins for all of these.
+cloudpickle's own bytes differ from process to process: they contain the order of sets, the identity
+of equal strings, random class names, and file paths. So `_Pickler` passes plain stand-ins for all
+of these.
 
-Bytecode belongs to one version of Python, so that version precedes the digest, and digests of two versions are not compared.
+Bytecode belongs to one version of Python, so that version precedes the digest, and digests of two
+versions are not compared.
 """
 
 from __future__ import annotations
@@ -114,8 +117,9 @@ def has_digest(description: Any) -> bool:
 def weights(model: nn.Module) -> str:
     """Return a digest of a model's modules and of its parameters and buffers.
 
-    A few thousand numbers of each parameter and buffer represent the rest: training changes nearly every number. Buffers
-    of a module in training mode are left out, because some change with every batch.
+    A few thousand numbers of each parameter and buffer represent the rest: training changes nearly
+    every number. Buffers of a module in training mode are left out, because some change with every
+    batch.
     """
     modules = [
         (path, module)
@@ -236,12 +240,14 @@ def _digest_of(made: Any) -> str:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickler that writes a value in the same way in every process; see Note [Contents of a digest].
 
-    pickle calls `persistent_id` with each value first, and writes the returned object in place of the value. Its own memo is
-    off, because it distinguishes two equal strings from one string that occurs twice. This class numbers objects instead.
+    pickle calls `persistent_id` with each value first, and writes the returned object in place of
+    the value. Its own memo is off, because it distinguishes two equal strings from one string that
+    occurs twice. This class numbers objects instead.
 
     Args:
         write: Receives the bytes.
-        seen: The number of each object seen so far, with the object itself, so that its `id` is not used again.
+        seen: The number of each object seen so far, with the object itself, so that its `id` is not
+            used again.
     """
 
     def __init__(

@@ -47,13 +47,15 @@ def open_features(folder: str | os.PathLike[str]) -> FeatureSet:
 class FeatureSet(Mapping[str, FeatureColumn]):
     """The features of a data set: for each site a column with a row for each sample.
 
-    Samples are in the data set's order, regardless of the order and the number of processes that computed them. Shards
-    that were read stay open until `close`, or until nothing refers to the features any more.
+    Samples are in the data set's order, regardless of the order and the number of processes that
+    computed them. Shards that were read stay open until `close`, or until nothing refers to the
+    features any more.
 
     Attributes:
         path: The folder.
         manifest: The description of the run that wrote it.
-        fields: What was stored with the features, by name: for each field a column, of numbers or of texts.
+        fields: What was stored with the features, by name: for each field a column, of numbers or
+            of texts.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:

@@ -3,8 +3,8 @@
 An error in the writer thread is raised at the next hand-over of features, or at the end.
 
 # Note [Bunches]
-Waking the writer thread takes the computing thread longer than a small batch. So batches are handed over in bunches: of a
-megabyte, or of a quarter of a second.
+Waking the writer thread takes the computing thread longer than a small batch. So batches are handed
+over in bunches: of a megabyte, or of a quarter of a second.
 """
 
 from __future__ import annotations

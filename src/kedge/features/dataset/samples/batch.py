@@ -1,9 +1,9 @@
 """The data of an extraction: samples with their places and keys, then their features.
 
 # Note [Place and key]
-A sample's *place* is its position in the data: its index in a data set, or its number in a stream. A continued run finds
-finished samples by their places, and places define the order of samples. A sample's *key* is the user's name for it;
-without `keys=` it is the place. Both are text.
+A sample's *place* is its position in the data: its index in a data set, or its number in a stream.
+A continued run finds finished samples by their places, and places define the order of samples. A
+sample's *key* is the user's name for it; without `keys=` it is the place. Both are text.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The batches of any loader with the places of their samples, without finished samples and those of other ranks.
 
 # Note [The loader's own order]
-A loader over a map-style data set is rebuilt with the same data set, sampler, workers and collate function, so that each
-sample carries its index and finished samples are not even loaded. A batch without finished samples stays unchanged, so a
-continued run computes the batches that the first run would have. The remaining samples of other batches are combined into
-full batches; otherwise a shuffled loader would end with batches of one. `drop_last` is ignored: every sample is computed.
-An index that a sampler returns twice is loaded once.
+A loader over a map-style data set is rebuilt with the same data set, sampler, workers and collate
+function, so that each sample carries its index and finished samples are not even loaded. A batch
+without finished samples stays unchanged, so a continued run computes the batches that the first run
+would have. The remaining samples of other batches are combined into full batches; otherwise a
+shuffled loader would end with batches of one. `drop_last` is ignored: every sample is computed. An
+index that a sampler returns twice is loaded once.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class BatchSource:
     Attributes:
         loader: A `DataLoader`, or any iterable of batches.
         rank: This process's share of the samples.
-        split: Whether the loader yields all samples at every rank, so that ranks must share them out.
+        split: Whether the loader yields all samples at every rank, so that ranks must share them
+            out.
         in_batches: Whether a loader with ``batch_size=None`` is known to yield batches.
         done: The finished samples, which are not loaded again if their places are known beforehand.
     """
@@ -131,7 +133,8 @@ def sample_by_sample(loader: Any, items: str | None = None) -> Any:
 
     Args:
         loader: A `DataLoader`, or any iterable of batches.
-        items: "samples" or "batches", for a ``DataLoader(batch_size=None)``; None to read it from the items.
+        items: "samples" or "batches", for a ``DataLoader(batch_size=None)``; None to read it from
+            the items.
 
     Raises:
         ExtractionFailed: If items of a map-style data set may be either.

@@ -1,10 +1,10 @@
 """The names of samples, values and functions, and checks that keys are unique and that reducers' names belong to values.
 
 # Note [Names and the first batch]
-A value's name can depend on the first batch: `"encoder"` is a name if the module ran once, `"encoder#0"` if it ran
-several times. A reducer under an impossible name would silently count nothing, so such names are refused before the first
-batch; the other names are checked after the first batch is computed, before anything is written. Later batches must
-have the same names.
+A value's name can depend on the first batch: `"encoder"` is a name if the module ran once,
+`"encoder#0"` if it ran several times. A reducer under an impossible name would silently count
+nothing, so such names are refused before the first batch; the other names are checked after the
+first batch is computed, before anything is written. Later batches must have the same names.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ class SampleKeys:
     """The assignment of a unique key to each sample.
 
     Args:
-        keys: A sequence with a key for each sample, a function from a batch to its keys, or None for the places.
+        keys: A sequence with a key for each sample, a function from a batch to its keys, or None
+            for the places.
         length: The number of samples in the data set; None if unknown.
         taken: The place and the key of each finished sample.
 
     Raises:
-        ExtractionFailed: Two samples share a key, or the number of keys differs from that of samples.
+        ExtractionFailed: Two samples share a key, or the number of keys differs from that of
+            samples.
     """
 
     def __init__(

@@ -103,7 +103,8 @@ class PlacedDataset(Dataset[FetchedSamples]):
 class Numbered(IterableDataset[Sample]):
     """An iterable data set with numbered samples, without finished samples and those of other ranks.
 
-    Each of several workers has a stream of its own, so the worker's number precedes the sample's, as in "1:17".
+    Each of several workers has a stream of its own, so the worker's number precedes the sample's,
+    as in "1:17".
     """
 
     def __init__(

@@ -92,7 +92,8 @@ def backward_birth(wiring: Wiring, bad_step: BadStep) -> Birth | None:
         for m in wiring
         if bad_step.are_finite(m.param_grads) is False and bad_step.are_finite(m.grads) is not False
     ]
-    # A parameter that a container owns is used anywhere inside it: its place in the order says little.
+    # A parameter that a container owns is used anywhere inside it: its place in the order says
+    # little.
     spoiled = [m for m in spoiled if not wiring.inside(m)] or ([] if arrived else spoiled)
     last = max(arrived, key=lambda m: m.position, default=None)
     inner = max(spoiled, key=lambda m: m.position, default=None)
@@ -113,9 +114,10 @@ def loss_birth(wiring: Wiring, bad_step: BadStep) -> Birth | None:
 def explains(wiring: Wiring, bad_step: BadStep, forward: Birth, backward: Birth) -> bool:
     """Whether a birth in the forward lies at the place of a birth in the backward.
 
-    The derivative of an infinity that the forward replaced by a finite value is still not finite, and so is a gradient that a
-    module computed from a value of its own forward that was not. Between measured steps gradients are recorded after
-    clipping, which spreads non-finite values to all of them: then they show no place.
+    The derivative of an infinity that the forward replaced by a finite value is still not finite,
+    and so is a gradient that a module computed from a value of its own forward that was not.
+    Between measured steps gradients are recorded after clipping, which spreads non-finite values to
+    all of them: then they show no place.
     """
     if backward.module is not None and bad_step.nonfinite(
         (*backward.module.ins, *backward.module.outs)

@@ -12,7 +12,8 @@ from kedge.rules.nonfinite.bad_steps import BadStep
 from kedge.rules.recorded.wiring import ModuleSites, Wiring
 from kedge.store.formats import FORMATS
 
-#: Modules that only add products of their input with their weights, forward and backward, or pass their input on.
+#: Modules that only add products of their input with their weights, forward and backward, or pass
+#: their input on.
 _SUMS = re.compile(r"(Lazy)?(Linear|Conv(Transpose)?\dd)$")
 _PASSING = re.compile(r"(ReLU6?|Identity|Flatten|Unflatten)$")
 
@@ -66,7 +67,8 @@ def _fits(
     arrived = max(_norm(wiring, site, bad_step.step) for site in given)
     weights = max(_norm(wiring, site, bad_step.step) for site in module.params)
     ends = [form.largest for form in known if form is not None]
-    # No sum of products is larger than the product of the two norms; the bias is added as if it met a one.
+    # No sum of products is larger than the product of the two norms; the bias is added as if it met
+    # a one.
     return len(ends) == len(known) and max(arrived, 1.0) * weights * _ROOM < min(ends)
 
 

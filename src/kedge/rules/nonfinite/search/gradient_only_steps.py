@@ -1,12 +1,14 @@
 """Births of which a recording shows only bad gradients.
 
 # Note [Guarded]
-In a guarded step only the loss and gradients are recorded, and in many steps nothing. If a gradient is not finite there, the
-cause may lie in any forward, loss, backward or optimizer's step since the last step that was recorded and sound; and the
-parameters that such gradients spoil hide it from then on. So no place is named, with three exceptions. Finite gradients of the
-same step are listed. If the loss is known to have been finite, and the parameters were, the backward of this step made it,
-between the parameters with finite gradients and the others. And if the next recorded step makes something non-finite out of
-finite inputs and parameters, that is reported as the birth of that step.
+In a guarded step only the loss and gradients are recorded, and in many steps nothing. If a gradient
+is not finite there, the cause may lie in any forward, loss, backward or optimizer's step since the
+last step that was recorded and sound; and the parameters that such gradients spoil hide it from
+then on. So no place is named, with three exceptions. Finite gradients of the same step are listed.
+If the loss is known to have been finite, and the parameters were, the backward of this step made
+it, between the parameters with finite gradients and the others. And if the next recorded step makes
+something non-finite out of finite inputs and parameters, that is reported as the birth of that
+step.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ AGAIN = 0.8
 def shows_only_gradients(wiring: Wiring, bad_step: BadStep) -> bool:
     """Whether only gradients of parameters of the hurt roots are recorded, and show no place.
 
-    A parameter that was not finite before the step shows one, and so does a backward of a finite loss.
+    A parameter that was not finite before the step shows one, and so does a backward of a finite
+    loss.
     """
     gradients = [site for site in wiring.sites if site.kind in ("param.grad", TOTAL)]
     hurt = {wiring.sites[site].root for site in bad_step.nonfinite(site.id for site in gradients)}

@@ -1,13 +1,14 @@
 """Other users of a module's output: operations in a container's own forward, beside the modules that take it.
 
 # Note [Beside]
-The gradient of a value is the sum of the gradients from all its users. Modules that use it are recorded. Operations in a
-container's own forward are not; only their results show: an input of a module that no module returned, or an output of
-the container that no module inside it returned. A value is available in the forward of the container in which it was
-returned; further out only if that container returns it unchanged; and in containers that take it as input. So for
-`b(h) + f(h)` both `b` and `f` can have spoiled the gradient of `h`, unless b is a sum of products, such as a linear map, and
-all its numbers are far too small to leave the range of their format. Values that a program passes by other ways than a
-return, such as an attribute, do not show.
+The gradient of a value is the sum of the gradients from all its users. Modules that use it are
+recorded. Operations in a container's own forward are not; only their results show: an input of a
+module that no module returned, or an output of the container that no module inside it returned. A
+value is available in the forward of the container in which it was returned; further out only if
+that container returns it unchanged; and in containers that take it as input. So for `b(h) + f(h)`
+both `b` and `f` can have spoiled the gradient of `h`, unless b is a sum of products, such as a
+linear map, and all its numbers are far too small to leave the range of their format. Values that a
+program passes by other ways than a return, such as an attribute, do not show.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def _computed(wiring: Wiring, holder: ModuleSites, module: ModuleSites) -> bool:
         return True
     foreign = [wiring.sites[site] for site in module.ins if None in wiring.sites[site].sources]
     given = {wiring.sites[site].node for site in holder.ins if None in wiring.sites[site].sources}
-    # Of several input values only the first one's node is recorded, so that of the unknown one is not known.
+    # Of several input values only the first one's node is recorded, so that of the unknown one is
+    # not known.
     return any(
         len(site.sources) > 1 or (site.node is not None and site.node not in given)
         for site in foreign

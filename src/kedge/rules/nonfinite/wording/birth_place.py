@@ -66,7 +66,8 @@ class BirthPlace:
             return None if site.kind.startswith("out") else site.node
         if birth.module is None or self.case.bad_step.full:
             return site.node
-        # The node is that of a measured step, in which the module may have returned its input or an inner module's output.
+        # The node is that of a measured step, in which the module may have returned its input or an
+        # inner module's output.
         given = {wiring.sites[source].node for source in birth.module.sources if source is not None}
         return (
             None if site.node in given or wiring.returned(birth.module) is not None else site.node

@@ -24,9 +24,11 @@ class GradientOnlyWording:
     """The words for one such birth.
 
     Attributes:
-        birth: The words for the birth; if the next recorded step shows its place, for the birth in that step.
+        birth: The words for the birth; if the next recorded step shows its place, for the birth in
+            that step.
         bad_step: The step in which only gradients are recorded.
-        later: The first step after it with other rows, if that shows no birth; None also if there is none.
+        later: The first step after it with other rows, if that shows no birth; None also if there
+            is none.
     """
 
     birth: BirthWording

@@ -22,8 +22,8 @@ def lead_up(recording: Recording, wiring: Wiring, step: int, birth: Birth) -> di
     """Return the last recorded steps up to that of a birth, with the figures of its site and its inputs in each.
 
     Returns:
-        ``steps``, and under ``sites`` for each site ``rms``, ``absmax`` and ``state``: one entry a step, None where
-        nothing was measured; a state is "finite", "inf" or "nan".
+        ``steps``, and under ``sites`` for each site ``rms``, ``absmax`` and ``state``: one entry a
+        step, None where nothing was measured; a state is "finite", "inf" or "nan".
     """
     steps = recorded_steps(recording)
     steps = steps[steps <= step][-STEPS:]

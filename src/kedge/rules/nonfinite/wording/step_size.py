@@ -7,13 +7,15 @@ import numpy as np
 from kedge.rules.nonfinite.bad_steps import TOTAL
 from kedge.store.recording import Recording, Rows
 
-#: A parameter of this many times its first size, or a gradient of this many times its usual one, has diverged.
+#: A parameter of this many times its first size, or a gradient of this many times its usual one,
+#: has diverged.
 GROWN = 1e3
 
 #: The growth of parameters that begin below this size means nothing.
 SMALL = 1e-6
 
-#: The share of a weight's size by which one step may change it; the tenth of UPDATE-RATIO holds for many.
+#: The share of a weight's size by which one step may change it; the tenth of UPDATE-RATIO holds for
+#: many.
 _LONG = 0.5
 
 LOWER = "lower the learning rate or warm it up, and clip gradients. "

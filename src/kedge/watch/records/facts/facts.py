@@ -62,7 +62,8 @@ class Facts:
 def unused(places: WatchedParameters) -> list[dict[str, Any]]:
     """Return the parameters of trained models that never had a gradient, in the form of the ledger.
 
-    Where the module of one was called without a graph, the entry says what ruled it out: ``ungraded``.
+    Where the module of one was called without a graph, the entry says what ruled it out:
+    ``ungraded``.
     """
     cause = "no observed backward pass reached it"
     remedy = "use it in the forward, or set requires_grad_(False)"

@@ -38,7 +38,8 @@ class UnseenWork:
         """Return the notes at the end of a run.
 
         Args:
-            trained: Whether an optimizer has stepped in this process: then only children that step are noted.
+            trained: Whether an optimizer has stepped in this process: then only children that step
+                are noted.
         """
         notes: list[Mapping[str, Any]] = []
         steps, seconds = int.from_bytes(self._children[:], "little"), _child_seconds() - self._begun

@@ -23,7 +23,8 @@ _FILES = {
     "parquet": (".parquet", "pyarrow"),
 }
 
-#: Types that only PyTorch has; other formats store them as float32, which contains all their numbers.
+#: Types that only PyTorch has; other formats store them as float32, which contains all their
+#: numbers.
 WIDENED = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 

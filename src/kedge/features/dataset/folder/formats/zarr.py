@@ -22,7 +22,8 @@ CHUNK = 4 << 20
 class Zarr:
     """A folder for each shard, with the shard's description in the group's attribute kedge.
 
-    An array's name must be valid as a folder's, so arrays are numbered and the site is an attribute of the array.
+    An array's name must be valid as a folder's, so arrays are numbered and the site is an attribute
+    of the array.
     """
 
     suffix = ".zarr"
@@ -68,7 +69,8 @@ class OpenGroup:
         """Return the values of a site.
 
         Raises:
-            ValueError: The array's description is not as written. With another one zarr might make any number of chunks.
+            ValueError: The array's description is not as written. With another one zarr might make
+                any number of chunks.
         """
         name, dtype = self._sites[site]
         array: Any = self._group[name]

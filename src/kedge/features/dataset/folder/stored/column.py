@@ -22,8 +22,8 @@ Several = slice | Sequence[int] | Sequence[bool] | Tensor | NDArray[Any]
 class FeatureColumn:
     """The values of one site or field: a sequence of tensors on the disk, one for each sample.
 
-    `column[3]` reads one sample; `column[10:20]`, `column[[1, 5]]` and `column[mask]` read several, `column.tensor()` all.
-    A column is a data set for PyTorch's loaders, also with workers.
+    `column[3]` reads one sample; `column[10:20]`, `column[[1, 5]]` and `column[mask]` read several,
+    `column.tensor()` all. A column is a data set for PyTorch's loaders, also with workers.
 
     Attributes:
         name: The site or field.
@@ -97,7 +97,8 @@ class FeatureColumn:
 class StoredTexts(Sequence[str]):
     """A field of texts, such as paths: a sequence with one for each sample.
 
-    `column[3]` is the text of one sample; `column[10:20]`, `column[[1, 5]]` and `column[mask]` are lists of several.
+    `column[3]` is the text of one sample; `column[10:20]`, `column[[1, 5]]` and `column[mask]` are
+    lists of several.
 
     Attributes:
         name: The field.

@@ -93,7 +93,8 @@ class RowIndex:
 
     @cached_property
     def _used(self) -> list[int]:
-        # Kept, as a loader asks for the shapes with each batch, and there may be millions of samples.
+        # Kept, as a loader asks for the shapes with each batch, and there may be millions of
+        # samples.
         return _different(self.shard)
 
 

@@ -84,7 +84,8 @@ class StoredSamples:
             shard.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process has other hashes, and makes its texts again in less time than it takes to send them.
+        # Another process has other hashes, and makes its texts again in less time than it takes to
+        # send them.
         return {
             name: value for name, value in vars(self).items() if name not in ("_by_hash", "keys")
         }

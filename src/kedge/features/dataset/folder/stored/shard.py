@@ -1,12 +1,13 @@
 """One shard on the disk, which stays open between reads.
 
 # Note [Open shards]
-Opening a shard takes as long as reading thousands of rows. So a shard that was read stays open: its file is mapped into
-memory, where a row is one copy, and a block of rows that was compared with its checksum is not compared again. A read asks
-the file system whether the file is still the one that was opened, unless that was asked within the last few milliseconds;
-one that was changed since is opened and compared anew, which also keeps a file that was cut off from ending the process.
-An open shard needs no file descriptor, belongs to its data set, and is not pickled. After a fork both processes read from
-the same memory.
+Opening a shard takes as long as reading thousands of rows. So a shard that was read stays open: its
+file is mapped into memory, where a row is one copy, and a block of rows that was compared with its
+checksum is not compared again. A read asks the file system whether the file is still the one that
+was opened, unless that was asked within the last few milliseconds; one that was changed since is
+opened and compared anew, which also keeps a file that was cut off from ending the process. An open
+shard needs no file descriptor, belongs to its data set, and is not pickled. After a fork both
+processes read from the same memory.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ from kedge.files.atomic_write import told
 
 Array = NDArray[Any]
 Numbers = NDArray[np.int64]
-#: The seconds for which an open file is taken to be unchanged: to ask takes as long as a row, on a network longer.
+#: The seconds for which an open file is taken to be unchanged: to ask takes as long as a row, on a
+#: network longer.
 TRUSTED = 0.01
 
 Stamp = tuple[int, int, int] | None

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from kedge.hooks.forward_source import is_self, source_of
+from kedge.torch_internals.module_tables import own_children
 
 _ARGUMENTS = ""
 """The origin of a forward's own arguments."""
@@ -82,7 +83,7 @@ def is_overwritten(model: nn.Module, path: str) -> bool:
         if above == 2 and isinstance(parent.get_submodule(name), nn.Sequential):
             break  # it is called as a whole
         if isinstance(parent, nn.Sequential):
-            is_last = parent.get_submodule(parts[-1]) is parent[-1]
+            is_last = above == 1 and name == next(reversed(own_children(parent)))
             return is_last and is_overwritten(model, holder)
         writes = _writes_of(type(parent))
         if name in writes.overwritten:

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from kedge.hooks.forward_source import is_self, source_of
+from kedge.torch_internals.module_tables import own_children
 
 _ARGUMENTS = ""
 """The origin of a forward's own arguments."""
@@ -69,7 +70,9 @@ def is_overwritten(model: nn.Module, path: str) -> bool:
         if above == 2 and isinstance(parent.get_submodule(name), nn.Sequential):
             break  # it is called as a whole
         if isinstance(parent, nn.Sequential):
-            is_last = parent.get_submodule(parts[-1]) is parent[-1]
+            if above == 2:
+                break  # it calls the module's holder as a whole
+            is_last = name == list(own_children(parent))[-1]
             return is_last and is_overwritten(model, holder)
         writes = _writes_of(type(parent))
         if name in writes.overwritten:

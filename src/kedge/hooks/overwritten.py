@@ -67,11 +67,9 @@ def is_overwritten(model: nn.Module, path: str) -> bool:
         holder = ".".join(parts[:-above])
         name = parts[-above]
         parent: Any = model.get_submodule(holder)
-        if above == 2 and isinstance(parent.get_submodule(name), nn.Sequential):
-            break  # it is called as a whole
+        if above == 2 and any(isinstance(m, nn.Sequential) for m in (parent, parent.get_submodule(name))):
+            break  # what is inside is called as a whole
         if isinstance(parent, nn.Sequential):
-            if above == 2:
-                break  # it calls the module's holder as a whole
             is_last = name == list(own_children(parent))[-1]
             return is_last and is_overwritten(model, holder)
         writes = _writes_of(type(parent))

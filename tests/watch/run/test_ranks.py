@@ -11,6 +11,7 @@ import pytest
 
 from kedge.errors import RecordingExists
 from kedge.store.writing.folder import create, join
+from kedge.store.writing.lock import LOCK, writers
 from kedge.watch.run.ranks import LaunchedRank
 
 pytestmark = pytest.mark.timing
@@ -144,6 +145,11 @@ def test_rank_0_waits_for_the_other_ranks_but_not_for_long(tmp_path: Path) -> No
     first.await_others(path, 0.2)
     assert time.monotonic() - began >= 0.2, "rank 1 has not begun"
 
+    with (path / LOCK).open("a") as lock:
+        lock.write('{"rank": 1, "pi')
+    assert [one["rank"] for one in writers(path)] == [0], "what is half written is no line yet"
+    with (path / LOCK).open("a") as lock:
+        lock.write('d": 1, "host": "elsewhere"}\n')
     writer = join(path, second.describe())
     assert writer is not None
     began = time.monotonic()

@@ -82,7 +82,9 @@ def writers(folder: Path) -> list[dict[str, Any]]:
     """Return the ``rank``, ``pid`` and ``host`` of each process that has begun to write a recording, ended or not."""
     lines: list[str] = []
     with suppress(FileNotFoundError):  # nobody has begun, or the recording was replaced meanwhile
-        lines = (folder / LOCK).read_text(encoding="utf-8").splitlines()
+        *lines, _ = (
+            (folder / LOCK).read_text(encoding="utf-8").split("\n")
+        )  # the last may be half written
     return [json.loads(line) for line in lines]
 
 

@@ -83,7 +83,11 @@ def writers(folder: Path) -> list[dict[str, Any]]:
     lines: list[str] = []
     with suppress(FileNotFoundError):  # nobody has begun, or the recording was replaced meanwhile
         lines = (folder / LOCK).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    found: list[dict[str, Any]] = []
+    for line in lines:
+        with suppress(ValueError):  # half a line, as on a full disk
+            found.append(json.loads(line))
+    return found
 
 
 def _open(folder: Path) -> OwnFile:

@@ -98,8 +98,9 @@ def _print_ignored(error: BaseException) -> None:
     frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
     if sys.unraisablehook is not sys.__unraisablehook__:
         about = {"exc_type": type(error), "exc_value": error, "exc_traceback": frames}
-        with suppress(Exception):  # it is the program's
-            sys.unraisablehook(SimpleNamespace(**about, err_msg=None, object=threading))
+        ignored: Any = SimpleNamespace(**about, err_msg=None, object=threading)
+        with suppress(Exception):  # the hook is the program's
+            sys.unraisablehook(ignored)
         return
     lines = [f"Exception ignored in: {threading!r}\n", "Traceback (most recent call last):\n"]
     lines += traceback.format_tb(frames)

@@ -12,6 +12,8 @@ import pytest
 
 import kedge
 from kedge import errors
+from kedge.watch.run.options import BEGINNING, ENDING
+from kedge.watch.run.summary import CHECKING
 
 NAMES = 30
 IMPORT = """
@@ -139,6 +141,22 @@ def test_every_error_has_a_paragraph(root):
     )
 
     assert sorted(headings) == sorted(c.slug for c in _errors())
+
+
+def test_every_line_of_a_watch_is_explained(root):
+    """Each piece of work that may fail inside a program has a row in docs/reference/messages.md, as its line is written."""
+    page = (root / "docs/reference/messages.md").read_text(encoding="utf-8")
+    source = "\n".join(
+        path.read_text(encoding="utf-8")
+        for folder in ("watch", "repro")
+        for path in sorted((root / "src/kedge" / folder).rglob("*.py"))
+    )
+    in_code = re.findall(r"Shield\(\s*\"(.+?)\",\s*\"(.+?)\"", source)
+
+    assert len(in_code) > 3
+    for what, instead in [BEGINNING, ENDING, CHECKING, *in_code]:
+        assert f"| `{what} failed: CAUSE; {instead}` |" in page
+    assert "| `THING cannot be watched: CAUSE; everything else is` |" in page
 
 
 @pytest.mark.parametrize("folder", ["compare", "report", "rules", "store"])

@@ -88,3 +88,73 @@ def test_a_failure_at_the_end_is_one_sentence(server: Server, tmp_path: Path) ->
     assert done.told == [
         "[kedge] could not finish the recording: RuntimeError: no end; its end may be missing"
     ]
+
+
+def test_training_in_a_thread_is_recorded_to_its_end(server: Server, tmp_path: Path) -> None:
+    """The last line of the main thread is not the end: a NaN that comes later, in a thread, is found."""
+    late = """
+def late():
+    train(3); time.sleep(0.2)
+    model = nn.Linear(4, 1); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for factor in [1.0, 1.0, float("nan")]:
+        loss = (model(torch.ones(2, 4)) * factor).sum(); loss.backward(); optimizer.step()
+threading.Thread(target=late).start()
+"""
+    done = server.run(TRAIN + late, tmp_path, ["run", "-o", "it.kedge", "prog.py"])
+
+    assert done.status == 0
+    assert "NAN-BORN" in done.told[1]
+
+
+WAITED_FOR = {
+    "a pool of threads that nobody ends": """
+import atexit, concurrent.futures
+pool = concurrent.futures.ThreadPoolExecutor(1)
+pool.submit(lambda: (time.sleep(0.1), print("late", train())))
+atexit.register(print, "atexit")
+""",
+    "an interrupt while a thread runs": """
+main = threading.main_thread().ident
+def late():
+    while threading.main_thread().is_alive(): time.sleep(0.01)
+    signal.pthread_kill(main, signal.SIGINT); time.sleep(0.3); os.write(1, b"late")
+train()
+threading.Thread(target=late).start()
+""",
+    "an exit by a handler while a thread runs": """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+main = threading.main_thread().ident
+def late():
+    while threading.main_thread().is_alive(): time.sleep(0.01)
+    signal.pthread_kill(main, signal.SIGTERM); time.sleep(0.3)
+train()
+threading.Thread(target=late).start()
+raise SystemExit(4)
+""",
+}
+
+
+@pytest.mark.parametrize("source", WAITED_FOR.values(), ids=WAITED_FOR.keys())
+def test_threads_are_waited_for_as_python_does(server: Server, tmp_path: Path, source: str) -> None:
+    """Output, errors and the way it ends are those without Kedge."""
+    plain = server.run(TRAIN + source, tmp_path / "plain", None)
+    ours = server.run(
+        TRAIN + source, tmp_path / "ours", ["run", "-q", "-o", "../it.kedge", "prog.py"]
+    )
+
+    assert (ours.stdout, ours.stderr, ours.ending) == (plain.stdout, plain.stderr, plain.ending)
+
+
+def test_a_handler_that_ends_the_program_after_its_end_changes_no_status(
+    server: Server, tmp_path: Path
+) -> None:
+    """A signal that comes while Kedge finishes the recording finds a program that has ended, with its own status."""
+    stop = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
+import kedge.store.recording as reading
+reading.Recording.open = lambda *_: signal.raise_signal(signal.SIGTERM)
+train(); raise SystemExit(4)
+"""
+    done = server.run(TRAIN + stop, tmp_path, ["run", "-o", "it.kedge", "prog.py"])
+
+    assert (done.stdout, done.status) == ("", 4)

@@ -301,3 +301,18 @@ def test_a_failure_of_kedges_own_is_told(
     assert (done.status, done.stdout) == (2 if strict else 0, numbers(40))
     assert len(done.told) == 1
     assert done.told[0].startswith(said)
+
+
+def test_what_is_lost_at_the_end_is_told_on_the_stderr_that_was_there_at_first(
+    server: Server, tmp_path: Path
+) -> None:
+    """A program that has put its own object in the place of stderr reads nothing of Kedge's there."""
+    broken = FAILING_HOOK.replace("records.optimizer_updates", "records.closing_exam").replace(
+        "Updates.before", "ClosingExam.end"
+    )
+    replaced = "import io; sys.stderr = io.StringIO()\nimport atexit; atexit.register(lambda: print(repr(sys.stderr.getvalue())))\n"
+    done = server.run(broken + TRAINED + replaced, tmp_path, [*RUN, "-q", "prog.py"])
+
+    assert done.stdout == numbers(40) + "''\n"
+    assert len(done.told) == 1
+    assert "cannot be watched: RuntimeError: broken (" in done.told[0]

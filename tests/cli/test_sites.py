@@ -44,6 +44,19 @@ def test_all_models_of_the_first_step_are_listed(kedge: Kedge, script: Script) -
     assert ":out" in lines[3]
 
 
+def test_the_first_step_may_be_taken_by_a_thread(kedge: Kedge, script: Script) -> None:
+    """The main thread's last line is not the end of the program, and the thread ends without a traceback."""
+    in_thread = TWO.replace("for _", "def train():\n      for _").replace(
+        "        other(", "          other("
+    )
+    in_thread = in_thread.replace("        optimizer.step", "          optimizer.step")
+    start = "    import threading\n    threading.Thread(target=train).start()\n"
+    done = kedge("sites", script(in_thread + start))
+
+    assert (done.stderr, done.returncode) == ("training\n", 0)
+    assert done.stdout.startswith("Net (3 parameters)\n")
+
+
 def test_the_list_is_printed_as_json(kedge: Kedge, script: Script) -> None:
     """One object for each model, with every module and parameter, in any encoding."""
     done = kedge("sites", "--json", script(TWO), env={**os.environ, "PYTHONIOENCODING": "latin-1"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -93,4 +94,40 @@ def test_each_side_imports_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert [module.WHO for module in theirs] == ["colorsys", "unheard_of", "colorsys", "sched"]
     assert ours[0] is colorsys
     assert not hasattr(ours[1], "WHO")
+    assert imports not in sys.meta_path
+
+
+def test_two_threads_of_kedge_import_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of them ends first, the other one's modules stay Kedge's, and then all are the program's again."""
+    import colorsys
+
+    (tmp_path / "colorsys.py").write_text("WHO = 'the program'\n")
+    path = list(sys.path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *path])
+    imports, begun, may_end = OwnImports(), threading.Event(), threading.Event()
+
+    def other() -> None:
+        with imports.in_force():
+            begun.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=other)
+    try:
+        imports.set_aside(str(tmp_path), path)
+        theirs = __import__("colorsys")
+        with imports.in_force():
+            thread.start()
+            begun.wait()
+        here = [__import__("colorsys")]
+        may_end.set()
+        thread.join()
+        after = __import__("colorsys")
+    finally:
+        may_end.set()
+        sys.modules["colorsys"] = colorsys
+
+    assert here == [colorsys]
+    assert after is theirs is not colorsys
     assert imports not in sys.meta_path

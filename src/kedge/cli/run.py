@@ -16,10 +16,11 @@ from kedge.cli.progress import progress
 from kedge.cli.watch_options import add_watch_options, check_watched
 from kedge.cli.watching import Watching
 from kedge.errors import ScriptError
-from kedge.program.ending import Ending, ended_before, text_of
+from kedge.program.ending import Ending, await_threads, ended_before, text_of
 from kedge.program.own_imports import OWN_IMPORTS
 from kedge.program.program import Program
 from kedge.program.restored import BeforeProgram
+from kedge.signals import came_by_signal
 from kedge.stderr import STATUS, lasting_messenger
 from kedge.watch.run.end_clock import EndClock
 from kedge.watch.run.options import WatchOptions, manifest_of
@@ -155,12 +156,15 @@ def _run(program: Program, order: WatchOptions, output: Output) -> Ending:
     ending = program.run()
     if pid != get_pid():  # a fork of the program: the recording and the last words are its parent's
         return ending
+    await_threads()
     end = RunEnd(watching, recorder, output, launch, folder, report, starting)
     try:
         with before.restored():
             return end.conclude(ending)
-    except SystemExit as left:  # strict, and the last rows could not be written
-        return replace(ending, error=left, status=STATUS)
+    except SystemExit as left:
+        if came_by_signal(left):  # a handler of the program's that ends it, which has ended already
+            return ending
+        return replace(ending, error=left, status=STATUS)  # strict, and the last rows were lost
     except KeyboardInterrupt:
         return ending
     except BaseException as error:  # noqa: BLE001 - the program has ended, and its exit status is decided

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from kedge.cli.output import make_writable, print_json
 from kedge.cli.run import add_program, program_of
@@ -16,7 +17,7 @@ from kedge.cli.watch_options import check_selector
 from kedge.cli.watching import Watching
 from kedge.numbers import counted
 from kedge.program.after_import import AfterImport
-from kedge.program.ending import Ending
+from kedge.program.ending import Ending, await_threads
 from kedge.stderr import messenger
 from kedge.watch.run.options import WatchOptions
 
@@ -73,6 +74,8 @@ class SitesCommand:
             held.outside() if isinstance(held, ModelListings) else nullcontext(),
         ):
             ending = program.run()
+            if not isinstance(ending.error, FirstStepTaken):  # a thread may still train
+                await_threads()
         make_writable()
         if args.json:
             return _print_documents(watching.watch, args.sites, ending)
@@ -95,6 +98,13 @@ class FirstStepTaken(SystemExit):
     """The end of the program after its first step."""
 
 
+def end_program() -> NoReturn:
+    """End the program, or a thread of it that has taken the first step: Python prints all but a plain `SystemExit` there."""
+    if threading.current_thread() is threading.main_thread():
+        raise FirstStepTaken(0)
+    raise SystemExit(0)
+
+
 class FirstStepSink:
     """A sink that ends the program with the first recorded step."""
 
@@ -103,7 +113,7 @@ class FirstStepSink:
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:  # noqa: ARG002 - the step alone matters
         """End the program."""
-        raise FirstStepTaken(0)
+        end_program()
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Ignore events."""
@@ -142,7 +152,7 @@ class ModelListings(list[Any]):
         from kedge.watch.models.optimizers import any_optimizer
 
         if not any_optimizer():
-            raise FirstStepTaken(0)
+            end_program()
 
     def append(self, model: Any) -> None:
         """Add a model whose first call has begun."""

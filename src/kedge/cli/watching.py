@@ -57,7 +57,6 @@ class Watching:
         self._undo.enter_context(reports_to(self._complain))
         ignore_warnings()
         self._undo.callback(show_warnings)
-        self._undo.callback(self._import.remove)
         self._import.install()
 
     def finish(self) -> WatchSummary | None:
@@ -66,14 +65,16 @@ class Watching:
         Returns:
             The summary; None if the program never imported torch.
         """
-        self._undo.close()
-        if self.watch is None:
-            return None
-        self._ending(self.watch.__exit__, None, None, None)
-        summary = self.watch.summary  # read before that call, whose time is not the program's
-        if self.watch.record.dump is not None:
-            self.watch.record.dump.run_again()
-        return summary
+        with self._undo:  # at last: until then reports and warnings go where they did
+            self._import.remove()
+            self._beginning.off = True  # a daemon thread may be importing torch just now
+            if self.watch is None:
+                return None
+            self._ending(self.watch.__exit__, None, None, None)
+            summary = self.watch.summary  # read before that call, whose time is not the program's
+            if self.watch.record.dump is not None:
+                self.watch.record.dump.run_again()
+            return summary
 
     @property
     def took(self) -> float:
@@ -84,7 +85,7 @@ class Watching:
     def failed(self) -> bool:
         """Whether something failed, here or in a hook."""
         watch = self.watch
-        failed = self._beginning.off or self._ending.off
+        failed = self._beginning.failure is not None or self._ending.off
         return failed or (
             watch is not None and (watch.failed or watch.record.first_step.shield.off)
         )

@@ -115,9 +115,8 @@ class _Reader(ast.NodeVisitor):
             if isinstance(node, ast.FunctionDef):
                 for argument in node.args.args[1:]:
                     self._origins[argument.arg] = {_ARGUMENTS}
-                for _ in range(
-                    2
-                ):  # a write in a loop may come before the line that makes the value
+                # Twice: a write in a loop may come before the line that makes the value.
+                for _ in range(2):
                     for statement in node.body:
                         self.visit(statement)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any, NoReturn
 
 SIGINT_STATUS = 130
@@ -35,7 +37,7 @@ class Ending:
     observers: Observers = field(default=(None, None), repr=False)
 
     def leave(self) -> NoReturn:
-        """End this process as ``python`` would have; threads and ``atexit`` come after."""
+        """End this process as ``python`` would have; ``atexit`` comes after."""
         by_line, by_call = self.observers
         if isinstance(self.error, KeyboardInterrupt):
             # Python ends by the signal itself, but only if the exception reaches the top. This
@@ -75,6 +77,38 @@ def end_with(error: BaseException | None) -> Ending:
         return Ending(left, _exit_status(left))
     status = SIGINT_STATUS if isinstance(error, KeyboardInterrupt) else 1
     return Ending(error, status)
+
+
+def await_threads() -> None:
+    """Wait for the threads of a program that has printed its error, as Python does before ``atexit``; daemons run on.
+
+    This is Python's own function: it also ends the pools of threads, whose idle threads would be
+    waited for forever. Python's call of it comes later, and does nothing then.
+    """
+    wait = getattr(threading, "_shutdown", _nothing)
+    try:
+        wait()
+    except BaseException as error:  # noqa: BLE001 - an interrupt: Python prints it, and waits no longer
+        _print_ignored(error)
+
+
+def _print_ignored(error: BaseException) -> None:
+    """Pass an error to the hook for those that nobody can catch, or print it as Python's own hook does."""
+    _flush()
+    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    if sys.unraisablehook is not sys.__unraisablehook__:
+        about = {"exc_type": type(error), "exc_value": error, "exc_traceback": frames}
+        ignored: Any = SimpleNamespace(**about, err_msg=None, object=threading)
+        with suppress(Exception):  # the hook is the program's
+            sys.unraisablehook(ignored)
+        return
+    lines = [f"Exception ignored in: {threading!r}\n", "Traceback (most recent call last):\n"]
+    lines += traceback.format_tb(frames)
+    _print_error("".join([*lines, f"{type(error).__qualname__}: {error}\n"]))
+
+
+def _nothing() -> None:
+    """Wait for nothing, in a Python without that function."""
 
 
 def _exit_status(left: SystemExit) -> int:

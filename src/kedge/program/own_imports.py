@@ -6,8 +6,8 @@ script in place of the module that Kedge uses. So before the program begins, Ked
 names leave `sys.modules`, except those that python itself loads when it starts: the program imports
 its own, and Kedge's modules keep what they have imported. While Kedge imports something later, it
 is the other way round: its own modules are in `sys.modules`, and a finder in front of the others
-searches the folders that were on `sys.path` before the program, for this thread alone. PyTorch is
-the same for both, and so is a NumPy that PyTorch can work with.
+searches the folders that were on `sys.path` before the program, for the threads alone in which
+Kedge does so. PyTorch is the same for both, and so is a NumPy that PyTorch can work with.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class OwnImports(MetaPathFinder):
         self._same: set[str] = set()
         self._aside: dict[str, ModuleType] = {}
         self._loaded: dict[str, ModuleType] = {}
-        self._thread: int | None = None
+        self._threads: list[int] = []
+        self._theirs: dict[str, ModuleType] = {}
+        self._changing = threading.Lock()
 
     def set_aside(self, folder: str, path: Sequence[str]) -> None:
         """Leave to the program the names that its folder has.
@@ -56,23 +58,39 @@ class OwnImports(MetaPathFinder):
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Context in which this thread imports Kedge's modules; it may be entered again inside."""
-        if self._folder is None or self._thread == threading.get_ident():
+        """Context in which this thread imports Kedge's modules; it may be entered again inside, and by other threads."""
+        here = threading.get_ident()
+        if self._folder is None or here in self._threads:
             yield
             return
-        theirs = self._taken_out()
-        sys.modules.update(self._aside)
-        sys.meta_path.insert(0, self)
-        self._thread = threading.get_ident()
+        with self._changing:
+            if not self._threads:
+                self._theirs = self._taken_out()
+                sys.modules.update(self._aside)
+                sys.meta_path.insert(0, self)
+            self._threads.append(here)
         try:
             yield
         finally:
-            self._thread = None
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-            self._loaded = dict(sys.modules)
-            self._aside = self._taken_out()
-            sys.modules.update(theirs)
+            with self._changing:
+                self._threads.remove(here)
+                if not self._threads:
+                    self._put_back()
+
+    def _put_back(self) -> None:
+        """Leave the names to the program again."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._loaded = dict(sys.modules)
+        self._aside = self._taken_out()
+        sys.modules.update(self._theirs)
+
+    def forked(self) -> None:
+        """Called in a forked child: of the threads, only the one that forks exists there."""
+        self._changing = threading.Lock()
+        if self._threads and threading.get_ident() not in self._threads:
+            self._threads.clear()
+            self._put_back()
 
     @contextmanager
     def filled(self) -> Iterator[None]:
@@ -93,7 +111,7 @@ class OwnImports(MetaPathFinder):
         Raises:
             ModuleNotFoundError: Only the program's folder has it.
         """
-        if path is not None or self._thread != threading.get_ident() or fullname in _SHARED:
+        if path is not None or fullname in _SHARED or threading.get_ident() not in self._threads:
             return None
         if _is_built_in(fullname):
             return None
@@ -167,3 +185,6 @@ def _is_usual(finder: object) -> bool:
 
 OWN_IMPORTS = OwnImports()
 """Those of this process."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=OWN_IMPORTS.forked)

@@ -124,15 +124,21 @@ class Watcher:
         if os.getpid() != self.shield.pid:
             return
         try:
-            with self.record.meter.lock, self.costs:  # another thread may still train
-                self.shield.over, self.record.meter.level = True, OFF
-                silent = self.record.end(self.shield)
+            silent = self.shield.alone(self._end)
             self.record.writer.log.event(
                 {"kind": "ledger", "sampled": self.summary.sampled, "sites": silent}
             )
         finally:
             self._undo.close()
             self.session.end(quiet=True)
+
+    def _end(self) -> list[dict[str, Any]]:
+        """Write the rest; another thread may still train, but its work is over.
+
+        Returns the entries of the ledger.
+        """
+        self.shield.over, self.record.meter.level = True, OFF
+        return self.record.end(self.shield)
 
     @property
     def failed(self) -> bool:

@@ -44,6 +44,17 @@ def test_a_recording_under_way_is_not_replaced(tmp_path: Path) -> None:
     assert Recording.open(path).manifest["script"] == "new.py"
 
 
+def test_half_a_line_of_a_writer_is_no_writer(tmp_path: Path) -> None:
+    """A rank whose line did not fit on the disk any more keeps nobody from reading the others."""
+    path = tmp_path / "r.kedge"
+    with create(path, {"script": "old.py"}, force=False):
+        with (path / lock.LOCK).open("a") as file:
+            file.write('{"rank": 1, "pi')
+        assert [writer["rank"] for writer in lock.writers(path)] == [0]
+        with pytest.raises(BeingWritten):
+            check_place(path, force=True)
+
+
 RACE = """
 import os, sys
 from kedge.errors import BeingWritten, RecordingExists

@@ -82,10 +82,12 @@ def writers(folder: Path) -> list[dict[str, Any]]:
     """Return the ``rank``, ``pid`` and ``host`` of each process that has begun to write a recording, ended or not."""
     lines: list[str] = []
     with suppress(FileNotFoundError):  # nobody has begun, or the recording was replaced meanwhile
-        *lines, _ = (
-            (folder / LOCK).read_text(encoding="utf-8").split("\n")
-        )  # the last may be half written
-    return [json.loads(line) for line in lines]
+        lines = (folder / LOCK).read_text(encoding="utf-8").splitlines()
+    found: list[dict[str, Any]] = []
+    for line in lines:
+        with suppress(ValueError):  # half a line: it is being written, or the disk was full
+            found.append(json.loads(line))
+    return found
 
 
 def _open(folder: Path) -> OwnFile:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from time import perf_counter
 
@@ -17,9 +16,6 @@ in calls of an empty module hook.
 class Costs:
     """Adds up the cost of watching. As a ``with`` block it times the block; blocks may be nested.
 
-    Python collects no garbage in a block: attaching to thousands of modules makes so many objects
-    that all of the program's would be searched again and again, which took a third of the time.
-
     Args:
         meter: The meter, which times itself, on devices too.
 
@@ -33,22 +29,21 @@ class Costs:
         self._began, self._unit = perf_counter(), 0.0
         self._timed = self._block_began = 0.0
         self._depth = 0
-        self._collects = False
         self._charged = self._charged_on_device = 0.0
 
     def __enter__(self) -> None:
         if not self._depth:
             self._block_began = self._now()
-            self._collects = gc.isenabled()
-            gc.disable()
         self._depth += 1
 
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if not self._depth:
-            if self._collects:
-                gc.enable()
             self._timed += self._now() - self._block_began
+
+    def end_interrupted(self) -> None:
+        """End a block that an interrupt has left open, without its time; to be called outside of all blocks."""
+        self._depth = 0
 
     def _now(self) -> float:
         """Return the time, without the meter's own seconds."""

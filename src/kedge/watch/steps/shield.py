@@ -4,10 +4,17 @@
 A piece of work is about one thing: a model, the hooks of a site, an optimizer, a backward pass, a
 step. If it fails, this thing is not watched, and all else is: the failure is reported once with its
 cause, and noted in the recording, whose verdict then names what was not watched.
+
+# Note [Interrupts]
+An interrupt, or another signal whose handler raises, may come between any two of Kedge's calls, and
+the program may go on after it. So what the work changes in the process is put back by assignments
+and by functions of C's alone, at the beginning of a ``finally``: Python runs handlers only when it
+has made a call, or begins a function of Python's, as `__exit__` may be.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -46,6 +53,7 @@ class WatchShield:
         losses: What failed, each with its cause, in the order of the first failures.
         over: Whether the watch has ended, so that nothing more is run; set while `meter.lock` is
             held.
+        pauses_collection: Whether Python would collect garbage now, were it not for some work.
         in_child: Whether this is a forked child process, which only counts its optimizer steps.
         pid: The process that is watched.
     """
@@ -55,6 +63,7 @@ class WatchShield:
         self.failure: Exception | None = None
         self.losses: dict[str, str] = {}
         self.over, self.in_child, self.pid = False, False, os.getpid()
+        self.pauses_collection = self._is_working = False
 
     def around(self, work: Callable[..., None], of: str) -> Callable[..., None]:
         """Return a hook that runs some work.
@@ -74,7 +83,7 @@ class WatchShield:
             ):
                 return
             try:
-                self._timed(work, args)
+                self.alone(self._unless_over, work, args)
             except Exception as error:  # noqa: BLE001 - Kedge's failures are not the program's
                 self.lose(_named(of, args), error)
 
@@ -110,10 +119,33 @@ class WatchShield:
         lost = ({"name": what, "cause": cause} for what, cause in self.losses.items())
         return [{"kind": "unseen", "what": "failed", "detail": detail} for detail in lost]
 
-    def _timed(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
-        with self.meter.lock, self.costs, own_work():  # the program may train in several threads
-            if not self.over:  # as another thread may have ended the watch meanwhile
-                work(*args)
+    def alone(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
+        """Return the result of some work, which is timed, and runs in one thread at a time; see Note [Interrupts].
+
+        Python collects no garbage meanwhile: attaching to thousands of modules makes so many
+        objects that all of the program's would be searched again and again, which took a third of
+        the time.
+        """
+        with self.meter.lock:
+            is_inside, collects = self._is_working, gc.isenabled()
+            try:
+                self._is_working = True
+                if collects:
+                    self.pauses_collection = True
+                    gc.disable()
+                if not is_inside:
+                    self.costs.end_interrupted()
+                with self.costs, own_work():
+                    return work(*args, **named)
+            finally:
+                self._is_working = is_inside
+                if collects:
+                    self.pauses_collection = False
+                    gc.enable()
+
+    def _unless_over(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if not self.over:  # as another thread may have ended the watch meanwhile
+            work(*args)
 
 
 def _named(of: str, args: tuple[Any, ...]) -> str:
@@ -128,6 +160,8 @@ def stop_in_children(shield: WatchShield) -> None:
 def _leave_to_parent() -> None:
     for shield in _watching:
         shield.meter.level, shield.in_child = OFF, True
+        if shield.pauses_collection:  # another thread is at work, which does not exist in the child
+            gc.enable()
 
 
 _watching: weakref.WeakSet[WatchShield] = weakref.WeakSet()

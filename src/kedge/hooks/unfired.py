@@ -96,11 +96,8 @@ def _explain_backward(tap: Tap, session: Attachments, now: Counts) -> Cause:
         )
     if (between := _explain_cut(tap, session)) is not None:
         return between
-    reasons = [
-        "the value that was differentiated does not depend on it: its result is not used for it, "
-        f"or {_CUTS}",
-        _UNASKED,
-    ]
+    independent = "the value that was differentiated does not depend on it: its result is not used"
+    reasons = [f"{independent} for it, or {_CUTS}", _UNASKED]
     if tap.site.kind == "param.acc":
         reasons.append("autograd.grad() was called, which accumulates nothing")
     if tap.site.kind.startswith("param"):
@@ -472,9 +469,7 @@ def _explain_by_parent(
     )
 
 
-def _explain_by_calls(
-    tap: Tap, called: CalledPaths, session: Attachments, now: Counts
-) -> Cause:
+def _explain_by_calls(tap: Tap, called: CalledPaths, session: Attachments, now: Counts) -> Cause:
     if tap.gate.path in called.holders:
         return Cause(
             "never called itself, but the modules inside it were: one by one, or by a direct call of its .forward()",

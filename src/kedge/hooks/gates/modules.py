@@ -68,7 +68,9 @@ class OutputGate(ModuleGate):
         self.called += 1
         if recompute:
             self.seen.again += 1
-        if output is None and has_raised(module):  # there is no value, and no hook of the user's runs
+        if output is None and has_raised(
+            module
+        ):  # there is no value, and no hook of the user's runs
             self.seen.raised += 1
             return None
         if self.measures and not recompute:

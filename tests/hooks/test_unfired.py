@@ -286,3 +286,67 @@ def test_an_interrupt_is_not_a_failure_of_the_action() -> None:
         == "each call ended before its action had returned, as by an interrupt"
     )
     s.end(quiet=True)
+
+
+def _refused(model: nn.Module) -> None:
+    """Call a model with an input that its second layer refuses."""
+    with pytest.raises(RuntimeError):
+        model(X)
+
+
+@pytest.mark.parametrize(
+    ("site", "cause"),
+    [
+        (":out", "each of its calls raised an error"),
+        ("1:out", "each of its calls raised an error"),
+        ("1:out.grad", "each of its calls raised an error"),
+        (
+            "2:out",
+            "never called while the hook was attached: each forward raised an error before that",
+        ),
+    ],
+)
+def test_an_error_of_the_program_is_the_cause(site: str, cause: str) -> None:
+    """A call that raised has no value without tensors, and the forward took no other path."""
+    model = chain(nn.Linear(3, 3))
+    assert why(model, site, lambda: _refused(model)) == cause
+
+
+def test_a_hook_in_pytorchs_form_is_not_called_when_its_module_raises() -> None:
+    """PyTorch calls Kedge's own hook then, and the user's would have received None as output."""
+    model, seen = chain(nn.Linear(3, 3)), []
+    s = kedge.session()
+    s.hook(model, "1", kedge.from_hook(lambda module, args, output: seen.append(output)))
+    _refused(model)
+    s.end(quiet=True)
+    assert seen == []
+
+
+def test_a_module_that_returns_none_while_an_error_is_handled_did_not_raise() -> None:
+    """The error is the program's, and was caught before the module was called."""
+
+    class Nothing(nn.Module):
+        def forward(self, x: Tensor) -> None:
+            pass
+
+    def handle() -> None:
+        try:
+            int("no number")
+        except ValueError:
+            model(X)
+
+    model = Nothing()
+    assert why(model, ":out", handle) == "its value contains no tensor: NoneType with no tensor"
+
+
+def test_a_gradient_that_was_not_asked_for_is_not_said_to_be_cut_off() -> None:
+    """autograd.grad() and backward(inputs=) leave out gradients on which nothing else depends."""
+    model, s = chain(), kedge.session()
+    s.hook(model, "*.weight:param.grad, 0.weight:param.acc", kedge.measure())
+    torch.autograd.grad(model(X).sum(), model[1].weight)
+    model(X).sum().backward(inputs=[model[1].weight])
+    ledger = s.ledger()
+    s.end(quiet=True)
+    remedies = [entry.cause.remedy for entry in ledger if entry.cause is not None]
+    assert len(remedies) == 2
+    assert all("backward(inputs=) asked for other gradients only" in each for each in remedies)

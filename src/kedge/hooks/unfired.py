@@ -94,15 +94,22 @@ def _explain_backward(tap: Tap, session: Attachments, now: Counts) -> Cause:
             "no backward reached a hook of this session",
             f"call backward() inside the block, on a value that depends on it; {_CUTS}",
         )
-    between = _explain_cut(tap, session)
-    return between or Cause(
-        "the backward that ran did not reach it",
-        f"the value that was differentiated does not depend on it: its result is not used for it, or {_CUTS}",
-    )
+    if (between := _explain_cut(tap, session)) is not None:
+        return between
+    independent = "the value that was differentiated does not depend on it: its result is not used"
+    reasons = [f"{independent} for it, or {_CUTS}", _UNASKED]
+    if tap.site.kind == "param.acc":
+        reasons.append("autograd.grad() was called, which accumulates nothing")
+    if tap.site.kind.startswith("param"):
+        reasons.append("another tensor stood in its place, as under functional_call()")
+    if tap.site.call is not None:
+        reasons.append(f"no forward called it {tap.site.call + 1} times")
+    return Cause("the backward that ran did not reach it", "; or ".join(reasons))
 
 
 _KEEP = "keep it until backward() has returned"
 _CUTS = "detach(), .data and no_grad cut the path to it"
+_UNASKED = "autograd.grad() or backward(inputs=) asked for other gradients only"
 
 
 def _explain_cut(tap: Tap, session: Attachments) -> Cause | None:
@@ -123,8 +130,9 @@ def _explain_cut(tap: Tap, session: Attachments) -> Cause | None:
             own = "" if last.path == tap.gate.path else f', and none reached "{escape(last.path)}"'
             return Cause(
                 f'the backward that ran did not reach it{own}; it reached "{escape(gate.path) or ":out"}", which returned later',
-                f'what "{escape(last.path)}" returned is not used for the value that was differentiated, or {_CUTS}: look '
-                f'between "{escape(last.path)}" and "{escape(gate.path) or ":out"}"',
+                f'what "{escape(last.path)}" returned is not used for the value that was '
+                f'differentiated, or {_CUTS}: look between "{escape(last.path)}" and '
+                f'"{escape(gate.path) or ":out"}"; or {_UNASKED}',
             )
         if not gate.path or tap.gate.path.startswith(f"{gate.path}."):
             continue  # a container of it
@@ -234,6 +242,8 @@ def _explain_value(tap: Tap) -> Cause | None:
             "it ran only in a checkpoint's recompute",
             "observers skip recomputes; use record(recomputes=True)",
         )
+    if gate.seen.raised == gate.called:
+        return Cause("each of its calls raised an error", "see the error")
     if gate.seen.empty is not None and not gate.seen.leaves:
         remedy = (
             "hook the module inside that makes the tensor"
@@ -414,7 +424,7 @@ def _explain_uncalled(tap: Tap, session: Attachments, now: Counts) -> Cause:
             "keep the hook until the forward has returned",
         )
     by_parent = _explain_by_parent(kind, child, tap.gate.path, called) if name else None
-    return by_parent or _explain_by_calls(tap, called, session)
+    return by_parent or _explain_by_calls(tap, called, session, now)
 
 
 def _is_replaced(tap: Tap, target: HookedModel, child: Any) -> bool:
@@ -459,7 +469,7 @@ def _explain_by_parent(
     )
 
 
-def _explain_by_calls(tap: Tap, called: CalledPaths, session: Attachments) -> Cause:
+def _explain_by_calls(tap: Tap, called: CalledPaths, session: Attachments, now: Counts) -> Cause:
     if tap.gate.path in called.holders:
         return Cause(
             "never called itself, but the modules inside it were: one by one, or by a direct call of its .forward()",
@@ -468,6 +478,11 @@ def _explain_by_calls(tap: Tap, called: CalledPaths, session: Attachments) -> Ca
     if tap.when is not None:
         return Cause(
             "never called in the steps of its schedule", "choose other steps, or run longer"
+        )
+    if 0 < now.passes - tap.since.passes == now.raised - tap.since.raised:
+        return Cause(
+            f"never called {session.while_hooked}: each forward raised an error before that",
+            "see the error",
         )
     if not tap.gate.passes.begun.whole:
         return Cause(

@@ -43,6 +43,18 @@ SLOW: Any = getattr(find("torch.nn:Module._slow_forward"), "__code__", "none")
 """The code between a call and the forward while `torch.jit.trace` is under way."""
 
 
+def has_raised(module: nn.Module) -> bool:
+    """Whether the forward hooks of a module run because its call raised an error.
+
+    PyTorch then calls those that were registered with ``always_call``, while it handles the error.
+    """
+    error = sys.exception()
+    caught = None if error is None else error.__traceback__
+    if caught is None or caught.tb_frame.f_code is not CALL:
+        return False
+    return caught.tb_frame.f_locals["self"] is module
+
+
 def inside(code: CodeType | None, name: str) -> Iterator[int]:
     """Yield the ids of the code of a function defined inside another."""
     yield from (

@@ -34,6 +34,7 @@ class PassedValues:
 
     Attributes:
         again: How many calls were a checkpoint's recompute.
+        raised: How many calls raised an error, and so returned no value.
         leaves: The leaves of the values that passed.
         empty: A description of the value that passed instead of a tensor; None without one.
         listened: How many gradient hooks were set.
@@ -47,6 +48,7 @@ class PassedValues:
     """
 
     again: int = 0
+    raised: int = 0
     leaves: dict[str, None] = field(default_factory=dict)
     empty: str | None = None
     listened: int = 0
@@ -106,8 +108,9 @@ class Gate(KedgeHook):
             here.frame, sys._getframe()
         ):  # an interrupt may have skipped its end
             during = "forward"
+        begun = self.passes.begun
         return Counts(
-            clock.step, self.called, self.passes.begun.count, clock.backwards.count, during
+            clock.step, self.called, begun.count, clock.backwards.count, during, begun.raised
         )
 
     def drop(self, tap: Tap) -> None:

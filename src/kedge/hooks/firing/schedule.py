@@ -301,10 +301,11 @@ class ForwardPasses:
         count: How many there were, with those in which parts of the model were called by
             themselves.
         whole: How many of them called the model.
+        raised: How many of those ended with an error.
     """
 
     def __init__(self) -> None:
-        self.count = self.whole = 0
+        self.count = self.whole = self.raised = 0
 
 
 class PassCounter(threading.local):
@@ -349,10 +350,15 @@ class PassCounter(threading.local):
         here.notes.begin_pass()
         look_for_hooks()
 
-    def end(self) -> None:
-        """End a forward pass; later forward hooks of the model itself still belong to it."""
+    def end(self, *, raised: bool = False) -> None:
+        """End a forward pass; later forward hooks of the model itself still belong to it.
+
+        Args:
+            raised: Whether the model's call has raised an error.
+        """
         here = self.here
         here.inside = False
+        self.begun.raised += raised
         if here.past is not None:
             here.past = {
                 key: here.calls.pop(key)

@@ -40,6 +40,7 @@ class Counts(NamedTuple):
         backwards: How many backward passes have reached a hook of its session.
         during: What is under way on this thread: a "forward" of the model, a "backward", or
             neither.
+        raised: How many of the passes have ended with an error.
     """
 
     step: int
@@ -47,6 +48,7 @@ class Counts(NamedTuple):
     passes: int
     backwards: int
     during: Literal["", "forward", "backward"] = ""
+    raised: int = 0
 
 
 class Tap:

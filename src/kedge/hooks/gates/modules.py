@@ -41,6 +41,7 @@ from kedge.sites.site import Site
 from kedge.torch_internals.autograd_nodes import edge_of
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import after_forward, before_forward
+from kedge.torch_internals.module_calls import has_raised
 from kedge.torch_internals.module_tables import modules_in, own_parameters
 from kedge.torch_internals.own_work import OwnWork, is_watched
 
@@ -67,6 +68,11 @@ class OutputGate(ModuleGate):
         self.called += 1
         if recompute:
             self.seen.again += 1
+        if output is None and has_raised(
+            module
+        ):  # there is no value, and no hook of the user's runs
+            self.seen.raised += 1
+            return None
         if self.measures and not recompute:
             try:
                 self._measure(output, call)

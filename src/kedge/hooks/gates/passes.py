@@ -18,6 +18,7 @@ from kedge.hooks.placing.concealed import KedgeHook
 from kedge.hooks.placing.installed import InstalledHook
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
+from kedge.torch_internals.module_calls import has_raised
 from kedge.torch_internals.module_tables import parameters_in
 from kedge.torch_internals.source_lines import is_running
 
@@ -59,7 +60,7 @@ class PassEnds(KedgeHook):
             here, frame = self.begin.passes.here, sys._getframe(1)
             if here.frame is frame or not is_running(here.frame, frame):
                 here.frame = None
-                self.begin.passes.end()
+                self.begin.passes.end(raised=output is None and has_raised(module))
 
 
 def follow(owner: Owner, model: nn.Module, prefix: str = "") -> PassBegins:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import sys
 
 FOR_A_MOMENT = "torch_internals/hook_tables.py"  # it hooks what it looks at where PyTorch names the table otherwise
 LAZY = {"cli", "integrations"}
-IN_TOUCH = {"hooks", "inspect", "repro", "running", "verify", "watch"}
+IN_TOUCH = {"hooks", "inspection", "repro", "running", "verify", "watch"}
 MODES = {
     "TorchFunctionMode",
     "TorchDispatchMode",
@@ -117,3 +118,10 @@ def test_few_folders_touch_the_hooks_and_modes_of_torch(sources):
     }
 
     assert outside == set()
+
+
+def test_no_name_beside_the_root_hides_a_module_of_python(sources):
+    """Python still starts, and finds its own modules, for somebody who works in src/kedge."""
+    names = {source.module.split(".")[1] for source in sources if "." in source.module}
+
+    assert names & sys.stdlib_module_names == set()

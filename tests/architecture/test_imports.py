@@ -86,6 +86,36 @@ def _reached(graph, start):
     return found
 
 
+def _late(source):
+    """Yield every call of `import_module`, with the name of the module, None if it is computed, and its source."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            (name,) = node.args
+            yield node, name.value if isinstance(name, ast.Constant) else None, ast.unparse(name)
+
+
+def test_an_import_by_name_is_one_that_the_contract_sees(sources):
+    """A module of Kedge that is loaded late is also imported for type checking, so that no direction is hidden."""
+    graph = _graph(sources)
+    hidden = {
+        f"{source.at(node)} {name}"
+        for source in sources
+        if not source.name.endswith("__init__.py")  # public names, which nobody inside imports
+        for node, name, text in _late(source)
+        if name in graph
+        if not any(f"{each}.".startswith(f"{name}.") for each in graph[source.module])
+    }
+    computed = {
+        source.name
+        for source in sources
+        for _, name, text in _late(source)
+        if name is None and "kedge" in text and not source.name.endswith("__init__.py")
+    }
+
+    assert hidden == set()
+    assert computed == {"features/dataset/folder/formats/known.py"}
+
+
 def test_no_files_import_each_other_in_a_circle(sources):
     """Each file can be read after those it imports; an import for type checking counts, and folders do not matter."""
     graph = _graph(sources)

@@ -31,9 +31,8 @@ from ray.data.block import BlockAccessor
 from torch import nn
 
 from kedge.errors import BeingWritten, ExtractionFailed, KedgeError
-from kedge.features.dataset.compute import BatchComputer, TakesFeatures
+from kedge.features.dataset.compute import BatchComputer, TakesFeatures, compute
 from kedge.features.dataset.devices import usable
-from kedge.features.dataset.engine import compute
 from kedge.features.dataset.folder.files import only_writer
 from kedge.features.dataset.folder.manifest import about_content, settle
 from kedge.features.dataset.folder.reading import places_of

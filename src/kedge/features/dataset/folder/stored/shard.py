@@ -33,10 +33,9 @@ from kedge.features.dataset.folder.formats.format import (
     OpenShard,
     OpenValues,
     as_tensor,
-    format_name,
-    format_of,
     raw_type,
 )
+from kedge.features.dataset.folder.formats.known import format_name, format_of
 from kedge.features.dataset.folder.stored.texts import PackedTexts
 from kedge.files.atomic_write import told
 

@@ -83,14 +83,14 @@ def tables() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def compiled() -> Iterator[Callable[..., Any]]:
-    """Give `torch.compile`, with nothing compiled before the test nor after it."""
+    """`torch.compile`, with nothing compiled before the test or after it."""
     torch.compiler.reset()
     yield torch.compile
     torch.compiler.reset()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give every test the fixture `sim`."""
+    """Use the fixture `sim` in every test."""
     config.pluginmanager.register(accelerator.Plugin(), "simulated accelerator")
 
 

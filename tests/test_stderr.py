@@ -25,7 +25,7 @@ from kedge.stderr import STATUS, Shield
 
 @pytest.fixture
 def told() -> list[str]:
-    """Collect what the user is told."""
+    """The messages to the user, as a list that grows."""
     return []
 
 

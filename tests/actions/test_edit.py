@@ -114,7 +114,7 @@ class Doubling:
         return value
 
     def method(self, value: Tensor, event: Any) -> Any:
-        """Be an action by being bound."""
+        """A bound method that serves as an action."""
         return event
 
 

@@ -34,7 +34,7 @@ def feed(recorder: Recorder, site: Site, value: Tensor, **at: Any) -> None:
 
 
 def why(name: str) -> str:
-    """Be the ledger's explanation."""
+    """Stand in for the ledger's explanation."""
     return f"no {name}"
 
 

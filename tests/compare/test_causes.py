@@ -49,7 +49,7 @@ def test_no_difference() -> None:
 
 
 def test_a_difference_within_the_tolerance() -> None:
-    """What is tolerated is told by its largest."""
+    """Of what is tolerated, the largest is shown."""
     told = judge(compare(story(), story(factor=from_step(1, 1 + 1e-6, "mid:out")), tolerance=1e-5))
 
     assert (told.parted, told.cause.headline) == (False, "no difference beyond the tolerance")
@@ -250,7 +250,7 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CAUSES)
-def test_a_cause_is_told_from_what_differs(name: str) -> None:
+def test_a_cause_is_inferred_from_what_differs(name: str) -> None:
     """Each cause has its own headline, and is found only by its own evidence."""
     code, changes, headline = CAUSES[name]
     told = verdict(**changes)

@@ -29,7 +29,7 @@ def told(a: list[str], b: list[str]) -> list[tuple[str, str]]:
 def test_the_words_that_differ_are_told(
     a: list[str], b: list[str], differences: list[tuple[str, str]]
 ) -> None:
-    """An option is told with its value, and what both have is not told."""
+    """An option is shown with its value, and what both have is not shown."""
     assert told(a, b) == differences
 
 

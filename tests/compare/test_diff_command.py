@@ -24,7 +24,7 @@ Write = Callable[..., str]
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the terminal room for the long names of temporary folders."""
+    """Make the terminal wide enough for the long names of temporary folders."""
     monkeypatch.setenv("COLUMNS", "200")
 
 

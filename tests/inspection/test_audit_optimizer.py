@@ -24,7 +24,7 @@ WAYS = {
 
 
 def nothing(*_: Any) -> None:
-    """Be a hook of any kind."""
+    """A hook of any kind."""
 
 
 def test_every_hook_of_an_optimizer_is_found() -> None:

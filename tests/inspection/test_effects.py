@@ -26,12 +26,12 @@ CALLS: list[str] = []
 
 
 def called(*_: Any) -> None:
-    """Be a hook of any kind."""
+    """A hook of any kind."""
     CALLS.append("called")
 
 
 def prints(*_: Any) -> None:
-    """Be a hook that Dynamo cannot read."""
+    """A hook that Dynamo cannot read."""
     print("called")  # noqa: T201 - that is what it is for
 
 
@@ -499,7 +499,7 @@ def local() -> Any:
 
 
 def copied(hook: Any) -> Any:
-    """Be a function for a partial."""
+    """A function for a partial."""
 
 
 HOOKS = {

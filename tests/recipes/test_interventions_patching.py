@@ -191,7 +191,7 @@ def test_a_metric_that_gives_no_number_is_an_error_that_says_so(number) -> None:
     assert_unhooked(model)
 
 
-def test_a_site_without_a_value_is_told() -> None:
+def test_a_site_without_a_value_is_named() -> None:
     """Its row is missing in the table; the warning says why."""
     with pytest.warns(NeverFiredWarning, match=r"mix:out\[0\]: its value has no tensor \[0\]"):
         table = patch(reader(), CLEAN, CORRUPTED, "mix:out[0], embed", difference)

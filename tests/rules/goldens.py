@@ -36,7 +36,7 @@ def load(path: Path) -> tuple[Recording, list[dict[str, Any]]]:
 
 
 def findings(recording: Recording) -> list[dict[str, Any]]:
-    """Give what all rules find, as plain JSON."""
+    """Return what all rules find, as plain JSON."""
     return json.loads(json.dumps([asdict(finding) for finding in check(recording)]))
 
 
@@ -177,7 +177,7 @@ def scale_drift(*, fires: bool) -> Golden:
 
 
 def unused_param(*, fires: bool) -> Golden:
-    """Give the optimizer one of two weights that get gradients, or both."""
+    """Pass one of two weights that get gradients to the optimizer, or both."""
     course = Course(SAMPLES[:4])
     course.weight("fc", steady(0.1, 1e-3, 1e-4))
     course.weight("head", steady(0.1, 1e-3, 1e-4))
@@ -321,7 +321,7 @@ def rate_too_large(*, fires: bool) -> Golden:
 
 
 def double_softmax(*, fires: bool) -> Golden:
-    """Give cross-entropy what softmax returned, or logits."""
+    """Pass what softmax returned to cross-entropy, or logits."""
     course = Course(SAMPLES[:3])
     course.weight("fc", steady(0.1, 1e-3, 1e-4))
     course.loss([2.3, 2.2, 2.1], every=10, source={"file": "train.py", "line": 12})
@@ -362,7 +362,7 @@ def loss_below_zero(*, fires: bool) -> Golden:
 
 
 def batch_of_one(*, fires: bool) -> Golden:
-    """Give batch normalisation a single sample twice, or never fewer than two."""
+    """Pass a single sample to batch normalisation twice, or never fewer than two."""
     course = Course(SAMPLES[:5])
     course.sites.append({"site": "norm:out", "type": "BatchNorm2d", "shape": [32, 4, 2, 2]})
     course.sites.append({"site": "head:out", "type": "Linear", "shape": [32, 10]})

@@ -63,7 +63,9 @@ def test_a_folder_that_others_can_open_is_not_trusted(listening):
         ({}, "KeyError"),  # the order lacks the options: stands for any error of ours
     ],
 )
-def test_what_fails_is_told_to_the_command_and_not_to_the_program(listening, wrong, text, capfd):
+def test_what_fails_is_reported_to_the_command_and_not_to_the_program(
+    listening, wrong, text, capfd
+):
     """The text that is sent raises nothing, prints nothing and leaves no name."""
     folder, server = listening
     names = {"__name__": "program"}

@@ -206,7 +206,7 @@ def test_a_tensor_of_the_host_is_its_own_copy():
     assert arrived is None
 
 
-def test_autocast_is_told_by_kind():
+def test_autocast_is_recognised_by_kind_of_device():
     """Only the kinds for which it is on, with their dtypes."""
     assert accelerators.autocast() == {}
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -45,7 +45,7 @@ def train(model, steps=2, lr=0.1):
         optimizer.step()
 
 
-def test_a_step_is_told_in_its_order(digested):
+def test_a_step_is_digested_in_its_order(digested):
     """Outputs of root modules, gradients before the step, parameters and buffers after it; names are written once."""
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False))
 

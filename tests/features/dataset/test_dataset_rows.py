@@ -241,7 +241,7 @@ def test_a_shard_that_was_replaced_is_read_anew(tmp_path, form):
 
 
 @pytest.mark.parametrize("left", [0, 5, 200, -30])
-def test_a_shard_that_was_cut_off_is_told(tmp_path, left):
+def test_a_shard_that_was_cut_off_is_noticed(tmp_path, left):
     """Before it is opened and while it is open: an error with its name, and not the end of the process."""
     found = written(tmp_path / "out")
     path = tmp_path / "out" / "shard-0-00002.safetensors"

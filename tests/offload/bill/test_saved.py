@@ -24,7 +24,7 @@ Sums = dict[str | None, tuple[int, int]]
 
 @contextmanager
 def told(model: nn.Module, begin: Callable[[str], Any], end: Callable[[str], Any]):
-    """Tell of the beginning and the end of every module's call, by plain hooks."""
+    """Report the beginning and the end of every module's call, by plain hooks."""
     with ExitStack() as handles:
         for name, module in model.named_modules():
 

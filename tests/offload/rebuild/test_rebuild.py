@@ -453,7 +453,7 @@ def test_each_rule_has_its_own_node():
 
 
 def test_a_node_does_not_hold_its_output_while_it_saves_it():
-    """A tensor that its own node saves is told from a later version of it: the node's field is still empty."""
+    """A tensor that its own node saves is distinguished from a later version of it: the node's field is still empty."""
     seen = []
 
     def pack(value):

@@ -45,7 +45,7 @@ def described() -> list[dict[str, Any]]:
 
 
 class Run:
-    """A run that goes on when it is told to."""
+    """A run that continues when it is told to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -18,7 +18,7 @@ Values = Callable[[Tensor], Tensor]
 
 
 def distance(x: Tensor) -> Tensor:
-    """Give a norm of zeros, whose slope is infinite."""
+    """Return a norm of zeros, whose slope is infinite."""
     return (x - x).square().sum(-1, keepdim=True).sqrt()
 
 
@@ -26,7 +26,7 @@ class Root(nn.Module):
     """A module whose own backward makes NaN."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the same values."""
+        """Return the same values."""
         return x + distance(x)
 
 
@@ -38,7 +38,7 @@ class Weighted(nn.Module):
         self.weight = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give some values times the weight."""
+        """Return some values times the weight."""
         return Root()(x * self.weight)
 
 
@@ -46,7 +46,7 @@ class Linear(nn.Linear):
     """Named as PyTorch's own, but it does more than add products."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give what PyTorch's would."""
+        """Return what PyTorch's would."""
         return super().forward(x + distance(x))
 
 
@@ -74,7 +74,7 @@ class Pair(nn.Module):
         self.inner, self.beside = inner, beside
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the sum."""
+        """Return the sum."""
         return self.inner(x) if self.beside is None else self.inner(x) + self.beside(x)
 
 

@@ -134,7 +134,7 @@ def test_between_full_steps_a_spoiled_gradient_is_not_blamed_on_the_program(weig
 
 
 def test_a_parameter_that_was_finite_a_step_before_was_made_by_the_step_between():
-    """What the optimizer did is told from what came with a checkpoint."""
+    """What the optimizer did is distinguished from what came with a checkpoint."""
     scene = chain()
     scene.step(0)
     scene.step(1)

@@ -297,7 +297,7 @@ def test_a_producer_alone_is_enough():
     assert "products and sums of finite numbers overflowed" in finding.remedy
 
 
-def test_the_backward_of_an_operation_is_told_as_one():
+def test_the_backward_of_an_operation_is_named_as_one():
     """Its slope is infinite, and its value is not."""
     scene = guarded(1.0)
     scene.events = [producer(27, operation="sqrt", node="SqrtBackward0", where="backward")]
@@ -308,7 +308,7 @@ def test_the_backward_of_an_operation_is_told_as_one():
 
 
 def test_what_a_dump_found_goes_before_the_graph():
-    """It has run the call again: its operation stands, and is told once."""
+    """It has run the call again: its operation is the answer, and is named once."""
     scene = broken(with_loss(), {"loss": NAN} | all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN))
     made = {
         "site": "log/log:out",

@@ -132,7 +132,7 @@ def test_parameters_that_changed_within_a_step_are_told():
 
 
 def test_a_parameter_whose_squares_overflow_is_not_told_as_finite():
-    """Off schedule a parameter that holds infinities looks like one that is too large to square: it is told as either."""
+    """Off schedule, a parameter with infinities looks like one that is too large to square: the message names both."""
     scene = two_linear()
     spoil(scene, without=("b:in", "b.weight:param"))
     scene.rows.append(

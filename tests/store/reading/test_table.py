@@ -49,7 +49,7 @@ def written(path: Path, patterns: list[list[int]]) -> None:
 
 
 def plain(columns: Columns, site: int) -> list[tuple[Any, ...]]:
-    """Give the rows of a site one by one, as they lie in the file."""
+    """Return the rows of a site one by one, as they lie in the file."""
     found = np.flatnonzero(columns["site"] == site).tolist()
     held = {
         n: [columns[n][a:b].tobytes() for a, b in pairwise(columns[n + OFFSETS].tolist())]
@@ -62,7 +62,7 @@ def plain(columns: Columns, site: int) -> list[tuple[Any, ...]]:
 
 
 def gathered(table: StatsTable, site: int) -> list[tuple[Any, ...]]:
-    """Give the rows of a site as the table finds them."""
+    """Return the rows of a site as the table finds them."""
     rows = table.all(7).of(site)
     columns = [getattr(rows, name).tolist() for name in NUMBERS] + [
         getattr(rows, name) for name in BINARY

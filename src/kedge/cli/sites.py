@@ -185,7 +185,6 @@ def _print_documents(watch: Watcher | None, text: str | None, ending: Ending) ->
 
 
 def _documents(watch: Watcher | None, text: str | None) -> Iterator[dict[str, Any]]:
-    """Yield what is known of each model, as plain values."""
     if watch is None:  # as in `_tables`
         return
     for root, rows in _listed(watch, text):

@@ -223,7 +223,6 @@ class Pool:
         return pooled.movedim(layout.samples - sum(dim < layout.samples for dim in positions), 0)
 
     def _one(self, value: Tensor, layout: Layout, kept: Tensor | None) -> Tensor:
-        """Return one position of each sample."""
         values = value.movedim((layout.samples, layout.positions[0]), (0, 1))
         if kept is None:
             return values[:, 0 if self.how == "first" else -1]

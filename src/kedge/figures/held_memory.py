@@ -118,7 +118,6 @@ def _holders(course: HeldOverTime) -> list[tuple[str, int]]:
 
 
 def _own(node: HeldNode, path: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the path of a module and of each one in it, with the bytes that each holds itself."""
     yield path, sum(inner.bytes for inner in node.inside.values() if inner.level != "module")
     for inner in node.inside.values():
         if inner.level == "module":

@@ -103,7 +103,6 @@ def audit(target: Any, names: Names = None) -> Audit:
 
 
 def _named(names: Names) -> Mapping[str, Tensor]:
-    """Return the tensors that have names."""
     if names is None:
         return variables_around()
     return dict(dynamo.unwrap(names).named_parameters()) if isinstance(names, nn.Module) else names

@@ -147,7 +147,6 @@ def _starts(tensor: Tensor) -> list[Node]:
 
 
 def _state(tensor: Tensor) -> Iterator[tuple[str, str]]:
-    """The state of a tensor in words."""
     yield "value", f"{describe(tensor)} on {tensor.device}"
     made_by = tensor.grad_fn
     if made_by is None:
@@ -185,7 +184,6 @@ def _changes(version: int) -> str:
 
 
 def _graph(nodes: Sequence[GraphNode], starts: Sequence[Node]) -> Iterator[tuple[str, str]]:
-    """The graph in words."""
     operations = [node for node in nodes if node.kind == "operation"]
     if not operations:
         return

@@ -204,8 +204,6 @@ def read_graph(
 
 
 class _Reader:
-    """One reading of one graph."""
-
     def __init__(
         self,
         results: Any,

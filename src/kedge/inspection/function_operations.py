@@ -137,7 +137,6 @@ class FunctionOperations(notebook.Printed):
         )
 
     def _repr_html_(self) -> str:
-        """The table for a notebook."""
         return (
             notebook.table(_HEAD, map(_cells, self.rows), align="mrmmrrrrrmm")
             if self.rows

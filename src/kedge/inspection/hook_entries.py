@@ -162,7 +162,6 @@ class Audit(notebook.Printed):
         )
 
     def _repr_html_(self) -> str:
-        """The hooks and their effects, for a notebook; alike blocks share a line."""
         facts = notebook.table(("about", self.what), self.facts, align="lm") if self.facts else ""
         if not self.entries:
             return notebook.paragraph(_headline(self)) + facts

@@ -106,7 +106,6 @@ class Operations(notebook.Printed):
         )
 
     def _repr_html_(self) -> str:
-        """The table for a notebook."""
         return (
             notebook.table(_HEAD, self._cells(), align="mmmmm")
             if self.rows

@@ -142,7 +142,6 @@ def _half_imported(packages: set[str]) -> str | None:
 
 
 def _check_kedge(order: Mapping[str, Any]) -> None:
-    """Check that the environment's own Kedge is the same as the command's."""
     found = importlib.metadata.version("kedge")
     if found != order["version"]:
         raise CannotEnter(
@@ -152,7 +151,6 @@ def _check_kedge(order: Mapping[str, Any]) -> None:
 
 
 def _check_lending(order: Mapping[str, Any]) -> None:
-    """Check that the command's Kedge can be lent to an environment without one."""
     if tuple(order["python"]) != sys.version_info[:2]:
         own, lent = ".".join(map(str, sys.version_info[:2])), ".".join(map(str, order["python"]))
         raise CannotEnter(

@@ -233,7 +233,6 @@ class Selection(notebook.Printed):
         return "\n".join([f"{self._title()}:", *lines])
 
     def _repr_html_(self) -> str:
-        """The sites for a notebook."""
         return notebook.table(("site", "type"), self._rows(), title=self._title(), align="mm")
 
     def _title(self) -> str:

@@ -100,8 +100,6 @@ def _options(args: argparse.Namespace, folder: str) -> list[str]:
 
 
 class _Silent:
-    """A messenger that drops its texts."""
-
     def __call__(self, text: str) -> None:
         """Drop a text."""
 

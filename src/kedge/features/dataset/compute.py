@@ -124,7 +124,6 @@ class BatchComputer:
         return self(left._replace(bad=[*batch.bad, *failed.values()]))
 
     def _still_works(self) -> bool:
-        """Whether the model still takes an earlier batch."""
         if self._taken is None:
             return self._proven
         try:

@@ -146,7 +146,6 @@ class FeatureDestination(NamedTuple):
 
 
 def _mark_done(done: VisitedPlaces, folder: Path) -> Iterator[tuple[str, str]]:
-    """Mark the samples in a folder as done; return their places and keys."""
     known = list(places_of(folder)) if read_manifest(folder) is not None else []
     for place, _ in known:
         done.add(place)
@@ -217,7 +216,6 @@ def progress_bar(shown: bool | None, console: Console) -> Progress:
 
 
 def _loaded(source: BatchSource) -> Generator[LoadedBatch]:
-    """Yield the batches of a loader."""
     batches, count = iter(source), 0
     while True:
         try:

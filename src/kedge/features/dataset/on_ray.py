@@ -153,7 +153,6 @@ def _repair(folder: Path, rank: int) -> None:
 
 
 def _run(dataset: ray.data.Dataset, features: TakesFeatures, run: Run) -> int:
-    """Compute and write the features of all rows; return the number of rows."""
     cluster = run.options.cluster
     done = frozenset(place for place, _ in places_of(run.folder))
     sink = ShardSink(

@@ -144,7 +144,6 @@ def _of_hook(hook: GraphHook) -> str:
 
 
 def _operation(node: GraphNode) -> str:
-    """Return an operation's name without autograd's suffix."""
     return _BACKWARD.sub("", node.name)
 
 
@@ -153,6 +152,5 @@ def _short(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text quoted for graphviz, with special characters escaped."""
     plain = visible(text, lines=True).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{plain}"'

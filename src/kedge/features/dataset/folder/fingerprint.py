@@ -405,7 +405,6 @@ def _array(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _is_device(name: str) -> bool:
-    """Return whether a text names a device, of a kind that this PyTorch knows."""
     try:
         torch.device(name)
     except RuntimeError:

@@ -221,7 +221,6 @@ class StoredFields(Mapping[str, Column]):
 
 
 def _shown(column: Column) -> str:
-    """Return the type and the shapes of a column."""
     if isinstance(column, StoredTexts):
         return TEXT
     shapes = " or ".join(str(list(shape)) for shape in sorted(column.shapes)[:3])

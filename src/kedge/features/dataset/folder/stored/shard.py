@@ -298,7 +298,6 @@ class StoredShard:
         return rows[first - begin : last - begin]
 
     def _compare(self, site: str, found: _Site, block: int, rows: Array) -> None:
-        """Compare the rows of a block with its checksum."""
         if zlib.crc32(rows.data) == found.sums[block]:
             found.sound[block] = True
             return

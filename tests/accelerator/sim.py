@@ -53,7 +53,7 @@ def without_delays() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(stream: torch.Stream | None = None) -> Iterator[None]:
-    """Have a stream (the current one) run nothing inside the block; never wait for it there."""
+    """Stop a stream (the current one) inside the block; never wait for it there."""
     stream = current_stream() if stream is None else stream
     _C.hold(stream)
     try:

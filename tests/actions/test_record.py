@@ -29,7 +29,7 @@ def event(
 
 
 def feed(recorder: Recorder, site: Site, value: Tensor, **at: Any) -> None:
-    """Let a recorder see one value."""
+    """Pass one value to a recorder."""
     assert recorder.bind(site)(value, event(site, **at)) is None
 
 

@@ -140,7 +140,7 @@ def train(
 
 
 def begin(dump: FirstBadCall, model: nn.Module) -> None:
-    """Have a dump watch a model whose first call has begun."""
+    """Start a dump on a model whose first call has begun."""
 
     def entered(module: nn.Module, args: Any) -> None:
         if module is model:

@@ -39,7 +39,7 @@ class Module:
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Let a machine have an accelerator with a module; returns the function that puts it in."""
+    """Return a function that installs an accelerator with a given module."""
 
     def put(module, kind="xpu"):
         monkeypatch.setattr(

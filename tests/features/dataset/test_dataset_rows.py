@@ -29,7 +29,7 @@ ROWS, LENGTH = 12, 100
 
 @pytest.fixture(autouse=True)
 def no_trust(monkeypatch):
-    """Let each read ask whether the file has changed."""
+    """Check at each read whether the file has changed."""
     monkeypatch.setattr(shard, "TRUSTED", -1)
 
 

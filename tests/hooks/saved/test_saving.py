@@ -58,7 +58,7 @@ class Net(nn.Module):
 
 @contextmanager
 def keeping(model: nn.Module, keeper: Any, **options: Any) -> Iterator[KeeperInForce]:
-    """Have a keeper in force in a block."""
+    """Put a keeper in force for a block."""
     with ExitStack() as stack:
         yield keep(stack, model, keeper, **{"ambient": True, **options})
 

@@ -41,7 +41,7 @@ def told(model: nn.Module, begin: Callable[[str], Any], end: Callable[[str], Any
 
 @contextmanager
 def followed(model: nn.Module, bill: SavedBill, prefix: str = ""):
-    """Have a bill take part in following every module's calls."""
+    """Connect a bill to the calls of every module."""
 
     def begin(calls, path, module, given):
         bill.begin(path, calls.notes[-1] if calls.notes else None)

@@ -37,7 +37,7 @@ def weight(size, dtype):
 
 
 def saved_again(make, *, least=1, finder=find):
-    """Have what is made saved by a product, with all that led to it; compare whatever is rebuilt at once."""
+    """Have a product save the result and everything that led to it; compare each rebuilt tensor at once."""
     engine = Engine(least=least, check=True, finder=finder)
     with engine.in_force():
         made = make()

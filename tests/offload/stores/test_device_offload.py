@@ -61,7 +61,7 @@ class Layer(nn.Module):
 
 @pytest.fixture(autouse=True)
 def deterministic():
-    """Have cuDNN and cuBLAS give the same bits each time, so that gradients can be compared."""
+    """Make cuDNN and cuBLAS compute the same bits each time, so that gradients can be compared."""
     before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     yield

@@ -93,6 +93,6 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Let go of the recording without an end, as a kill does."""
+        """Close the recording without an end, as a kill does."""
         if self.writer is not None:
             self.writer.close()

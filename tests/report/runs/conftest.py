@@ -25,7 +25,7 @@ Written = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the terminal be as wide as the tests expect."""
+    """Set the width of the terminal that the tests expect."""
     monkeypatch.setenv("COLUMNS", "160")
 
 

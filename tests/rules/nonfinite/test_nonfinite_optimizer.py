@@ -207,7 +207,7 @@ def test_a_module_is_named_after_steps_not_looked_at_if_its_parameters_are_finit
 
 
 def gradients_alone(scene: Scene, step: int) -> Scene:
-    """Let two steps pass well, and a guarded one see gradients that are not finite."""
+    """Record two healthy steps, and a guarded one with non-finite gradients."""
     scene.step(0)
     scene.step(10)
     weights = ("fc.weight:param.grad", "head.weight:param.grad")
@@ -241,7 +241,7 @@ def test_a_module_that_breaks_again_with_sound_parameters_is_the_place():
 
 
 def skipping(dtype: str, *, stepped: bool) -> Scene:
-    """Let one backward overflow; its step is skipped, so that the same step's next backward reaches the optimizer."""
+    """Record a backward that overflows; its step is skipped, so that the same step's next backward reaches the optimizer."""
     scene = with_totals(chain())
     for site in scene.sites:
         site["dtype"] = dtype

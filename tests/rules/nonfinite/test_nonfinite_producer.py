@@ -74,7 +74,7 @@ def only(scene: Scene, **manifest: Any) -> Finding:
 
 
 def broken(scene: Scene, bad: dict[str, float], **how: Any) -> Scene:
-    """Let all be well in two steps, and something not in a third, for good."""
+    """Record two healthy steps, and a third from which on something stays wrong."""
     for step in (0, 10):
         scene.step(step)
     scene.step(20, bad, **how)
@@ -124,7 +124,7 @@ EVERY_VALUE = tuple(
 
 
 def guarded(loss: float) -> Scene:
-    """Let a guarded step see a loss and gradients that are not finite."""
+    """Record a guarded step with a non-finite loss and non-finite gradients."""
     scene = with_loss()
     scene.step(0)
     scene.step(10)

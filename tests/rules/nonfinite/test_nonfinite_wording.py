@@ -37,7 +37,7 @@ def described(scene: Scene, text: str, **entry: object) -> Scene:
 
 
 def broken(scene: Scene, bad: dict[str, float]) -> Scene:
-    """Let two steps pass well and one go wrong."""
+    """Record two healthy steps and one that goes wrong."""
     scene.step(0)
     scene.step(10)
     scene.step(20, bad)

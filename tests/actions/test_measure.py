@@ -146,7 +146,7 @@ def test_a_complex_tensor_counts_as_the_real_numbers_in_it() -> None:
 @pytest.mark.parametrize(
     "value", [torch.arange(6), torch.tensor([True, False]), torch.ones(3, dtype=torch.uint8)]
 )
-def test_of_whole_numbers_only_count_and_finiteness_are_told(value: Tensor) -> None:
+def test_of_whole_numbers_only_count_and_finiteness_are_measured(value: Tensor) -> None:
     """Indices and masks have no mean; they are there, and finite."""
     stats = measured(value)
     assert (stats.count, stats.nonfinite, stats.nonzero) == (value.numel(), 0, -1)

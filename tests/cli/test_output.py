@@ -277,7 +277,7 @@ def test_an_output_that_cannot_be_written_is_no_finding(
     assert (status, capsys.readouterr().err) == told
 
 
-def test_an_error_that_cannot_be_told_keeps_its_status(
+def test_an_error_that_cannot_be_printed_keeps_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where stderr is full, as on a full disk."""

@@ -355,7 +355,7 @@ def test_the_same_batches_in_another_order() -> None:
 
 
 def test_batches_that_one_run_left_out() -> None:
-    """The same batches some steps earlier are told as such, from the step on in which one was left out."""
+    """The same batches some steps earlier are recognised as such, from the step on in which one was left out."""
     a = story(steps=range(12))
     varied = [
         {**row, "sum": row["step"] * 3.0, "sumsq": 9e4, "max": row["step"] + 9.0}

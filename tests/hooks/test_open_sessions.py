@@ -211,7 +211,7 @@ def test_actions_that_differ_inside_are_not_told(
         kedge.hook(model, "1", kept)
 
 
-def test_actions_that_are_made_again_are_told(model: nn.Module) -> None:
+def test_actions_that_are_made_again_get_a_warning(model: nn.Module) -> None:
     """By the cell that makes them, with the same numbers."""
     for action in (
         without,

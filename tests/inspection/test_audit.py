@@ -395,7 +395,7 @@ def test_parts_of_torch_are_told_apart(module: str, owner: str) -> None:
     assert only(model).owner == (owner or only(model).source)
 
 
-def test_kedges_hooks_are_told_with_what_they_serve() -> None:
+def test_kedges_hooks_are_listed_with_what_they_serve() -> None:
     """Sites and actions of a session stand beside its hooks."""
     model = net()
     with kedge.session() as s:

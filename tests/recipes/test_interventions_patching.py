@@ -126,7 +126,7 @@ def test_the_model_draws_the_same_numbers_in_every_run() -> None:
 
 
 def test_equal_metrics_leave_the_effect_open() -> None:
-    """Where the two inputs do not differ, no share of the difference can be told."""
+    """Where the two inputs do not differ, there is no share of the difference."""
     table = patch(reader(), CLEAN, CLEAN, "embed", difference)
     assert math.isnan(table["embed"])
 

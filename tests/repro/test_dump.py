@@ -78,7 +78,7 @@ def safe_sqrt(x: Tensor) -> Tensor:
 
 
 class Told(NamedTuple):
-    """A recording's folder, and what was told to its log."""
+    """A recording's folder, and the messages to its log."""
 
     folder: Path
     events: list[Mapping[str, Any]]

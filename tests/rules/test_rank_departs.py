@@ -75,7 +75,7 @@ def test_a_rank_that_leaves_the_others_is_named() -> None:
 
 
 def test_of_two_ranks_neither_is_blamed() -> None:
-    """Which of two is right cannot be told."""
+    """Nobody can know which of two is right."""
     (finding,) = found(weights([1, 1], [1, 1.01]))
 
     assert finding.severity == "error"

@@ -90,7 +90,7 @@ def born(program: Callable[[], None]) -> Finding:
 
 @pytest.mark.parametrize("step", [0, 10], ids=["first", "measured"])
 def test_a_module_that_leaves_its_domain(step: int) -> None:
-    """In a measured step the module, its operation and its line are told, and the steps before it."""
+    """In a measured step the finding names the module, its operation and its line, and the steps before it."""
     finding = born(train(Net(Log()), zero_at(step)))
 
     assert (finding.site, finding.step, finding.severity) == ("middle:out", step, "error")

@@ -204,7 +204,7 @@ def test_several_reducers_with_arguments_and_what_is_kept(typed, tmp_path):
 
 
 def test_under_torchrun_the_first_process_tells_when_all_are_through(kedge, tmp_path):
-    """Two processes write a data set, and the total is of both, although one is slower; bad samples are told once."""
+    """Two processes write a data set, and the total is of both, although one is slower; bad samples are reported once."""
     torchrun = (
         "-W",
         "ignore",

@@ -112,7 +112,7 @@ def test_rows_are_chosen_as_of_a_tensor(tmp_path, form, dtype):
         np.False_,
     ],
 )
-def test_rows_that_cannot_be_chosen_are_told(tmp_path, which):
+def test_rows_that_cannot_be_chosen_are_named(tmp_path, which):
     """The message names the column, and what it takes."""
     column = written(tmp_path / "out")["f"]
 

@@ -1,4 +1,4 @@
-"""What Python puts into a page: few columns that lose no spike, compact numbers, and nothing that is not to be told."""
+"""What Python puts into a page: few columns that lose no spike, compact numbers, and nothing that must stay private."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NAN-BORN where a value is taken by more than one: whose backward spoiled its gradient, and when that cannot be told."""
+"""NAN-BORN where a value is taken by more than one: whose backward spoiled its gradient, and when that cannot be known."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_the_one_that_spoiled_it_is_among_those_that_are_named(name, tmp_path):
     assert found.confidence == (1.0 if "with its weight" in name else sure)
 
 
-def test_what_cannot_be_told_is_said(tmp_path):
+def test_a_finding_says_what_cannot_be_known(tmp_path):
     """Both are named with the line in the container's forward, and the remedy is for both."""
     found = only(Net(nn.LayerNorm(4), lambda net, h: net.b(h) + distance(h)), tmp_path)
 

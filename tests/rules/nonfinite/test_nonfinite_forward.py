@@ -406,7 +406,7 @@ def test_no_more_births_are_reported_than_asked_for():
 
 
 def test_a_module_fed_by_itself_is_named_with_little_confidence():
-    """In a cell that is called many times a step the rows of all calls are one: the call cannot be told."""
+    """In a cell that is called many times a step the rows of all calls are one: the call cannot be known."""
     scene = Scene()
     scene.open("", "Net")
     scene.module("embed")

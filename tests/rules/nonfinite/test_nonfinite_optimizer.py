@@ -102,7 +102,7 @@ def test_weights_that_grew_as_weights_do_are_not_mentioned():
     assert only(scene).evidence["growth"] is None
 
 
-def test_gradients_that_the_program_spoiled_are_told_from_those_a_backward_made():
+def test_gradients_that_the_program_spoiled_are_distinguished_from_those_a_backward_made():
     """Every gradient was finite when it was made, and not when the optimizer got it: something in between wrote it."""
     scene = with_totals(chain())
     scene.step(0)
@@ -173,7 +173,7 @@ def test_steps_that_were_not_looked_at_are_said_so():
     assert finding.remedy == LOOK
 
 
-def test_steps_that_were_too_large_before_are_told():
+def test_steps_that_were_too_large_before_are_named():
     """The last step that was measured in full had changed a weight by its own size."""
     scene = chain()
     scene.step(0)

@@ -261,7 +261,7 @@ def test_an_operation_after_finite_outputs_is_outside_modules():
     assert "certain, put these lines into the forward of a module, and run" in only(scene).remedy
 
 
-def test_rows_that_name_the_module_are_told_the_operation():
+def test_rows_that_name_the_module_learn_the_operation():
     """They know what went in and who passed it on; the graph knows the line."""
     scene = broken(with_loss(), {"loss": NAN} | all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN))
     scene.events = [producer(module="log")]

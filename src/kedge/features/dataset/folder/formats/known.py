@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING
 from kedge.errors import required
 from kedge.features.dataset.folder.formats.format import Format
 
-if TYPE_CHECKING:
-    from kedge.features.dataset.folder.formats.parquet import Parquet
-    from kedge.features.dataset.folder.formats.safetensors import Safetensors
-    from kedge.features.dataset.folder.formats.zarr import Zarr
+if TYPE_CHECKING:  # so that the import contract sees what `format_of` loads
+    from kedge.features.dataset.folder.formats import parquet, safetensors, zarr  # noqa: F401
 
 #: The formats by module name: the suffix of a shard, and the package that the module needs.
 _FILES = {
@@ -30,9 +28,7 @@ def format_of(name: str) -> Format:
     """
     suffix, package = _FILES[name]
     with required(package, name, f"shards in the format {name} need"):
-        made: Parquet | Safetensors | Zarr = import_module(
-            f"kedge.features.dataset.folder.formats.{name}"
-        ).FORMAT
+        made: Format = import_module(f"kedge.features.dataset.folder.formats.{name}").FORMAT
     assert made.suffix == suffix  # noqa: S101 - otherwise readers would not find the written files
     return made
 

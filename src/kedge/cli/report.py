@@ -43,18 +43,16 @@ class ReportCommand:
 
     --json prints the object of kedge check --json, and three more keys:
       {..., "run": {"command", "device", "torch", "python", "started", "exit", "error", "steps",
-      "seconds",
-                    "watching", "ended", "sampled"},
+                    "seconds", "watching", "ended", "sampled"},
        "models": [{"model", "parameters"}, ...],
        "modules": [{"module", "type", "shape", "parameters", "out", "grad", "update", "zero",
-       "broken"}, ...]}
+                    "broken"}, ...]}
     and of several recordings:
       {"runs": [{"run", "recording", "command", "options", "findings", "judged", "ending", "steps",
-      "loss", "best",
-                 "best_step", "norm", "seconds", "seconds_per_step", "saved", "started",
-                 "not_finite"}, ...],
-       "differ": ["--lr", ...], "equal": {"--steps": "300", ...}, "left_out": [{"recording",
-       "reason"}, ...], "smoothing"}
+                 "loss", "best", "best_step", "norm", "seconds", "seconds_per_step", "saved",
+                 "started", "not_finite"}, ...],
+       "differ": ["--lr", ...], "equal": {"--steps": "300", ...},
+       "left_out": [{"recording", "reason"}, ...], "smoothing"}
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

@@ -36,8 +36,8 @@ class SitesCommand:
     that calls no module gets a list of its operations, with statistics of their results.
 
     --json prints a list of objects:
-      [{"model", "parameters", "prefix", "sites": [{"path", "type", "shape", "kinds", "also",
-      "trainable"}, ...]}, ...]
+      [{"model", "parameters", "prefix",
+        "sites": [{"path", "type", "shape", "kinds", "also", "trainable"}, ...]}, ...]
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:

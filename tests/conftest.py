@@ -83,14 +83,14 @@ def tables() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def compiled() -> Iterator[Callable[..., Any]]:
-    """Give `torch.compile`, with nothing compiled before the test nor after it."""
+    """`torch.compile`, with nothing compiled before the test or after it."""
     torch.compiler.reset()
     yield torch.compile
     torch.compiler.reset()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give every test the fixture `sim`."""
+    """Use the fixture `sim` in every test."""
     config.pluginmanager.register(accelerator.Plugin(), "simulated accelerator")
 
 
@@ -101,13 +101,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Have the garbage collector look no more at what was imported: with it, each of its calls takes half a second."""
+    """Freeze what was imported: otherwise each garbage collection takes half a second."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """Let the end of the process find everything again: extension modules name what is not freed then."""
+    """Unfreeze at the end of the process: extension modules then name what is not freed."""
     gc.unfreeze()
 
 
@@ -120,7 +120,7 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Have the closing line say how many tests were left out; every worker of xdist leaves out the same."""
+    """Report in the closing line how many tests were left out; every worker of xdist leaves out the same ones."""
     reporter = node.config.pluginmanager.getplugin("terminalreporter")
     reporter.stats["deselected"] = [SimpleNamespace()] * getattr(node, "workeroutput", {}).get(
         "deselected", 0

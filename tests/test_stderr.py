@@ -19,13 +19,13 @@ from torch import nn
 
 import kedge
 from kedge.errors import RecordingError
-from kedge.numbers import counted
+from kedge.short_text import counted
 from kedge.stderr import STATUS, Shield
 
 
 @pytest.fixture
 def told() -> list[str]:
-    """Collect what the user is told."""
+    """The messages to the user, as a list that grows."""
     return []
 
 
@@ -62,7 +62,7 @@ def test_it_says_where_in_kedge(told: list[str]) -> None:
 
     (message,) = told
     assert message.startswith("counting failed: TypeError: ")
-    assert " (numbers.py:" in message
+    assert " (short_text.py:" in message
 
 
 def test_an_error_without_a_text_is_named(told: list[str]) -> None:

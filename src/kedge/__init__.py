@@ -24,8 +24,8 @@ _HOME = {
     "hooks.everywhere": ("everywhere",),
     "hooks.firing.schedule": ("at", "every"),
     "hooks.session": ("Session", "hook", "session"),
-    "inspect.audit": ("audit",),
-    "inspect.operations": ("operations",),
+    "inspection.audit": ("audit",),
+    "inspection.operations": ("operations",),
     "offload.destination": ("Cpu", "Disk", "Rebuild"),
     "offload.offload": (
         "offload",

@@ -59,7 +59,7 @@ class Server:
         ]
 
     def end(self) -> None:
-        """Let the fork end."""
+        """End the fork."""
         self.asking.close()
         self.answered.close()
         os.waitpid(self.process, 0)
@@ -155,7 +155,7 @@ class Plugin:
 
     @pytest.hookimpl
     def pytest_sessionfinish(self) -> None:
-        """Let the fork end."""
+        """End the fork."""
         if self.server is not None:
             self.server.end()
             self.server = None

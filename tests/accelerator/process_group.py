@@ -142,7 +142,7 @@ class _Copied(dist.Work):
 
 
 def register() -> None:
-    """Let `init_process_group(NAME)` make it, for tensors of the host and of the device."""
+    """Register it for `init_process_group(NAME)`, for tensors of the host and of the device."""
     dist.Backend.register_backend(NAME, Staged, devices=["cpu", "sim"])
 
 

@@ -53,7 +53,7 @@ def without_delays() -> Iterator[None]:
 
 @contextlib.contextmanager
 def held(stream: torch.Stream | None = None) -> Iterator[None]:
-    """Have a stream (the current one) run nothing inside the block; never wait for it there."""
+    """Stop a stream (the current one) inside the block; never wait for it there."""
     stream = current_stream() if stream is None else stream
     _C.hold(stream)
     try:
@@ -91,7 +91,7 @@ def traced() -> Iterator[None]:
 
 
 def set_limit(bytes_: int, device: Any = None) -> None:
-    """Give a device so much memory, and no more."""
+    """Limit the memory of a device."""
     _C.set_limit(_index(device), bytes_)
 
 
@@ -240,7 +240,7 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
 
 
 def empty_cache() -> None:
-    """Give back what is cached."""
+    """Release cached memory."""
     torch.accelerator.empty_cache()
 
 

@@ -150,7 +150,7 @@ def test_what_is_recorded_is_what_a_cpu_would_have_recorded(
 
 
 def test_a_rate_on_the_device_is_read_when_the_run_is_over(sim: Any) -> None:
-    """Its value of the first step is told, though the program has written into it since."""
+    """The message has its value of the first step, although the program has written into it since."""
     training = Training(sim)
     rate = torch.tensor(0.5).to("sim")
 

@@ -331,7 +331,7 @@ def test_host_cannot_read_the_device(sim):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGSEGV
 
 
-def test_failure_in_a_stream_is_told_at_the_next_wait(sim):
+def test_failure_in_a_stream_is_raised_at_the_next_wait(sim):
     """What fails later raises at the first wait after it, once."""
     F.embedding(torch.tensor([9], device="sim"), torch.ones(3, 2, device="sim"))
     with pytest.raises(
@@ -342,7 +342,7 @@ def test_failure_in_a_stream_is_told_at_the_next_wait(sim):
     sim.synchronize()
 
 
-def test_mistake_that_shapes_show_is_told_at_once(sim):
+def test_mistake_that_shapes_show_is_raised_at_once(sim):
     """Shapes that do not fit, or tensors of several devices, raise where they are used."""
     x = torch.ones(3, device="sim")
     with pytest.raises(RuntimeError, match="size"):
@@ -520,14 +520,14 @@ def test_training_step_waits_for_nothing(sim):
         assert sim.counts()["kernels"] > 50
 
 
-def test_place_of_a_wait_is_told(sim):
+def test_place_of_a_wait_is_reported(sim):
     """While traced, the stack of each wait is noted."""
     x = torch.ones(1, device="sim")
     with sim.traced():
         x.item()
     [(kind, _, stack)] = sim.counts()["where"]
     assert kind == "read"
-    assert "test_place_of_a_wait_is_told" in stack
+    assert "test_place_of_a_wait_is_reported" in stack
 
 
 def test_thread_cannot_wait_for_what_it_holds(sim):

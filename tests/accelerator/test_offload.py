@@ -73,7 +73,7 @@ def store(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def small(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    """Let few bytes be on their way between the device and the host, and few be held that were restored."""
+    """Limit the bytes in transit between device and host, and the restored bytes that are held."""
     monkeypatch.setattr(engine, "_ROOM", window)
     monkeypatch.setitem(CpuStore.__init__.__kwdefaults__, "window", window)
 

@@ -98,7 +98,7 @@ def with_event(value: Tensor, event: Any) -> Any:
 
 
 def with_default(value: Tensor, factor: float = 2.0) -> float:
-    """Have an option, which is no event."""
+    """An action with an option, which is no event."""
     return factor
 
 
@@ -114,7 +114,7 @@ class Doubling:
         return value
 
     def method(self, value: Tensor, event: Any) -> Any:
-        """Be an action by being bound."""
+        """A bound method that serves as an action."""
         return event
 
 

@@ -178,7 +178,9 @@ def test_a_sparse_tensor_is_not_filled_in_part() -> None:
         (NESTED["strided"], Tensor.isfinite),
     ],
 )
-def test_what_pytorch_cannot_do_is_told_in_a_line(make: Callable[..., Tensor], action: Any) -> None:
+def test_what_pytorch_cannot_do_is_explained_in_one_line(
+    make: Callable[..., Tensor], action: Any
+) -> None:
     """Where PyTorch has no kernel, the error names it, without the table of all kernels there are; so does its cause."""
     with pytest.raises(ActionError, match="Could not run 'aten::") as told:
         through(make(A), action)

@@ -146,7 +146,7 @@ def test_a_complex_tensor_counts_as_the_real_numbers_in_it() -> None:
 @pytest.mark.parametrize(
     "value", [torch.arange(6), torch.tensor([True, False]), torch.ones(3, dtype=torch.uint8)]
 )
-def test_of_whole_numbers_only_count_and_finiteness_are_told(value: Tensor) -> None:
+def test_of_whole_numbers_only_count_and_finiteness_are_measured(value: Tensor) -> None:
     """Indices and masks have no mean; they are there, and finite."""
     stats = measured(value)
     assert (stats.count, stats.nonfinite, stats.nonzero) == (value.numel(), 0, -1)
@@ -206,7 +206,7 @@ def test_non_finite_elements_are_counted_over_all_chunks() -> None:
 
 
 def test_norm_and_finite_measure_nothing_else() -> None:
-    """What was not asked for is not measured, and is told from zero."""
+    """What was not asked for is not measured, and can be distinguished from zero."""
     value = torch.tensor([3.0, -4.0])
     norm, finite = measured(value, "norm"), measured(value, "finite")
     assert (norm.sumsq, norm.count, norm.nonzero, norm.nonfinite) == (25.0, 2, -1, 0)
@@ -310,7 +310,7 @@ def test_a_name_without_a_kind_reads_the_output_or_the_only_kind() -> None:
     assert (alone["0"].site.kind, alone["0"].mean) == ("out.grad", 1.0)
 
 
-def test_nothing_measured_is_told_with_its_cause() -> None:
+def test_if_nothing_was_measured_the_message_names_the_cause() -> None:
     """Reading what never fired says why, as the ledger does."""
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     with kedge.hook(model, "0, 0:out.grad", kedge.measure()) as stats:

@@ -72,7 +72,7 @@ def test_what_is_cut_off_is_saturated_in_every_format(border: float, dtype: torc
     assert cut >= 50
 
 
-def test_how_an_activation_saturates_may_be_told_late() -> None:
+def test_how_an_activation_saturates_may_be_known_late() -> None:
     """What comes from then on is counted."""
     meter = measure()
     meter.draws = True

@@ -29,12 +29,12 @@ def event(
 
 
 def feed(recorder: Recorder, site: Site, value: Tensor, **at: Any) -> None:
-    """Let a recorder see one value."""
+    """Pass one value to a recorder."""
     assert recorder.bind(site)(value, event(site, **at)) is None
 
 
 def why(name: str) -> str:
-    """Be the ledger's explanation."""
+    """Stand in for the ledger's explanation."""
     return f"no {name}"
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import sys
 
 FOR_A_MOMENT = "torch_internals/hook_tables.py"  # it hooks what it looks at where PyTorch names the table otherwise
 LAZY = {"cli", "integrations"}
-IN_TOUCH = {"hooks", "inspect", "repro", "running", "verify", "watch"}
+IN_TOUCH = {"hooks", "inspection", "repro", "running", "verify", "watch"}
 MODES = {
     "TorchFunctionMode",
     "TorchDispatchMode",
@@ -85,6 +86,36 @@ def _reached(graph, start):
     return found
 
 
+def _late(source):
+    """Yield every call of `import_module`, with the name of the module, None if it is computed, and its source."""
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            (name,) = node.args
+            yield node, name.value if isinstance(name, ast.Constant) else None, ast.unparse(name)
+
+
+def test_an_import_by_name_is_one_that_the_contract_sees(sources):
+    """A module of Kedge that is loaded late is also imported for type checking, so that no direction is hidden."""
+    graph = _graph(sources)
+    hidden = {
+        f"{source.at(node)} {name}"
+        for source in sources
+        if not source.name.endswith("__init__.py")  # public names, which nobody inside imports
+        for node, name, text in _late(source)
+        if name in graph
+        if not any(f"{each}.".startswith(f"{name}.") for each in graph[source.module])
+    }
+    computed = {
+        source.name
+        for source in sources
+        for _, name, text in _late(source)
+        if name is None and "kedge" in text and not source.name.endswith("__init__.py")
+    }
+
+    assert hidden == set()
+    assert computed == {"features/dataset/folder/formats/known.py"}
+
+
 def test_no_files_import_each_other_in_a_circle(sources):
     """Each file can be read after those it imports; an import for type checking counts, and folders do not matter."""
     graph = _graph(sources)
@@ -117,3 +148,10 @@ def test_few_folders_touch_the_hooks_and_modes_of_torch(sources):
     }
 
     assert outside == set()
+
+
+def test_no_name_beside_the_root_hides_a_module_of_python(sources):
+    """Python still starts, and finds its own modules, for somebody who works in src/kedge."""
+    names = {source.module.split(".")[1] for source in sources if "." in source.module}
+
+    assert names & sys.stdlib_module_names == set()

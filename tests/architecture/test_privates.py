@@ -201,7 +201,7 @@ def test_the_engine_takes_a_callback_for_the_end_of_a_backward():
 
 
 def test_an_optimizer_that_was_made_leaves_a_mark_on_its_class():
-    """Whether a program has made an optimizer is told by the `step` of a class."""
+    """Whether a program has made an optimizer is seen by the `step` of a class."""
 
     class Own(torch.optim.SGD):
         def step(self, closure=None):

@@ -98,7 +98,7 @@ def test_what_is_supported_is_what_the_code_registers(sources):
     used = {
         node.attr if isinstance(node, ast.Attribute) else node.id
         for source in sources
-        if source.folder in {"hooks", "inspect", "repro", "verify"}
+        if source.folder in {"hooks", "inspection", "repro", "verify"}
         for node in ast.walk(source.tree)
         if isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Load)
     }

@@ -28,7 +28,7 @@ def _words(name):
 
 
 def _is_own(value):
-    """Tell whether an attribute is set on the object itself, and not on torch's configuration."""
+    """Whether an attribute is set on the object itself, and not on torch's configuration."""
     return isinstance(value, ast.Name) and value.id in {"self", "cls"}
 
 

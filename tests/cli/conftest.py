@@ -129,7 +129,7 @@ def script(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """Give a process that has imported torch and forks for each program."""
+    """A process that has imported torch and forks for each program."""
     server = Server()
     yield server
     server.close()

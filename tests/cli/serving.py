@@ -82,7 +82,7 @@ class Running:
     folder: Path
 
     def said(self) -> str:
-        """Give what it has printed so far."""
+        """Return what it has printed so far."""
         return (self.folder / "stdout").read_text()
 
     def wait(self) -> Outcome:

@@ -37,7 +37,7 @@ def found(rules: tuple[Rule, ...]) -> list[str]:
 
 
 def ratio(rules: tuple[Rule, ...]) -> float:
-    """Give a threshold of GRAD-VANISH."""
+    """Return a threshold of GRAD-VANISH."""
     return next(rule.ratio for rule in rules if rule.code == "GRAD-VANISH")
 
 

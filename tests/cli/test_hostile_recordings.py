@@ -177,7 +177,7 @@ def test_names_that_a_terminal_would_obey_are_shown_escaped(
             assert max(map(len, printed.split())) < 500
 
 
-def test_a_name_that_is_too_long_for_a_file_is_told(
+def test_a_name_that_is_too_long_for_a_file_is_an_error_that_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A path of thousands of letters is an error of the operating system, told in one line that is not longer than a screen."""
@@ -237,7 +237,7 @@ def test_rows_outside_of_their_batch_are_damage(tmp_path: Path) -> None:
             recording.active("a:out")
 
 
-def test_a_recording_that_nobody_may_read_is_told(
+def test_a_recording_that_nobody_may_read_is_an_error_that_says_so(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A missing permission is named, with the file; root has none missing, so the operating system's answer is made here."""

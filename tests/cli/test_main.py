@@ -81,7 +81,7 @@ def test_every_command_has_help(command: object, capsys: pytest.CaptureFixture[s
 def test_an_error_is_one_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a command cannot do is told on stderr without a traceback, with exit status 2."""
+    """A command says on stderr what it cannot do, without a traceback, and exits with status 2."""
     monkeypatch.setattr(
         cli, "COMMANDS", (Raises(KedgeError("asked for this, found that, do this")),)
     )

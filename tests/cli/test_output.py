@@ -79,7 +79,7 @@ def test_a_name_that_the_encoding_lacks_is_escaped(
 
 @pytest.fixture
 def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
-    """Give a terminal, in an environment that has nothing against progress."""
+    """A terminal, in an environment that allows progress bars."""
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     return Screen()
@@ -119,7 +119,7 @@ def test_only_a_terminal_that_is_watched_shows_progress(
 
 
 @pytest.mark.parametrize("name", ["CI", "TERM", ""])
-def test_elsewhere_long_work_is_told_in_lines_that_stay(
+def test_elsewhere_long_work_is_reported_in_lines_that_stay(
     name: str, screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log shows that the command lives, without control characters and colours."""
@@ -277,7 +277,7 @@ def test_an_output_that_cannot_be_written_is_no_finding(
     assert (status, capsys.readouterr().err) == told
 
 
-def test_an_error_that_cannot_be_told_keeps_its_status(
+def test_an_error_that_cannot_be_printed_keeps_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where stderr is full, as on a full disk."""

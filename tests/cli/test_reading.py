@@ -46,7 +46,7 @@ class Fixed:
 
 @pytest.fixture
 def rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let there be two rules, one that finds an error and one that warns."""
+    """Register two rules, one that finds an error and one that warns."""
     monkeypatch.setattr(
         registry,
         "ALL",

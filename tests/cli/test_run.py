@@ -144,8 +144,8 @@ def test_the_traceback_comes_before_the_last_words(kedge: Kedge, script: Script)
     assert [line.startswith("[kedge] ") for line in lines[-3:]] == [True] * 3
 
 
-def test_what_is_found_is_told(kedge: Kedge, script: Script) -> None:
-    """A run that makes NaNs is told so at its end, and ``kedge check`` agrees."""
+def test_what_is_found_is_reported(kedge: Kedge, script: Script) -> None:
+    """A run that makes NaNs is reported at its end, and ``kedge check`` agrees."""
     broken = TRAIN.replace(
         "loss = model(x)", "loss = model(x * (float('nan') if step == 2 else 1))"
     )
@@ -229,7 +229,7 @@ def test_only_the_process_that_was_started_writes(
 def test_a_program_without_a_model_leaves_nothing(
     kedge: Kedge, script: Script, tmp_path: Path, source: str, said: str
 ) -> None:
-    """Where there is nothing to record, no recording is made, and that is told."""
+    """Where there is nothing to record, no recording is made, and a message says so."""
     done = kedge("run", script(source), fresh=True)
 
     assert (done.stdout, done.stderr, done.returncode) == ("hello\n", f"[kedge] {said}\n", 0)
@@ -258,7 +258,7 @@ def test_a_program_that_fails_early_leaves_nothing(
     )
 
 
-def test_a_watch_that_cannot_begin_is_told_as_such(kedge: Kedge, script: Script) -> None:
+def test_a_watch_that_cannot_begin_is_reported_as_such(kedge: Kedge, script: Script) -> None:
     """The failure has its line, and the last one does not say that the program did without torch."""
     source = (
         "import sys; sys.modules['kedge.watch.run.summary'] = None; import torch; print('hello')"
@@ -294,7 +294,7 @@ def test_the_program_imports_torch_itself(kedge: Kedge, script: Script, tmp_path
 def test_a_disk_that_refuses_does_not_end_the_program(
     kedge: Kedge, script: Script, tmp_path: Path
 ) -> None:
-    """When the recording cannot be written, that is told once, and the program runs to its end."""
+    """When the recording cannot be written, one message says so, and the program runs to its end."""
     (tmp_path / "gone").mkdir()
     source = TRAIN.replace("    for step", "    import os; os.rmdir('gone')\n    for step")
 

@@ -258,7 +258,7 @@ def test_strict_without_a_failure_changes_nothing(server: Server, tmp_path: Path
 def test_a_newer_recording_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its version is told, and nothing is guessed."""
+    """The message names its version and guesses nothing."""
     (tmp_path / "it.kedge").mkdir()
     (tmp_path / "it.kedge" / "manifest.json").write_text(json.dumps({"format": 2, "kedge": "9.0"}))
 
@@ -292,7 +292,7 @@ FAILING_END = FAILING_HOOK.replace("records.optimizer_updates", "records.record"
     ],
     ids=["in a hook", "in what is looked at once", "at the end"],
 )
-def test_a_failure_of_kedges_own_is_told(
+def test_a_failure_of_kedges_own_is_reported(
     server: Server, tmp_path: Path, breaking: str, said: str, *, strict: bool
 ) -> None:
     """The program runs to its end; only with --strict the status tells of it."""

@@ -107,13 +107,13 @@ class Launcher:
 
 
 def told(done: subprocess.CompletedProcess[str]) -> list[str]:
-    """Give the lines that are Kedge's."""
+    """Return the lines that are Kedge's."""
     return [line for line in done.stderr.splitlines() if line.startswith("[kedge]")]
 
 
 @pytest.fixture
 def torchrun(tmp_path: Path) -> Launcher:
-    """Give torchrun in the test's folder."""
+    """A function that runs torchrun in the test's folder."""
     return Launcher(tmp_path)
 
 
@@ -366,7 +366,7 @@ def test_an_attempt_after_a_failure_leaves_the_first_ones_recording(torchrun: La
     assert told(done)[-1] == "[kedge] see more with: kedge report it.restart-1.kedge"
 
 
-def test_a_rank_that_departs_is_told(torchrun: Launcher) -> None:
+def test_a_rank_that_departs_is_found(torchrun: Launcher) -> None:
     """Parameters that one rank changes by itself are found in the end, and `kedge check` exits with 1."""
     source = (
         ALONE.replace(

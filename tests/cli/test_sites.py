@@ -124,7 +124,7 @@ def test_a_program_that_fails_ends_as_it_does(kedge: Kedge, script: Script) -> N
     assert done.stdout.startswith("Tanh (0 parameters")
 
 
-def test_a_program_without_a_model_is_told(kedge: Kedge, script: Script) -> None:
+def test_a_program_without_a_model_is_an_error_that_says_so(kedge: Kedge, script: Script) -> None:
     """Where there is nothing to list, that is said, with exit status 1."""
     done = kedge("sites", script("print('hello')"), fresh=True)
 

@@ -53,7 +53,7 @@ def test_a_deterministic_program_is_bit_equal(kedge: Kedge, script: Script, tmp_
 
 
 def test_a_failing_program_is_compared_up_to_its_failure(kedge: Kedge, script: Script) -> None:
-    """The exit status and the error are told; that both runs fail alike is equal."""
+    """The exit status and the error are printed; two runs that fail alike count as equal."""
     name = script(TRAIN + "    raise ValueError('too late')\n")
 
     done = kedge("run", "-q", "--verify", name)
@@ -65,7 +65,7 @@ def test_a_failing_program_is_compared_up_to_its_failure(kedge: Kedge, script: S
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_program_that_differs_from_itself_is_told_so(kedge: Kedge, script: Script) -> None:
+def test_a_program_that_differs_from_itself_is_reported(kedge: Kedge, script: Script) -> None:
     """Without a seed nothing can be said of watching: status 2, and where it begins."""
     done = kedge("run", "--verify", script(TRAIN.replace("torch.manual_seed(0)", "")))
 

@@ -32,11 +32,11 @@ class Taken:
 
 @pytest.fixture
 def told() -> list[str]:
-    """Collect what the user is told."""
+    """The messages to the user, as a list that grows."""
     return []
 
 
-def test_a_watch_that_cannot_begin_is_told(told: list[str]) -> None:
+def test_a_watch_that_cannot_begin_is_reported(told: list[str]) -> None:
     """The program goes on unwatched, and nothing comes out."""
     watching = Watching(Taken(), WatchOptions("conv["), told.append)
 
@@ -48,7 +48,7 @@ def test_a_watch_that_cannot_begin_is_told(told: list[str]) -> None:
     assert watching.finish() is None
 
 
-def test_a_watch_that_cannot_end_is_told(told: list[str]) -> None:
+def test_a_watch_that_cannot_end_is_reported(told: list[str]) -> None:
     """What came out until then is given, and the program's ending stays its own."""
     watching = Watching(Taken(), WatchOptions(), told.append)
     broken: Any = Broken()

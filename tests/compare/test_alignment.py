@@ -161,7 +161,7 @@ def test_a_layer_of_another_type_takes_the_place_of_the_first() -> None:
 
 
 def test_a_layer_with_other_parameters_is_the_same_one_changed() -> None:
-    """Another width keeps the name, and is told."""
+    """Another width keeps the name, and is reported."""
     wide = tuple(replace(n, weight=(16, 8), shape=(4, 16)) if n.path == "mid" else n for n in NET)
     alignment = align(story(), story(layers=wide))
     same = next(same for same in alignment.modules if same.a.path == "mid")

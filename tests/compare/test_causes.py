@@ -49,7 +49,7 @@ def test_no_difference() -> None:
 
 
 def test_a_difference_within_the_tolerance() -> None:
-    """What is tolerated is told by its largest."""
+    """Of what is tolerated, the largest is shown."""
     told = judge(compare(story(), story(factor=from_step(1, 1 + 1e-6, "mid:out")), tolerance=1e-5))
 
     assert (told.parted, told.cause.headline) == (False, "no difference beyond the tolerance")
@@ -250,7 +250,7 @@ CAUSES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", CAUSES)
-def test_a_cause_is_told_from_what_differs(name: str) -> None:
+def test_a_cause_is_inferred_from_what_differs(name: str) -> None:
     """Each cause has its own headline, and is found only by its own evidence."""
     code, changes, headline = CAUSES[name]
     told = verdict(**changes)
@@ -355,7 +355,7 @@ def test_the_same_batches_in_another_order() -> None:
 
 
 def test_batches_that_one_run_left_out() -> None:
-    """The same batches some steps earlier are told as such, from the step on in which one was left out."""
+    """The same batches some steps earlier are recognised as such, from the step on in which one was left out."""
     a = story(steps=range(12))
     varied = [
         {**row, "sum": row["step"] * 3.0, "sumsq": 9e4, "max": row["step"] + 9.0}

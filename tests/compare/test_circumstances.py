@@ -26,14 +26,14 @@ def told(a: list[str], b: list[str]) -> list[tuple[str, str]]:
         (["a.py", "--lr", "1", "x"], ["b.py", "--lr", "1", "y"], [("a.py", "b.py"), ("x", "y")]),
     ],
 )
-def test_the_words_that_differ_are_told(
+def test_the_words_that_differ_are_shown(
     a: list[str], b: list[str], differences: list[tuple[str, str]]
 ) -> None:
-    """An option is told with its value, and what both have is not told."""
+    """An option is shown with its value, and what both have is not shown."""
     assert told(a, b) == differences
 
 
-def test_versions_and_devices_are_told() -> None:
+def test_versions_and_devices_are_shown() -> None:
     """What both manifests name and is not the same; what one leaves out is no difference."""
     a = Recording.build(manifest={"torch": "2.12.0", "device": "cpu", "python": "3.11.7"})
     b = Recording.build(manifest={"torch": "2.13.0", "device": "cpu", "world": 2})

@@ -153,7 +153,7 @@ def test_the_tolerance_is_an_upper_limit() -> None:
     assert compare(a, b, tolerance=0.5).first is None
 
 
-def test_a_distance_is_told_in_units_of_the_coarser_format() -> None:
+def test_a_distance_is_given_in_units_of_the_coarser_format() -> None:
     """Ulps are those of the dtype that rounds more."""
     step = 2.0**-7
     found = compare(one(1.0), one((1 + step) ** 2, dtype="bfloat16"))

@@ -24,7 +24,7 @@ Write = Callable[..., str]
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the terminal room for the long names of temporary folders."""
+    """Make the terminal wide enough for the long names of temporary folders."""
     monkeypatch.setenv("COLUMNS", "200")
 
 
@@ -220,7 +220,7 @@ def test_a_rank_that_is_not_there_ends_with_2(
 def test_what_makes_no_sense_is_refused(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Options that do not go together are told before anything is read."""
+    """Options that do not go together are refused before anything is read."""
     with pytest.raises(SystemExit) as raised:
         main(["diff", *words])
 

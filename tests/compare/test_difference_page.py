@@ -83,7 +83,7 @@ def colour(page: Any, row: int, column: int) -> list[int]:
 
 
 def shades(page: Any, row: int, column: int) -> list[tuple[int, ...]]:
-    """Give the colours within a cell of the map, the most frequent first."""
+    """Return the colours within a cell of the map, the most frequent first."""
     script = """(canvas, [row, column]) => {
         const held = canvas.dataset;
         const wide = held.plot / held.columns;

@@ -122,7 +122,7 @@ def test_what_could_not_be_aligned_is_said() -> None:
     ]
 
 
-def test_rounding_is_told_in_ulps() -> None:
+def test_rounding_is_described_in_ulps() -> None:
     """A small difference is given with as many digits as tell the two apart, relative, and in ulps."""
     text = lines(story(), story(factor=from_step(1, 1 + 2.0**-20, "mid:out")))
 

@@ -122,7 +122,7 @@ def zeroed(program: Program) -> None:
 
 
 def coarse(program: Program) -> None:
-    """Give one layer another dtype."""
+    """Change the dtype of one layer."""
     program.block.up.to(torch.bfloat16)
 
 

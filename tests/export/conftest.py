@@ -52,7 +52,7 @@ BROKEN = 20
 
 
 def columns(step: int) -> dict[str, Any]:
-    """Give the rows of a step, those of the sites 2, 0 and 1; the first of them breaks."""
+    """Return the rows of a step, those of the sites 2, 0 and 1; the first of them breaks."""
     bad = step >= BROKEN
     drawn = np.zeros(BUCKETS, dtype=np.int64)
     drawn[40:44] = [1, 2, 3, step + 1]

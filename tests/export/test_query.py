@@ -88,7 +88,7 @@ def test_the_columns_are_those_of_the_export(asked) -> None:
         ("SELECT CAST('a' AS INTEGER)", "Could not convert string 'a' to INT32"),
     ],
 )
-def test_what_cannot_be_run_is_told(
+def test_what_cannot_be_run_is_explained(
     asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str, message: str
 ) -> None:
     """Bad SQL, and SQL that would write or reach for anything else, is an error that says why; nothing is written."""
@@ -139,7 +139,7 @@ def test_the_ranks_are_asked_as_one(tmp_path: Path) -> None:
 
 
 def test_the_command_draws_a_table(kedge, path: Path) -> None:
-    """The answer is drawn with its titles and how many rows it has; null is told from an empty text."""
+    """The answer is drawn with its titles and its number of rows; null looks different from an empty text."""
     done = kedge("query", "train.kedge", "SELECT site, step, rms, type FROM stats WHERE step = 0")
 
     assert (done.returncode, done.stderr) == (0, "")

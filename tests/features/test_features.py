@@ -194,7 +194,7 @@ def test_a_forward_ends_at_a_numbered_call_only() -> None:
 
 
 def test_a_pattern_gives_full_names_in_the_order_of_execution() -> None:
-    """What a pattern matches goes by path; what goes on being silent is told once."""
+    """What a pattern matches is named by its path; a site that stays silent is reported once."""
     model = Net()
     model.unused = nn.Linear(2, 2)
     features = kedge.extract(model, "*")

@@ -64,7 +64,7 @@ def test_three_sites_of_an_architecture_are_those_of_hand_written_hooks(
 
 
 def edited_by_hand(model: nn.Module, paths: list[str]) -> dict[str, Tensor]:
-    """Give submodules a forward that stores a copy of what it returns; returns where.
+    """Make submodules store a copy of what their forward returns; returns where.
 
     No hook has a part in it.
     """

@@ -59,7 +59,7 @@ def x() -> Tensor:
 
 
 def interrupt(value: Any) -> None:
-    """Be interrupted."""
+    """Raise as Ctrl-C does."""
     raise KeyboardInterrupt
 
 
@@ -428,7 +428,7 @@ def test_a_data_set_is_written_to_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_site_of_a_pattern_that_is_silent_is_told_once() -> None:
+def test_a_site_of_a_pattern_that_never_fires_is_reported_once() -> None:
     """The first whole forward warns about it, no other does."""
     model = Net().eval()
     model.spare = nn.Linear(2, 2)

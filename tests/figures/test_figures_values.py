@@ -101,7 +101,7 @@ def test_what_is_written_can_be_read(name):
 
 
 def _is_tick(figure, text):
-    """Tell the labels of ticks, of which matplotlib keeps some beyond the ends of an axis."""
+    """Return the visible labels of ticks; matplotlib keeps some beyond the ends of an axis."""
     return any(text in (*axes.get_xticklabels(), *axes.get_yticklabels()) for axes in figure.axes)
 
 

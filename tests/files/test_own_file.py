@@ -153,7 +153,7 @@ def test_a_recording_and_its_lock_go_on(tmp_path: Path, numbers: list[int]) -> N
     create(path, {}, force=True).close()
 
 
-def test_a_recording_that_is_gone_too_is_told(tmp_path: Path, numbers: list[int]) -> None:
+def test_a_recording_that_is_gone_too_is_reported(tmp_path: Path, numbers: list[int]) -> None:
     """Where the files are no longer at their places, the error says so, and nothing is written anywhere."""
     path, before = tmp_path / "r.kedge", high_numbers()
     writer = create(path, {}, force=False)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 def fill(layer: nn.Linear, weight: list[list[float]], bias: list[float]) -> nn.Linear:
-    """Give a layer its weights."""
+    """Set the weights of a layer."""
     with torch.no_grad():
         layer.weight.copy_(torch.tensor(weight))
         layer.bias.copy_(torch.tensor(bias))

@@ -34,7 +34,7 @@ def net() -> nn.Module:
 
 @pytest.fixture(params=HOLDERS)
 def hooked(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[nn.Module, ExitStack]]:
-    """Give a model that Kedge has hooked in one of its ways, and what removes the hooks."""
+    """Return a model that Kedge has hooked in one of its ways, and a function that removes the hooks."""
     model = net()
     with ExitStack() as stack:
         if request.param == "watch":
@@ -129,7 +129,7 @@ def test_what_is_pickled_names_nothing_of_kedges(hooked: tuple[nn.Module, ExitSt
 
 
 def double(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-    """Be a hook of the program's that edits."""
+    """A hook of the program's that edits."""
     return output * 2
 
 

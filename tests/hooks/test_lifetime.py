@@ -51,7 +51,7 @@ class Net(nn.Module):
 
 
 def fail(*_: Any) -> None:
-    """Be a hook or an action that raises."""
+    """A hook or an action that raises."""
     raise RuntimeError("it broke")
 
 
@@ -406,7 +406,7 @@ def test_a_copy_keeps_the_users_hooks() -> None:
 
 
 def torch_double(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    """Be a user's hook that edits."""
+    """A user's hook that edits."""
     return output * 2
 
 

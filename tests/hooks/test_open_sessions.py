@@ -1,4 +1,4 @@
-"""Hooks without a block: attaching again is told, and they can be removed without their handles."""
+"""Hooks without a block: attaching them again warns, and they can be removed without their handles."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def model() -> Iterator[nn.Module]:
 
 
 def a_cell(model: nn.Module) -> None:
-    """Be a cell of a notebook, whose handle the next run overwrites."""
+    """Do what a notebook cell does whose handle the next run overwrites."""
     kedge.hook(model, "1", kedge.scale(2))
 
 
-def test_a_cell_that_runs_twice_is_told(model: nn.Module) -> None:
+def test_a_cell_that_runs_twice_gets_a_warning(model: nn.Module) -> None:
     """Each run says how many hooks were there before, at the line that attaches one more."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -116,7 +116,7 @@ def test_functions_are_the_same_by_their_code(model: nn.Module) -> None:
 
 
 def test_functions_with_other_names_enclosed_are_others(model: nn.Module) -> None:
-    """Two functions of one factory, for two names, are meant; with the same name the second one is told."""
+    """Two functions of one factory, for two names, are intended; with the same name, the second one gets a warning."""
     kept: dict[str, Tensor] = {}
 
     def keep(name: str) -> Callable[[Tensor], None]:
@@ -136,7 +136,7 @@ def test_functions_with_other_names_enclosed_are_others(model: nn.Module) -> Non
 
 
 def test_another_schedule_is_not_the_same(model: nn.Module) -> None:
-    """The same action in other steps is meant; in the same steps it is told, also if a cell makes the schedule anew."""
+    """The same action in other steps is intended; in the same steps it gets a warning, even if a cell makes the schedule anew."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for when in (
@@ -211,7 +211,7 @@ def test_actions_that_differ_inside_are_not_told(
         kedge.hook(model, "1", kept)
 
 
-def test_actions_that_are_made_again_are_told(model: nn.Module) -> None:
+def test_actions_that_are_made_again_get_a_warning(model: nn.Module) -> None:
     """By the cell that makes them, with the same numbers."""
     for action in (
         without,

@@ -41,15 +41,15 @@ class Net(nn.Module):
 
 
 def no_argument() -> None:
-    """Be an action that takes nothing."""
+    """An action that takes nothing."""
 
 
 def three(value: Tensor, event: Any, more: Any) -> None:
-    """Be an action that takes too much."""
+    """An action that takes too much."""
 
 
 def keyword(value: Tensor, *, factor: float) -> None:
-    """Be an action that needs a keyword."""
+    """An action that needs a keyword."""
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_replace_may_change_the_shape_if_it_says_so() -> None:
     ["a:out", "a:in", "a:out.grad", "a.bias:param.grad", "a.bias:param", "a.bias:param.acc"],
 )
 def test_a_change_in_place_is_refused(selector: str) -> None:
-    """An action that works on its value in place is told to return a new one."""
+    """An action that changes its value in place gets an error that says to return a new one."""
     with pytest.raises(InPlaceEdit) as caught, kedge.session() as s:
         s.hook(model := Net(), selector, lambda v: v.mul_(2))
         model(torch.ones(2, 2)).sum().backward()
@@ -410,7 +410,7 @@ def test_reading_what_was_never_made_says_why() -> None:
     )
 
 
-def test_a_call_or_leaf_that_was_not_recorded_is_told_with_those_that_were() -> None:
+def test_the_error_about_a_call_or_leaf_that_was_not_recorded_lists_those_that_were() -> None:
     """Asking for another call or leaf than there was names what there is."""
     model = Net()
     with kedge.hook(model, "a", kedge.record()) as h:
@@ -541,7 +541,7 @@ def test_a_model_after_its_selector_is_refused() -> None:
         kedge.hook("a", Net(), kedge.record())
 
 
-def test_an_action_without_its_brackets_is_told() -> None:
+def test_an_action_without_its_brackets_is_an_error_that_says_so() -> None:
     """`kedge.record` makes actions and is not one."""
     with pytest.raises(
         ActionArity,

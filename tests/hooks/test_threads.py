@@ -28,7 +28,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def switching() -> Iterator[None]:
-    """Let Python change threads as often as it can."""
+    """Switch between threads as often as Python can."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

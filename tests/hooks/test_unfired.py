@@ -225,7 +225,7 @@ def test_a_cut_is_named_by_the_calls_around_it() -> None:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_mode_around_one_call_is_told_from_one_around_all(mode: Any) -> None:
+def test_a_mode_around_one_call_is_distinguished_from_one_around_all(mode: Any) -> None:
     """The first is in the model, the second in the program."""
     model = chain(Under(mode))
     inner = why(model, "1.layer:out.grad", lambda: model(X))

@@ -9,7 +9,7 @@ import kedge
 
 @pytest.fixture
 def told():
-    """Collect what the user is told."""
+    """The messages to the user, as a list that grows."""
     return []
 
 

@@ -92,7 +92,7 @@ def test_values_of_mixed_precision_are_those_the_modules_make(watch, tmp_path):
 
 
 def test_the_recording_is_where_the_trainer_leaves_its_results(tmp_path, capsys):
-    """Without a place of its own, it is in the trainer's folder, and the user is told its name."""
+    """Without a place of its own, it is in the trainer's folder, and a message names it."""
     callback, _ = train(tmp_path / "out")
 
     assert callback.watched.recording.parent == tmp_path / "out"

@@ -168,7 +168,7 @@ def test_several_optimizers_are_watched(watch, tmp_path):
 
 
 def test_the_recording_is_where_the_trainer_leaves_its_results(tmp_path, capsys):
-    """Without a place of its own, it is in the trainer's folder, and the user is told its name."""
+    """Without a place of its own, it is in the trainer's folder, and a message names it."""
     callback = fit(Coder(), tmp_path / "results")
 
     assert callback.watched.recording.parent == tmp_path / "results"

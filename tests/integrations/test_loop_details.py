@@ -14,12 +14,12 @@ SCALE = 1024.0
 
 
 def norms(recording, site):
-    """Give the norm of a site in every step."""
+    """Return the norm of a site in every step."""
     return np.sqrt(recording.rows(site).sumsq).tolist()
 
 
 def norm_of(parameters):
-    """Give the norm of all gradients."""
+    """Return the norm of all gradients."""
     return torch.linalg.vector_norm(
         torch.cat([parameter.grad.flatten() for parameter in parameters])
     ).item()

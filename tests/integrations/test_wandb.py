@@ -47,7 +47,7 @@ run.finish()
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
-    """Give what a program logs to an offline run; each program is run once."""
+    """Return what a program logs to an offline run; each program is run once."""
     return functools.cache(lambda how, spoils: run(tmp_path_factory.mktemp("run"), how, spoils))
 
 
@@ -89,12 +89,12 @@ def records(content):
 
 
 def named(items):
-    """Give what is in a row or in the summary by name."""
+    """Return what is in a row or in the summary by name."""
     return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
 def rows(found):
-    """Give the logged rows, each with wandb's own step."""
+    """Return the logged rows, each with wandb's own step."""
     return [
         (record.history.step.num, named(record.history.item))
         for record in found
@@ -103,7 +103,7 @@ def rows(found):
 
 
 def summary(found):
-    """Give the summary as it is in the end."""
+    """Return the summary as it is in the end."""
     merged = {}
     for record in found:
         if record.WhichOneof("record_type") == "summary":

@@ -105,7 +105,7 @@ def test_what_decides_is_drawn_from_in_place_of_the_value() -> None:
 
 
 def test_many_are_measured_in_one_call() -> None:
-    """Those that can be read, each at its site; the others are told by their place."""
+    """Those that can be read, each at its site; the others are listed by their place."""
     table = HostTable()
     values = [torch.ones(3), torch.ones(2, dtype=torch.int64), torch.zeros(2)]
     assert table.observe_all([5, 6, 7], values, FULL, draws=True) == [1]
@@ -147,7 +147,7 @@ def test_arrays_that_do_not_fit_are_refused(wrong: dict[int, np.ndarray], messag
         measurer.use_arrays(*arrays)
 
 
-def test_wrong_arguments_are_told() -> None:
+def test_wrong_arguments_are_errors() -> None:
     """A number below 0, one argument too few, lists of two lengths, no room."""
     with pytest.raises(ValueError, match="call use_arrays first"):
         native.Measurer().observe(torch.ones(2), 0, V, FULL, False)

@@ -183,7 +183,7 @@ def test_an_item_tells_where_it_comes_from() -> None:
     }
 
 
-def test_buffers_views_and_calls_are_told() -> None:
+def test_buffers_views_and_calls_are_named() -> None:
     """A buffer is one, a view says that it is, and the second call of a module is call 1."""
 
     class Again(nn.Module):

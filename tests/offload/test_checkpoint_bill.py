@@ -29,7 +29,7 @@ def test_the_bill_has_what_a_checkpoint_holds(way: str, reentrant: bool, keeps: 
     assert sum(sums.bytes for sums in bill.by_module()) == bill.total.bytes
 
 
-def test_an_input_of_a_checkpoint_is_told_as_one() -> None:
+def test_an_input_of_a_checkpoint_is_named_as_one() -> None:
     """An item says that a checkpoint needs it, as which argument, and in which module that was called."""
     bill = saved(Model("all at once"))(X)
     held = [item for item in bill.items if item.node == "checkpoint"]

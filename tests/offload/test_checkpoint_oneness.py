@@ -31,7 +31,7 @@ class Attention(nn.Module):
 
 
 def in_dict(attention: nn.Module, h: Tensor) -> Any:
-    """Give it in a dict."""
+    """Return it in a dict."""
 
     def run(given: dict[str, Tensor]) -> Any:
         return attention(given["q"], given["k"], given["v"])
@@ -91,7 +91,7 @@ class Run(nn.Module):
 
 
 def noted(value: Tensor) -> Tensor:
-    """Give a tensor an attribute."""
+    """Set an attribute on a tensor."""
     value.scale = 3.0  # type: ignore[attr-defined]
     return value
 
@@ -107,14 +107,14 @@ class Pair(namedtuple("Pair", ["a", "b"])):  # noqa: PYI024, SLOT002 - its value
 
 
 def paired(value: Tensor) -> list[Any]:
-    """Give a named tuple that has an attribute."""
+    """Return a named tuple that has an attribute."""
     pair = Pair(value)
     pair.scale = 3.0
     return [pair]
 
 
 def inferred(value: Tensor) -> dict[str, Tensor]:
-    """Give a tensor beside one of inference mode."""
+    """Return a tensor beside one of inference mode."""
     with torch.inference_mode():
         return {"x": value, "m": torch.full((ROWS, SIZE), 0.5)}
 

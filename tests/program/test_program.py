@@ -531,7 +531,7 @@ def test_a_program_that_cannot_start_is_refused(
 def test_a_missing_module_of_a_package_is_refused_once_the_package_is_imported(
     folder: Path,
 ) -> None:
-    """What only the import can tell is told then, by the same kind of error."""
+    """What only the import can find out is reported then, by the same kind of error."""
     script(folder, "print('imported')", "pack/__init__.py")
 
     _, ours = both(folder, "-m", "pack.trian")

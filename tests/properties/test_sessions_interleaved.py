@@ -83,7 +83,7 @@ moves = st.lists(
 
 
 def fail(value: Tensor) -> None:
-    """Be an action that raises."""
+    """An action that raises."""
     raise RuntimeError
 
 

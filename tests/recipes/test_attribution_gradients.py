@@ -144,7 +144,7 @@ class TwoInputs(nn.Module):
         return Out(self.fc(hidden), hidden)
 
 
-def test_several_inputs_are_told_by_name() -> None:
+def test_several_inputs_are_listed_by_name() -> None:
     """With two floating-point inputs the message lists both; each can be explained, or both in one pass."""
     torch.manual_seed(0)
     model, image, scale, rows = (
@@ -376,7 +376,7 @@ def test_a_function_of_the_output_is_asked_about_each_copy() -> None:
     torch.testing.assert_close(together, one_by_one)
 
 
-def test_arguments_in_another_order_are_told() -> None:
+def test_arguments_in_another_order_are_an_error_that_says_so() -> None:
     """The images in place of the model, and the target in place of the layer."""
     with pytest.raises(
         AttributionError,

@@ -141,7 +141,7 @@ class Slices(nn.Module):
 def test_a_relu_on_a_part_of_a_tensor_is_an_error_that_names_it(
     recipe, by_paper, change, site
 ) -> None:
-    """Autograd joins it with what made the tensor, so that it cannot be cut; its site is told."""
+    """Autograd joins it with what made the tensor, so that it cannot be cut; the error names its site."""
     model = Slices(change)
     with pytest.raises(NothingCut, match=f"cannot cut at {site}: .*inplace=False"):
         recipe(model, 2)(images())

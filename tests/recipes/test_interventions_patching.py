@@ -126,7 +126,7 @@ def test_the_model_draws_the_same_numbers_in_every_run() -> None:
 
 
 def test_equal_metrics_leave_the_effect_open() -> None:
-    """Where the two inputs do not differ, no share of the difference can be told."""
+    """Where the two inputs do not differ, there is no share of the difference."""
     table = patch(reader(), CLEAN, CLEAN, "embed", difference)
     assert math.isnan(table["embed"])
 
@@ -191,7 +191,7 @@ def test_a_metric_that_gives_no_number_is_an_error_that_says_so(number) -> None:
     assert_unhooked(model)
 
 
-def test_a_site_without_a_value_is_told() -> None:
+def test_a_site_without_a_value_is_named() -> None:
     """Its row is missing in the table; the warning says why."""
     with pytest.warns(NeverFiredWarning, match=r"mix:out\[0\]: its value has no tensor \[0\]"):
         table = patch(reader(), CLEAN, CORRUPTED, "mix:out[0], embed", difference)

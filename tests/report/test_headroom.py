@@ -19,7 +19,7 @@ HALF, EIGHT = FORMATS["float16"], FORMATS["float8_e4m3fn"]
 
 
 def recorded(*steps: np.ndarray, dtype: str = "float32") -> Recording:
-    """Give a recording of one output that held these values, step by step."""
+    """Return a recording of one output that held these values, step by step."""
     rows = [
         {
             "step": i, "site": "fc:out", "count": v.size, "min": v.min(), "max": v.max(), "sum": v.sum(),

@@ -255,7 +255,7 @@ def test_a_report_of_160_columns() -> None:
 
 
 def test_a_report_without_findings() -> None:
-    """A healthy run is told so, and has no column of what is not finite."""
+    """The report of a healthy run says that it is healthy, and has no column of non-finite values."""
     assert report(network(), width=100) == text("""
         train.py --name 'my run'
         cpu · torch 2.13.0+cpu · Python 3.11.7 · started 2026-11-21 07:00 UTC
@@ -696,7 +696,7 @@ def test_in_ci_there_are_no_colours_unless_they_are_forced(
 
 
 def test_what_broke_after_the_last_full_step_is_said_to_have() -> None:
-    """A value that is not that of the step which the legend names is told apart from the others."""
+    """A value from another step than the legend names is marked as such."""
     late = {**row("classifier:out", 115, math.nan), "level": 1}
     broken = Recording.build(
         sites(), [*rows(), late], manifest=MANIFEST, events=(END,), roots=ROOTS

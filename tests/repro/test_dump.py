@@ -78,7 +78,7 @@ def safe_sqrt(x: Tensor) -> Tensor:
 
 
 class Told(NamedTuple):
-    """A recording's folder, and what was told to its log."""
+    """A recording's folder, and the messages to its log."""
 
     folder: Path
     events: list[Mapping[str, Any]]
@@ -140,7 +140,7 @@ def train(
 
 
 def begin(dump: FirstBadCall, model: nn.Module) -> None:
-    """Have a dump watch a model whose first call has begun."""
+    """Start a dump on a model whose first call has begun."""
 
     def entered(module: nn.Module, args: Any) -> None:
         if module is model:

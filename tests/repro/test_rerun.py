@@ -112,7 +112,7 @@ def test_the_operation_of_a_backward_is_named(tmp_path: Path) -> None:
 
 
 def test_a_mask_is_not_what_made_a_nan(tmp_path: Path) -> None:
-    """What puts infinities where it is told to makes none; the operation is that which made NaN of them."""
+    """An operation that is asked to fill in infinities makes none; the one that turned them into NaN is named."""
     _, birth = run(tmp_path, "Masked", "--budget", "none")
 
     assert [o["site"] for o in birth["evidence"]["operations"]] == ["1/softmax:out"]

@@ -36,7 +36,7 @@ def load(path: Path) -> tuple[Recording, list[dict[str, Any]]]:
 
 
 def findings(recording: Recording) -> list[dict[str, Any]]:
-    """Give what all rules find, as plain JSON."""
+    """Return what all rules find, as plain JSON."""
     return json.loads(json.dumps([asdict(finding) for finding in check(recording)]))
 
 
@@ -52,7 +52,7 @@ def nan_born(*, fires: bool) -> Golden:
 
 
 def grad_explode(*, fires: bool) -> Golden:
-    """Let the gradients' norm leave its past for good, or for one bad batch."""
+    """Make the norm of the gradients leave its past range for good, or for one bad batch."""
     course = Course(SAMPLES)
     high = range(26, 30) if fires else range(26, 27)
     course.weight(
@@ -102,7 +102,7 @@ def update_ratio(*, fires: bool) -> Golden:
 
 
 def near_overflow(*, fires: bool) -> Golden:
-    """Let a float16 activation come to a half of 65,504, or stay three doublings below it."""
+    """Make a float16 activation reach half of 65,504, or stay three doublings below it."""
     rows = [
         size(step, "fc:out", 100.0) | {"min": -9.0, "max": (3e4 if fires else 8e3) + step}
         for step in range(0, 50, 10)
@@ -131,7 +131,7 @@ def grad_zero(*, fires: bool) -> Golden:
 
 
 def spike(*, fires: bool) -> Golden:
-    """Let the loss of one unsampled step be like none before, or only double."""
+    """Make the loss of one unsampled step unlike any before it, or only double it."""
     jump = {33: 9.0 if fires else 0.55}
     losses = [2.0 / (1 + i / 4) + 0.01 * (i % 3) if i not in jump else jump[i] for i in range(50)]
     rows = [
@@ -177,7 +177,7 @@ def scale_drift(*, fires: bool) -> Golden:
 
 
 def unused_param(*, fires: bool) -> Golden:
-    """Give the optimizer one of two weights that get gradients, or both."""
+    """Pass one of two weights that get gradients to the optimizer, or both."""
     course = Course(SAMPLES[:4])
     course.weight("fc", steady(0.1, 1e-3, 1e-4))
     course.weight("head", steady(0.1, 1e-3, 1e-4))
@@ -214,7 +214,7 @@ def never_called(*, fires: bool) -> Golden:
 
 
 def saved_memory(*, fires: bool) -> Golden:
-    """Have one module save most of a lot, or of next to nothing."""
+    """Make one module save most of a large total, or of a tiny one."""
     mib = 2**20 if fires else 2**10
     modules = [
         {"path": "attn", "bytes": 300 * mib, "tensors": 3},
@@ -230,7 +230,7 @@ def saved_memory(*, fires: bool) -> Golden:
 
 
 def rank_departs(*, fires: bool) -> Golden:
-    """Let one of four ranks go its own way from step 30 on, or only see other data than the others."""
+    """Make one of four ranks diverge from step 30 on, or only see different data."""
     sites = [{"site": "fc:out", "type": "Linear", "shape": [8, 16]}]
     sites += [
         {
@@ -321,7 +321,7 @@ def rate_too_large(*, fires: bool) -> Golden:
 
 
 def double_softmax(*, fires: bool) -> Golden:
-    """Give cross-entropy what softmax returned, or logits."""
+    """Pass what softmax returned to cross-entropy, or logits."""
     course = Course(SAMPLES[:3])
     course.weight("fc", steady(0.1, 1e-3, 1e-4))
     course.loss([2.3, 2.2, 2.1], every=10, source={"file": "train.py", "line": 12})
@@ -352,7 +352,7 @@ def eval_mode(*, fires: bool) -> Golden:
 
 
 def loss_below_zero(*, fires: bool) -> Golden:
-    """Let nll_loss fall through zero, or the squared error that a program subtracts from something."""
+    """Make nll_loss fall below zero, or the squared error that a program subtracts from something."""
     course = Course(SAMPLES[:3])
     course.weight("fc", steady(0.1, 1e-3, 1e-4))
     course.loss([0.1, -0.2, -0.9], every=10, source={"file": "train.py", "line": 12})
@@ -362,7 +362,7 @@ def loss_below_zero(*, fires: bool) -> Golden:
 
 
 def batch_of_one(*, fires: bool) -> Golden:
-    """Give batch normalisation a single sample twice, or never fewer than two."""
+    """Pass a single sample to batch normalisation twice, or never fewer than two."""
     course = Course(SAMPLES[:5])
     course.sites.append({"site": "norm:out", "type": "BatchNorm2d", "shape": [32, 4, 2, 2]})
     course.sites.append({"site": "head:out", "type": "Linear", "shape": [32, 10]})
@@ -388,7 +388,7 @@ def input_scale(*, fires: bool) -> Golden:
 
 
 def no_learning(*, fires: bool) -> Golden:
-    """Let the loss swing around its first value, or fall below it."""
+    """Make the loss swing around its first value, or fall below it."""
     course = Course(range(0, 60, 10))
     course.weight("fc", steady(0.1, 1e-3, 1e-4))
     course.loss([2.3 + 0.05 * (i * 7 % 5 - 2) - (0.0 if fires else 0.02 * i) for i in range(60)])

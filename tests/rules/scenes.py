@@ -68,7 +68,7 @@ class Scene:
             )
 
     def id(self, text: str) -> int:
-        """Give the id of a site."""
+        """Return the id of a site."""
         return next(site["id"] for site in self.sites if site["site"] == text)
 
     def step(
@@ -174,7 +174,7 @@ EVERYTHING = (
 
 
 def all_of(sites: Iterable[str], value: float) -> dict[str, float]:
-    """Give the same value to some sites."""
+    """Set the same value at some sites."""
     return dict.fromkeys(sites, value)
 
 

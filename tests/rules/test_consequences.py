@@ -19,7 +19,7 @@ RATE, DEAD, NAN = "RATE-TOO-LARGE", "DEAD-CHANNEL", "NAN-BORN"
 
 @dataclass(frozen=True)
 class Told:
-    """A rule that finds what it was told."""
+    """A rule that finds what it is given."""
 
     findings: Sequence[Finding] = field(default_factory=tuple)
 

@@ -27,7 +27,7 @@ MANIFEST = {
 
 @dataclasses.dataclass(frozen=True)
 class Lacking:
-    """A rule that lacks what it is told to, and finds something if it is told to."""
+    """A rule that lacks the given evidence, and finds something if asked to."""
 
     code: str
     have: int = 0
@@ -38,7 +38,7 @@ class Lacking:
     severity: str = "warning"
 
     def check(self, recording):
-        """Give one finding, or none."""
+        """Return one finding, or none."""
         return [Finding(self.code, "warning", "fc:out", 0, "It is so.")] if self.finds else []
 
     def lacking(self, recording):

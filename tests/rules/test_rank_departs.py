@@ -75,7 +75,7 @@ def test_a_rank_that_leaves_the_others_is_named() -> None:
 
 
 def test_of_two_ranks_neither_is_blamed() -> None:
-    """Which of two is right cannot be told."""
+    """Nobody can know which of two is right."""
     (finding,) = found(weights([1, 1], [1, 1.01]))
 
     assert finding.severity == "error"
@@ -83,7 +83,7 @@ def test_of_two_ranks_neither_is_blamed() -> None:
     assert finding.evidence["rank"] is None
 
 
-def test_the_step_in_between_is_told() -> None:
+def test_the_step_in_between_is_named() -> None:
     """Where the gradients' norms part is seen in light steps too."""
     (finding,) = found(weights([1, 1], [1, 1.01], norms=[[1] * 9, [1, 1, 1, 1, 1.2, 1, 1, 1, 1]]))
 
@@ -208,7 +208,7 @@ def test_of_two_ranks_the_second_is_compared_with_the_first() -> None:
     ],
 )
 def test_other_data_at_each_rank_is_no_departure(recording: Recording) -> None:
-    """Neither single batches nor small differences, nor what is decided by one batch, is told."""
+    """Neither single batches nor small differences, nor what one batch decides, are findings."""
     assert found(recording) == []
 
 

@@ -32,7 +32,7 @@ class Says:
     severity: str = "error"
 
     def check(self, recording):
-        """Give them."""
+        """Return the given findings."""
         return self.given
 
     def lacking(self, recording):
@@ -167,7 +167,7 @@ def test_one_healthy_step_is_enough_to_read(rule):
 def _light(
     step: int, sites: list[dict[str, object]], bad: dict[str, float] | None = None
 ) -> list[dict[str, object]]:
-    """Give the rows of a step in between: norms of outputs and of all gradients, and the loss."""
+    """Return the rows of a step in between: norms of outputs and of all gradients, and the loss."""
     kept = [site["site"] for site in sites if str(site["site"]).endswith((":out", ":grad.norm"))]
     squares = {text: (bad or {}).get(text, 0.5 + 0.1 * (step % 3)) for text in kept}
     rows = [

@@ -63,7 +63,7 @@ class Running:
         self.told = forked.run(command, cwd=ROOT, timeout=120)
 
     def stop(self):
-        """Let it end; returns what it tells."""
+        """Tell it to end; returns what it prints."""
         (self.folder / "stop").touch()
         self._thread.join()
         assert (self.told.returncode, self.told.stderr) == (0, "")
@@ -237,7 +237,7 @@ class Interrupted:
         yield {"event": "over", "why": "the command left"}
 
     def leave(self):
-        """Have the watch end."""
+        """End the watch."""
         self.left = True
 
 

@@ -15,6 +15,7 @@ import pytest
 from kedge.running import entry
 from kedge.running.attached_program import _surroundings, sent_text
 from kedge.running.entry import BusyImporting, HeldSignals, LentModules, enter
+from kedge.running.late_watch import LateWatch
 from kedge.running.private_folder import PrivateFolder
 
 
@@ -38,7 +39,7 @@ def _order(folder, **more):
 def test_an_entry_that_comes_too_late_does_nothing(listening):
     """The command has given up, and nobody would let the program go."""
     folder, server = listening
-    enter(_order(folder, until=time.monotonic() - 1))
+    enter(_order(folder, until=time.monotonic() - 1), LateWatch)
 
     with pytest.raises(TimeoutError):
         server.accept()
@@ -48,7 +49,7 @@ def test_a_folder_that_others_can_open_is_not_trusted(listening):
     """Somebody else may have put a socket there."""
     folder, server = listening
     folder.path.chmod(0o755)
-    enter(_order(folder))
+    enter(_order(folder), LateWatch)
 
     with pytest.raises(TimeoutError):
         server.accept()
@@ -62,7 +63,9 @@ def test_a_folder_that_others_can_open_is_not_trusted(listening):
         ({}, "KeyError"),  # the order lacks the options: stands for any error of ours
     ],
 )
-def test_what_fails_is_told_to_the_command_and_not_to_the_program(listening, wrong, text, capfd):
+def test_what_fails_is_reported_to_the_command_and_not_to_the_program(
+    listening, wrong, text, capfd
+):
     """The text that is sent raises nothing, prints nothing and leaves no name."""
     folder, server = listening
     names = {"__name__": "program"}

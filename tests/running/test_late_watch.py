@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 
 import pytest
@@ -57,6 +58,9 @@ def command(tmp_path):
     yield made
     if late_watch._active:
         made.leave()
+    for thread in threading.enumerate():
+        if thread.name == "kedge attach":  # it has closed the connection, and is about to end
+            thread.join(30)
 
 
 def test_a_watch_in_the_midst_of_a_training_changes_no_bit(command, tables):

@@ -40,7 +40,7 @@ def test_a_request_is_taken_back_by_one_for_an_empty_script(monkeypatch):
 
 
 def test_a_refusal_names_the_settings_that_cause_it(monkeypatch):
-    """Python may be told not to let anybody in."""
+    """Python may have been started so that nobody can enter it."""
 
     def refuse(pid, script):
         raise RuntimeError("Remote debugging is not enabled in the remote process.")

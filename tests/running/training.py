@@ -1,4 +1,4 @@
-"""A training that goes on until it is told to stop, and tells what it has come to."""
+"""A training that continues until it is told to stop, and reports how far it has come."""
 
 from __future__ import annotations
 

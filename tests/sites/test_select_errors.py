@@ -216,7 +216,9 @@ def test_a_model_without_modules_inside_has_nothing_near() -> None:
 
 
 @pytest.mark.parametrize(("text", "site"), [("relu", "/relu"), ("0.softmax:out.grad", "0/softmax")])
-def test_a_function_that_is_taken_for_a_module_is_told_with_its_slash(text: str, site: str) -> None:
+def test_the_error_about_a_function_taken_for_a_module_writes_it_with_its_slash(
+    text: str, site: str
+) -> None:
     """`F.relu` is no module, and its path would not be found among those nearest."""
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(NoSiteMatched) as caught:
@@ -228,7 +230,7 @@ def test_a_function_that_is_taken_for_a_module_is_told_with_its_slash(text: str,
 
 
 @pytest.mark.parametrize("text", ["relo", "1.relu", "relu:param", "relu/add"])
-def test_what_is_no_function_is_told_without_a_slash(text: str) -> None:
+def test_the_error_about_what_is_no_function_has_no_slash(text: str) -> None:
     """A slash would not help there."""
     with pytest.raises(NoSiteMatched) as caught:
         Selector(text).on(nn.Sequential(nn.Linear(2, 2)))

@@ -61,7 +61,7 @@ def test_a_pattern_without_some_operations() -> None:
     assert [p.without for p in named[2:]] == [(("relu", None), ("add", 1)), ()]
 
 
-def test_a_pattern_of_modules_is_told_from_a_name() -> None:
+def test_a_pattern_of_modules_is_distinguished_from_a_name() -> None:
     """A module that a pattern stands for may well have no such operation; one that is named should."""
     assert [p.many for p in places("one/relu, two.*/relu")] == [False, True]
 

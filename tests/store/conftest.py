@@ -23,7 +23,7 @@ sys.modules["kedge"].__path__ = [{_PACKAGE!r}]
 
 @pytest.fixture(scope="session")
 def alone() -> Alone:
-    """Give the command line that runs code where ``kedge.store`` is there and torch is not."""
+    """Return the command line that runs code where ``kedge.store`` is there and torch is not."""
 
     def command(code: str, *arguments: object) -> list[str]:
         return [sys.executable, "-c", _PREAMBLE + code, *map(str, arguments)]

@@ -251,7 +251,7 @@ def test_what_can_never_be_a_recording_is_an_error(tmp_path: Path) -> None:
         Follower(tmp_path / "new.kedge").poll()
 
 
-def test_damage_is_told_while_it_is_followed(tmp_path: Path) -> None:
+def test_damage_is_reported_while_a_recording_is_followed(tmp_path: Path) -> None:
     """A file that is spoilt under the follower's eyes is named."""
     with create(tmp_path / "r.kedge", {}, force=False) as writer:
         writer.sites([site(0)], [ROOT])

@@ -36,7 +36,7 @@ def test_the_examples_print_what_the_page_says(
 
 
 def _cells(heading: str, title: str) -> list[str]:
-    """Give the first cells of the table that starts with a title, under a heading."""
+    """Return the first cells of the table that starts with a title, under a heading."""
     text = PAGE.read_text().split(f"## {heading}\n")[1]
     rows = text.split(f"| {title} |")[1].split("\n\n")[0].splitlines()[2:]
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row.split("|")[1])]

@@ -56,7 +56,7 @@ def measured(values: np.ndarray, step: int = 0, channels: int = 0) -> dict[str, 
 
 
 def recorded(rows: Sequence[Mapping[str, Any]], channels: int | None = None) -> Recording:
-    """Give a recording of one site with these rows."""
+    """Return a recording of one site with these rows."""
     return Recording.build([{"site": "relu:out", "channels": channels}], rows)
 
 

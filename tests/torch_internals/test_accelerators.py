@@ -39,7 +39,7 @@ class Module:
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Let a machine have an accelerator with a module; returns the function that puts it in."""
+    """Return a function that installs an accelerator with a given module."""
 
     def put(module, kind="xpu"):
         monkeypatch.setattr(
@@ -206,7 +206,7 @@ def test_a_tensor_of_the_host_is_its_own_copy():
     assert arrived is None
 
 
-def test_autocast_is_told_by_kind():
+def test_autocast_is_recognised_by_kind_of_device():
     """Only the kinds for which it is on, with their dtypes."""
     assert accelerators.autocast() == {}
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -20,7 +20,7 @@ from tests.watch.watched import net
 
 @pytest.fixture
 def capture(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Callable[[bool], None], list[str]]]:
-    """Give what begins and ends a capture, as the device would tell, and all that is said."""
+    """Return functions that begin and end a capture as the device would, and the list of messages."""
     state, said = [False], []
     monkeypatch.setattr(accelerators, "is_capturing", lambda: state[0])
     monkeypatch.setattr(device_graphs, "_said", [])

@@ -45,7 +45,7 @@ def train(model, steps=2, lr=0.1):
         optimizer.step()
 
 
-def test_a_step_is_told_in_its_order(digested):
+def test_a_step_is_digested_in_its_order(digested):
     """Outputs of root modules, gradients before the step, parameters and buffers after it; names are written once."""
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3, affine=False))
 
@@ -187,7 +187,7 @@ def test_a_digest_is_of_bytes_shape_and_dtype(change):
 
 
 def test_what_is_transformed_has_the_digest_of_what_is_inside(digested):
-    """Gradients of single samples are told of: a forward under `vmap` and `grad` computes the values of all of them."""
+    """Gradients of single samples are reported: a forward under `vmap` and `grad` computes the values of all of them."""
     torch.manual_seed(0)
     model, x = nn.Linear(3, 2), torch.randn(4, 3)
     weights = {name: param.detach() for name, param in model.named_parameters()}

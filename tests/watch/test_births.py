@@ -90,7 +90,7 @@ def born(program: Callable[[], None]) -> Finding:
 
 @pytest.mark.parametrize("step", [0, 10], ids=["first", "measured"])
 def test_a_module_that_leaves_its_domain(step: int) -> None:
-    """In a measured step the module, its operation and its line are told, and the steps before it."""
+    """In a measured step the finding names the module, its operation and its line, and the steps before it."""
     finding = born(train(Net(Log()), zero_at(step)))
 
     assert (finding.site, finding.step, finding.severity) == ("middle:out", step, "error")
@@ -153,7 +153,7 @@ def test_a_derivative_that_is_infinite() -> None:
 
 @pytest.mark.parametrize(("step", "site", "how"), [(10, ":in", "entry"), (7, "loss", "produced")])
 def test_a_batch_with_a_nan(step: int, site: str, how: str) -> None:
-    """What came in is told from what was made, in measured steps and in guarded ones."""
+    """What came in is distinguished from what was made, in measured steps and in guarded ones."""
     finding = born(train(Net(nn.Tanh()), lambda at, x: x * math.nan if at == step else x))
 
     assert (finding.site, finding.evidence["how"], finding.step) == (site, how, step)
@@ -219,7 +219,7 @@ def test_loss_scaling_that_skips_steps_is_no_error() -> None:
 
 
 def test_a_value_beyond_float16() -> None:
-    """The headroom of the dtype is told."""
+    """The message names the headroom of the dtype."""
     gc.collect()  # optimizers of other tests would be waited for
 
     def program() -> None:
@@ -304,7 +304,7 @@ def behind_another_root() -> None:
 
 
 class Failing(nn.Module):
-    """Raises if it is told so."""
+    """Raises if asked to."""
 
     error: Any = None
 

@@ -184,7 +184,7 @@ class Graphs:
 
 
 def paying(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
-    """Have a second variant cost so many seconds."""
+    """Pretend that compiling a second variant took so many seconds."""
     monkeypatch.setattr(dynamo, "compile_seconds", lambda: seconds * dynamo.has_compiled())
 
 

@@ -195,7 +195,7 @@ class Drops(nn.Module):
 
 
 def test_the_ledger_says_why_also_where_the_model_is_gone() -> None:
-    """A function that has returned has left no model behind, and yet what it did with its parts is told."""
+    """A function that has returned leaves no model behind, but what it did with its parts is still reported."""
     log = watch(lambda: nn.Sequential(Drops(), Drops())(torch.ones(1, 2)).sum().backward())
     (event,) = [event for event in log.events if event["kind"] == "ledger"]
 

@@ -22,7 +22,7 @@ def trained(
     after: Callable[[int, nn.Module], None] | None = None,
     steps: int = 9,
 ) -> Memory:
-    """Train a layer by a loss of its output that is told when to go wrong."""
+    """Train a layer with a loss that becomes non-finite at the given steps."""
 
     def program() -> None:
         torch.manual_seed(0)

@@ -175,7 +175,7 @@ class Broken(Memory):
         super().stats(step, columns)
 
 
-def test_a_failure_of_kedge_is_told_once_and_the_program_goes_on(
+def test_a_failure_of_kedge_is_reported_once_and_the_program_continues(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Nothing raises in the program, every hook goes, and the bits are the same."""
@@ -190,7 +190,7 @@ def test_a_failure_of_kedge_is_told_once_and_the_program_goes_on(
 
 
 def test_a_failure_at_the_very_end_leaves_no_hook() -> None:
-    """The last write fails after the program has ended: whoever ended the watch is told, and nothing stays."""
+    """The last write fails after the program has ended: whoever ended the watch learns of it, and nothing is left behind."""
     log, model = Broken(), nn.Linear(2, 2)
     with pytest.raises(OSError, match="no room is left"):
         watch(lambda: [model(torch.ones(1, 2)) for _ in range(2)], every=1, log=log)
@@ -201,7 +201,7 @@ def test_a_failure_at_the_very_end_leaves_no_hook() -> None:
 def test_a_measurement_that_fails_costs_its_own_site_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One site is off from there on, which is told on stderr whatever the program does with warnings."""
+    """One site is off from there on, and stderr says so whatever the program does with warnings."""
     observe = StepValues.observe
 
     def fails(values: StepValues, seat: Any, value: Tensor, **options: Any) -> None:

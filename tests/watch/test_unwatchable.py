@@ -1,4 +1,4 @@
-"""What cannot be watched costs itself alone, and is told once with its cause; everything after it is watched."""
+"""What cannot be watched costs only itself, and is reported once with its cause; everything after it is watched."""
 
 from __future__ import annotations
 

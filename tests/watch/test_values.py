@@ -185,7 +185,7 @@ class Secretive(nn.Module):
 def test_a_value_that_cannot_be_looked_through_ends_no_program(
     levels: tuple[StepKind, ...], paced: Paced, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told once for each place, and all else is seen."""
+    """It is reported once for each place, and everything else is seen."""
     paced(*levels)
     model = Secretive()
 

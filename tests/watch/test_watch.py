@@ -62,7 +62,7 @@ def test_every_site_is_described() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_saved_for_backward_is_told_once() -> None:
+def test_what_is_saved_for_backward_is_reported_once() -> None:
     """The first step's bill is the bytes that autograd keeps, by the module that saved them."""
     log = watch(lambda: train(Conv(), 3))
     (bill,) = [e for e in log.events if e["kind"] == "saved"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.watch_options import add_watch_options, check_watched
-from kedge.numbers import listed
+from kedge.short_text import listed
 from kedge.stderr import say
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ class AttachCommand:
 
 
 def _follow(program: AttachedProgram, name: str, duration: float | None) -> int:
-    """Print what the watch reports, to its end."""
     heard = _Heard(program, name, duration)
     while True:
         try:
@@ -102,8 +101,6 @@ def _follow(program: AttachedProgram, name: str, duration: float | None) -> int:
 
 
 class _Heard:
-    """What the watch has reported."""
-
     def __init__(self, program: AttachedProgram, name: str, duration: float | None) -> None:
         self.program, self.name, self._duration = program, name, duration
         self.is_leaving = False

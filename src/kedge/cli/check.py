@@ -42,8 +42,8 @@ class CheckCommand:
     --json prints one object:
       {"recording": RUN, "findings": [{"code", "severity", "site", "step", "message",
                                        "evidence", "confidence", "remedy"}, ...],
-       "unjudged": [{"code", "lacks", "have", "need"}, ...], "command": TEXT or null, "unseen":
-       [TEXT, ...]}
+       "unjudged": [{"code", "lacks", "have", "need"}, ...], "command": TEXT or null,
+       "unseen": [TEXT, ...]}
     Numbers that JSON does not have are the strings "nan", "inf" and "-inf".
     """
 

@@ -243,7 +243,6 @@ def _function(text: str, option: str) -> Callable[[Any], Any]:
 
 
 def _entry(text: str | bool, option: str) -> Field:
-    """Return where a batch has a field."""
     if isinstance(text, bool):
         return text
     if text.removeprefix("-").isdecimal():

@@ -21,11 +21,10 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
+from typing import Any, Protocol
 
 from kedge.cli.attach import AttachCommand
 from kedge.cli.check import CheckCommand
-from kedge.cli.command import Command
 from kedge.cli.completion import CompletionCommand
 from kedge.cli.diff import DiffCommand
 from kedge.cli.explain import ExplainCommand
@@ -42,10 +41,28 @@ from kedge.cli.run import RunCommand
 from kedge.cli.serve import ServeCommand
 from kedge.cli.sites import SitesCommand
 from kedge.errors import KedgeError, RecordingError
-from kedge.numbers import with_short_words
 from kedge.program.ending import SIGINT_STATUS, Ending
+from kedge.short_text import with_short_words
 from kedge.shown_text import visible
 from kedge.stderr import print_error
+
+
+class Command(Protocol):
+    """One word after ``kedge``; its docstring is its help text, its first line the short one."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Add the command's arguments."""
+
+    def run(self, args: argparse.Namespace) -> int | Ending:
+        """Run the command.
+
+        Returns:
+            The exit status, or the ending of the program that was run.
+
+        Raises:
+            KedgeError: The command cannot be carried out.
+        """
+
 
 COMMANDS: tuple[Command, ...] = (
     RunCommand(),

@@ -1,4 +1,4 @@
-"""``kedge report``: a recording in the terminal, or as a page."""
+"""``kedge report``: a recording in the terminal, or as a page; several in a table, or on one page."""
 
 from __future__ import annotations
 
@@ -11,17 +11,22 @@ from kedge.cli.output import print_json
 from kedge.cli.page_file import write_page
 from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import SUFFIX, expanded, open_recording, recording_named
-from kedge.cli.several import page_beside, report_several
 from kedge.cli.sites_option import add_sites, only_sites
+from kedge.errors import NotARecording, RecordingError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kedge.report.runs.summary import RunSummary
+    from kedge.report.runs.table import LeftOut, RunTable
     from kedge.rules.rule import Finding, Rule
     from kedge.store.recording import Recording
 
 #: The modules that a report shows by default.
 MOST_MODULES = 40
+
+#: The name of the page of several runs, beside the first of them.
+PAGE = "runs.html"
 
 
 class ReportCommand:
@@ -38,18 +43,16 @@ class ReportCommand:
 
     --json prints the object of kedge check --json, and three more keys:
       {..., "run": {"command", "device", "torch", "python", "started", "exit", "error", "steps",
-      "seconds",
-                    "watching", "ended", "sampled"},
+                    "seconds", "watching", "ended", "sampled"},
        "models": [{"model", "parameters"}, ...],
        "modules": [{"module", "type", "shape", "parameters", "out", "grad", "update", "zero",
-       "broken"}, ...]}
+                    "broken"}, ...]}
     and of several recordings:
       {"runs": [{"run", "recording", "command", "options", "findings", "judged", "ending", "steps",
-      "loss", "best",
-                 "best_step", "norm", "seconds", "seconds_per_step", "saved", "started",
-                 "not_finite"}, ...],
-       "differ": ["--lr", ...], "equal": {"--steps": "300", ...}, "left_out": [{"recording",
-       "reason"}, ...], "smoothing"}
+                 "loss", "best", "best_step", "norm", "seconds", "seconds_per_step", "saved",
+                 "started", "not_finite"}, ...],
+       "differ": ["--lr", ...], "equal": {"--steps": "300", ...},
+       "left_out": [{"recording", "reason"}, ...], "smoothing"}
     """
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -210,3 +213,93 @@ def _print_json(
 
 def _write(args: argparse.Namespace, page: str) -> None:
     write_page(Path(args.output) if args.output else page_beside(Path(args.recording)), page)
+
+
+def report_several(names: Sequence[str], args: argparse.Namespace, rules: Sequence[Rule]) -> None:
+    """Show several recordings, without those that cannot be read.
+
+    Args:
+        names: Their names, as typed.
+        args: The arguments of ``kedge report``.
+        rules: The rules to judge them with.
+
+    Raises:
+        NotARecording: None of them can be read.
+    """
+    file = Path(args.output) if args.output else Path(names[0]).parent / PAGE
+    table = _read(names, args, rules)
+    if args.html:
+        from kedge.report.runs.page import render_runs_page
+        from kedge.sites.filters import chosen_sites
+
+        if args.sites is not None:  # a wrong filter is refused before the work
+            chosen_sites(args.sites, [site for run in table.runs for site in run.recording.sites])
+        with progress("drawing the page"):
+            page = render_runs_page(table, pages_beside(names, file), args.sites or "")
+        write_page(file, page)
+    elif args.json:
+        print_json(table.document())
+    else:
+        from kedge.report.runs.terminal import render_runs
+        from kedge.report.terminal import console_for
+
+        render_runs(table, console_for())
+
+
+def _read(names: Sequence[str], args: argparse.Namespace, rules: Sequence[Rule]) -> RunTable:
+    from kedge.report.runs.summary import numbered, told_apart
+    from kedge.report.runs.table import LeftOut, RunTable
+
+    source = not args.no_source
+    runs: list[RunSummary] = []
+    left: list[LeftOut] = []
+    for name, said in zip(names, told_apart(names) if source else numbered(names), strict=True):
+        try:
+            runs.append(_summary(recording_named(name), said, args, rules))
+        except RecordingError as error:
+            reason = str(error)
+            left.append(
+                LeftOut(said, reason.replace(name, said)) if args.html else LeftOut(name, reason)
+            )
+    if not runs:
+        raise NotARecording("; ".join(f"{one.recording}: {one.reason}" for one in left))
+    return RunTable(tuple(runs), tuple(left))
+
+
+def _summary(path: str, name: str, args: argparse.Namespace, rules: Sequence[Rule]) -> RunSummary:
+    from kedge.report.head import is_written
+    from kedge.report.page.redact import shareable
+    from kedge.report.runs.summary import RunSummary
+    from kedge.rules.judgement import judge
+
+    recording = open_recording(path)
+    written, wrote = is_written(recording), None
+    if written:
+        wrote = max(
+            file.stat().st_mtime for file in (Path(path), *Path(path).glob("stats-*.arrows"))
+        )
+    if args.html:
+        recording = shareable(recording, source=not args.no_source)
+    with progress(f"judging {name}"):
+        judgement = judge(recording, rules)
+    return RunSummary(name, recording, judgement.findings, judgement.complete, written, wrote)
+
+
+def pages_beside(names: Sequence[str], page: Path) -> list[str | None]:
+    """Return the file name of each recording's own page, if that stands in the folder of another page."""
+    found = []
+    for name in names:
+        file = page_beside(Path(name))
+        beside = (
+            file.parent.resolve() == page.parent.resolve()
+            and file.exists()
+            and file.name != page.name
+        )
+        found.append(file.name if beside else None)
+    return found
+
+
+def page_beside(folder: Path) -> Path:
+    """Return the file of a recording's page: beside the recording, with another ending."""
+    folder = folder if folder.name else folder.resolve()
+    return folder.with_name(f"{folder.name.removesuffix('.kedge')}.html")

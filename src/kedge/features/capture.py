@@ -352,7 +352,6 @@ class Nowhere:
 
 
 def _shares(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors may share memory."""
     one, other = memory_of(a), memory_of(b)
     return not (one and other) or not one.isdisjoint(other)
 

@@ -155,7 +155,6 @@ class FeatureForward:
         return settled(call, values, names)
 
     def _pool(self, call: ForwardCapture, pooling: PoolingOfCall) -> None:
-        """Pool the values of a forward that has shown their dimensions."""
         pooling.learn(self.wanted.transforms)
         for key, (shape, _) in pooling.seen.items():
             transform, took = self.wanted.transforms[key.number], call.values.get(key)
@@ -262,7 +261,6 @@ class FeatureForward:
     def _learn(
         self, kind: Hashable, call: ForwardCapture, names: Mapping[ValueKey, str], given: Any
     ) -> None:
-        """Store the plan for forwards of this kind."""
         tensors = (
             *(tensor for module in self.modules for tensor in _own(module)),
             *(t for _, t in leaves.find(given)),

@@ -15,7 +15,7 @@ from torch import Tensor
 from kedge.errors import ExtractError
 from kedge.features.axes.arguments import Arguments, Mask
 from kedge.features.axes.layout import FLAT, Layout
-from kedge.numbers import counted
+from kedge.short_text import counted
 
 How = Literal["mean", "max", "tokens", "first", "last", "flatten"]
 _OF_SEQUENCES = ("tokens", "first", "last")
@@ -223,7 +223,6 @@ class Pool:
         return pooled.movedim(layout.samples - sum(dim < layout.samples for dim in positions), 0)
 
     def _one(self, value: Tensor, layout: Layout, kept: Tensor | None) -> Tensor:
-        """Return one position of each sample."""
         values = value.movedim((layout.samples, layout.positions[0]), (0, 1))
         if kept is None:
             return values[:, 0 if self.how == "first" else -1]

@@ -155,8 +155,6 @@ def _labels(labels: Mapping[str, Any] | Callable[[str], Any], keys: Sequence[str
 
 
 class _Columns:
-    """The features collected for each site, as rows of a table."""
-
     def __init__(self, layout: ChannelLayout, dtype: torch.dtype) -> None:
         self.layout, self.dtype = layout, dtype
         self.blocks: dict[str, list[Array]] = {}
@@ -204,7 +202,6 @@ def _layout(positions: Positions | None, channel: int) -> ChannelLayout:
 
 
 def _names(site: str, shape: Sequence[int], width: int) -> Iterator[str]:
-    """Yield the names of a site's columns."""
     if not shape:
         yield site
     else:

@@ -40,7 +40,6 @@ class Drawing(Figure):
         super().__init__(figsize=(width, height), dpi=110, layout="constrained", facecolor="white")
 
     def _repr_png_(self) -> bytes:
-        """Return the picture for a notebook."""
         picture = BytesIO()
         self.savefig(picture, format="png")
         return picture.getvalue()

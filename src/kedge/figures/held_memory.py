@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from kedge.errors import CannotDraw
 from kedge.figures.canvas import ACCENT, QUIET, TEXT, Axes, Drawing, dress, plain
-from kedge.numbers import sized
 from kedge.report.fitted_text import cut
 from kedge.report.held.held_tree import HeldNode, held_tree
+from kedge.short_text import sized
 
 _HOLDERS = 10
 _LONGEST_NAME = 34
@@ -118,7 +118,6 @@ def _holders(course: HeldOverTime) -> list[tuple[str, int]]:
 
 
 def _own(node: HeldNode, path: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the path of a module and of each one in it, with the bytes that each holds itself."""
     yield path, sum(inner.bytes for inner in node.inside.values() if inner.level != "module")
     for inner in node.inside.values():
         if inner.level == "module":

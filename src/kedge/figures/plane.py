@@ -130,7 +130,6 @@ def scatter(
 
 
 def _legend(axes: Axes, count: int) -> None:
-    """Add a legend of the classes, as many as fit."""
     marks, names = axes.get_legend_handles_labels()
     title = "class" if count <= _NAMED else f"the first {_NAMED} of {count} classes"
     axes.legend(

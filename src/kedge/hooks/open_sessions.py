@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from types import CellType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from torch import Tensor, nn
 
+from kedge.calls.closure import defaults, enclosed
 from kedge.errors import AttachedTwice, warn
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.target import HookedModel
@@ -120,8 +121,7 @@ def _sameness(held: Any, depth: int = _DEPTH) -> Any:
         return id(held.__self__), _sameness(held.__func__, depth)
     if isinstance(held, FunctionType) and depth:
         code = held.__code__
-        cells = [cell.cell_contents for cell in held.__closure__ or () if cell != CellType()]
-        inner = [*(held.__defaults__ or ()), *(held.__kwdefaults__ or {}).values(), *cells]
+        inner = [*defaults(held).values(), *enclosed(held).values()]
         made_of = (code.co_code, code.co_consts, code.co_names, code.co_freevars)
         return made_of, tuple(_sameness(each, depth - 1) for each in inner)
     if held is None or isinstance(held, (int, float, str)):

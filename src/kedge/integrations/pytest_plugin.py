@@ -71,7 +71,6 @@ def _watched(folder: Path) -> WatchBlock:
 
 
 def _verdict(watched: WatchBlock) -> str:
-    """Return the findings on non-finite values, as text."""
     from kedge.rules.nonfinite.nan_born import NanBorn
 
     found = watched.findings([NanBorn()])

@@ -98,7 +98,6 @@ class Scalars:
             yield from ((name, value) for name, value in named if not (isnan(value) and clean[i]))
 
     def _root(self, site: Mapping[str, Any]) -> str:
-        """Return the name of the model that a site without a path belongs to."""
         root = site.get("root", 0)
         return str(self._roots[root]["name"]) if 0 <= root < len(self._roots) else "model"
 

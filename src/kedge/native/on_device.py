@@ -25,7 +25,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kedge.torch_internals import accelerators
+
+if TYPE_CHECKING:  # it needs Triton
+    from kedge.native.device_kernel import statistics  # noqa: F401
 
 KINDS = frozenset({"cuda", "xpu"})
 """The kinds of devices for which Triton compiles; ROCm is one of "cuda"."""

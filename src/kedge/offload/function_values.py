@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from kedge.calls.closure import defaults, enclosed, names_in
 from kedge.torch_internals import dynamo
 
 _MOST = 1_000
@@ -111,34 +112,16 @@ def _named(function: Any) -> Iterator[tuple[str, Any]]:
         yield "self", function.__self__
         yield from _named(function.__func__)
     elif isinstance(function, types.FunctionType):
-        yield from _variables(function)
+        code, outside = function.__code__, function.__globals__
+        yield from enclosed(function).items()
+        yield from (
+            (name, outside[name]) for name in dict.fromkeys(names_in(code)) if name in outside
+        )
+        yield from defaults(function).items()
         if hasattr(function, "__wrapped__"):
             yield from _named(inspect.unwrap(function))
     elif not isinstance(function, types.BuiltinFunctionType):
         yield "self", function
-
-
-def _variables(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the variables that a function takes from around it, and its defaults."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:  # the variable has no value yet
-            continue
-    for name in dict.fromkeys(_names_in(function.__code__)):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.default is not parameter.empty:
-            yield parameter.name, parameter.default
-
-
-def _names_in(code: types.CodeType) -> Iterator[str]:
-    """Yield the names in a function's code, and in that of the functions and comprehensions inside."""
-    yield from code.co_names
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _names_in(inner)
 
 
 def takes_arguments(function: Any) -> bool:

@@ -128,7 +128,6 @@ class OwnImports(MetaPathFinder):
         return found
 
     def _taken_out(self) -> dict[str, ModuleType]:
-        """Remove the modules of the folder's names from ``sys.modules``, and return them."""
         names = {name for name in _tops() if name not in self._at_start and self._differs(name)}
         return {
             name: sys.modules.pop(name)
@@ -151,7 +150,6 @@ class OwnImports(MetaPathFinder):
         )
 
     def _is_from_folder(self, name: str) -> bool:
-        """Whether a module that is imported now comes from the program's folder."""
         place, spec = self._in_folder(name), getattr(sys.modules.get(name), "__spec__", None)
         origin = getattr(spec, "origin", None)
         return (
@@ -169,7 +167,6 @@ class OwnImports(MetaPathFinder):
 
 
 def _tops() -> set[str]:
-    """Return the names of the imported modules that are not a part of a package."""
     return {name.partition(".")[0] for name in sys.modules}
 
 

@@ -86,7 +86,6 @@ class CallHooks:
     def _entered(
         self, calls: OpenCalls[ActiveCall], watched: WatchedModule, module: nn.Module, given: Any
     ) -> ActiveCall:
-        """Record a call that begins."""
         outer = calls.notes[-1].call if calls.notes else None
         call = RecordedCall(module, watched.label, outer)
         found = call.state.take(
@@ -97,7 +96,6 @@ class CallHooks:
         return ActiveCall(watched, call, edges)
 
     def _left(self, calls: OpenCalls[ActiveCall], ended: ActiveCall, output: Any) -> None:
-        """Check the values that a call has returned."""
         watched, call = ended.watched, ended.call
         if call.began and call.state.args is None:
             self._begin(watched, call, call.state.take(*(given_to(call.module) or ((), {}))))

@@ -272,7 +272,6 @@ def _in_docstring(text: str) -> str:
 
 
 def _called(package: CallPackage, call: RecordedCall, tied: Mapping[str, str]) -> str:
-    """Return the part of the script that belongs to this call alone."""
     writer = package.writer()
     rows, shared = _modules(call.module, writer)
     args, kwargs = call.state.args or ((), {})

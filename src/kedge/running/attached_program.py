@@ -38,6 +38,15 @@ LENT = (
 
 _PAUSE = 0.2
 
+_CALL = """
+def late_watch():
+    from kedge.running.late_watch import LateWatch
+    return LateWatch
+
+
+enter({order!r}, late_watch)
+"""
+
 
 class AttachedProgram:
     """A program in which a late watch begins, and waits for the connection to be closed.
@@ -165,7 +174,7 @@ def sent_text(order: Mapping[str, Any]) -> str:
 
     It runs in the namespace of the program's main module, where it must leave no name.
     """
-    source = f"{Path(entry.__file__).read_text(encoding='utf-8')}\nenter({order!r})\n"
+    source = f"{Path(entry.__file__).read_text(encoding='utf-8')}\n{_CALL.format(order=order)}"
     compiled = f"__import__('builtins').compile({source!a}, {entry.TEXT_NAME!r}, 'exec', dont_inherit=True)"
     names = "{'__name__': 'kedge attach'}"
     return f"try:\n    __import__('builtins').exec({compiled}, {names})\nexcept BaseException:\n    pass\n"

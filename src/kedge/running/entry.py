@@ -14,7 +14,6 @@ are sent again afterwards.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -26,7 +25,7 @@ import sys
 import threading
 import time
 from _thread import interrupt_main
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -54,23 +53,25 @@ class BusyImporting(CannotEnter):
     event = "busy"
 
 
-def enter(order: Mapping[str, Any]) -> None:
+def enter(order: Mapping[str, Any], late_watch: Callable[[], Any]) -> None:
     """Begin the watch that a command asks for; called in the main thread of the program.
 
     Args:
         order: The folder of the command's socket, the time until which it waits, the options of the
             watch, and where Kedge is.
+        late_watch: Imports and returns `kedge.running.late_watch.LateWatch`; called when Kedge can be
+            imported.
     """
     try:
         control = None if time.monotonic() > order["until"] else _connected(Path(order["folder"]))
         if control is not None:
             with HeldSignals(TEXT_NAME):
-                _begin(control, order)
+                _begin(control, order, late_watch)
     finally:
         _release(order.get("page"))
 
 
-def _begin(control: socket.socket, order: Mapping[str, Any]) -> None:
+def _begin(control: socket.socket, order: Mapping[str, Any], late_watch: Callable[[], Any]) -> None:
     lent = LentModules(order["names"], order["places"])
     try:
         _check(order)
@@ -79,10 +80,7 @@ def _begin(control: socket.socket, order: Mapping[str, Any]) -> None:
             sys.meta_path.append(lent)
         else:
             _check_kedge(order)
-        late_watch = importlib.import_module(
-            "kedge.running.late_watch"
-        )  # found only now, and perhaps lent
-        late_watch.LateWatch(control, order, lent).begin()
+        late_watch()(control, order, lent).begin()
     except BaseException as error:  # noqa: BLE001  # the program must not see it
         event, text = "failed", f"{type(error).__name__}: {error}"
         if isinstance(error, CannotEnter):
@@ -144,7 +142,6 @@ def _half_imported(packages: set[str]) -> str | None:
 
 
 def _check_kedge(order: Mapping[str, Any]) -> None:
-    """Check that the environment's own Kedge is the same as the command's."""
     found = importlib.metadata.version("kedge")
     if found != order["version"]:
         raise CannotEnter(
@@ -154,7 +151,6 @@ def _check_kedge(order: Mapping[str, Any]) -> None:
 
 
 def _check_lending(order: Mapping[str, Any]) -> None:
-    """Check that the command's Kedge can be lent to an environment without one."""
     if tuple(order["python"]) != sys.version_info[:2]:
         own, lent = ".".join(map(str, sys.version_info[:2])), ".".join(map(str, order["python"]))
         raise CannotEnter(

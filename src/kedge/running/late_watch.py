@@ -24,20 +24,22 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from enum import IntEnum
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules import module as modules
+from torch.optim import optimizer as optimizers
 
 from kedge.files.own_file import leave_to_parent
 from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
 from kedge.running.entry import CannotEnter, HeldSignals, LentModules
-from kedge.running.stacks import all_are_outside, is_outermost_call
 from kedge.sites.select import Selector
 from kedge.stderr import Shield, reports_to
 from kedge.store.writing.destination import check_place
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.accelerators import is_capturing
 from kedge.watch.models.holders import holders_of
 from kedge.watch.models.optimizers import living, params_of
 from kedge.watch.run.begin import begin_recording, make_watch
@@ -53,6 +55,20 @@ _PAUSE = 0.1
 
 _SOON, _PATIENCE = 10, 50
 """Attempts after which the main thread counts as waiting, and after which the listening thread ends the watch itself."""
+
+_CALL = modules.__file__
+_INSIDE = frozenset(
+    file
+    for file in (
+        _CALL,
+        optimizers.__file__,
+        torch.autograd.__file__,
+        torch.autograd.graph.__file__,
+        torch.autograd.function.__file__,
+    )
+    if file is not None
+)
+"""The files of PyTorch whose code goes through tables of hooks, and may not find them changed."""
 
 LEFT = "the command left"
 
@@ -123,7 +139,7 @@ class LateWatch:
     def _await_call(self) -> None:
         with self._lock:
             if self._next_call is None and self._state is not LateState.CLOSED:
-                self._next_call = register_module_forward_pre_hook(self._before_call)
+                self._next_call = modules.register_module_forward_pre_hook(self._before_call)
 
     def _before_call(self, module: nn.Module, args: Any) -> None:
         """Called before every call of a module, until the outermost one."""
@@ -278,3 +294,31 @@ _waiting: list[None] = []
 
 _callback = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_called)
 """Never freed: the main thread may call back when the watch is over already."""
+
+
+def is_outermost_call(frame: FrameType | None) -> bool:
+    """Whether a hook before a module's call runs inside no other call, backward pass or optimizer's step.
+
+    Args:
+        frame: The frame that called the hook.
+    """
+    while frame is not None and frame.f_code.co_filename == _CALL:
+        frame = frame.f_back
+    return not _is_inside(frame) and not is_capturing()
+
+
+def all_are_outside() -> bool:
+    """Whether no thread but this one is inside PyTorch, and this one's callers are not either."""
+    mine = threading.get_ident()
+    others = (frame for thread, frame in sys._current_frames().items() if thread != mine)
+    return (
+        not _is_inside(sys._getframe(1)) and not any(map(_is_inside, others)) and not is_capturing()
+    )
+
+
+def _is_inside(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename in _INSIDE:
+            return True
+        frame = frame.f_back
+    return False

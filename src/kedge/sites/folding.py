@@ -162,8 +162,6 @@ def outliers(
 
 @dataclass(frozen=True, eq=False)
 class _Name:
-    """A name as a thing of its own."""
-
     text: str
 
     def __str__(self) -> str:
@@ -179,7 +177,6 @@ def _head(name: str) -> str:
 
 
 def _split(name: str) -> tuple[Pattern, Numbers]:
-    """Return the parts of a name around the numbers of blocks, and the numbers."""
     head = _head(name)
     *parts, last = _NUMBER.split(head)
     return (*parts, last + name[len(head) :]), tuple(map(int, _NUMBER.findall(head)))

@@ -18,7 +18,7 @@ from torch.nn import functional
 from kedge import notebook
 from kedge.calls.arguments import called_as, described, not_a_model
 from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
-from kedge.numbers import counted
+from kedge.short_text import counted
 from kedge.sites.folding import Folding
 from kedge.sites.language import Term, means_op, parse
 from kedge.sites.site import (
@@ -233,7 +233,6 @@ class Selection(notebook.Printed):
         return "\n".join([f"{self._title()}:", *lines])
 
     def _repr_html_(self) -> str:
-        """The sites for a notebook."""
         return notebook.table(("site", "type"), self._rows(), title=self._title(), align="mm")
 
     def _title(self) -> str:

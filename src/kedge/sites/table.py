@@ -72,7 +72,6 @@ class Sites(notebook.Printed):
         return "\n".join(f"{p:{widths[0]}}  {t:{widths[1]}}  {k}".rstrip() for p, t, k in lines)
 
     def _repr_html_(self) -> str:
-        """The table for a notebook."""
         return notebook.table(("path", "type", "sites"), self._lines(folded=True), align="mmm")
 
     def _lines(self, *, folded: bool) -> list[tuple[str, str, str]]:

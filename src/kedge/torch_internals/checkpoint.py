@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import checkpoint
 
+from kedge.calls.closure import content
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.saved_hooks import top_hooks
 
@@ -212,14 +213,6 @@ def frame_of(hook: Any) -> Any:
     """Return the frame of the non-reentrant checkpoint that a saved-tensor hook belongs to; None without one."""
     cells = getattr(hook, "__closure__", None) or ()
     return next((c for c in map(content, cells) if _Frame and isinstance(c, _Frame)), None)
-
-
-def content(cell: Any) -> Any:
-    """Return the content of a closure's cell; None if it is empty."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
 
 
 def _running() -> Iterator[Owned]:

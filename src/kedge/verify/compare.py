@@ -15,8 +15,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from kedge.errors import ScriptError
-from kedge.numbers import counted, seconds
 from kedge.program.program import Program
+from kedge.short_text import counted, seconds
 from kedge.stderr import messenger
 
 EQUAL, DIFFERS, UNDECIDED = 0, 1, 2
@@ -100,8 +100,6 @@ def _options(args: argparse.Namespace, folder: str) -> list[str]:
 
 
 class _Silent:
-    """A messenger that drops its texts."""
-
     def __call__(self, text: str) -> None:
         """Drop a text."""
 

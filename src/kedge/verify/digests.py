@@ -149,7 +149,6 @@ class DigestLog:
         return [(name, root) for ref, name in self._roots.values() if (root := ref()) is not None]
 
     def _parameters(self, optimizer: Optimizer) -> list[tuple[str, Tensor]]:
-        """Return every parameter of every root, and those that only the optimizer has."""
         named = {
             id(p): (f"{name}.{path}", p)
             for name, root in self._living()

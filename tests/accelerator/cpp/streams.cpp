@@ -126,7 +126,7 @@ class Queue {
       } catch (const std::exception& error) {
         failed(task, error.what());
       }
-      task.run = nullptr; // frees what it holds before anybody is told that it is done
+      task.run = nullptr; // frees what it holds before anybody hears that it is done
       std::lock_guard lock(mutex_);
       ++done_;
       changed_.notify_all();

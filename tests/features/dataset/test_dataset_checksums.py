@@ -44,7 +44,7 @@ def _flip(file: Path, place: int) -> None:
 def test_a_flipped_byte_is_an_error_that_names_its_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One changed bit of a value is told, with the shard and the key; the other samples are still read."""
+    """One changed bit of a value is reported with the shard and the key; the other samples can still be read."""
     monkeypatch.setattr(checksums, "BLOCK", 1)  # a checksum for each sample
     folder = _extract(tmp_path / "out", keys=[f"image {i}" for i in range(40)])
     sound = open_features(folder)["0"].tensor()
@@ -98,7 +98,7 @@ def test_numbers_that_a_format_widens_are_summed_as_they_are_read(tmp_path: Path
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_shard_in_the_place_of_another_is_told(tmp_path: Path, form: str) -> None:
+def test_a_shard_in_the_place_of_another_is_noticed(tmp_path: Path, form: str) -> None:
     """A copy of another shard, or the same shard of another run, is an error and not its samples twice."""
     folder = _extract(tmp_path / "out", form)
     other = _extract(tmp_path / "other", form, keys=[f"k{i}" for i in range(40)])
@@ -135,7 +135,7 @@ def test_shards_of_earlier_versions_are_read_and_told_once(
     assert capsys.readouterr().err.count("without checksums") == 1
 
 
-def test_a_changed_description_is_told(tmp_path: Path) -> None:
+def test_a_changed_description_is_noticed(tmp_path: Path) -> None:
     """A key that has become another one in the shard's header is an error."""
     folder = _extract(tmp_path / "out", keys=[f"image {i}" for i in range(40)])
     shard = folder / "shard-0-00003.safetensors"
@@ -147,7 +147,7 @@ def test_a_changed_description_is_told(tmp_path: Path) -> None:
         open_features(folder).samples
 
 
-def test_a_changed_state_of_a_reducer_is_told(tmp_path: Path) -> None:
+def test_a_changed_state_of_a_reducer_is_noticed(tmp_path: Path) -> None:
     """A flipped byte in what a reducer has summed up is an error."""
     folder = _extract(tmp_path / "out", reduce={"0": Mean()})
     _flip(folder / "state-0.safetensors", -3)

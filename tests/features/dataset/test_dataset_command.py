@@ -204,7 +204,7 @@ def test_several_reducers_with_arguments_and_what_is_kept(typed, tmp_path):
 
 
 def test_under_torchrun_the_first_process_tells_when_all_are_through(kedge, tmp_path):
-    """Two processes write a data set, and the total is of both, although one is slower; bad samples are told once."""
+    """Two processes write a data set, and the total is of both, although one is slower; bad samples are reported once."""
     torchrun = (
         "-W",
         "ignore",
@@ -232,7 +232,7 @@ def test_a_rank_that_cannot_wait_says_what_it_has_written(kedge):
 
 
 def test_bad_samples_are_listed(kedge, tmp_path):
-    """What is left out is told, and without --on-bad skip it is an error with the key."""
+    """What is left out is reported, and without --on-bad skip it is an error with the key."""
     done = kedge("parts:net", "--data", "parts:Bad", "--sites", "4", code=2)
     assert (
         "kedge: no features of sample '3' (and 6 more of its batch): ValueError: no image"

@@ -239,7 +239,7 @@ def test_a_full_disk_keeps_what_is_written(tmp_path, monkeypatch):
     assert len(found.samples) == len(written(tmp_path / "out")) == 50
 
 
-def test_a_limit_of_file_sizes_is_told(tmp_path):
+def test_a_limit_of_file_sizes_is_named(tmp_path):
     """What the system refuses in earnest reaches the user as one message."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
@@ -352,7 +352,7 @@ def test_a_newer_format_is_refused(tmp_path):
             use()
 
 
-def test_what_is_no_folder_of_features_is_told(tmp_path):
+def test_what_is_no_folder_of_features_is_refused(tmp_path):
     """A folder that is missing, empty or damaged is named, with what to do."""
     with pytest.raises(NotFeatures, match="no such folder"):
         open_features(tmp_path / "nothing")
@@ -389,7 +389,7 @@ def test_two_writers_in_one_folder_are_refused(tmp_path):
 @pytest.mark.skipif(
     os.geteuid() == 0 and not Path("/proc").exists(), reason="root may write everywhere"
 )
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     """A place where no folder can be made is an error that says what to do, before anything is computed."""
     place = Path("/proc/features") if os.geteuid() == 0 else tmp_path / "closed" / "out"
     if os.geteuid():
@@ -400,7 +400,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     assert data.loaded == []
 
 
-def test_a_format_without_its_package_is_told(tmp_path, monkeypatch):
+def test_a_format_without_its_package_says_what_to_install(tmp_path, monkeypatch):
     """The message says what to install."""
     monkeypatch.setitem(sys.modules, "zarr", None)
     monkeypatch.delitem(sys.modules, "kedge.features.dataset.folder.formats.zarr", raising=False)

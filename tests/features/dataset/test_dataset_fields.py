@@ -312,7 +312,7 @@ def test_a_classifier_and_a_loader_take_features_and_labels(tmp_path):
         ),
     ],
 )
-def test_a_field_that_cannot_be_stored_is_told(tmp_path, options, words):
+def test_a_field_that_cannot_be_stored_is_named(tmp_path, options, words):
     """The message names the option, what was found, and what to do."""
     with pytest.raises(ExtractionFailed, match=words):
         extract_dataset(features(), batches_of(Images()), tmp_path / "out", Options(**options))

@@ -103,7 +103,7 @@ def test_other_programs_read_the_shards(tmp_path):
 @pytest.mark.parametrize(
     ("form", "dtype"), [("safetensors", torch.complex128), ("parquet", torch.complex64)]
 )
-def test_a_type_that_a_format_cannot_hold_is_told(tmp_path, form, dtype):
+def test_a_type_that_a_format_cannot_hold_is_an_error_that_names_it(tmp_path, form, dtype):
     """The message names the site, and what was there before is kept."""
     taken = lambda x: {"sum": x.sum((2, 3)).to(dtype)}
     with pytest.raises(ExtractionFailed, match="sum is of torch.complex"):

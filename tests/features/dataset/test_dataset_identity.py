@@ -148,7 +148,7 @@ print("\\n".join(map(identity, made)))
 
 
 def source(scale="7.5", doc="What it does."):
-    """Give the program, which says what its functions are."""
+    """The program, which prints the identities of its functions."""
     return PROGRAM.replace("{SCALE}", scale).replace("{DOC}", doc)
 
 

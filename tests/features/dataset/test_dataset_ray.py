@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.timing,
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*", "ignore::ResourceWarning"),
 ]
-#: Nothing is told to anybody, and no token is written into the home folder.
+#: Ray reports nothing to anybody, and writes no token into the home folder.
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -280,7 +280,7 @@ def test_a_bad_row_is_named_and_can_be_left_out(tmp_path, cluster):
 
 
 def test_a_data_set_that_cannot_be_read_is_an_error(tmp_path, cluster):
-    """What Ray wraps is told as it was."""
+    """An error that Ray wraps is raised as it was."""
 
     def reads(row):
         if row["id"] == 40:

@@ -29,7 +29,7 @@ ROWS, LENGTH = 12, 100
 
 @pytest.fixture(autouse=True)
 def no_trust(monkeypatch):
-    """Let each read ask whether the file has changed."""
+    """Check at each read whether the file has changed."""
     monkeypatch.setattr(shard, "TRUSTED", -1)
 
 
@@ -112,7 +112,7 @@ def test_rows_are_chosen_as_of_a_tensor(tmp_path, form, dtype):
         np.False_,
     ],
 )
-def test_rows_that_cannot_be_chosen_are_told(tmp_path, which):
+def test_rows_that_cannot_be_chosen_are_named(tmp_path, which):
     """The message names the column, and what it takes."""
     column = written(tmp_path / "out")["f"]
 
@@ -241,7 +241,7 @@ def test_a_shard_that_was_replaced_is_read_anew(tmp_path, form):
 
 
 @pytest.mark.parametrize("left", [0, 5, 200, -30])
-def test_a_shard_that_was_cut_off_is_told(tmp_path, left):
+def test_a_shard_that_was_cut_off_is_noticed(tmp_path, left):
     """Before it is opened and while it is open: an error with its name, and not the end of the process."""
     found = written(tmp_path / "out")
     path = tmp_path / "out" / "shard-0-00002.safetensors"

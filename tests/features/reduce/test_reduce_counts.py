@@ -23,7 +23,7 @@ MOST = float(np.finfo(np.float64).max)
 
 
 def filled(reducer, values, size=5, keys=None):
-    """Give values to a reducer in batches."""
+    """Pass values to a reducer in batches."""
     for i in range(0, len(values), size):
         reducer.update(values[i : i + size], None if keys is None else keys[i : i + size])
     return reducer

@@ -12,7 +12,7 @@ from kedge.features.reduce import Covariance, Mean, frechet_distance
 
 
 def filled(reducer, values, size=13):
-    """Give values to a reducer in batches."""
+    """Pass values to a reducer in batches."""
     for part in values.split(size):
         reducer.update(part)
     return reducer
@@ -82,7 +82,7 @@ def test_too_few_samples_have_no_variance():
 
 
 def test_what_is_not_finite_is_kept_and_counted():
-    """A NaN or an infinity makes its own channel's moments so, and no other's; how many samples had one is told."""
+    """A NaN or an infinity affects the moments of its own channel only; the number of samples with one is reported."""
     x = torch.randn(40, 3)
     x[7, 0], x[20, 1], x[20, 0] = torch.nan, torch.inf, 1.0
     found = result_of(x)

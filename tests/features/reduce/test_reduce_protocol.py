@@ -64,7 +64,7 @@ def samples(draw, numbers=NUMBERS):
 
 
 def taken(made, values, keys, order, cuts):
-    """Give the samples to a fresh reducer in an order, cut into batches."""
+    """Pass the samples to a fresh reducer in an order, cut into batches."""
     reducer = copy.deepcopy(made)
     for part in np.split(np.array(order), sorted(cuts)):
         reducer.update(values[part.tolist()], [keys[i] for i in part])

@@ -218,7 +218,7 @@ def test_what_makes_no_table_is_refused(make, said):
     assert said in str(raised.value)
 
 
-def test_a_key_without_a_label_is_told(tmp_path):
+def test_a_key_without_a_label_is_named(tmp_path):
     """A sample in the folder that the labels do not know is an error with its key."""
     out = tmp_path / "out"
     extract_dataset(lambda x: {"f": x}, [torch.ones(3, 2)], out, Options(progress=False))

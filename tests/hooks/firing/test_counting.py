@@ -378,7 +378,7 @@ def test_a_rank_that_is_no_number_counts_as_none(
 
 
 def test_a_schedule_is_shown_as_the_call_that_makes_it() -> None:
-    """So that it can be told from another one in a message or a notebook."""
+    """So that a message or a notebook can distinguish it from another one."""
     assert repr(kedge.every(3)) == "every(3)"
     assert repr(kedge.every(10, after=100, until=200)) == "every(10, after=100, until=200)"
 

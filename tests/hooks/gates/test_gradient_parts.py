@@ -115,7 +115,7 @@ def test_gradients_of_several_backwards_are_each_whole() -> None:
         assert torch.allclose(each, single.a.weight.grad, atol=1e-6)
 
 
-def test_a_part_whose_others_are_lost_is_told() -> None:
+def test_a_part_whose_others_are_lost_is_reported() -> None:
     """Hooked while .grad holds an earlier gradient, the first backward shows parts, and a warning says so."""
     model = Tied(True, False)
     backward(model)
@@ -128,7 +128,7 @@ def test_a_part_whose_others_are_lost_is_told() -> None:
 
 
 def test_an_edit_of_a_part_whose_others_come_unforeseen_is_an_error() -> None:
-    """A function of autograd that runs a backward of its own, and says so nowhere, is told at the edit."""
+    """An autograd function that runs a backward of its own without declaring it is reported at the edit."""
 
     class Own(torch.autograd.Function):
         @staticmethod

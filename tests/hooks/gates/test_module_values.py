@@ -476,7 +476,7 @@ def test_a_structure_without_tensors_has_a_cause() -> None:
 
 
 def test_a_leaf_that_is_not_there_has_a_cause() -> None:
-    """A selected leaf that the value does not have is told with those it has."""
+    """If a selected leaf is not in the value, the error lists the leaves that are."""
     model = nn.Sequential(nn.LSTM(3, 4))
     with kedge.session() as s:
         h = s.hook(model, "0:out[2]", kedge.record())
@@ -519,5 +519,5 @@ def test_nested_values_are_edited_and_failures_told() -> None:
 
 
 def failing(value: Tensor) -> None:
-    """Be an action that fails."""
+    """An action that fails."""
     raise ValueError("no")

@@ -371,7 +371,7 @@ def test_a_site_that_never_fired_has_its_cause(
     assert why in str(raised.value)
 
 
-def test_compiled_code_is_told_as_the_cause(compiled: Callable[..., Any]) -> None:
+def test_compiled_code_is_named_as_the_cause(compiled: Callable[..., Any]) -> None:
     """Of a compiled model it is said at once that nothing is seen inside, and again in the ledger."""
     fast = compiled(Net(), backend="aot_eager")
     with (

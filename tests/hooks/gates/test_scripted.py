@@ -41,7 +41,7 @@ class Prepared(nn.Linear):
 
 @pytest.fixture(autouse=True)
 def deprecated() -> None:
-    """Let pass what PyTorch says of TorchScript itself."""
+    """Ignore PyTorch's own warnings about TorchScript."""
     warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
 
 

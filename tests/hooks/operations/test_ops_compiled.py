@@ -120,7 +120,7 @@ def test_a_compiled_function_in_a_hooked_forward(
 
 
 def test_a_compiled_forward_says_that_it_is(compiled: Callable[..., Any]) -> None:
-    """A module whose forward alone was compiled is told apart from one that makes no such operation."""
+    """A module of which only the forward was compiled is told apart from one that makes no such operation."""
 
     def make(net: Any) -> Any:
         net.one.forward = compiled(net.one.forward, backend="aot_eager")

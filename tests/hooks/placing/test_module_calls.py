@@ -96,7 +96,7 @@ def graded() -> torch.Tensor:
 
 
 def test_calls_begin_and_end_inside_each_other() -> None:
-    """Each is told with the calls around it, the outermost first."""
+    """Each is reported with the calls around it, the outermost first."""
     model = Calls(nn.ReLU(), Calls(nn.Tanh()))
     with following(model) as follower:
         model(graded())
@@ -139,7 +139,7 @@ def test_a_module_that_calls_itself_ends_innermost_first() -> None:
 
 
 def test_a_call_that_raises_ends() -> None:
-    """Its end is told without a value, those around it go on, and nothing is left."""
+    """Its end is reported without a value, the calls around it continue, and nothing is left behind."""
     model = Calls(Raises(ZeroDivisionError))
     with following(model) as follower:
         with pytest.raises(ZeroDivisionError):
@@ -254,7 +254,7 @@ def test_a_recompute_is_followed_and_stops_early(reentrant: bool) -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_recompute_can_be_left_out(reentrant: bool) -> None:
-    """Neither its beginning nor its end is told; a call of the program's that is under way around it stays."""
+    """Neither its beginning nor its end is reported; a call of the program's that is under way around it stays."""
     inner = Calls(nn.Linear(2, 2), nn.Tanh())
     repeated = lambda p, x: checkpoint(p, x, use_reentrant=reentrant)
 

@@ -57,7 +57,7 @@ def test_kedges_filter_stays_the_first() -> None:
     assert list(warnings.filters) == before
 
 
-def test_own_work_is_told_from_the_programs() -> None:
+def test_own_work_is_distinguished_from_the_programs() -> None:
     """What PyTorch says of a watch's operations is nobody's; the program's warnings, and those of its own hooks, are its own."""
     work = compile(
         "import warnings\ndef work(): warnings.warn('made by a watch')",

@@ -58,7 +58,7 @@ class Net(nn.Module):
 
 @contextmanager
 def keeping(model: nn.Module, keeper: Any, **options: Any) -> Iterator[KeeperInForce]:
-    """Have a keeper in force in a block."""
+    """Put a keeper in force for a block."""
     with ExitStack() as stack:
         yield keep(stack, model, keeper, **{"ambient": True, **options})
 
@@ -76,7 +76,7 @@ def equal(one: list[Tensor], other: list[Tensor]) -> bool:
 
 
 def test_each_saved_tensor_is_of_the_innermost_module_and_its_call() -> None:
-    """A keeper is told, for each tensor that autograd saves, in which call of which module that happens."""
+    """For each tensor that autograd saves, a keeper learns in which call of which module that happens."""
     model, hoard = Net(), Hoard()
     x = torch.ones(2, 3)
     with keeping(model, hoard):
@@ -263,7 +263,7 @@ class Failing(nn.Module):
 
 @pytest.mark.parametrize("ambient", [True, False])
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
-def test_after_a_failure_the_next_call_is_told_right(
+def test_after_a_failure_the_next_call_is_reported_correctly(
     ambient: bool, error: BaseException, tables: Callable[..., dict[str, Any]]
 ) -> None:
     """An exception or an interrupt in a forward leaves no wrong place behind, and no hook after the block."""

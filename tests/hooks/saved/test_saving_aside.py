@@ -40,7 +40,7 @@ class Hoard:
 
 @contextmanager
 def keeping(model: nn.Module, hoard: Hoard, *, ambient: bool = True) -> Iterator[list[str]]:
-    """Have a keeper in force in a block; gives what was said in it."""
+    """Put a keeper in force for a block; returns the messages of the block."""
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught, ExitStack() as stack:
         warnings.simplefilter("always")

@@ -26,7 +26,7 @@ X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
 
 class Named:
-    """A keeper that takes what it is told to, and writes down what it is given."""
+    """A keeper that takes what it is told to take, and notes what it is given."""
 
     def __init__(
         self, name: str, log: list[str], takes: Callable[[Tensor], bool] = lambda value: True

@@ -51,7 +51,7 @@ FORWARD = [("", 0), ("fc", 1), ("fc", 1), ("", 0)]
 
 @pytest.fixture
 def switching() -> Iterator[None]:
-    """Let Python change threads as often as it can."""
+    """Switch between threads as often as Python can."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

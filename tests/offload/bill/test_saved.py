@@ -24,7 +24,7 @@ Sums = dict[str | None, tuple[int, int]]
 
 @contextmanager
 def told(model: nn.Module, begin: Callable[[str], Any], end: Callable[[str], Any]):
-    """Tell of the beginning and the end of every module's call, by plain hooks."""
+    """Report the beginning and the end of every module's call, by plain hooks."""
     with ExitStack() as handles:
         for name, module in model.named_modules():
 
@@ -41,7 +41,7 @@ def told(model: nn.Module, begin: Callable[[str], Any], end: Callable[[str], Any
 
 @contextmanager
 def followed(model: nn.Module, bill: SavedBill, prefix: str = ""):
-    """Have a bill take part in following every module's calls."""
+    """Connect a bill to the calls of every module."""
 
     def begin(calls, path, module, given):
         bill.begin(path, calls.notes[-1] if calls.notes else None)

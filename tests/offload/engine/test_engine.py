@@ -150,7 +150,7 @@ class Stranger(torch.Tensor):
 
 
 def strange():
-    """Give programs that save what is not a plain tensor."""
+    """Yield programs that save what is not a plain tensor."""
     w = torch.ones(8, requires_grad=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # both are in beta
@@ -222,7 +222,7 @@ def test_other_errors_of_a_store_come_out_of_forward(net):
 
 
 def lying(how, run=None):
-    """Find, for what GELU makes, a recipe that is wrong, or one that runs as it is told."""
+    """For the output of GELU, find a wrong recipe, or one that runs as it is told."""
 
     def wrong(x):
         made = F.gelu(x)

@@ -277,7 +277,7 @@ def test_threads_that_call_one_model_have_their_gradients(net):
 
 
 def alive(account):
-    """Give the bytes that stay in memory because they were saved."""
+    """Return the bytes that stay in memory because they were saved."""
     return account.step.sum("kept").bytes - account.step.resident
 
 

@@ -10,7 +10,7 @@ from tests.offload.engines import Save, Shelf, engaged
 
 
 def big(*shape, dtype=torch.float32):
-    """Give a tensor of numbers that count up."""
+    """Return a tensor of numbers that count up."""
     numbers = torch.arange(torch.Size(shape).numel())
     return numbers.reshape(shape).to(dtype)
 

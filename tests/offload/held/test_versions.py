@@ -134,7 +134,7 @@ def changed_data(x):
 
 
 def changed_again(x):
-    """Give other memory."""
+    """Return other memory."""
     x.data = x.data * 3
 
 

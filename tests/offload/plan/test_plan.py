@@ -328,7 +328,7 @@ def test_two_limits_are_an_error_and_none_is_no_planner():
 
 
 class Ticks:
-    """A clock that is told the time."""
+    """A clock that shows the time it is set to."""
 
     def __init__(self):
         self.now = 0.0

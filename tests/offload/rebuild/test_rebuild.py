@@ -37,7 +37,7 @@ def weight(size, dtype):
 
 
 def saved_again(make, *, least=1, finder=find):
-    """Have what is made saved by a product, with all that led to it; compare whatever is rebuilt at once."""
+    """Have a product save the result and everything that led to it; compare each rebuilt tensor at once."""
     engine = Engine(least=least, check=True, finder=finder)
     with engine.in_force():
         made = make()
@@ -453,7 +453,7 @@ def test_each_rule_has_its_own_node():
 
 
 def test_a_node_does_not_hold_its_output_while_it_saves_it():
-    """A tensor that its own node saves is told from a later version of it: the node's field is still empty."""
+    """A tensor that its own node saves is distinguished from a later version of it: the node's field is still empty."""
     seen = []
 
     def pack(value):

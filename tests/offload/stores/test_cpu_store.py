@@ -76,12 +76,12 @@ class Queues:
         assert not any(s.queue for s in self.all)
 
     def fill(self, tensor, value):
-        """Give the compute stream an operation that writes."""
+        """Queue an operation that writes on the compute stream."""
         address, nbytes = tensor.data_ptr(), tensor.numel()
         self.now.queue.append(("run", lambda: ctypes.memset(address, value, nbytes)))
 
     def expect(self, tensor, value, wrong):
-        """Give the compute stream an operation that reads."""
+        """Queue an operation that reads on the compute stream."""
         address, nbytes = tensor.data_ptr(), tensor.numel()
 
         def look():

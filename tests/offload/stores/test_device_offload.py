@@ -61,7 +61,7 @@ class Layer(nn.Module):
 
 @pytest.fixture(autouse=True)
 def deterministic():
-    """Have cuDNN and cuBLAS give the same bits each time, so that gradients can be compared."""
+    """Make cuDNN and cuBLAS compute the same bits each time, so that gradients can be compared."""
     before = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     yield
@@ -220,7 +220,7 @@ def test_host_memory_is_pinned_by_the_byte():
 
 @needs_cuda
 def test_memory_that_is_registered_twice_is_no_later_error():
-    """A failure to pin is told and forgotten: the next kernel does not raise it."""
+    """A failure to pin is reported and cleared: the next kernel does not raise it."""
     store = CpuStore()
     slot = store.put(torch.zeros(1 << 20, dtype=torch.uint8, device=GPU))
     host = slot.place.block.host

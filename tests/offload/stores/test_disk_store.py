@@ -30,7 +30,7 @@ def piece(seed, nbytes=MB):
 
 @pytest.fixture(params=[None, True, False], ids=["adaptive", "uncached", "cached"])
 def store(request, tmp_path, monkeypatch):
-    """Give a store of each kind, with a small window."""
+    """A store of each kind, with a small window."""
     monkeypatch.setattr(disk, "WINDOW", 3 * MB)
     store = DiskStore(tmp_path, uncached=request.param)
     yield store

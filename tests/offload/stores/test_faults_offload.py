@@ -95,7 +95,7 @@ def test_a_checksum_finds_a_changed_byte(tmp_path):
     store.close()
 
 
-def test_the_cost_of_checksums_is_told(tmp_path):
+def test_the_cost_of_checksums_is_reported(tmp_path):
     """Whoever asks for checksums sees what they took."""
     store = DiskStore(tmp_path, checksum=True)
     slot = store.put(piece(1))

@@ -35,7 +35,7 @@ def files():
 
 @pytest.fixture
 def ranges(tmp_path):
-    """Give an ranges in an empty folder."""
+    """Ranges in an empty folder."""
     ranges = RangeFile(tmp_path)
     yield ranges
     ranges.close()
@@ -317,7 +317,7 @@ def test_a_folder_that_is_not_ours_is_named():
 
 
 @pytest.mark.skipif(not pathlib.Path("/dev/shm").is_dir(), reason="needs a file system in memory")
-def test_a_folder_in_memory_is_told_of_once(monkeypatch):
+def test_a_folder_in_memory_is_reported_once(monkeypatch):
     """Tensors on a tmpfs take as much memory as before, so it is said, and the folder is used."""
     if scratch.filesystem(Path("/dev/shm").stat().st_dev) != "tmpfs":
         pytest.skip("/dev/shm is not a tmpfs here")

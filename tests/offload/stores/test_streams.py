@@ -19,7 +19,7 @@ GPU = torch.device("xpu", 0)
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """Give the properties of a device with streams, which can be changed until they are asked for."""
+    """The properties of a device with streams, which can be changed until they are asked for."""
     properties, asked = SimpleNamespace(is_integrated=0), []
     module = SimpleNamespace(
         get_device_properties=lambda device: (asked.append(device), properties)[1]

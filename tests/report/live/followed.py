@@ -45,7 +45,7 @@ def described() -> list[dict[str, Any]]:
 
 
 class Run:
-    """A run that goes on when it is told to."""
+    """A run that continues when it is told to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,6 +93,6 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Let go of the recording without an end, as a kill does."""
+        """Close the recording without an end, as a kill does."""
         if self.writer is not None:
             self.writer.close()

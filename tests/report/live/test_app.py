@@ -39,11 +39,11 @@ class Screen:
         return [line.label for line in self.board.modules.shown]
 
     def text(self, name: str) -> str:
-        """Give what stands in a part of the screen."""
+        """Return what stands in a part of the screen."""
         return str(self.app.query_one(name).render())
 
     def drawn(self) -> str:
-        """Give what the table draws."""
+        """Return what the table draws."""
         return "\n".join(
             self.board.render_line(y).text.rstrip() for y in range(self.board.size.height)
         )
@@ -76,7 +76,7 @@ def drive(path: Path, steps: Drive, size: tuple[int, int] = (120, 40)) -> LiveAp
 
 
 def test_it_opens_waits_and_follows_to_the_end(run) -> None:
-    """Before the run there is a word that it is waited for; then modules and figures come, and its end is told."""
+    """Before the run a line says that Kedge waits for it; then modules and figures appear, and finally its end."""
 
     async def steps(screen: Screen) -> None:
         await screen.until(lambda: "waiting for the run to begin" in screen.text("#head"))

@@ -16,13 +16,13 @@ from kedge.store.writing.lock import LOCK
 
 
 class Clock:
-    """Time that goes on when it is told to."""
+    """Time that passes when it is told to."""
 
     def __init__(self) -> None:
         self.now = 100.0
 
     def __call__(self) -> float:
-        """Give the time."""
+        """Return the time."""
         return self.now
 
 
@@ -59,7 +59,7 @@ def test_a_run_is_waited_for_and_followed_to_its_end(run, clock) -> None:
 
 
 def test_a_run_that_failed_says_with_what(run, clock) -> None:
-    """A run that ended with an exit status is told from one that ended well, with its error."""
+    """A run that ended with an exit status is distinguished from one that ended well, and its error is shown."""
     run.begin()
     run.go_on()
     run.end(1, "ValueError: too large")
@@ -82,7 +82,7 @@ def test_a_run_that_pauses_still_runs(run, clock) -> None:
     assert reader.state is RunState.RUNNING
 
 
-def test_a_killed_run_is_told(run, clock) -> None:
+def test_a_killed_run_is_reported(run, clock) -> None:
     """A recording without an end that nobody writes was killed: when it is opened, and while it is followed."""
     run.begin()
     run.go_on()

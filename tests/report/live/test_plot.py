@@ -12,7 +12,7 @@ from kedge.report.live.plot import EMPTY, plot
 
 
 def dots(rows: tuple[str, ...]) -> np.ndarray:
-    """Give the dots of a drawn curve as a matrix, the highest row first."""
+    """Return the dots of a drawn curve as a matrix, the highest row first."""
     bits = [[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]]
     cells = np.array([[ord(cell) - EMPTY for cell in row] for row in rows])
     lines = [[(cells & bit) > 0 for bit in pair] for pair in bits]

@@ -52,7 +52,7 @@ class Watched:
         return self.page
 
     def from_outside(self) -> list[str]:
-        """Give what was asked of anybody but the page itself."""
+        """Return what was asked of anybody but the page itself."""
         return [
             url
             for url in self.requests

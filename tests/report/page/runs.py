@@ -159,7 +159,7 @@ class Run:
 
 
 def _usual(entry: Mapping[str, Any], step: int) -> float:
-    """Give a size that depends on the site and the step, so that a mistaken cell shows."""
+    """Return a size that depends on the site and the step, so that a mistaken cell shows."""
     base = {
         "out": 1.0,
         "in": 0.9,

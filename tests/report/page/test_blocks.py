@@ -144,7 +144,7 @@ def test_the_filter_takes_the_site_language_and_says_what_is_wrong(page: Any) ->
         assert problem.is_visible() == bool(said)
 
 
-def test_a_filter_that_selects_nothing_is_told_as_in_the_terminal(page: Any) -> None:
+def test_the_message_about_a_filter_that_selects_nothing_is_that_of_the_terminal(page: Any) -> None:
     """The same words, and the same names as nearest."""
     made = lines(tower())
     for typed in (

@@ -1,4 +1,4 @@
-"""What Python puts into a page: few columns that lose no spike, compact numbers, and nothing that is not to be told."""
+"""What Python puts into a page: few columns that lose no spike, compact numbers, and nothing that must stay private."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def recording(run: Callable[..., Run], tmp_path: Path) -> Recording:
     return Recording.open(tmp_path / "net.kedge")
 
 
-def test_without_source_no_file_and_no_line_of_the_program_is_told(recording: Recording) -> None:
+def test_without_source_no_file_and_no_line_of_the_program_is_shown(recording: Recording) -> None:
     """``--no-source`` leaves out source lines, file names, the command's arguments and what an error says of files."""
     pages = {}
     for spare in (False, True):

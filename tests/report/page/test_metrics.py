@@ -34,7 +34,7 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def numbers(families: dict[str, Any], name: str, *labels: str) -> dict[Any, float]:
-    """Give the numbers of a metric by their labels."""
+    """Return the numbers of a metric by their labels."""
     return {
         tuple(sample.labels[label] for label in labels): sample.value
         for sample in families[name].samples
@@ -42,7 +42,7 @@ def numbers(families: dict[str, Any], name: str, *labels: str) -> dict[Any, floa
 
 
 def of(recording: Recording, **known: Any) -> dict[str, Any]:
-    """Give the metrics of a recording."""
+    """Return the metrics of a recording."""
     return parsed(metrics_of(condense(recording, check(recording), **known)))
 
 

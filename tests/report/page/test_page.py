@@ -24,7 +24,7 @@ def shown(broken: Recording, saved: Callable[..., str], tab: Any) -> Any:
 
 
 def cell(page: Any, row: int, column: int) -> dict[str, float]:
-    """Give the place of a cell of the heat-map in its canvas."""
+    """Return the place of a cell of the heat-map in its canvas."""
     held = page.eval_on_selector("#cells", "canvas => ({...canvas.dataset})")
     wide = float(held["plot"]) / int(held["columns"])
     return {

@@ -110,7 +110,7 @@ def test_the_page_says_when_nobody_serves_it(served: tuple[Run, PageServer], tab
 def test_news_come_for_what_happened_while_the_page_was_loaded(
     served: tuple[Run, PageServer],
 ) -> None:
-    """A page that was made before the newest step is told so as soon as it listens."""
+    """A page that was made before the newest step learns of it as soon as it listens."""
     made, server = served
     made.step(3)
     server.news.refresh()
@@ -126,7 +126,7 @@ def test_news_come_for_what_happened_while_the_page_was_loaded(
 
 
 def test_a_wrong_token_is_refused(served: tuple[Run, PageServer]) -> None:
-    """Without the token of this very server nothing is told, not even what there is."""
+    """Without the token of this very server nothing is answered, not even what there is."""
     _, server = served
     wrong = server.token[:-1] + ("a" if server.token[-1] != "a" else "b")
 

@@ -20,7 +20,7 @@ FITS = "() => document.documentElement.scrollWidth <= innerWidth"
 
 
 def rows(site: str, steps: int, **more: Any) -> list[dict[str, Any]]:
-    """Give the rows of a site."""
+    """Return the rows of a site."""
     given = {
         "site": site,
         "count": 4,

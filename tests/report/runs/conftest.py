@@ -25,12 +25,12 @@ Written = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the terminal be as wide as the tests expect."""
+    """Set the width of the terminal that the tests expect."""
     monkeypatch.setenv("COLUMNS", "160")
 
 
 def loss_at(step: int, rate: float) -> float:
-    """Give the loss of a run that learns at a rate."""
+    """Return the loss of a run that learns at a rate."""
     return 2.0 * math.exp(-rate * step) + 0.1
 
 
@@ -68,12 +68,12 @@ def written(tmp_path: Path) -> Written:
 
 
 def table_of(*folders: Path, left_out: tuple[LeftOut, ...] = ()) -> RunTable:
-    """Give the table of some recordings."""
+    """Return the table of some recordings."""
     return RunTable(tuple(map(summary_of, folders)), left_out)
 
 
 def summary_of(folder: Path, **more: Any) -> RunSummary:
-    """Give the summary of a recording."""
+    """Return the summary of a recording."""
     recording = Recording.open(folder)
     judgement = judge(recording)
     return RunSummary(

@@ -196,7 +196,7 @@ def test_half_of_the_gradients_decide_and_two_at_least(shares, number):
     ],
 )
 def test_the_dtype_of_the_gradient_counts(dtype, power, number):
-    """Formats with the range of float32 end at 2^-126, float64 beyond what is told apart."""
+    """Formats with the range of float32 end at 2^-126, those of float64 beyond what can be told apart."""
     assert len(under(50, 50, dtype=dtype, power=power)) == number
 
 

@@ -24,7 +24,7 @@ def course(norms: Sequence[float], *, update: float | None = HARMFUL) -> Course:
 
 
 def noisy(number: int) -> list[float]:
-    """Give norms that wander by a factor of four."""
+    """Return norms that wander by a factor of four."""
     return [1.5 + math.sin(12.9898 * i) for i in range(number)]
 
 

@@ -16,7 +16,7 @@ def only(scene: Scene) -> Finding:
 
 
 def broken(scene: Scene, bad: dict[str, float], *, level: int = 2) -> Scene:
-    """Let two steps pass well and one go wrong."""
+    """Record two healthy steps and one that goes wrong."""
     scene.step(0)
     scene.step(10)
     scene.step(20, bad, level=level)

@@ -1,4 +1,4 @@
-"""NAN-BORN where a value is taken by more than one: whose backward spoiled its gradient, and when that cannot be told."""
+"""NAN-BORN where a value is taken by more than one: whose backward spoiled its gradient, and when that cannot be known."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Values = Callable[[Tensor], Tensor]
 
 
 def distance(x: Tensor) -> Tensor:
-    """Give a norm of zeros, whose slope is infinite."""
+    """Return a norm of zeros, whose slope is infinite."""
     return (x - x).square().sum(-1, keepdim=True).sqrt()
 
 
@@ -26,7 +26,7 @@ class Root(nn.Module):
     """A module whose own backward makes NaN."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the same values."""
+        """Return the same values."""
         return x + distance(x)
 
 
@@ -38,7 +38,7 @@ class Weighted(nn.Module):
         self.weight = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give some values times the weight."""
+        """Return some values times the weight."""
         return Root()(x * self.weight)
 
 
@@ -46,7 +46,7 @@ class Linear(nn.Linear):
     """Named as PyTorch's own, but it does more than add products."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give what PyTorch's would."""
+        """Return what PyTorch's would."""
         return super().forward(x + distance(x))
 
 
@@ -74,7 +74,7 @@ class Pair(nn.Module):
         self.inner, self.beside = inner, beside
 
     def forward(self, x: Tensor) -> Tensor:
-        """Give the sum."""
+        """Return the sum."""
         return self.inner(x) if self.beside is None else self.inner(x) + self.beside(x)
 
 
@@ -163,7 +163,7 @@ def test_the_one_that_spoiled_it_is_among_those_that_are_named(name, tmp_path):
     assert found.confidence == (1.0 if "with its weight" in name else sure)
 
 
-def test_what_cannot_be_told_is_said(tmp_path):
+def test_a_finding_says_what_cannot_be_known(tmp_path):
     """Both are named with the line in the container's forward, and the remedy is for both."""
     found = only(Net(nn.LayerNorm(4), lambda net, h: net.b(h) + distance(h)), tmp_path)
 

@@ -35,7 +35,7 @@ def only(scene: Scene | Recording) -> Finding:
 
 
 def broken(scene: Scene, bad: dict[str, float], *, level: int = 2, step: int = 20) -> Scene:
-    """Let two steps pass well and one go wrong."""
+    """Record two healthy steps and one that goes wrong."""
     scene.step(0)
     scene.step(10)
     scene.step(step, bad, level=level)
@@ -406,7 +406,7 @@ def test_no_more_births_are_reported_than_asked_for():
 
 
 def test_a_module_fed_by_itself_is_named_with_little_confidence():
-    """In a cell that is called many times a step the rows of all calls are one: the call cannot be told."""
+    """In a cell that is called many times a step the rows of all calls are one: the call cannot be known."""
     scene = Scene()
     scene.open("", "Net")
     scene.module("embed")

@@ -22,7 +22,7 @@ def only(scene: Scene | Recording) -> Finding:
 
 
 def broken(scene: Scene, bad: dict[str, float], *, level: int = 2, step: int = 20) -> Scene:
-    """Let two steps pass well and one go wrong."""
+    """Record two healthy steps and one that goes wrong."""
     scene.step(0)
     scene.step(10)
     scene.step(step, bad, level=level)

@@ -102,7 +102,7 @@ def test_weights_that_grew_as_weights_do_are_not_mentioned():
     assert only(scene).evidence["growth"] is None
 
 
-def test_gradients_that_the_program_spoiled_are_told_from_those_a_backward_made():
+def test_gradients_that_the_program_spoiled_are_distinguished_from_those_a_backward_made():
     """Every gradient was finite when it was made, and not when the optimizer got it: something in between wrote it."""
     scene = with_totals(chain())
     scene.step(0)
@@ -134,7 +134,7 @@ def test_between_full_steps_a_spoiled_gradient_is_not_blamed_on_the_program(weig
 
 
 def test_a_parameter_that_was_finite_a_step_before_was_made_by_the_step_between():
-    """What the optimizer did is told from what came with a checkpoint."""
+    """What the optimizer did is distinguished from what came with a checkpoint."""
     scene = chain()
     scene.step(0)
     scene.step(1)
@@ -173,7 +173,7 @@ def test_steps_that_were_not_looked_at_are_said_so():
     assert finding.remedy == LOOK
 
 
-def test_steps_that_were_too_large_before_are_told():
+def test_steps_that_were_too_large_before_are_named():
     """The last step that was measured in full had changed a weight by its own size."""
     scene = chain()
     scene.step(0)
@@ -207,7 +207,7 @@ def test_a_module_is_named_after_steps_not_looked_at_if_its_parameters_are_finit
 
 
 def gradients_alone(scene: Scene, step: int) -> Scene:
-    """Let two steps pass well, and a guarded one see gradients that are not finite."""
+    """Record two healthy steps, and a guarded one with non-finite gradients."""
     scene.step(0)
     scene.step(10)
     weights = ("fc.weight:param.grad", "head.weight:param.grad")
@@ -241,7 +241,7 @@ def test_a_module_that_breaks_again_with_sound_parameters_is_the_place():
 
 
 def skipping(dtype: str, *, stepped: bool) -> Scene:
-    """Let one backward overflow; its step is skipped, so that the same step's next backward reaches the optimizer."""
+    """Record a backward that overflows; its step is skipped, so that the same step's next backward reaches the optimizer."""
     scene = with_totals(chain())
     for site in scene.sites:
         site["dtype"] = dtype

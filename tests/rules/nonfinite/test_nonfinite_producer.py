@@ -74,7 +74,7 @@ def only(scene: Scene, **manifest: Any) -> Finding:
 
 
 def broken(scene: Scene, bad: dict[str, float], **how: Any) -> Scene:
-    """Let all be well in two steps, and something not in a third, for good."""
+    """Record two healthy steps, and a third from which on something stays wrong."""
     for step in (0, 10):
         scene.step(step)
     scene.step(20, bad, **how)
@@ -124,7 +124,7 @@ EVERY_VALUE = tuple(
 
 
 def guarded(loss: float) -> Scene:
-    """Let a guarded step see a loss and gradients that are not finite."""
+    """Record a guarded step with a non-finite loss and non-finite gradients."""
     scene = with_loss()
     scene.step(0)
     scene.step(10)
@@ -261,7 +261,7 @@ def test_an_operation_after_finite_outputs_is_outside_modules():
     assert "certain, put these lines into the forward of a module, and run" in only(scene).remedy
 
 
-def test_rows_that_name_the_module_are_told_the_operation():
+def test_rows_that_name_the_module_learn_the_operation():
     """They know what went in and who passed it on; the graph knows the line."""
     scene = broken(with_loss(), {"loss": NAN} | all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN))
     scene.events = [producer(module="log")]
@@ -297,7 +297,7 @@ def test_a_producer_alone_is_enough():
     assert "products and sums of finite numbers overflowed" in finding.remedy
 
 
-def test_the_backward_of_an_operation_is_told_as_one():
+def test_the_backward_of_an_operation_is_named_as_one():
     """Its slope is infinite, and its value is not."""
     scene = guarded(1.0)
     scene.events = [producer(27, operation="sqrt", node="SqrtBackward0", where="backward")]
@@ -308,7 +308,7 @@ def test_the_backward_of_an_operation_is_told_as_one():
 
 
 def test_what_a_dump_found_goes_before_the_graph():
-    """It has run the call again: its operation stands, and is told once."""
+    """It has run the call again: its operation is the answer, and is named once."""
     scene = broken(with_loss(), {"loss": NAN} | all_of([*AFTER_LOG, *ALL_GRADIENTS], NAN))
     made = {
         "site": "log/log:out",

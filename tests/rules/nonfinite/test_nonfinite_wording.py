@@ -37,7 +37,7 @@ def described(scene: Scene, text: str, **entry: object) -> Scene:
 
 
 def broken(scene: Scene, bad: dict[str, float]) -> Scene:
-    """Let two steps pass well and one go wrong."""
+    """Record two healthy steps and one that goes wrong."""
     scene.step(0)
     scene.step(10)
     scene.step(20, bad)
@@ -123,7 +123,7 @@ def test_a_products_node_says_the_same_of_a_programs_own_module():
     assert not OperationAdvice("mine", "MyLog", "LogBackward0", "float32", 0).multiplies
 
 
-def test_the_headroom_of_a_narrow_dtype_is_told():
+def test_the_message_names_the_headroom_of_a_narrow_dtype():
     """With float16 ordinary values overflow: how near the inputs came is said, and what holds more."""
     scene = chain()
     for site in scene.sites:
@@ -156,7 +156,7 @@ def test_the_advice_is_that_for_the_kind_of_module(kind, words):
     assert words in OperationAdvice("it", kind, None, "float32", 1.0).advice()
 
 
-def test_the_backward_of_a_product_is_told_to_mind_the_gradients():
+def test_the_advice_for_the_backward_of_a_product_is_about_gradients():
     """It overflows because what arrives is too large."""
     finding = only(broken(chain(), {"head.weight:param.grad": INF}))
 
@@ -263,7 +263,7 @@ def test_a_dump_names_what_the_recording_did_not_see():
 
 
 def test_a_dump_of_another_step_is_a_birth_of_its_own():
-    """What it saw and the run outlived is told, and is not taken for what is recorded of a later step."""
+    """What it saw is reported although the run continued, and is not mistaken for what is recorded of a later step."""
     scene = chain()
     scene.events.append({"kind": "dump", "step": 3, "site": "log:out", "folder": "dump-3"})
 

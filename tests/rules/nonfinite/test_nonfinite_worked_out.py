@@ -119,7 +119,7 @@ def test_a_linear_map_of_large_numbers_may_have_made_it_itself():
     )
 
 
-def test_parameters_that_changed_within_a_step_are_told():
+def test_parameters_that_changed_within_a_step_are_named():
     """Where two optimizers take turns, one's step makes the weights NaN with which the other's forward goes on."""
     scene = two_linear()
     spoil(scene)
@@ -132,7 +132,7 @@ def test_parameters_that_changed_within_a_step_are_told():
 
 
 def test_a_parameter_whose_squares_overflow_is_not_told_as_finite():
-    """Off schedule a parameter that holds infinities looks like one that is too large to square: it is told as either."""
+    """Off schedule, a parameter with infinities looks like one that is too large to square: the message names both."""
     scene = two_linear()
     spoil(scene, without=("b:in", "b.weight:param"))
     scene.rows.append(

@@ -31,7 +31,7 @@ def trained(*courses: Sequence[float], classes: int = 0, **entry: object) -> lis
     return list(NoLearning().check(made.recording()))
 
 
-def test_a_loss_that_stays_is_told():
+def test_a_loss_that_stays_the_same_is_found():
     """Both ends and the noise."""
     (finding,) = trained(noisy([2.3] * 60))
 
@@ -39,7 +39,7 @@ def test_a_loss_that_stays_is_told():
     assert "began at 2.31 and ended at" in finding.message
 
 
-def test_a_loss_that_rises_is_told():
+def test_a_loss_that_rises_is_found():
     """It did not fall either."""
     assert len(trained(noisy([2.3 + 0.1 * i for i in range(60)]))) == 1
 

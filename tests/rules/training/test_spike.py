@@ -18,7 +18,7 @@ ROOTS = [{"name": "Net", "prefix": ""}, {"name": "Loss", "prefix": "Loss"}]
 def losses(
     number: int = 60, jumps: dict[int, float] | None = None, *, noise: float = 0.03
 ) -> list[float]:
-    """Give a loss that falls from 2 to 0.1, with some noise, and jumps in some steps."""
+    """Return a loss that falls from 2 to 0.1, with some noise, and jumps in some steps."""
     course = [0.1 + 1.9 * 0.9**i + noise * math.sin(12.9898 * i) for i in range(number)]
     return [(jumps or {}).get(i, loss) for i, loss in enumerate(course)]
 
@@ -50,7 +50,7 @@ def of_norm(course: Sequence[float], **columns: Any) -> list[Finding]:
 
 
 def norms(number: int = 60, jumps: dict[int, float] | None = None) -> list[float]:
-    """Give norms that wander a little, and jump in some steps."""
+    """Return norms that wander a little, and jump in some steps."""
     return [(jumps or {}).get(i, 1.5 + 0.2 * math.sin(12.9898 * i)) for i in range(number)]
 
 

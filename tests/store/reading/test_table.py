@@ -24,7 +24,7 @@ NUMBERS = [name for name in COLUMNS if name != "site"]
 
 
 def batch(sites: list[int], seed: int) -> dict[str, Any]:
-    """Make rows of these sites that are told apart by every column."""
+    """Make rows of these sites that differ in every column."""
     rng, many = np.random.default_rng(seed), len(sites)
     columns: dict[str, Any] = {
         "site": sites,
@@ -49,7 +49,7 @@ def written(path: Path, patterns: list[list[int]]) -> None:
 
 
 def plain(columns: Columns, site: int) -> list[tuple[Any, ...]]:
-    """Give the rows of a site one by one, as they lie in the file."""
+    """Return the rows of a site one by one, as they lie in the file."""
     found = np.flatnonzero(columns["site"] == site).tolist()
     held = {
         n: [columns[n][a:b].tobytes() for a, b in pairwise(columns[n + OFFSETS].tolist())]
@@ -62,7 +62,7 @@ def plain(columns: Columns, site: int) -> list[tuple[Any, ...]]:
 
 
 def gathered(table: StatsTable, site: int) -> list[tuple[Any, ...]]:
-    """Give the rows of a site as the table finds them."""
+    """Return the rows of a site as the table finds them."""
     rows = table.all(7).of(site)
     columns = [getattr(rows, name).tolist() for name in NUMBERS] + [
         getattr(rows, name) for name in BINARY
@@ -135,7 +135,7 @@ def test_what_is_the_same_in_every_batch_is_given_to_its_site(
         assert rows.step.tolist() == list(range(70))
 
 
-def test_steps_that_differ_within_a_batch_are_told(tmp_path: Path) -> None:
+def test_steps_that_differ_within_a_batch_are_reported(tmp_path: Path) -> None:
     """Batches of another program, with rows of several steps each, give each site its own steps."""
     columns = {name: np.zeros(40, dtype) for name, (dtype, _) in COLUMNS.items()}
     columns |= {"step": np.arange(40) // 2 * 10 + np.arange(40) % 2, "site": np.arange(40) % 2}
@@ -292,7 +292,7 @@ def test_what_cannot_be_passed_over_is_named(tmp_path: Path) -> None:
 
 
 def test_compressed_batches_are_no_rows(tmp_path: Path) -> None:
-    """Batches that another program compressed are told to be left out, not misread."""
+    """Batches that another program compressed are reported as left out, not misread."""
     path = tmp_path / "s.arrows"
     written(path, [[0, 1]])
     table = pa.ipc.open_stream(path).read_all()

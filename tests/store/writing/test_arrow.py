@@ -182,7 +182,7 @@ def test_a_batch_is_there_as_soon_as_it_is_written(path: Path, writer: StatsWrit
 
 
 def test_a_file_cut_at_any_byte_keeps_its_whole_batches(path: Path, writer: StatsWriter) -> None:
-    """Wherever in its first or its last message a file ends, the batches before are read and the tear is told."""
+    """Wherever in its first or its last message a file ends, the batches before are read and the tear is reported."""
     ends = [0, path.stat().st_size]
     batches = [_columns(3, seed) for seed in range(2)]
     for step, batch in enumerate(batches):
@@ -199,7 +199,7 @@ def test_a_file_cut_at_any_byte_keeps_its_whole_batches(path: Path, writer: Stat
         _assert_read(columns, batches[:whole])
 
 
-def test_what_follows_the_end_of_a_stream_is_told(path: Path, writer: StatsWriter) -> None:
+def test_what_follows_the_end_of_a_stream_is_reported(path: Path, writer: StatsWriter) -> None:
     """Zeros at the end, as a power failure leaves them, cost no batch and are not taken for an end."""
     batch = _columns(3)
     writer.write(0, batch)
@@ -212,7 +212,7 @@ def test_what_follows_the_end_of_a_stream_is_told(path: Path, writer: StatsWrite
 
 
 def test_damage_ends_the_reading(path: Path, writer: StatsWriter) -> None:
-    """A batch of which the head was overwritten ends what is read, and this is told."""
+    """Reading ends at a batch whose head was overwritten, and the damage is reported."""
     batch = _columns(3)
     writer.write(0, batch)
     place = path.stat().st_size
@@ -269,7 +269,7 @@ def test_no_file_at_all_gives_no_row() -> None:
 
 
 def test_several_files_are_one_table(tmp_path: Path) -> None:
-    """The rows of several files follow each other, each with its own bits, and one tear is told."""
+    """The rows of several files follow each other, each with its own bits, and one tear is reported."""
     first, second = _write(tmp_path / "0.arrows", [3]), _write(tmp_path / "1.arrows", [2, 4])
     paths = [tmp_path / "0.arrows", tmp_path / "1.arrows"]
     columns, truncated = read_stats(paths)

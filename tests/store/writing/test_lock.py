@@ -114,7 +114,7 @@ def test_a_forked_child_holds_no_lock(tmp_path: Path) -> None:
 
 @pytest.fixture
 def lockless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be on a file system that has no locks."""
+    """Act as a file system that has no locks."""
 
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -180,7 +180,7 @@ def test_a_rank_takes_part_in_the_recording_of_its_run(tmp_path: Path) -> None:
     create(path, {}, force=True).close()
 
 
-def test_a_rank_that_comes_too_late_is_told(
+def test_a_rank_that_comes_too_late_gets_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the folder was replaced while the rank took hold of it, it has no part in the new one."""

@@ -213,7 +213,7 @@ def test_what_is_a_root(
 
 
 def test_modules_made_anew_in_each_step_are_few_roots() -> None:
-    """A program that makes a layer for every step has as many roots as are told apart, and a row in each step."""
+    """A program that makes a layer for every step has as many roots as can be told apart, and a row in each step."""
     log = watch(lambda: trained_with_another_each_step(lambda: nn.Linear(2, 1), 40), every=1)
     assert [root["name"] for root in log.roots] == ["Sequential", *["Linear"] * 8]
     recording = log.recording()

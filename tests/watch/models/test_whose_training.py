@@ -311,7 +311,7 @@ def test_an_optimizer_that_is_garbage_takes_no_model_its_plain_name() -> None:
 
 
 def test_heads_that_are_trained_in_turns_are_each_seen() -> None:
-    """Each backward pass is told from what arrives first in it, whichever part of the model it goes through."""
+    """Each backward pass is recognised by what arrives first in it, whichever part of the model it goes through."""
     trunk, left, right = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 1)
     model = nn.ModuleDict({"trunk": trunk, "left": left, "right": right})
 

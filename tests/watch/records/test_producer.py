@@ -19,7 +19,7 @@ BAD = 5
 
 
 def producers(loss_of: Callable[[Tensor, bool], Tensor]) -> list[dict[str, Any]]:
-    """Train a layer by a loss of its output, which is told when to go wrong; return the producers that were found."""
+    """Train a layer with a loss that becomes non-finite at the given steps, and return the producers that were found."""
     model = nn.Linear(4, 3)
 
     def program() -> None:

@@ -42,7 +42,7 @@ def watch(tmp_path, monkeypatch):
 
 
 def test_three_lines_are_enough(tmp_path, monkeypatch, capsys):
-    """A block gives a recording, and the user is told what was seen, what was found and what to type next."""
+    """A block makes a recording, and tells the user what was seen, what was found and what to type next."""
     monkeypatch.chdir(tmp_path)
     with kedge.watch("run.kedge"):
         train(net(Log()))
@@ -260,7 +260,7 @@ class Keeps(Breaks):
         self.closed += 1
 
 
-def test_a_sink_that_fails_is_told_of_once_and_left_out(watch, capsys):
+def test_a_sink_that_fails_is_reported_once_and_left_out(watch, capsys):
     """The training and the other sinks go on."""
     breaks, keeps = Breaks(), Keeps()
     with watch().send_to(breaks, keeps):
@@ -298,7 +298,7 @@ def test_a_finding_reaches_a_sink_as_soon_as_something_is_not_finite(watch):
 
 
 def test_what_fails_in_kedge_does_not_end_the_training(watch, monkeypatch, capsys):
-    """A watch that cannot begin is told of, and the block runs unwatched."""
+    """If a watch cannot begin, Kedge says so, and the block runs unwatched."""
     monkeypatch.setattr("kedge.watch.run.block.make_watch", lambda *_: 1 / 0)
     with watch():
         train(net())
@@ -311,7 +311,7 @@ def test_what_fails_in_kedge_does_not_end_the_training(watch, monkeypatch, capsy
 
 
 def test_an_end_that_fails_does_not_end_the_training(watch, monkeypatch, capsys):
-    """It is told, and the recording has its end all the same."""
+    """It is reported, and the recording is completed all the same."""
     with watch() as run:
         train(net(), 2)
         monkeypatch.setattr(run._watch.record.meter, "finish", lambda: 1 / 0)

@@ -16,7 +16,7 @@ from kedge.watch.run.recorder import RecordingSink
 
 @pytest.fixture
 def told() -> list[str]:
-    """Collect what the user is told."""
+    """The messages to the user, as a list that grows."""
     return []
 
 
@@ -25,7 +25,7 @@ def recorder_at(place: Path, told: list[str]) -> RecordingSink:
     return RecordingSink(place, lambda: begin_recording(place, {}, force=False), told.append)
 
 
-def test_a_write_that_fails_is_told_once(told: list[str], tmp_path: Path) -> None:
+def test_a_write_that_fails_is_reported_once(told: list[str], tmp_path: Path) -> None:
     """After the first failure nothing more is written, and nothing more is said."""
     recorder = recorder_at(tmp_path / "no" / "it.kedge", told)
 
@@ -150,7 +150,7 @@ def test_a_rank_does_not_keep_without_end(
 
 
 def test_strictly_a_failure_ends_the_program(told: list[str], tmp_path: Path) -> None:
-    """It is told, and leaves by `sys.exit`, which passes by `except Exception`."""
+    """It gets a message, and leaves by `sys.exit`, which `except Exception` does not catch."""
     place = tmp_path / "no" / "it.kedge"
     recorder = RecordingSink(
         place, lambda: begin_recording(place, {}, force=False), told.append, strict=True

@@ -32,7 +32,7 @@ def curve(*values):
 
 
 def heights(text):
-    """Give the heights of the points of a curve, from above."""
+    """Return the heights of the points of a curve, from above."""
     return [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)(?!v)", text)]
 
 

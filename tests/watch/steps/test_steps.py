@@ -170,7 +170,7 @@ def test_a_second_training_goes_on_counting() -> None:
 
 
 class Log(nn.Module):
-    """Takes a logarithm, of zero if it is told so."""
+    """Takes a logarithm, of zero if asked to."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -193,5 +193,4 @@ def _tokens(mask: Tensor, *, is_padding: bool) -> Tensor:
 
 
 def _word(name: str) -> str:
-    """Return the last part of the name of a tensor in a structure."""
     return name.rpartition(".")[2]

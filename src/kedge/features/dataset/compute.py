@@ -9,7 +9,7 @@ batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from kedge.errors import BadSample, ExtractionFailed, KedgeError
 from kedge.features.axes.arguments import batch_of
 from kedge.features.dataset.devices import usable
+from kedge.features.dataset.options import OnBad
 from kedge.features.dataset.samples.batch import Columns, FailedSample, SampleBatch
 from kedge.features.dataset.samples.inputs import called_with, given, moved, narrowed
-from kedge.features.dataset.samples.names import name_of
-from kedge.features.dataset.samples.placed import bad
+from kedge.features.dataset.samples.names import SampleKeys, name_of
+from kedge.features.dataset.samples.placed import LoadedBatch, bad
 from kedge.torch_internals.accelerators import to_host
 
 _NOT_A_SAMPLES_FAULT = (KedgeError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
@@ -123,7 +124,6 @@ class BatchComputer:
         return self(left._replace(bad=[*batch.bad, *failed.values()]))
 
     def _still_works(self) -> bool:
-        """Whether the model still takes an earlier batch."""
         if self._taken is None:
             return self._proven
         try:
@@ -140,6 +140,19 @@ class BatchComputer:
         except Exception as error:  # noqa: BLE001 - as above
             return bad(batch.places[row], error)._replace(key=batch.keys[row])
         return None
+
+
+def compute(
+    loads: Iterable[LoadedBatch], keys: SampleKeys, work: BatchComputer, on_bad: OnBad
+) -> Generator[Columns]:
+    """Yield the features of each batch; the good samples of a batch come before the error about its bad ones."""
+    for loaded in loads:
+        columns = work(keys(loaded))
+        del loaded
+        raised = [one for one in columns.bad if on_bad == "raise" or one.ends]
+        yield columns._replace(bad=[one for one in columns.bad if one not in raised])
+        if raised:
+            raise bad_sample(raised)
 
 
 def bad_sample(found: Sequence[FailedSample]) -> BadSample:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import (
@@ -22,45 +22,37 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from kedge.errors import ExtractionFailed, KedgeError, OtherRun
+from kedge.errors import ExtractionFailed, KedgeError
 from kedge.features.dataset.cluster import is_of_ray
-from kedge.features.dataset.compute import BatchComputer, TakesFeatures, bad_sample
+from kedge.features.dataset.compute import BatchComputer, TakesFeatures, compute
 from kedge.features.dataset.folder.files import only_writer
-from kedge.features.dataset.folder.fingerprint import identity
 from kedge.features.dataset.folder.manifest import (
     about_content,
-    about_fields,
-    about_functions,
-    about_keys,
-    about_model,
     about_pooling,
-    about_reducers,
-    about_sites,
-    check_same,
+    about_run,
+    check_folder,
     read_manifest,
     settle,
 )
 from kedge.features.dataset.folder.reading import FeatureSet, open_features, places_of
 from kedge.features.dataset.folder.shards import Shards
 from kedge.features.dataset.folder.writer import ShardWriter
-from kedge.features.dataset.options import OnBad, Options
+from kedge.features.dataset.options import Options
 from kedge.features.dataset.ranks import SharingRank
 from kedge.features.dataset.reduced_layout import reduced_as_laid_out
 from kedge.features.dataset.samples.batch import Columns, VisitedPlaces
 from kedge.features.dataset.samples.fields import BatchFields
-from kedge.features.dataset.samples.loading import (
-    BatchSource,
-    is_loader,
-    is_stream,
-    sample_by_sample,
-)
+from kedge.features.dataset.samples.loading import BatchSource, sample_by_sample
 from kedge.features.dataset.samples.names import SampleKeys, must_be_names, must_be_possible
 from kedge.features.dataset.samples.placed import LoadedBatch, why
 from kedge.features.forward import FeatureForward
 from kedge.files.atomic_write import told
 from kedge.files.given_path import given_path
-from kedge.numbers import seconds
+from kedge.short_text import seconds
 from kedge.stderr import SpacedLines, shows_progress
+
+if TYPE_CHECKING:  # Ray is there if its data set is
+    from kedge.features.dataset.on_ray import extract_on_ray  # noqa: F401
 
 
 def extract_dataset(
@@ -137,30 +129,6 @@ def extract_dataset(
     return open_features(folder)
 
 
-def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
-    """Return a run's description as known before it begins; a run that continues needs the same description."""
-    length = BatchSource(loader).length
-    data: dict[str, Any] = {"type": "stream"} if length is None else {"samples": length}
-    if is_loader(loader) and is_stream(loader):
-        data["workers"] = max(1, loader.num_workers)
-    collated = (
-        {"collate": identity(loader.collate_fn, options.version)} if is_loader(loader) else {}
-    )
-    return {
-        "files": options.format,
-        "model": about_model(features),
-        "sites": about_sites(features),
-        "functions": about_functions(features, options.version),
-        "keys": about_keys(options.keys, options.version),
-        "batch": identity(options.batch, options.version),
-        "fields": about_fields(options.stored_fields, options.version),
-        "version": "none" if options.version is None else repr(options.version),
-        **collated,
-        "data": data,
-        "reduce": about_reducers(options.reducers),
-    }
-
-
 class FeatureDestination(NamedTuple):
     """The destination of features.
 
@@ -177,34 +145,7 @@ class FeatureDestination(NamedTuple):
     wanted: Mapping[str, Any]
 
 
-def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
-    """Check that a folder is empty, or belongs to the wanted run as far as its description is known.
-
-    Raises:
-        OtherRun: The folder holds something else.
-        ExtractionFailed: The run has reducers for values that it does not have, which an earlier
-            Kedge allowed.
-    """
-    others = [
-        name
-        for name in sorted(path.name for path in folder.iterdir())
-        if not name.startswith((".", "writer-"))
-    ]
-    found = read_manifest(
-        folder
-    )  # after the listing, because another rank may be writing the first files
-    if found is not None:
-        check_same(folder, found, wanted)
-        if "columns" in found:
-            must_be_names(wanted["reduce"], found["columns"])
-    elif others:
-        raise OtherRun(
-            f"cannot write to {folder}, which holds other files ({others[0]}); name a new folder"
-        )
-
-
 def _mark_done(done: VisitedPlaces, folder: Path) -> Iterator[tuple[str, str]]:
-    """Mark the samples in a folder as done; return their places and keys."""
     known = list(places_of(folder)) if read_manifest(folder) is not None else []
     for place, _ in known:
         done.add(place)
@@ -274,21 +215,7 @@ def progress_bar(shown: bool | None, console: Console) -> Progress:
     return Progress(*columns, console=console, disable=hidden, refresh_per_second=5)
 
 
-def compute(
-    loads: Iterable[LoadedBatch], keys: SampleKeys, work: BatchComputer, on_bad: OnBad
-) -> Generator[Columns]:
-    """Yield the features of each batch; the good samples of a batch come before the error about its bad ones."""
-    for loaded in loads:
-        columns = work(keys(loaded))
-        del loaded
-        raised = [one for one in columns.bad if on_bad == "raise" or one.ends]
-        yield columns._replace(bad=[one for one in columns.bad if one not in raised])
-        if raised:
-            raise bad_sample(raised)
-
-
 def _loaded(source: BatchSource) -> Generator[LoadedBatch]:
-    """Yield the batches of a loader."""
     batches, count = iter(source), 0
     while True:
         try:

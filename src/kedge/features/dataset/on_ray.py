@@ -23,9 +23,8 @@ from torch import nn
 from kedge.errors import BeingWritten, ExtractionFailed, KedgeError
 from kedge.features.dataset.cluster import Cluster
 from kedge.features.dataset.compute import TakesFeatures
-from kedge.features.dataset.engine import about_run, check_folder
 from kedge.features.dataset.folder.files import LOCK, only_writer, ranks_of, repair
-from kedge.features.dataset.folder.manifest import read_manifest, settle
+from kedge.features.dataset.folder.manifest import about_run, check_folder, read_manifest, settle
 from kedge.features.dataset.folder.reading import FeatureSet, open_features, places_of
 from kedge.features.dataset.options import Options
 from kedge.features.dataset.ray_worker import Run, ShardSink, Worker, pickled
@@ -154,7 +153,6 @@ def _repair(folder: Path, rank: int) -> None:
 
 
 def _run(dataset: ray.data.Dataset, features: TakesFeatures, run: Run) -> int:
-    """Compute and write the features of all rows; return the number of rows."""
     cluster = run.options.cluster
     done = frozenset(place for place, _ in places_of(run.folder))
     sink = ShardSink(

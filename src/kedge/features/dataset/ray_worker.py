@@ -31,9 +31,8 @@ from ray.data.block import BlockAccessor
 from torch import nn
 
 from kedge.errors import BeingWritten, ExtractionFailed, KedgeError
-from kedge.features.dataset.compute import BatchComputer, TakesFeatures
+from kedge.features.dataset.compute import BatchComputer, TakesFeatures, compute
 from kedge.features.dataset.devices import usable
-from kedge.features.dataset.engine import compute
 from kedge.features.dataset.folder.files import only_writer
 from kedge.features.dataset.folder.manifest import about_content, settle
 from kedge.features.dataset.folder.reading import places_of
@@ -247,7 +246,6 @@ def opened(sent: bytes) -> Any:
 
 
 def _places(rows: Rows, keys: Any) -> list[str]:
-    """Return the rows' keys, as strings."""
     if not callable(keys) and keys not in rows:
         raise ExtractionFailed(
             f"keys={keys!r}: there is no such column; there are {', '.join(map(repr, rows))}"
@@ -262,7 +260,6 @@ def _places(rows: Rows, keys: Any) -> list[str]:
 
 
 def _inputs(rows: Rows, options: Options) -> Rows:
-    """Return the columns for the model, or for the user's ``batch=``."""
     named = [options.keys, *options.stored_fields.values()] if options.batch is None else []
     return {name: column for name, column in rows.items() if name not in named}
 
@@ -279,7 +276,6 @@ def _work(features: TakesFeatures, options: Options, proven: bool) -> BatchCompu
 def _batches(
     rows: Rows, places: list[str], rest: list[int], options: Options
 ) -> Iterator[LoadedBatch]:
-    """Yield rows cut into batches for the model."""
     size, fields, inputs = (
         options.cluster.batch_size,
         BatchFields(options.stored_fields),
@@ -296,7 +292,6 @@ def _batches(
 
 
 def _data(rows: Rows) -> dict[str, Any]:
-    """Return columns of numbers as tensors, and others as lists."""
     return {
         name: torch.from_numpy(np.array(column))
         if column.dtype.kind in "biufc"

@@ -126,7 +126,6 @@ class PowerGrid:
         self.counts = _coarser(self.counts, before, up, self._first())
 
     def _first(self) -> Numbers:
-        """Return the number of each channel's first bin."""
         return _floors(np.where(np.isfinite(self.least), self.least, 0.0), self.power)
 
 

@@ -210,7 +210,6 @@ def _read(written: bytes) -> Any:
 
 
 def _sketch_type() -> Any:
-    """Return the package's sketch of float32 numbers."""
     with required("datasketches", "quantiles", "Quantiles need"):
         return import_module("datasketches").kll_floats_sketch
 

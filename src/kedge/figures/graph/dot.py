@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kedge.figures.graph.folding import Box, Call, Calls, FoldedGraph
-from kedge.inspect.autograd_graph import GraphHook, GraphNode
-from kedge.numbers import counted, sized
+from kedge.inspection.autograd_graph import GraphHook, GraphNode
+from kedge.short_text import counted, sized
 from kedge.shown_text import visible
 
 _HOOKS_NAMED = 3
@@ -144,7 +144,6 @@ def _of_hook(hook: GraphHook) -> str:
 
 
 def _operation(node: GraphNode) -> str:
-    """Return an operation's name without autograd's suffix."""
     return _BACKWARD.sub("", node.name)
 
 
@@ -153,6 +152,5 @@ def _short(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return a text quoted for graphviz, with special characters escaped."""
     plain = visible(text, lines=True).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{plain}"'

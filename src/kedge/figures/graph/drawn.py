@@ -14,8 +14,8 @@ from kedge.errors import CannotDraw, NoSiteMatched
 from kedge.figures.graph.dot import GraphLabels, written
 from kedge.figures.graph.folding import fold
 from kedge.figures.graph.placing import by_parameters, by_use
-from kedge.inspect.autograd_graph import GraphNode, following, read_graph
-from kedge.numbers import sized
+from kedge.inspection.autograd_graph import GraphNode, following, read_graph
+from kedge.short_text import sized
 from kedge.sites import leaves
 from kedge.sites.select import Selector, runs, type_names
 from kedge.torch_internals import dynamo
@@ -104,11 +104,9 @@ class Graph(notebook.Printed):
         return "\n".join([self._head(), "", *(line.rstrip() for line in lines)])
 
     def _repr_svg_(self) -> str | None:
-        """Return the drawing for a notebook; None if graphviz is not installed."""
         return self.svg() if shutil.which("dot") else None
 
     def _repr_html_(self) -> str | None:
-        """Return the table for a notebook if graphviz is not installed; else None."""
         if shutil.which("dot"):
             return None
         return notebook.table(
@@ -134,7 +132,6 @@ class Graph(notebook.Printed):
         return [*rows, ("outside of these", f"{len(rest):,}", sized(saved), f"{hooks:,}")]
 
     def _paths(self, text: str) -> set[str]:
-        """Return the paths of the graph's modules that a selector matches."""
         there = {path for node in self.nodes for path, _ in node.calls if path is not None}
         found: set[str] = set()
         for term in Selector(text).terms:
@@ -186,7 +183,6 @@ def graph(results: Any | Callable[[], Any], model: nn.Module | None = None) -> G
 def _made_by(
     results: Callable[[], Any], model: nn.Module | None
 ) -> tuple[tuple[GraphNode, ...], bool]:
-    """Return the graph of a new forward, and whether modules were followed."""
     if model is None:
         made = results()
         _check(made)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from kedge.inspect.autograd_graph import GraphHook, GraphNode
+from kedge.inspection.autograd_graph import GraphHook, GraphNode
 
 Call = tuple[str | None, int]
 Calls = tuple[Call, ...]
@@ -81,7 +81,6 @@ def fold(
 
 
 def _deepest(nodes: Sequence[GraphNode], most: int) -> int:
-    """Return the number of levels that can be opened within `most` boxes."""
     levels = max((len(node.calls) for node in nodes), default=0)
     depth = 1
     while depth < levels and len(_boxes(nodes, _opened(nodes, depth + 1))) <= most:
@@ -148,7 +147,6 @@ def _together(boxes: Sequence[Box], most: int) -> list[Box]:
 
 
 def _edges(boxes: Sequence[Box]) -> Iterator[tuple[int, int]]:
-    """Return the pairs of boxes between which data flows, each pair once."""
     place = {node.number: i for i, box in enumerate(boxes) for node in box.nodes}
     pairs = (
         (place[taken], i)

@@ -36,13 +36,14 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils import checkpoint
 from torch.utils.weak import TensorWeakRef
 
+from kedge.calls.closure import enclosed
 from kedge.hooks.saved.pairs import packed_of
 from kedge.hooks.saved.reference import KeptByReference
 from kedge.hooks.saved.shared_inputs import SharedInput, arguments_of, share_inputs
 from kedge.sites import leaves
 from kedge.torch_internals import modes
 from kedge.torch_internals.autograd_nodes import SavedTensor, function_of, saved_by
-from kedge.torch_internals.checkpoint import content, frame_of
+from kedge.torch_internals.checkpoint import frame_of
 from kedge.torch_internals.corners import find
 
 
@@ -105,7 +106,7 @@ def is_reentrant(owner: Any) -> bool:
 def _closed_over(run: Any) -> dict[str, Any]:
     """Return the variables that a checkpoint's recompute closes over, also if other functions wrap it."""
     while (code := getattr(run, "__code__", None)) is not None:
-        cells = dict(zip(code.co_freevars, map(content, run.__closure__ or ()), strict=True))
+        cells = enclosed(run)
         if code.co_filename == checkpoint.__file__:
             return cells
         run = cells.get("run")
@@ -118,8 +119,8 @@ def _within(function: Any) -> Iterator[tuple[str, Tensor]]:
         yield from leaves.find((function.args, function.keywords), "function")
         function = function.func
     function = getattr(function, "__func__", function)
-    for cell in getattr(function, "__closure__", None) or ():
-        yield from leaves.find(content(cell), "function")
+    for value in enclosed(function).values():
+        yield from leaves.find(value, "function")
 
 
 class _Given:

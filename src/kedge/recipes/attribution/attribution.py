@@ -245,7 +245,6 @@ def _differentiated(
 
 
 def _listed(targets: Targets) -> tuple[list[Target], bool]:
-    """Return the targets as a list, and whether they were a list."""
     if isinstance(targets, str):
         raise AttributionError(f"target {targets!r} is a text; a class is a number, from 0")
     if isinstance(targets, Sequence):

@@ -96,13 +96,10 @@ class InPlaceRelus:
 
 
 def _has_all(value: Tensor) -> bool:
-    """Whether a tensor covers all of its storage."""
     return value.untyped_storage().nbytes() == value.nbytes
 
 
 class _Cut(Method):
-    """Changes the gradient at every rectifier."""
-
     name = ""
 
     def __init__(self, slices: InPlaceRelus | None = None) -> None:

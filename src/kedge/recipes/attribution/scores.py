@@ -49,7 +49,6 @@ def settled(output: Any, target: Target) -> Target:
 
 
 def _entries(output: Any, target: int | Tensor | None) -> Tensor:
-    """Return the scores of the target classes."""
     logits = _logits(output)
     if logits.dim() == 0 and target is None:
         return logits
@@ -84,7 +83,6 @@ def _best(logits: Tensor) -> Tensor:
 
 
 def _classes(logits: Tensor, target: int | Tensor) -> Tensor:
-    """Return the class of each sample, as a tensor of indices."""
     try:
         classes = torch.as_tensor(target, device=logits.device)
     except (TypeError, RuntimeError, ValueError) as error:

@@ -102,7 +102,6 @@ class Patching(notebook.Printed):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The table for a notebook."""
         rows = [
             (n, f"{r.metric:.6g}", f"{r.effect:.1%}")
             for n, r in zip(self._names(), self.rows, strict=True)

@@ -53,7 +53,6 @@ def mask(value: Tensor, positions: Positions, dim: int) -> Tensor:
 
 
 def _marked(positions: Positions, length: int, device: torch.device) -> Tensor:
-    """Return a mask of some indices."""
     marked = torch.zeros(length, dtype=torch.bool, device=device)
     if positions is None:
         return ~marked

@@ -50,7 +50,6 @@ def sum_of(about: Mapping[str, Any]) -> int:
 
 
 def _sums_of(pieces: Sequence[Tensor], *, widened: bool) -> dict[str, Any]:
-    """Return the checksums of a site's values, given in consecutive pieces."""
     row = pieces[0][:1].nbytes
     rows = max(1, BLOCK // max(row, 1))
     kept = (

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 
 from kedge.errors import BeingWritten, NotFeatures
 from kedge.features.dataset.folder.checksums import OWN, REMEDY, VALUES, sum_of
-from kedge.features.dataset.folder.formats.format import format_name, format_of
+from kedge.features.dataset.folder.formats.known import format_name, format_of
 from kedge.features.dataset.folder.manifest import read_manifest
 from kedge.files.atomic_write import told
 from kedge.files.file_lock import claim

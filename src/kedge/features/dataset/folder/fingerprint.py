@@ -31,7 +31,6 @@ from itertools import chain, count
 from pickle import PicklingError
 from types import (
     BuiltinFunctionType,
-    CellType,
     CodeType,
     FunctionType,
     ModuleType,
@@ -45,6 +44,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kedge.calls.closure import enclosed, names_in
 from kedge.errors import ExtractionFailed
 from kedge.features.dataset.samples.names import name_of
 from kedge.torch_internals import dynamo
@@ -302,10 +302,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
         outside = self.reducer_override(anew)[2][1]["__globals__"]
         names = _reached(made, outside, {id(made.__code__)})
-        held = [
-            _used(one, names)
-            for one in chain(outside.values(), map(_content, made.__closure__ or ()))
-        ]
+        held = [_used(one, names) for one in chain(outside.values(), enclosed(made).values())]
         return made.__code__, made.__defaults__, made.__kwdefaults__, list(outside), held
 
     def _reduced(self, value: Any) -> Any:
@@ -346,16 +343,9 @@ def _begins_with_text(code: CodeType) -> bool:
     return bool(code.co_consts) and isinstance(code.co_consts[0], str)
 
 
-def _names(code: CodeType) -> set[str]:
-    """Return the names of attributes and globals that a code object uses, inner functions included."""
-    return set(code.co_names).union(
-        *(_names(one) for one in code.co_consts if isinstance(one, CodeType))
-    )
-
-
 def _reached(made: FunctionType, outside: Mapping[str, Any], seen: set[int]) -> set[str]:
     """Return the names that a function uses, and those that the program's functions use to which it refers."""
-    names = _names(made.__code__)
+    names = set(names_in(made.__code__))
     for one in outside.values():
         if (
             isinstance(one, FunctionType)
@@ -364,16 +354,9 @@ def _reached(made: FunctionType, outside: Mapping[str, Any], seen: set[int]) -> 
         ):
             seen.add(id(one.__code__))
             names |= _reached(
-                one, {name: one.__globals__.get(name) for name in _names(one.__code__)}, seen
+                one, {name: one.__globals__.get(name) for name in set(names_in(one.__code__))}, seen
             )
     return names
-
-
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # the cell is still empty
-        return None
 
 
 def _used(value: Any, names: set[str]) -> Any:
@@ -422,7 +405,6 @@ def _array(array: np.ndarray[Any, Any]) -> Any:
 
 
 def _is_device(name: str) -> bool:
-    """Return whether a text names a device, of a kind that this PyTorch knows."""
     try:
         torch.device(name)
     except RuntimeError:

@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from kedge.errors import ExtractionFailed, NewerFormat, NotFeatures, OtherRun
 from kedge.features.dataset.folder.fingerprint import alike, has_digest, identity, listed, weights
+from kedge.features.dataset.options import Options
 from kedge.features.dataset.samples.batch import Columns, FieldValues
 from kedge.features.dataset.samples.fields import Field, entry_of
-from kedge.features.dataset.samples.names import name_of, texts
+from kedge.features.dataset.samples.loading import BatchSource, is_loader, is_stream
+from kedge.features.dataset.samples.names import must_be_names, name_of, texts
 from kedge.features.reduce.reducer import Reducer
 from kedge.files.atomic_write import told
 from kedge.json_input.reading import parse, read_regular
@@ -31,7 +33,7 @@ from kedge.json_input.shape import (
     tuple_of,
     whole,
 )
-from kedge.numbers import shortened
+from kedge.short_text import shortened
 
 MANIFEST = "features.json"
 #: The number of the format, which grows when older versions of Kedge cannot read new folders.
@@ -193,6 +195,56 @@ def _shown(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return " ".join(map(str, value))
     return str(value)
+
+
+def check_folder(folder: Path, wanted: Mapping[str, Any]) -> None:
+    """Check that a folder is empty, or belongs to the wanted run as far as its description is known.
+
+    Raises:
+        OtherRun: The folder holds something else.
+        ExtractionFailed: The run has reducers for values that it does not have, which an earlier
+            Kedge allowed.
+    """
+    others = [
+        name
+        for name in sorted(path.name for path in folder.iterdir())
+        if not name.startswith((".", "writer-"))
+    ]
+    found = read_manifest(
+        folder
+    )  # after the listing, because another rank may be writing the first files
+    if found is not None:
+        check_same(folder, found, wanted)
+        if "columns" in found:
+            must_be_names(wanted["reduce"], found["columns"])
+    elif others:
+        raise OtherRun(
+            f"cannot write to {folder}, which holds other files ({others[0]}); name a new folder"
+        )
+
+
+def about_run(features: Any, loader: Any, options: Options) -> dict[str, Any]:
+    """Return a run's description as known before it begins; a run that continues needs the same description."""
+    length = BatchSource(loader).length
+    data: dict[str, Any] = {"type": "stream"} if length is None else {"samples": length}
+    if is_loader(loader) and is_stream(loader):
+        data["workers"] = max(1, loader.num_workers)
+    collated = (
+        {"collate": identity(loader.collate_fn, options.version)} if is_loader(loader) else {}
+    )
+    return {
+        "files": options.format,
+        "model": about_model(features),
+        "sites": about_sites(features),
+        "functions": about_functions(features, options.version),
+        "keys": about_keys(options.keys, options.version),
+        "batch": identity(options.batch, options.version),
+        "fields": about_fields(options.stored_fields, options.version),
+        "version": "none" if options.version is None else repr(options.version),
+        **collated,
+        "data": data,
+        "reduce": about_reducers(options.reducers),
+    }
 
 
 def about_model(features: Any) -> dict[str, Any]:

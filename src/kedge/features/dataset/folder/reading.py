@@ -21,7 +21,7 @@ from kedge.features.dataset.samples.fields import LABELS
 from kedge.features.reduce.load_state import restore
 from kedge.features.reduce.reducer import Reducer
 from kedge.files.given_path import given_path
-from kedge.numbers import counted
+from kedge.short_text import counted
 
 
 def open_features(folder: str | os.PathLike[str]) -> FeatureSet:
@@ -221,7 +221,6 @@ class StoredFields(Mapping[str, Column]):
 
 
 def _shown(column: Column) -> str:
-    """Return the type and the shapes of a column."""
     if isinstance(column, StoredTexts):
         return TEXT
     shapes = " or ".join(str(list(shape)) for shape in sorted(column.shapes)[:3])

@@ -16,7 +16,8 @@ from kedge.features.dataset.folder.files import (
     rename_whole,
     repair,
 )
-from kedge.features.dataset.folder.formats.format import Shard, format_of
+from kedge.features.dataset.folder.formats.format import Shard
+from kedge.features.dataset.folder.formats.known import format_of
 from kedge.features.dataset.folder.manifest import shown_type, types_of
 from kedge.features.dataset.folder.pending_shard import PendingShard
 from kedge.features.dataset.folder.stored_reducers import StoredReducers

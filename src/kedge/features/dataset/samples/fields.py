@@ -64,7 +64,6 @@ def _option(name: str, field: Field) -> str:
 
 
 def _found(data: Any, name: str, field: Field, first: str) -> Any:
-    """Return the entry of a batch, or what the user's function returns."""
     entry = entry_of(field)
     if callable(entry):
         try:

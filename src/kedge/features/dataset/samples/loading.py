@@ -162,7 +162,6 @@ def _does_not_batch(loader: Any) -> bool:
 
 
 def _read_items(loader: Any) -> str:
-    """Return what the items of a map-style data set are."""
     if isinstance(loader.sampler, BatchSampler):
         return "batches"
     first: Any = 0
@@ -329,7 +328,6 @@ def _drawn(loader: Any) -> int:
 
 
 def _anew(loader: Any, dataset: Any, collate: Any, **batching: Any) -> DataLoader[Any]:
-    """Return a copy of a loader with another data set, which wraps the loader's own."""
     workers = {"prefetch_factor": loader.prefetch_factor} if loader.num_workers else {}
     return DataLoader(
         dataset,

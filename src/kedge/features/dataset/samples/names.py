@@ -89,7 +89,6 @@ class SampleKeys:
 
 
 def _keys_of(function: Callable[[Any], Any], loaded: LoadedBatch) -> list[str]:
-    """Return the keys that the user's function assigns to a batch."""
     failed = f"keys= failed for the batch that begins with sample {loaded.places[0]} of the data set: {name_of(function)}"
     try:
         found = function(loaded.data)

@@ -179,7 +179,6 @@ def unlike(contents: Sequence[Any]) -> list[int]:
 
 
 def _make(content: Any) -> Any:
-    """Return the structure of a sample: types, shapes and names."""
     if isinstance(content, Tensor):
         return tuple(content.shape), content.dtype
     if isinstance(content, np.ndarray):

@@ -1,11 +1,10 @@
-"""The interface of shard formats, and their list."""
+"""The interface of shard formats."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,15 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-
-from kedge.errors import required
-
-#: The formats by module name: the suffix of a shard, and the package that the module needs.
-_FILES = {
-    "safetensors": (".safetensors", "safetensors"),
-    "zarr": (".zarr", "zarr"),
-    "parquet": (".parquet", "pyarrow"),
-}
 
 #: Types that only PyTorch has; other formats store them as float32, which contains all their
 #: numbers.
@@ -109,24 +99,6 @@ class Format(Protocol):
             path: The shard.
             sites: The entry ``sites`` of its description.
         """
-
-
-def format_of(name: str) -> Format:
-    """Return a format by its name.
-
-    Raises:
-        MissingExtra: The format needs a package that is not installed.
-    """
-    suffix, package = _FILES[name]
-    with required(package, name, f"shards in the format {name} need"):
-        made: Format = import_module(f"kedge.features.dataset.folder.formats.{name}").FORMAT
-    assert made.suffix == suffix  # noqa: S101 - otherwise readers would not find the written files
-    return made
-
-
-def format_name(path: Path) -> str | None:
-    """Return the name of a shard's format, by its suffix; None if it is unknown."""
-    return next((name for name, (suffix, _) in _FILES.items() if path.suffix == suffix), None)
 
 
 def numpy_pieces(pieces: Sequence[Tensor]) -> list[Any]:

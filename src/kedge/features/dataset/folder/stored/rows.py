@@ -58,7 +58,6 @@ class RowIndex:
         return as_tensor(out, dtype)
 
     def _gather(self, site: str, dtype: torch.dtype, samples: Numbers, out: NDArray[Any]) -> None:
-        """Write the values of some samples into an array, shard by shard."""
         order, groups = by_shard(self.shard[samples])
         rows = self.row[samples if order is None else samples[order]].astype(np.int64)
         arranged = out if order is None else np.empty_like(out)

@@ -95,7 +95,6 @@ class StoredSamples:
         return rows.shards[rows.shard.item(number)].keys[rows.row.item(number)]
 
     def _written_keys(self) -> Iterator[str]:
-        """Yield the keys as they were written, shard by shard."""
         return chain.from_iterable(shard.keys for shard in self.shards)
 
     def _written_places(self) -> Numbers:

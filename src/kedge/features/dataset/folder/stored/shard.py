@@ -33,10 +33,9 @@ from kedge.features.dataset.folder.formats.format import (
     OpenShard,
     OpenValues,
     as_tensor,
-    format_name,
-    format_of,
     raw_type,
 )
+from kedge.features.dataset.folder.formats.known import format_name, format_of
 from kedge.features.dataset.folder.stored.texts import PackedTexts
 from kedge.files.atomic_write import told
 
@@ -299,7 +298,6 @@ class StoredShard:
         return rows[first - begin : last - begin]
 
     def _compare(self, site: str, found: _Site, block: int, rows: Array) -> None:
-        """Compare the rows of a block with its checksum."""
         if zlib.crc32(rows.data) == found.sums[block]:
             found.sound[block] = True
             return

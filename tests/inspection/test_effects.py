@@ -19,19 +19,19 @@ from torch.nn.modules import module as modules
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 import kedge
-from kedge.inspect import effects
-from kedge.inspect.audit import audit
+from kedge.inspection import effects
+from kedge.inspection.audit import audit
 
 CALLS: list[str] = []
 
 
 def called(*_: Any) -> None:
-    """Be a hook of any kind."""
+    """A hook of any kind."""
     CALLS.append("called")
 
 
 def prints(*_: Any) -> None:
-    """Be a hook that Dynamo cannot read."""
+    """A hook that Dynamo cannot read."""
     print("called")  # noqa: T201 - that is what it is for
 
 
@@ -499,7 +499,7 @@ def local() -> Any:
 
 
 def copied(hook: Any) -> Any:
-    """Be a function for a partial."""
+    """A function for a partial."""
 
 
 HOOKS = {

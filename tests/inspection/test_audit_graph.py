@@ -16,9 +16,9 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import kedge
-from kedge.inspect.audit import audit
+from kedge.inspection.audit import audit
 
-HERE = "tests/inspect/test_audit_graph.py"
+HERE = "tests/inspection/test_audit_graph.py"
 
 
 def double(grad: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def double(grad: Tensor) -> Tensor:
 
 
 def nothing(*_: Any) -> None:
-    """Be a hook of any kind."""
+    """A hook of any kind."""
 
 
 def facts(found: Any) -> dict[str, str]:
@@ -103,7 +103,7 @@ def test_the_hooks_in_the_graph_are_listed_with_their_places() -> None:
     assert audit(net.loss, {}).leaves == ("[3, 4]", "[4]")
 
 
-def test_the_state_of_a_tensor_is_told() -> None:
+def test_an_audit_says_what_state_a_tensor_is_in() -> None:
     """Leaf or not, its gradient, its version, the view, the graph and what it holds."""
     net = Net()
     found = audit(net.h, net.names)

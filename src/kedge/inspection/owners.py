@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from kedge.calls.closure import enclosed
 from kedge.frames import is_installed
 from kedge.hooks.everywhere import RootFinder
 from kedge.hooks.firing.gate import Gate
@@ -17,7 +18,7 @@ from kedge.hooks.gates.gradients import GradientListener, InputShare
 from kedge.hooks.gates.modules import InputGate
 from kedge.hooks.gates.passes import PassBegins, PassEnds
 from kedge.hooks.gates.tensors import TensorGate
-from kedge.inspect.effects import function_in
+from kedge.inspection.effects import function_in
 from kedge.torch_internals.hook_tables import computed_by
 from kedge.torch_internals.source_lines import place_of
 
@@ -76,8 +77,7 @@ def serves(hook: Any, place: str) -> tuple[str, ...]:
         return ("counts forward passes",)
     if isinstance(hook, RootFinder):
         return ("finds the models of kedge.everywhere",)
-    cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
-    holders = [hook, getattr(hook, "__self__", None), *cells]
+    holders = [hook, getattr(hook, "__self__", None), *enclosed(hook).values()]
     gates = [taps for h in holders if isinstance(h, Gate) for taps in h.taps.values()]
     tensor_gates = [h for h in holders if isinstance(h, TensorGate)]
     named = {h.site.path for h in tensor_gates if h.param is None} - {place}
@@ -93,8 +93,7 @@ def serves(hook: Any, place: str) -> tuple[str, ...]:
 
 def taps_behind(hook: Any) -> tuple[Tap, ...]:
     """The actions with their sites that a Kedge hook on a tensor or a node runs."""
-    cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
-    holders = [hook, getattr(hook, "__self__", None), *cells]
+    holders = [hook, getattr(hook, "__self__", None), *enclosed(hook).values()]
     taps = [h.taps for h in holders if isinstance(h, TensorGate)]
     taps += [
         h.gate.taps.get(h.origin.site.kind, ())

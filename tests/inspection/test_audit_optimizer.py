@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from kedge.inspect.audit import audit
+from kedge.inspection.audit import audit
 
 WAYS = {
     "register_step_pre_hook": "optimizer-step-pre",
@@ -24,7 +24,7 @@ WAYS = {
 
 
 def nothing(*_: Any) -> None:
-    """Be a hook of any kind."""
+    """A hook of any kind."""
 
 
 def test_every_hook_of_an_optimizer_is_found() -> None:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from kedge.inspect.autograd_graph import GraphHook, GraphNode, hooks_of_node, read_graph
-from kedge.inspect.effects import CopyTrial, FoundHook
-from kedge.inspect.hook_entries import Audit, HookEntry, entry_of
-from kedge.numbers import counted, listed, sized
+from kedge.inspection.autograd_graph import GraphHook, GraphNode, hooks_of_node, read_graph
+from kedge.inspection.effects import CopyTrial, FoundHook
+from kedge.inspection.hook_entries import Audit, HookEntry, entry_of
+from kedge.short_text import counted, listed, sized
 from kedge.sites.leaves import describe
 from kedge.torch_internals.autograd_nodes import behind, is_freed
 from kedge.torch_internals.hook_tables import hooks_on_tensor
@@ -147,7 +147,6 @@ def _starts(tensor: Tensor) -> list[Node]:
 
 
 def _state(tensor: Tensor) -> Iterator[tuple[str, str]]:
-    """The state of a tensor in words."""
     yield "value", f"{describe(tensor)} on {tensor.device}"
     made_by = tensor.grad_fn
     if made_by is None:
@@ -185,7 +184,6 @@ def _changes(version: int) -> str:
 
 
 def _graph(nodes: Sequence[GraphNode], starts: Sequence[Node]) -> Iterator[tuple[str, str]]:
-    """The graph in words."""
     operations = [node for node in nodes if node.kind == "operation"]
     if not operations:
         return

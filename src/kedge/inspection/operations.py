@@ -21,7 +21,7 @@ from kedge.frames import is_between
 from kedge.hooks.operations.attention import is_inside
 from kedge.hooks.operations.mode import OPERATE
 from kedge.hooks.session import Session
-from kedge.inspect.function_operations import list_function
+from kedge.inspection.function_operations import list_function
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.accelerators import same_random_numbers
@@ -106,7 +106,6 @@ class Operations(notebook.Printed):
         )
 
     def _repr_html_(self) -> str:
-        """The table for a notebook."""
         return (
             notebook.table(_HEAD, self._cells(), align="mmmmm")
             if self.rows

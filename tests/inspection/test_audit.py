@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, 
 from torch.optim import optimizer as optimizers
 
 import kedge
-from kedge.inspect.audit import EVERY_MODULE, EVERY_OPTIMIZER, KINDS, HookEntry, audit
+from kedge.inspection.audit import EVERY_MODULE, EVERY_OPTIMIZER, KINDS, HookEntry, audit
 from tests import forked
 
 MODULE = {
@@ -54,7 +54,7 @@ HERE = Path(__file__).name
 
 
 def nothing(*_: Any) -> None:
-    """Be a hook of any kind."""
+    """A hook of any kind."""
 
 
 def net() -> nn.Sequential:
@@ -167,7 +167,7 @@ def test_every_table_of_hooks_is_read() -> None:
         ({"with_kwargs": True, "always_call": True}, ("with_kwargs", "always_call")),
     ],
 )
-def test_how_a_forward_hook_was_registered_is_told(
+def test_an_audit_says_how_a_forward_hook_was_registered(
     options: dict[str, bool], notes: tuple[str, ...]
 ) -> None:
     """With keyword arguments, and even if forward raises."""
@@ -198,7 +198,7 @@ class Named:
         self.name, self.fired = name, fired
 
     def __call__(self, *_: Any) -> None:
-        """Be a hook."""
+        """A hook."""
         self.fired.append(self.name)
 
 
@@ -240,10 +240,10 @@ class Recorder:
     """A hook that is an object."""
 
     def __call__(self, *_: Any) -> None:
-        """Be a hook."""
+        """A hook."""
 
     def keep(self, *_: Any) -> None:
-        """Be a hook as well."""
+        """Another hook."""
 
 
 def wrapped(function: Any) -> Any:
@@ -395,7 +395,7 @@ def test_parts_of_torch_are_told_apart(module: str, owner: str) -> None:
     assert only(model).owner == (owner or only(model).source)
 
 
-def test_kedges_hooks_are_told_with_what_they_serve() -> None:
+def test_kedges_hooks_are_listed_with_what_they_serve() -> None:
     """Sites and actions of a session stand beside its hooks."""
     model = net()
     with kedge.session() as s:
@@ -419,7 +419,7 @@ def test_kedges_hooks_are_told_with_what_they_serve() -> None:
 
 
 def nothing_of_it(value: Tensor) -> None:
-    """Be an action."""
+    """An action."""
 
 
 def test_kedge_tells_where_it_copies_before_in_place_work() -> None:

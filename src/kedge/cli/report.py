@@ -15,10 +15,7 @@ from kedge.cli.several import page_beside, report_several
 from kedge.cli.sites_option import add_sites, only_sites
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from kedge.rules.rule import Finding, Rule
-    from kedge.store.recording import Recording
+    from kedge.report.view import RunView
 
 #: The modules that a report shows by default.
 MOST_MODULES = 40
@@ -98,6 +95,7 @@ class ReportCommand:
         """Print or write the report."""
         from kedge.report.head import is_written
         from kedge.report.page.redact import shareable
+        from kedge.report.view import RunView
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
 
@@ -111,29 +109,33 @@ class ReportCommand:
         args.recording = recording_named(names[0] if names else None)
         recording = open_recording(args.recording)
         if args.headroom:
-            _draw_headroom(recording, args.sites)
+            from kedge.report.headroom import render_headroom
+            from kedge.report.terminal import console_for
+
+            render_headroom(recording, console_for(), args.sites)
             return 0
         if args.saved:
-            _draw_saved(recording, everything=args.all)
+            from kedge.report.memory.saved import render_saved
+            from kedge.report.terminal import console_for
+            from kedge.store.saved_account import MOST_ROWS
+
+            render_saved(recording, console_for(), None if args.all else MOST_ROWS)
             return 0
+
+        written = None
         if args.html:
             written = is_written(recording)
             recording = shareable(recording, source=not args.no_source)
         only_sites(recording, args.sites)  # a wrong filter is refused before the work
         with progress("judging"):
             findings = check(recording, rules)
+        view = RunView(recording, findings, rules, written)
         if args.html:
-            from kedge.report.page.render import render_page
-
-            with progress("drawing the page"):
-                page = render_page(
-                    recording, findings, rules, written=written, chosen=args.sites or ""
-                )
-            _write(args, page)
+            _write(args, view)
         elif args.json:
-            _print_json(recording, findings, args, rules)
+            _print_json(args, view)
         else:
-            _draw(recording, findings, args, rules)
+            _draw(args, view)
         return 0
 
 
@@ -163,50 +165,28 @@ def _check_several(args: argparse.Namespace) -> None:
         )
 
 
-def _draw_headroom(recording: Recording, sites: str | None) -> None:
-    from kedge.report.headroom import render_headroom
-    from kedge.report.terminal import console_for
-
-    render_headroom(recording, console_for(), sites)
-
-
-def _draw_saved(recording: Recording, *, everything: bool) -> None:
-    from kedge.report.memory.saved import render_saved
-    from kedge.report.terminal import console_for
-    from kedge.store.saved_account import MOST_ROWS
-
-    render_saved(recording, console_for(), None if everything else MOST_ROWS)
-
-
-def _draw(
-    recording: Recording,
-    findings: Sequence[Finding],
-    args: argparse.Namespace,
-    rules: Sequence[Rule],
-) -> None:
+def _draw(args: argparse.Namespace, view: RunView) -> None:
     from kedge.report.terminal import ReportExtent, console_for, render
 
     most = None if args.all or args.sites else MOST_MODULES
     extent = ReportExtent(sites=args.sites, most=most, folds=not args.all)
-    render(recording, findings, console_for(), extent, rules)
+    render(view, console_for(), extent)
 
 
-def _print_json(
-    recording: Recording,
-    findings: Sequence[Finding],
-    args: argparse.Namespace,
-    rules: Sequence[Rule],
-) -> None:
+def _print_json(args: argparse.Namespace, view: RunView) -> None:
     from kedge.cli.documents import reported
-    from kedge.report.module_lines import lines, matching
-    from kedge.rules.judgement import judgement_of
+    from kedge.report.module_lines import matching
 
-    modules = lines(recording)
-    chosen = modules if args.sites is None else matching(modules, args.sites)
-    print_json(
-        reported(args.recording, recording, judgement_of(recording, findings, rules), chosen)
-    )
+    chosen = view.lines
+    if args.sites is not None:
+        chosen = matching(view.lines, args.sites)
+    print_json(reported(args.recording, view, chosen))
 
 
-def _write(args: argparse.Namespace, page: str) -> None:
-    write_page(Path(args.output) if args.output else page_beside(Path(args.recording)), page)
+def _write(args: argparse.Namespace, view: RunView) -> None:
+    from kedge.report.page.render import render_page
+
+    with progress("drawing the page"):
+        page = render_page(view, chosen=args.sites or "")
+    file = Path(args.output) if args.output else page_beside(Path(args.recording))
+    write_page(file, page)

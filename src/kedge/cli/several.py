@@ -40,7 +40,8 @@ def report_several(names: Sequence[str], args: argparse.Namespace, rules: Sequen
         from kedge.sites.filters import chosen_sites
 
         if args.sites is not None:  # a wrong filter is refused before the work
-            chosen_sites(args.sites, [site for run in table.runs for site in run.recording.sites])
+            sites = [site for run in table.runs for site in run.view.recording.sites]
+            chosen_sites(args.sites, sites)
         with progress("drawing the page"):
             page = render_runs_page(table, pages_beside(names, file), args.sites or "")
         write_page(file, page)
@@ -77,19 +78,19 @@ def _summary(path: str, name: str, args: argparse.Namespace, rules: Sequence[Rul
     from kedge.report.head import is_written
     from kedge.report.page.redact import shareable
     from kedge.report.runs.summary import RunSummary
-    from kedge.rules.judgement import judge
+    from kedge.report.view import RunView
+    from kedge.rules.registry import check
 
     recording = open_recording(path)
     written, wrote = is_written(recording), None
     if written:
-        wrote = max(
-            file.stat().st_mtime for file in (Path(path), *Path(path).glob("stats-*.arrows"))
-        )
+        files = (Path(path), *Path(path).glob("stats-*.arrows"))
+        wrote = max(file.stat().st_mtime for file in files)
     if args.html:
         recording = shareable(recording, source=not args.no_source)
     with progress(f"judging {name}"):
-        judgement = judge(recording, rules)
-    return RunSummary(name, recording, judgement.findings, judgement.complete, written, wrote)
+        findings = check(recording, rules)
+    return RunSummary(name, RunView(recording, findings, rules, written), wrote)
 
 
 def pages_beside(names: Sequence[str], page: Path) -> list[str | None]:

@@ -129,20 +129,20 @@ def test_findings_come_when_they_are_due(run, clock) -> None:
     run.go_on(3)
     reader = RunReader(run.path, clock=clock)
     reader.read()
-    assert reader.snapshot is not None
-    assert reader.snapshot.findings == ()
+    assert reader.view is not None
+    assert reader.view.findings == ()
     run.go_on(1, broken="blocks.1.attn")
     reader.read()
-    assert reader.snapshot.findings == ()
+    assert reader.view.findings == ()
     clock.now += 60
     assert reader.read()
-    assert [finding.site for finding in reader.snapshot.findings] == ["blocks.1.attn:out"]
+    assert [finding.site for finding in reader.view.findings] == ["blocks.1.attn:out"]
 
     run.go_on(1, broken="embed")
     run.end()
     reader.read()
-    assert reader.snapshot.recording.end is not None
-    assert len(reader.snapshot.findings) >= 1
+    assert reader.view.recording.end is not None
+    assert len(reader.view.findings) >= 1
 
 
 def test_a_run_that_is_replaced_is_followed(run, clock) -> None:
@@ -151,15 +151,15 @@ def test_a_run_that_is_replaced_is_followed(run, clock) -> None:
     run.go_on(3, broken="embed")
     reader = RunReader(run.path, clock=clock)
     reader.read()
-    assert reader.snapshot is not None
-    assert reader.snapshot.findings
+    assert reader.view is not None
+    assert reader.view.findings
     run.close()
     run.begin(force=True)
     run.go_on(1)
     clock.now += 1
     assert reader.read()
 
-    assert (reader.snapshot.findings, reader.snapshot.pace, reader.state) == (
+    assert (reader.view.findings, reader.view.pace, reader.state) == (
         (),
         None,
         RunState.RUNNING,

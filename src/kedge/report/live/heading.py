@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from kedge.numbers import compact, counted, percent, seconds
-from kedge.report.head import UNNAMED, command_of, stopped_writing
-from kedge.report.live.reading import RunReader, RunSnapshot, RunState
-from kedge.report.sparkline import NOT_FINITE
+from kedge.report.head import UNNAMED, stopped_writing
+from kedge.report.live.reading import RunReader, RunState
+from kedge.report.view import RunView
+from kedge.store.recording import Recording
 
 STYLES = {
     RunState.WAITING: "dim",
@@ -25,24 +26,23 @@ _MOST_LOSSES, _LOSS_WIDTH = 2, 30
 
 def heading(reader: RunReader) -> Text:
     """Return the head of a run, one line or a few."""
-    state, snapshot = reader.state, reader.snapshot
-    if snapshot is None:
+    state, view = reader.state, reader.view
+    if view is None:
         return Text.assemble((f"{DOT} {state.value}: ", STYLES[state]), (str(reader.path), "bold"))
-    lines = [
-        Text.assemble(
-            (f"{DOT} {state.value}", STYLES[state]),
-            "  ",
-            (command_of(snapshot.recording.manifest) or UNNAMED, "bold"),
-        )
-    ]
-    lines.append(Text(" · ".join([*_progress(snapshot), *_cost(snapshot), *_place(snapshot)])))
-    lines += _losses(snapshot)
-    trouble = _trouble(state, snapshot)
-    return Text("\n").join([*lines, Text(trouble, "red")] if trouble else lines)
+    mark = f"{DOT} {state.value}", STYLES[state]
+    lines = [Text.assemble(mark, "  ", (view.command or UNNAMED, "bold"))]
+    lines.append(Text(" · ".join([*_progress(view), *_cost(view.recording), *_place(view)])))
+    for curve in view.losses[:_MOST_LOSSES]:
+        text = Text(f"loss {compact(curve.values[-1])} ").append_text(curve.drawn(_LOSS_WIDTH))
+        lines.append(text.append(f" {curve.label}", "dim"))
+    trouble = _trouble(state, view.recording)
+    if trouble:
+        lines.append(Text(trouble, "red"))
+    return Text("\n").join(lines)
 
 
-def _progress(snapshot: RunSnapshot) -> Iterator[str]:
-    recording = snapshot.recording
+def _progress(view: RunView) -> Iterator[str]:
+    recording = view.recording
     if recording.end is not None:
         yield f"{counted(recording.end.get('steps', 0), 'step')}, {len(recording.steps):,} measured"
         if recording.end.get("seconds"):
@@ -51,12 +51,12 @@ def _progress(snapshot: RunSnapshot) -> Iterator[str]:
         yield f"step {recording.steps[-1]:,}, {len(recording.steps):,} measured"
     else:
         yield "no step measured yet"
-    if snapshot.pace is not None:
-        yield f"{compact(snapshot.pace)} steps/s"
+    if view.pace is not None:
+        yield f"{compact(view.pace)} steps/s"
 
 
-def _cost(snapshot: RunSnapshot) -> Iterator[str]:
-    end, budget = snapshot.recording.end, snapshot.recording.manifest.get("budget")
+def _cost(recording: Recording) -> Iterator[str]:
+    end, budget = recording.end, recording.manifest.get("budget")
     if end is not None and end.get("slowdown") is not None:
         yield f"{percent(end['slowdown'])} of it for watching"
     elif end is not None and end.get("watching") is not None and end.get("seconds"):
@@ -65,18 +65,8 @@ def _cost(snapshot: RunSnapshot) -> Iterator[str]:
         yield f"at most {percent(budget)} for watching"
 
 
-def _losses(snapshot: RunSnapshot) -> Iterator[Text]:
-    """Yield the first losses, each with its newest value."""
-    for curve in snapshot.losses[:_MOST_LOSSES]:
-        text = Text.assemble(
-            f"loss {compact(curve.values[-1])} ", (curve.drawn(_LOSS_WIDTH), "cyan")
-        )
-        text.highlight_regex(f"{NOT_FINITE}+", "bold red")
-        yield text.append(f" {curve.label}", "dim")
-
-
-def _place(snapshot: RunSnapshot) -> Iterator[str]:
-    recording = snapshot.recording
+def _place(view: RunView) -> Iterator[str]:
+    recording = view.recording
     if recording.manifest.get("device"):
         yield str(recording.manifest["device"])
     if len(recording.ranks) > 1:
@@ -84,12 +74,14 @@ def _place(snapshot: RunSnapshot) -> Iterator[str]:
     yield counted(len(recording.sites), "site")
 
 
-def _trouble(state: RunState, snapshot: RunSnapshot) -> str:
-    end = snapshot.recording.end
-    if state is RunState.KILLED and (stopped := snapshot.recording.stopped) is not None:
-        return stopped_writing(stopped)
+def _trouble(state: RunState, recording: Recording) -> str:
+    end = recording.end
+    if state is RunState.KILLED and recording.stopped is not None:
+        return stopped_writing(recording.stopped)
     if state is RunState.KILLED:
         return "the recording has no end, and no process is writing to it: the program was killed, or could not write any more"
-    if end is not None and end.get("exit"):
-        return f"exit status {end['exit']}" + (f": {end['error']}" if end.get("error") else "")
-    return ""
+    if end is None or not end.get("exit"):
+        return ""
+    if end.get("error"):
+        return f"exit status {end['exit']}: {end['error']}"
+    return f"exit status {end['exit']}"

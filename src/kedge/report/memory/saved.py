@@ -11,8 +11,7 @@ from rich.text import Text
 
 from kedge.numbers import counted, sized
 from kedge.report.fitted_text import cut, print_paragraph
-from kedge.report.held.held_tree import held_tree
-from kedge.report.held.icicle import icicle
+from kedge.report.held import held_tree, icicle
 from kedge.report.sparkline import BLOCKS
 from kedge.store.recording import Recording
 from kedge.store.saved_account import (

@@ -10,7 +10,7 @@ import numpy as np
 
 from kedge.numbers import compact, for_json, percent
 from kedge.report.curves import is_number, number
-from kedge.report.page.heatmap_sheets import statistic
+from kedge.report.page.sheets import statistic
 from kedge.rules.rule import Finding
 from kedge.store.recording import STATISTICS, Recording, SiteInfo
 from kedge.store.rows import Floats, Ints

@@ -157,7 +157,7 @@ def _table(comparison: Comparison, width: int, most: int | None) -> Iterator[Tex
     title = next((title for title in ("over the steps", "steps") if len(title) <= course), "")
     yield joined([*(column.head for column in layout), title], "bold")
     for line in shown:
-        strip = ""
+        strip = Text()
         if course:
             strip = _strip(binned(line.course, course), comparison, course)
         yield joined([*(column.fitted(line) for column in layout), strip])

@@ -69,7 +69,7 @@ class Bins:
         """The last step of each column."""
         if not len(self):
             return self.steps
-        return self.steps[np.append(self.starts[1:], len(self.steps)) - 1]
+        return np.asarray(self.steps[np.append(self.starts[1:], len(self.steps)) - 1])
 
     def packed(self) -> dict[str, str]:
         """Return the first and the last step of each column as tables for the page."""

@@ -125,8 +125,8 @@ class RunSummary:
         if types:
             found["optimizer"] = visible(", ".join(dict.fromkeys(types)))
         rates: dict[float, None] = {}
-        for root in range(len(recording.roots)):
-            rates |= dict.fromkeys(rates_of(recording, root))
+        for place in range(len(recording.roots)):
+            rates |= dict.fromkeys(rates_of(recording, place))
         if rates:
             found["learning rate"] = ", ".join(f"{rate:g}" for rate in rates)
         for key, said in CIRCUMSTANCES.items():

@@ -15,8 +15,8 @@ from torch import nn
 import kedge
 from kedge.report.curves import curves_of
 from kedge.report.page.document import condense
+from kedge.report.shown_run import ShownRun
 from kedge.report.terminal import render
-from kedge.report.view import RunView
 from kedge.store.recording import Recording
 
 LOSS = {
@@ -84,7 +84,7 @@ def test_losses_and_norms_stand_above_the_table() -> None:
     stream = io.StringIO()
     deep = {**LOSS, "source": {**LOSS["source"], "file": "a/" * 60 + "train.py"}}
     render(
-        RunView(recorded([2.5, 0.25], (deep, ":grad.norm", "fc:out")), []),
+        ShownRun(recorded([2.5, 0.25], (deep, ":grad.norm", "fc:out")), []),
         Console(file=stream, width=80),
     )
     lines = [line for line in stream.getvalue().splitlines() if "→" in line]
@@ -115,7 +115,7 @@ def test_the_page_draws_the_loss_of_a_program_that_computes_it_by_a_function(
                 model(torch.randn(8, 4)), torch.randint(0, 3, (8,))
             ).backward()
             optimizer.step()
-    document = condense(RunView(Recording.open("run.kedge"), [], ())).described
+    document = condense(ShownRun(Recording.open("run.kedge"), [], ())).described
     assert [curve["kind"] for curve in document["curves"]] == ["loss", "norm"]
     assert document["curves"][0]["points"] == 20
     assert all(module["path"] != "loss" for module in document["modules"])

@@ -15,7 +15,7 @@ from kedge.cli.several import page_beside, report_several
 from kedge.cli.sites_option import add_sites, only_sites
 
 if TYPE_CHECKING:
-    from kedge.report.view import RunView
+    from kedge.report.shown_run import ShownRun
 
 #: The modules that a report shows by default.
 MOST_MODULES = 40
@@ -95,7 +95,7 @@ class ReportCommand:
         """Print or write the report."""
         from kedge.report.head import is_written
         from kedge.report.page.redact import shareable
-        from kedge.report.view import RunView
+        from kedge.report.shown_run import ShownRun
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
 
@@ -129,13 +129,13 @@ class ReportCommand:
         only_sites(recording, args.sites)  # a wrong filter is refused before the work
         with progress("judging"):
             findings = check(recording, rules)
-        view = RunView(recording, findings, rules, written)
+        shown_run = ShownRun(recording, findings, rules, written)
         if args.html:
-            _write(args, view)
+            _write(args, shown_run)
         elif args.json:
-            _print_json(args, view)
+            _print_json(args, shown_run)
         else:
-            _draw(args, view)
+            _draw(args, shown_run)
         return 0
 
 
@@ -165,28 +165,28 @@ def _check_several(args: argparse.Namespace) -> None:
         )
 
 
-def _draw(args: argparse.Namespace, view: RunView) -> None:
+def _draw(args: argparse.Namespace, shown_run: ShownRun) -> None:
     from kedge.report.terminal import ReportExtent, console_for, render
 
     most = None if args.all or args.sites else MOST_MODULES
     extent = ReportExtent(sites=args.sites, most=most, folds=not args.all)
-    render(view, console_for(), extent)
+    render(shown_run, console_for(), extent)
 
 
-def _print_json(args: argparse.Namespace, view: RunView) -> None:
+def _print_json(args: argparse.Namespace, shown_run: ShownRun) -> None:
     from kedge.cli.documents import reported
     from kedge.report.module_lines import matching
 
-    chosen = view.lines
+    chosen = shown_run.lines
     if args.sites is not None:
-        chosen = matching(view.lines, args.sites)
-    print_json(reported(args.recording, view, chosen))
+        chosen = matching(shown_run.lines, args.sites)
+    print_json(reported(args.recording, shown_run, chosen))
 
 
-def _write(args: argparse.Namespace, view: RunView) -> None:
+def _write(args: argparse.Namespace, shown_run: ShownRun) -> None:
     from kedge.report.page.render import render_page
 
     with progress("drawing the page"):
-        page = render_page(view, chosen=args.sites or "")
+        page = render_page(shown_run, chosen=args.sites or "")
     file = Path(args.output) if args.output else page_beside(Path(args.recording))
     write_page(file, page)

@@ -40,7 +40,7 @@ def report_several(names: Sequence[str], args: argparse.Namespace, rules: Sequen
         from kedge.sites.filters import chosen_sites
 
         if args.sites is not None:  # a wrong filter is refused before the work
-            sites = [site for run in table.runs for site in run.view.recording.sites]
+            sites = [site for run in table.runs for site in run.shown_run.recording.sites]
             chosen_sites(args.sites, sites)
         with progress("drawing the page"):
             page = render_runs_page(table, pages_beside(names, file), args.sites or "")
@@ -78,7 +78,7 @@ def _summary(path: str, name: str, args: argparse.Namespace, rules: Sequence[Rul
     from kedge.report.head import is_written
     from kedge.report.page.redact import shareable
     from kedge.report.runs.summary import RunSummary
-    from kedge.report.view import RunView
+    from kedge.report.shown_run import ShownRun
     from kedge.rules.registry import check
 
     recording = open_recording(path)
@@ -90,7 +90,7 @@ def _summary(path: str, name: str, args: argparse.Namespace, rules: Sequence[Rul
         recording = shareable(recording, source=not args.no_source)
     with progress(f"judging {name}"):
         findings = check(recording, rules)
-    return RunSummary(name, RunView(recording, findings, rules, written), wrote)
+    return RunSummary(name, ShownRun(recording, findings, rules, written), wrote)
 
 
 def pages_beside(names: Sequence[str], page: Path) -> list[str | None]:

@@ -18,9 +18,9 @@ from kedge.report.fitted_text import cut, print_paragraph
 from kedge.report.head import head
 from kedge.report.module_lines import FoldedLine, ModuleLine, folded, matching
 from kedge.report.module_table import columns
+from kedge.report.shown_run import ShownRun
 from kedge.report.table import drawn, header
 from kedge.report.verdict import advice, left_open, tally, verdict
-from kedge.report.view import RunView
 from kedge.rules.rule import SEVERITIES
 
 PLAIN_WIDTH = 100
@@ -73,11 +73,11 @@ def console_for(stream: TextIO | None = None) -> Console:
     return console
 
 
-def render(view: RunView, console: Console, extent: ReportExtent | None = None) -> None:
+def render(shown_run: ShownRun, console: Console, extent: ReportExtent | None = None) -> None:
     """Print a report: the run, the findings, and a table of the modules in data-flow order.
 
     Args:
-        view: The recording with its findings.
+        shown_run: The recording with its findings.
         console: The console to print to.
         extent: The part of the recording to show.
 
@@ -85,17 +85,17 @@ def render(view: RunView, console: Console, extent: ReportExtent | None = None) 
         NoSuchSite: No module matches ``extent.sites``.
     """
     extent = extent or ReportExtent()
-    recording = view.recording
-    chosen = view.lines
+    recording = shown_run.recording
+    chosen = shown_run.lines
     if extent.sites is not None:
-        chosen = matching(view.lines, extent.sites)
+        chosen = matching(shown_run.lines, extent.sites)
 
     for text in head(recording):
         print_paragraph(text, console)
     console.print()
-    _render_verdict(view, console, extent)
+    _render_verdict(shown_run, console, extent)
     if extent.sites is None:
-        _render_curves(view, console)
+        _render_curves(shown_run, console)
     if not recording.sites:
         console.print("nothing was recorded: the program called no module while it was watched")
     elif not len(recording.steps):
@@ -103,12 +103,12 @@ def render(view: RunView, console: Console, extent: ReportExtent | None = None) 
     elif not chosen:
         console.print("there is no table: no output, gradient or parameter of a module was watched")
     else:
-        made = folded(chosen, view.findings) if extent.folds else list(chosen)
-        _render_table(view, made, len(chosen), console, extent.most)
+        made = folded(chosen, shown_run.findings) if extent.folds else list(chosen)
+        _render_table(shown_run, made, len(chosen), console, extent.most)
 
 
-def _render_verdict(view: RunView, console: Console, extent: ReportExtent) -> None:
-    judgement = view.judgement
+def _render_verdict(shown_run: ShownRun, console: Console, extent: ReportExtent) -> None:
+    judgement = shown_run.judgement
     findings = judgement.findings
     if not findings and not judgement.measured:
         return
@@ -134,9 +134,9 @@ def _render_verdict(view: RunView, console: Console, extent: ReportExtent) -> No
     console.print()
 
 
-def _render_curves(view: RunView, console: Console) -> None:
+def _render_curves(shown_run: ShownRun, console: Console) -> None:
     """Print the losses and the norms of gradients, each with its first and last value."""
-    found = view.drawn_curves
+    found = shown_run.drawn_curves
     for curve in found[:_MOST_CURVES]:
         ends = f"{compact(curve.values[0]):>7} → {compact(curve.values[-1]):<7}"
         text = Text(f"  {curve.title:13} {ends} ").append_text(curve.drawn(_CURVE_WIDTH))
@@ -146,18 +146,22 @@ def _render_curves(view: RunView, console: Console) -> None:
         more = counted(len(found) - _MOST_CURVES, "curve")
         console.print(Text(f"  … {more} more on the page (--html)", "dim"))
     if found:
-        if view.early:
-            console.print(Text(f"  {view.early}", "dim"))
+        if shown_run.early:
+            console.print(Text(f"  {shown_run.early}", "dim"))
         console.print()
 
 
 def _render_table(
-    view: RunView, made: Sequence[ModuleLine], modules: int, console: Console, most: int | None
+    shown_run: ShownRun,
+    made: Sequence[ModuleLine],
+    modules: int,
+    console: Console,
+    most: int | None,
 ) -> None:
     """Print the table, what it leaves out, and what its columns mean."""
-    marks = view.marks(made)
+    marks = shown_run.marks(made)
     shown = _chosen_lines(made, marks, most)
-    layout = columns([made[i] for i in shown], len(view.recording.steps), console.width, marks)
+    layout = columns([made[i] for i in shown], len(shown_run.recording.steps), console.width, marks)
     is_folded = len(made) < modules
 
     console.print(header(layout))
@@ -185,7 +189,7 @@ def _render_table(
     if apart:
         print_paragraph(Text(apart), console)
     console.print()
-    print_paragraph(_legend(view, made, {column.title for column in layout}), console)
+    print_paragraph(_legend(shown_run, made, {column.title for column in layout}), console)
 
 
 def _chosen_lines(
@@ -199,8 +203,8 @@ def _chosen_lines(
     return sorted(marked + others[: max(most - len(marked), 0)])
 
 
-def _legend(view: RunView, made: Sequence[ModuleLine], titles: set[str]) -> Text:
-    first, last = int(view.recording.steps[0]), int(view.recording.steps[-1])
+def _legend(shown_run: ShownRun, made: Sequence[ModuleLine], titles: set[str]) -> Text:
+    first, last = int(shown_run.recording.steps[0]), int(shown_run.recording.steps[-1])
     since = ""
     if any(series.since for line in made for series in (line.out, line.gradient) if series):
         since = "; nan, inf: non-finite in a later step"

@@ -13,7 +13,7 @@ import pytest
 from kedge.report.runs.page import render_runs_page
 from kedge.report.runs.summary import RunSummary
 from kedge.report.runs.table import LeftOut, RunTable
-from kedge.report.view import RunView
+from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import check
 from kedge.store.recording import Recording
 from tests.report.page import conftest as one_page
@@ -78,8 +78,8 @@ def summary_of(
 ) -> RunSummary:
     """Return the summary of a recording."""
     recording = Recording.open(folder)
-    view = RunView(recording, check(recording), written=written)
-    return RunSummary(folder.name.removesuffix(".kedge"), view, wrote)
+    shown_run = ShownRun(recording, check(recording), written=written)
+    return RunSummary(folder.name.removesuffix(".kedge"), shown_run, wrote)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from kedge.report.runs.options import Differing, options_of
 from kedge.report.runs.summary import RunSummary, numbered, smoothed, told_apart
 from kedge.report.runs.table import RunTable
-from kedge.report.view import RunView
+from kedge.report.shown_run import ShownRun
 from kedge.store.recording import Recording
 from tests.report.runs.conftest import Written, summary_of, table_of
 
@@ -109,7 +109,7 @@ def test_the_ranks_of_a_run_count_together() -> None:
     }
     roots = [{"name": "Net", "prefix": "", "parameters": 12}]
     recording = Recording.build(sites, rows, {"world": 2}, [optimizers], roots)
-    run = RunSummary("ranks", RunView(recording))
+    run = RunSummary("ranks", ShownRun(recording))
     assert run.options["ranks"] == "2"
     assert (run.options["model"], run.options["optimizer"], run.options["learning rate"]) == (
         "Net 12",

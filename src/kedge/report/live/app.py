@@ -20,8 +20,8 @@ from kedge.report.live.detail import detail
 from kedge.report.live.heading import heading
 from kedge.report.live.reading import RunReader
 from kedge.report.module_lines import ModuleLine, folded, matching
+from kedge.report.shown_run import ShownRun
 from kedge.report.verdict import tally
-from kedge.report.view import RunView
 from kedge.rules.rule import Finding, Rule
 
 #: The least seconds between two readings, and the pause as a multiple of a reading: it takes at
@@ -133,15 +133,15 @@ class LiveApp(App[KedgeError | None]):
 
     def refresh_all(self) -> None:
         """Draw the newest state."""
-        view = self.reader.view
+        shown_run = self.reader.shown_run
         self.query_one("#head", Static).update(heading(self.reader))
         findings: Sequence[Finding] = ()
         shown: Sequence[ModuleLine] = ()
         problem, marks = "", {}
-        if view is not None:
-            findings = view.findings
-            shown, problem = _chosen(view, self._pattern)
-            marks = view.marks([*view.lines, *shown])
+        if shown_run is not None:
+            findings = shown_run.findings
+            shown, problem = _chosen(shown_run, self._pattern)
+            marks = shown_run.marks([*shown_run.lines, *shown])
         self.query_one("#found", Static).update(_found(findings))
         self.query_one("#findings").display = bool(findings)
         note = self.query_one("#problem", Static)
@@ -151,9 +151,9 @@ class LiveApp(App[KedgeError | None]):
         self._refresh_detail()
 
     def _refresh_detail(self) -> None:
-        if self.reader.view is not None:
+        if self.reader.shown_run is not None:
             line = self.query_one(Board).modules.line
-            self.query_one(DetailPane).show(line, self.reader.view.findings)
+            self.query_one(DetailPane).show(line, self.reader.shown_run.findings)
 
     def on_resize(self) -> None:
         """Draw the curve in its new width."""
@@ -205,14 +205,14 @@ class LiveApp(App[KedgeError | None]):
             self.query_one(DetailPane).remove_class("open")
 
 
-def _chosen(view: RunView, pattern: str) -> tuple[Sequence[ModuleLine], str]:
+def _chosen(shown_run: ShownRun, pattern: str) -> tuple[Sequence[ModuleLine], str]:
     """Return the lines that a filter selects and, if it selects nothing or cannot be read, all of them and the reason."""
     if not pattern:
-        return view.folds, ""
+        return shown_run.folds, ""
     try:
-        return folded(matching(view.lines, pattern), view.findings), ""
+        return folded(matching(shown_run.lines, pattern), shown_run.findings), ""
     except (SelectorError, NoSuchSite) as error:
-        return view.folds, str(error)
+        return shown_run.folds, str(error)
 
 
 def _found(findings: Sequence[Finding]) -> Text:

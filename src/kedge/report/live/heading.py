@@ -9,7 +9,7 @@ from rich.text import Text
 from kedge.numbers import compact, counted, percent, seconds
 from kedge.report.head import UNNAMED, stopped_writing
 from kedge.report.live.reading import RunReader, RunState
-from kedge.report.view import RunView
+from kedge.report.shown_run import ShownRun
 from kedge.store.recording import Recording
 
 STYLES = {
@@ -26,23 +26,25 @@ _MOST_LOSSES, _LOSS_WIDTH = 2, 30
 
 def heading(reader: RunReader) -> Text:
     """Return the head of a run, one line or a few."""
-    state, view = reader.state, reader.view
-    if view is None:
+    state, shown_run = reader.state, reader.shown_run
+    if shown_run is None:
         return Text.assemble((f"{DOT} {state.value}: ", STYLES[state]), (str(reader.path), "bold"))
     mark = f"{DOT} {state.value}", STYLES[state]
-    lines = [Text.assemble(mark, "  ", (view.command or UNNAMED, "bold"))]
-    lines.append(Text(" · ".join([*_progress(view), *_cost(view.recording), *_place(view)])))
-    for curve in view.losses[:_MOST_LOSSES]:
+    lines = [Text.assemble(mark, "  ", (shown_run.command or UNNAMED, "bold"))]
+    lines.append(
+        Text(" · ".join([*_progress(shown_run), *_cost(shown_run.recording), *_place(shown_run)]))
+    )
+    for curve in shown_run.losses[:_MOST_LOSSES]:
         text = Text(f"loss {compact(curve.values[-1])} ").append_text(curve.drawn(_LOSS_WIDTH))
         lines.append(text.append(f" {curve.label}", "dim"))
-    trouble = _trouble(state, view.recording)
+    trouble = _trouble(state, shown_run.recording)
     if trouble:
         lines.append(Text(trouble, "red"))
     return Text("\n").join(lines)
 
 
-def _progress(view: RunView) -> Iterator[str]:
-    recording = view.recording
+def _progress(shown_run: ShownRun) -> Iterator[str]:
+    recording = shown_run.recording
     if recording.end is not None:
         yield f"{counted(recording.end.get('steps', 0), 'step')}, {len(recording.steps):,} measured"
         if recording.end.get("seconds"):
@@ -51,8 +53,8 @@ def _progress(view: RunView) -> Iterator[str]:
         yield f"step {recording.steps[-1]:,}, {len(recording.steps):,} measured"
     else:
         yield "no step measured yet"
-    if view.pace is not None:
-        yield f"{compact(view.pace)} steps/s"
+    if shown_run.pace is not None:
+        yield f"{compact(shown_run.pace)} steps/s"
 
 
 def _cost(recording: Recording) -> Iterator[str]:
@@ -65,8 +67,8 @@ def _cost(recording: Recording) -> Iterator[str]:
         yield f"at most {percent(budget)} for watching"
 
 
-def _place(view: RunView) -> Iterator[str]:
-    recording = view.recording
+def _place(shown_run: ShownRun) -> Iterator[str]:
+    recording = shown_run.recording
     if recording.manifest.get("device"):
         yield str(recording.manifest["device"])
     if len(recording.ranks) > 1:

@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from kedge.report.head import is_written
-from kedge.report.view import RunView
+from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import check
 from kedge.rules.rule import Rule
 from kedge.store.follow import Follower, Pace
@@ -51,7 +51,7 @@ class RunReader:
         self.path = path
         self._rules = rules
         self.state = RunState.WAITING
-        self.view: RunView | None = None
+        self.shown_run: ShownRun | None = None
         self._clock = clock
         self._follower = Follower(path)
         self._pace = Pace()
@@ -73,7 +73,7 @@ class RunReader:
         return recording is not None or checked or self.state is not before
 
     def _take(self, recording: Recording) -> None:
-        known, now = self.view, self._clock()
+        known, now = self.shown_run, self._clock()
         if known is not None and known.recording.manifest is recording.manifest:
             self._last_news = now
             findings = known.findings
@@ -84,31 +84,31 @@ class RunReader:
             self._check_from, self._last_news = now, now - QUIET
             findings = ()
         pace = self._pace.at(recording, now)
-        self.view = RunView(recording, findings, self._rules, pace=pace)
+        self.shown_run = ShownRun(recording, findings, self._rules, pace=pace)
         self._unchecked = True
 
     def _check_when_due(self) -> bool:
-        if self.view is None or not self._unchecked:
+        if self.shown_run is None or not self._unchecked:
             return False
         start = self._clock()
-        if start < self._check_from and self.view.recording.end is None:
+        if start < self._check_from and self.shown_run.recording.end is None:
             return False
-        findings = check(self.view.recording, self._rules)
-        self.view = replace(self.view, findings=findings)
+        findings = check(self.shown_run.recording, self._rules)
+        self.shown_run = replace(self.shown_run, findings=findings)
         took = self._clock() - start
         self._check_from = start + took + max(LEAST_PAUSE, RULES_PAUSE * took)
         self._unchecked = False
         return True
 
     def _judged(self) -> RunState:
-        if self.view is None:
+        if self.shown_run is None:
             return RunState.WAITING
-        end = self.view.recording.end
+        end = self.shown_run.recording.end
         if end is not None:
             return RunState.FAILED if end.get("exit") else RunState.ENDED
         if self._clock() - self._last_news < QUIET:
             return RunState.RUNNING
-        return _STATES[is_written(self.view.recording)]
+        return _STATES[is_written(self.shown_run.recording)]
 
 
 _STATES = {True: RunState.RUNNING, False: RunState.KILLED, None: RunState.UNCLEAR}

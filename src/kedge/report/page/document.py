@@ -16,8 +16,8 @@ from kedge.report.page.figures import figure, words
 from kedge.report.page.modules import folds_of, groups_of, modules_of, owners_of
 from kedge.report.page.sheets import sheets_of, shown_steps
 from kedge.report.page.step_bins import Bins, Grouping
+from kedge.report.shown_run import ShownRun
 from kedge.report.verdict import advice, lack_of
-from kedge.report.view import RunView
 from kedge.rules.registry import explain
 from kedge.rules.rule import Finding
 from kedge.sites.folding import block
@@ -53,10 +53,10 @@ class Document:
     tables: dict[str, str]
 
 
-def condense(view: RunView) -> Document:
+def condense(shown_run: ShownRun) -> Document:
     """Return the content of a page; it includes the explanation of each rule with findings."""
-    recording, findings, judgement = view.recording, view.findings, view.judgement
-    rules = view.rules or ()
+    recording, findings, judgement = shown_run.recording, shown_run.findings, shown_run.judgement
+    rules = shown_run.rules or ()
 
     # A finding may be of a step without rows: it is pinned on a column of its own, not on the one
     # before.
@@ -65,7 +65,7 @@ def condense(view: RunView) -> Document:
     bins = Bins.of(np.union1d(shown, np.array(wanted, dtype=np.int64)), wanted, recording.steps)
     sheets, tables = sheets_of(recording, bins).packed()
     ranks, of_ranks = _ranks(recording, bins)
-    modules, owners = modules_of(view), owners_of(recording)
+    modules, owners = modules_of(shown_run), owners_of(recording)
 
     explained = {}
     codes = {finding.code for finding in findings}
@@ -80,7 +80,7 @@ def condense(view: RunView) -> Document:
     for site, group in zip(recording.sites, groups_of(recording), strict=True):
         sites.append(_site(recording, site) | {"group": group})
     described = {
-        "run": _head(view),
+        "run": _head(shown_run),
         "rules": len(rules),
         "unjudged": [{"code": lack.code, "said": lack_of(lack)} for lack in judgement.unjudged],
         "unseen": list(judgement.unseen),
@@ -95,10 +95,10 @@ def condense(view: RunView) -> Document:
         "columns": {"count": len(bins), "single": bins.single, "steps": len(shown)},
         "sheets": sheets,
         "ranks": ranks,
-        "curves": packed_curves(view.curves),
+        "curves": packed_curves(shown_run.curves),
         "modules": modules,
-        "folds": folds_of(view, modules),
-        "account": _account(view),
+        "folds": folds_of(shown_run, modules),
+        "account": _account(shown_run),
         "formats": [asdict(FORMATS[name]) for name in SHOWN_FORMATS],
     }
     return Document(described, bins.packed() | tables | of_ranks)
@@ -166,14 +166,14 @@ def _finding(recording: Recording, finding: Finding) -> dict[str, Any]:
     return shown
 
 
-def _head(view: RunView) -> dict[str, Any]:
+def _head(shown_run: ShownRun) -> dict[str, Any]:
     """Return the head of the page: command, circumstances, end and cost of watching."""
-    recording = view.recording
+    recording = shown_run.recording
     manifest, end = recording.manifest, recording.end
     shown: dict[str, Any] = {key: manifest.get(key) for key in SHOWN_KEYS}
     shown |= {
         "name": recording.path.name,
-        "command": view.command,
+        "command": shown_run.command,
         "watched": manifest.get("sites"),
         "sampled": len(recording.steps),
         "truncated": recording.truncated,
@@ -183,18 +183,21 @@ def _head(view: RunView) -> dict[str, Any]:
     if end is not None:
         shown |= {key: end.get(key) for key in ENDED_KEYS}
     shown["saved"] = None
-    if view.saved:
-        shown["saved"] = {"step": view.saved.get("step"), "bytes": view.saved.get("bytes")}
+    if shown_run.saved:
+        shown["saved"] = {
+            "step": shown_run.saved.get("step"),
+            "bytes": shown_run.saved.get("bytes"),
+        }
     shown["ranks"] = len(recording.ranks)
-    shown["early"] = view.early
-    shown["written"] = view.written
-    shown["pace"] = view.pace
+    shown["early"] = shown_run.early
+    shown["written"] = shown_run.written
+    shown["pace"] = shown_run.pace
     return shown
 
 
-def _account(view: RunView) -> dict[str, Any] | None:
+def _account(shown_run: ShownRun) -> dict[str, Any] | None:
     """Return the section on saved tensors; None unless a full account was recorded."""
-    event = view.saved
+    event = shown_run.saved
     account = None if event is None else account_of(event)
     if event is None or account is None:
         return None

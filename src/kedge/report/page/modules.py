@@ -8,7 +8,7 @@ from typing import Any
 
 from kedge.report.curves import KINDS
 from kedge.report.module_lines import FoldedLine
-from kedge.report.view import RunView
+from kedge.report.shown_run import ShownRun
 from kedge.rules.recorded.optimizers import unheld_parameters
 from kedge.sites.folding import WHOLE, Folding, pattern
 from kedge.store.recording import Recording, SiteInfo
@@ -16,9 +16,9 @@ from kedge.store.recording import Recording, SiteInfo
 Module = dict[str, Any]
 
 
-def modules_of(view: RunView) -> list[Module]:
+def modules_of(shown_run: ShownRun) -> list[Module]:
     """Return every module, watched or not, in registration order if that was recorded."""
-    recording = view.recording
+    recording = shown_run.recording
     made: dict[str, Module] = {}
     for number, root in enumerate(recording.roots):
         made[root.prefix] = _empty(root.prefix, number) | {"type": root.name}
@@ -49,7 +49,7 @@ def modules_of(view: RunView) -> list[Module]:
     for path, module in made.items():
         if module["own"] is None:  # it was not recorded
             module["own"] = sum(sizes.get(path, {}).values())
-    for entry in (view.saved or {}).get("modules", ()):
+    for entry in (shown_run.saved or {}).get("modules", ()):
         if entry.get("path") in made:
             made[entry["path"]]["saved"] = entry.get("bytes")
     return list(made.values())
@@ -85,7 +85,7 @@ def groups_of(recording: Recording) -> list[int]:
     return [numbers[site.id] for site in recording.sites]
 
 
-def folds_of(view: RunView, modules: Sequence[Module]) -> list[dict[str, Any]]:
+def folds_of(shown_run: ShownRun, modules: Sequence[Module]) -> list[dict[str, Any]]:
     """Return the blocks that the page's tree folds: the name of each fold, and the paths of its modules.
 
     Blocks fold if everything in them is alike, they have the same findings, and none is far from
@@ -93,7 +93,7 @@ def folds_of(view: RunView, modules: Sequence[Module]) -> list[dict[str, Any]]:
     """
     if len(modules) <= WHOLE:
         return []
-    blocks = _Blocks(modules, _special(view))
+    blocks = _Blocks(modules, _special(shown_run))
     folding = Folding[Module](lambda module: module["path"], blocks.structure, blocks.state)
     folds = []
     for siblings in blocks.held.values():
@@ -104,16 +104,16 @@ def folds_of(view: RunView, modules: Sequence[Module]) -> list[dict[str, Any]]:
     return folds
 
 
-def _special(view: RunView) -> dict[str, frozenset[str]]:
+def _special(shown_run: ShownRun) -> dict[str, frozenset[str]]:
     """Return the codes of the findings of each module, and a mark for those far from others of their name."""
-    owners = owners_of(view.recording)
+    owners = owners_of(shown_run.recording)
     special: dict[str, frozenset[str]] = {}
-    for finding in view.findings:
+    for finding in shown_run.findings:
         path = owners.get(finding.site)
         if path is not None:
             special[path] = special.get(path, frozenset()) | {finding.code}
-    names = {pattern(line.path) for line in view.folds if isinstance(line, FoldedLine)}
-    for line in view.folds:
+    names = {pattern(line.path) for line in shown_run.folds if isinstance(line, FoldedLine)}
+    for line in shown_run.folds:
         if not isinstance(line, FoldedLine) and pattern(line.path) in names:
             special[line.path] = special.get(line.path, frozenset()) | {f"apart {line.path}"}
     return special

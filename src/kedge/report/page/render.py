@@ -19,7 +19,7 @@ from importlib import resources
 from typing import Any
 
 from kedge.report.page.document import Document, condense
-from kedge.report.view import RunView
+from kedge.report.shown_run import ShownRun
 
 #: The page's own scripts, each after those it imports from.
 SCRIPTS = (
@@ -61,14 +61,14 @@ _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"^export (?=const|let|function|class|async)", re.MULTILINE)
 
 
-def render_page(view: RunView, *, chosen: str = "") -> str:
+def render_page(shown_run: ShownRun, *, chosen: str = "") -> str:
     """Return a recording as an HTML page.
 
     Args:
-        view: The recording with its findings.
+        shown_run: The recording with its findings.
         chosen: The filter with which the page opens.
     """
-    return page_of(condense(view), chosen=chosen)
+    return page_of(condense(shown_run), chosen=chosen)
 
 
 def page_of(document: Document, *, live: bool = False, chosen: str = "") -> str:

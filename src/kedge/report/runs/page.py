@@ -67,7 +67,7 @@ def render_runs_page(table: RunTable, pages: Sequence[str | None] = (), chosen: 
 
 def condense_runs(table: RunTable, pages: Sequence[str | None] = ()) -> Document:
     """Return the content of the page."""
-    shared = shared_sites([run.view.recording for run in table.runs])
+    shared = shared_sites([run.shown_run.recording for run in table.runs])
     points = max(MOST_TOGETHER // len(table.runs), MOST_POINTS // 5)
     runs: list[dict[str, Any]] = []
     tables: dict[str, str] = {}
@@ -79,7 +79,7 @@ def condense_runs(table: RunTable, pages: Sequence[str | None] = ()) -> Document
         runs.append(_run(run, columns, page, points) | sheets)
         tables |= {f"run{place}-{name}": text for name, text in own.items()}
     all_sites = sum(
-        site.kind not in KINDS for run in table.runs for site in run.view.recording.sites
+        site.kind not in KINDS for run in table.runs for site in run.shown_run.recording.sites
     )
     content = {
         "run": {"name": counted(len(runs), "run")},
@@ -104,13 +104,13 @@ def _run(
     return {
         "name": run.name,
         "page": page,
-        "command": run.view.command,
-        "findings": [{key: getattr(one, key) for key in keys} for one in run.view.findings],
-        "judged": run.view.judgement.complete,
+        "command": run.shown_run.command,
+        "findings": [{key: getattr(one, key) for key in keys} for one in run.shown_run.findings],
+        "judged": run.shown_run.judgement.complete,
         "ending": run.ending,
         "pace": run.pace,
         "values": [for_json(column.value(run)) for column in columns],
-        "curves": packed_curves(run.view.curves, points),
+        "curves": packed_curves(run.shown_run.curves, points),
     }
 
 
@@ -163,8 +163,8 @@ def sheets_for(
     rows = sum(len(one.ids) for one in shared) * len(COMPARED)
     most = min(max(MOST_NUMBERS // max(rows, 1), FEWEST), MOST)
     for place, run in enumerate(runs):
-        recording = run.view.recording
-        wanted = [finding.step for finding in run.view.findings if finding.step >= 0]
+        recording = run.shown_run.recording
+        wanted = [finding.step for finding in run.shown_run.findings if finding.step >= 0]
         bins = Bins.of(shown_steps(recording), wanted, recording.steps, most)
         numbers = [one.ids.get(place) for one in shared]
         sheets = sheets_of(recording, bins).of_rows(numbers, COMPARED)

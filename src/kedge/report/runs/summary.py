@@ -14,7 +14,7 @@ from kedge.numbers import thousands
 from kedge.report.curves import Curve
 from kedge.report.head import UNNAMED
 from kedge.report.runs.options import options_of
-from kedge.report.view import RunView
+from kedge.report.shown_run import ShownRun
 from kedge.rules.recorded.optimizers import optimizers, rates_of
 from kedge.rules.rule import SEVERITIES
 from kedge.shown_text import visible
@@ -82,12 +82,12 @@ class RunSummary:
 
     Attributes:
         name: Its name, which no other of them has.
-        view: Its recording with its findings.
+        shown_run: Its recording with its findings.
         wrote: When it was last written, in seconds since 1970; None if it does not matter.
     """
 
     name: str
-    view: RunView
+    shown_run: ShownRun
     wrote: float | None = None
 
     @cached_property
@@ -102,13 +102,14 @@ class RunSummary:
 
     def _end_of(self, kind: str) -> SmoothedEnd | None:
         return next(
-            (SmoothedEnd.of(curve) for curve in self.view.drawn_curves if curve.kind == kind), None
+            (SmoothedEnd.of(curve) for curve in self.shown_run.drawn_curves if curve.kind == kind),
+            None,
         )
 
     @cached_property
     def options(self) -> Mapping[str, str]:
         """What it was started with: program, model, options, versions."""
-        recording = self.view.recording
+        recording = self.shown_run.recording
         manifest = recording.manifest
         command = manifest.get("command") or ()
         program = manifest.get("script") or (command or [UNNAMED])[0]
@@ -139,28 +140,28 @@ class RunSummary:
     def started(self) -> datetime | None:
         """When it began."""
         try:
-            return datetime.fromisoformat(str(self.view.recording.manifest.get("started")))
+            return datetime.fromisoformat(str(self.shown_run.recording.manifest.get("started")))
         except ValueError:
             return None
 
     @property
     def seconds(self) -> float | None:
         """Its duration; of a run that goes on until it was last written, and None if it was killed."""
-        end = self.view.recording.end
+        end = self.shown_run.recording.end
         if end is not None:
             return end.get("seconds")
-        if not self.view.written or self.wrote is None or self.started is None:
+        if not self.shown_run.written or self.wrote is None or self.started is None:
             return None
         return max(self.wrote - self.started.timestamp(), 0.0)
 
     @cached_property
     def steps(self) -> int:
         """The number of its steps; without an end, the steps until the last with a value."""
-        recording = self.view.recording
+        recording = self.shown_run.recording
         ended = (recording.end or {}).get("steps")
         if ended:
             return int(ended)
-        seen = [recording.steps, *(curve.steps for curve in self.view.drawn_curves)]
+        seen = [recording.steps, *(curve.steps for curve in self.shown_run.drawn_curves)]
         return max((int(steps[-1]) + 1 for steps in seen if len(steps)), default=0)
 
     @property
@@ -171,24 +172,24 @@ class RunSummary:
     @property
     def saved(self) -> int | None:
         """The bytes that autograd kept for backward at its peak, if they were recorded."""
-        event: Mapping[str, Any] = self.view.saved or {}
+        event: Mapping[str, Any] = self.shown_run.saved or {}
         peak = (event.get("course") or {}).get("peak")
         return peak if peak is not None else event.get("bytes")
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of its findings of each severity."""
-        severities = [finding.severity for finding in self.view.findings]
+        severities = [finding.severity for finding in self.shown_run.findings]
         return {severity: severities.count(severity) for severity in SEVERITIES}
 
     @property
     def ending(self) -> str:
         """How it ended, if that is not as it should be: it runs, was killed, or failed."""
-        end = self.view.recording.end
-        if end is None and self.view.recording.stopped is not None:
+        end = self.shown_run.recording.end
+        if end is None and self.shown_run.recording.stopped is not None:
             return "not written to its end"
         if end is None:
-            return {True: "running", False: "killed", None: "no end"}[self.view.written]
+            return {True: "running", False: "killed", None: "no end"}[self.shown_run.written]
         return f"exit {end['exit']}" if end.get("exit") else ""
 
 

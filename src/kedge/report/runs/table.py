@@ -123,14 +123,14 @@ def _option(name: str, run: RunSummary) -> str | None:
 
 
 def _described(run: RunSummary) -> dict[str, Any]:
-    recording, findings = run.view.recording, run.view.findings
+    recording, findings = run.shown_run.recording, run.shown_run.findings
     return {
         "run": run.name,
         "recording": str(recording.path),
         "command": recording.manifest.get("command"),
         "options": dict(run.options),
         "findings": run.counts | {"first": findings[0].code if findings else None},
-        "judged": run.view.judgement.complete,
+        "judged": run.shown_run.judgement.complete,
         "ending": run.ending or "ended",
         **{column.key: for_json(column.value(run)) for column in FIGURES},
         "not_finite": run.loss.broken if run.loss else 0,

@@ -53,7 +53,7 @@ def render_runs(table: RunTable, console: Console) -> None:
 
     shown, left = _fitting(table, console.width)
     room = min(console.width - sum(column.width + 1 for column in shown), MOST_COURSE)
-    losses = [run.view.losses[0] if run.view.losses else None for run in table.runs]
+    losses = [run.shown_run.losses[0] if run.shown_run.losses else None for run in table.runs]
     courses = drawn_together(losses, room)
     title = ""
     if any(courses):
@@ -129,14 +129,14 @@ def _cell(column: RunColumn, run: RunSummary) -> Text:
 
 def told_findings(run: RunSummary) -> Text:
     """Return the verdict on a run in a few words: its first finding, the number of others, and how it ended."""
-    findings = run.view.findings
+    findings = run.shown_run.findings
     if findings:
         worst = findings[0]
         said = Text(f"{MARKS[worst.severity]} {worst.code}", STYLES[worst.severity])
         more = len({finding.code for finding in findings}) - 1
         if more:
             said.append(f" +{more}")
-    elif run.view.judgement.complete:
+    elif run.shown_run.judgement.complete:
         said = Text("✓", "green")
     else:
         said = Text("none so far", "dim")

@@ -11,9 +11,9 @@ from kedge.numbers import compact, counted
 from kedge.report.curves import Curve
 from kedge.report.findings import grouped
 from kedge.report.module_table import columns
+from kedge.report.shown_run import ShownRun
 from kedge.report.sparkline import binned
 from kedge.report.verdict import verdict
-from kedge.report.view import RunView
 from kedge.rules.rule import Finding
 from kedge.store.rows import Floats
 
@@ -59,20 +59,23 @@ class Findings(tuple[Finding, ...]):
         return "".join(folds) or notebook.paragraph("no findings")
 
 
-def run_html(view: RunView) -> str:
+def run_html(shown_run: ShownRun) -> str:
     """Return a run as HTML: the verdict, the curves and the findings, and below a line the modules."""
-    recording = view.recording
+    recording = shown_run.recording
     state = "" if recording.end is not None else " so far"
-    name = view.command or recording.path.name
+    name = shown_run.command or recording.path.name
     told = f"{name}: {counted(len(recording.steps), 'measured step')}{state}"
-    parts = [notebook.heading(told), notebook.paragraph(verdict(view.judgement, 3), quiet=False)]
-    if view.judgement.helped:
+    parts = [
+        notebook.heading(told),
+        notebook.paragraph(verdict(shown_run.judgement, 3), quiet=False),
+    ]
+    if shown_run.judgement.helped:
         parts.append(notebook.paragraph(EVERY_STEP))
-    parts += map(_curve, view.drawn_curves[:MOST_CURVES])
-    if view.findings:
-        parts.append(Findings(view.findings)._repr_html_())
-    if view.folds and len(recording.steps):
-        parts.append(_modules(view))
+    parts += map(_curve, shown_run.drawn_curves[:MOST_CURVES])
+    if shown_run.findings:
+        parts.append(Findings(shown_run.findings)._repr_html_())
+    if shown_run.folds and len(recording.steps):
+        parts.append(_modules(shown_run))
     return "".join(parts)
 
 
@@ -102,11 +105,11 @@ def _picture(values: Floats, told: str) -> str:
     return notebook.svg(WIDTH, HEIGHT, f"{line}{ticks}", told)
 
 
-def _modules(view: RunView) -> str:
+def _modules(shown_run: ShownRun) -> str:
     """Return the table of modules, below a line that unfolds it; alike blocks share a line, as in the terminal."""
-    shown = view.folds
-    chosen = columns(shown, len(view.recording.steps), TABLE, view.marks(shown))
+    shown = shown_run.folds
+    chosen = columns(shown, len(shown_run.recording.steps), TABLE, shown_run.marks(shown))
     rows = [[str(column.cell(line)) for column in chosen] for line in shown]
     kinds = "".join("r" if column.right else "m" for column in chosen)
     table = notebook.table([column.title for column in chosen], rows, align=kinds, whole=True)
-    return notebook.folding(counted(len(view.lines), "module"), table)
+    return notebook.folding(counted(len(shown_run.lines), "module"), table)

@@ -20,7 +20,7 @@ from kedge.store.saved_account import newest
 
 
 @dataclass(frozen=True, eq=False)
-class RunView:
+class ShownRun:
     """One recording with its findings; what several parts of it are drawn from is made once.
 
     Attributes:

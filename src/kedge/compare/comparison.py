@@ -13,7 +13,7 @@ from kedge.compare.alignment.modules import RecordedModule
 from kedge.compare.alignment.sites import Alignment, SameModule, SameSite, align
 from kedge.compare.measures import COMPARED, COUNTS, ChosenRows, Compared, apart, eps
 from kedge.errors import CannotCompare, NoSuchSite
-from kedge.numbers import counted
+from kedge.short_text import counted
 from kedge.sites.filters import chosen_sites
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints, Rows

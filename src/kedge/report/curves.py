@@ -11,9 +11,9 @@ from typing import Literal
 import numpy as np
 from rich.text import Text
 
-from kedge.numbers import counted
 from kedge.report.sparkline import coloured, linear, sparkline
 from kedge.rules.recorded.roots import root_paths
+from kedge.short_text import counted
 from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
 

@@ -11,10 +11,10 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from kedge.numbers import compact
 from kedge.report.fitted_text import cut, print_paragraph
 from kedge.report.sparkline import GAP, sparkline
 from kedge.rules.rule import Finding
+from kedge.short_text import compact
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
 MARKS = {"error": "✗", "warning": "!", "info": "i"}

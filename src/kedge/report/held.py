@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from kedge.numbers import percent, shortened, sized
+from kedge.short_text import percent, shortened, sized
 from kedge.sites.folding import WHOLE, Folding
 from kedge.store.held_tensors import HeldTensors, TensorKind
 from kedge.store.saved_account import BytesOverStep, named

@@ -8,13 +8,13 @@ from math import isfinite, isnan
 
 from rich.text import Text
 
-from kedge.numbers import brief, compact, thousands
 from kedge.report.curves import ScaleSeries
 from kedge.report.findings import MARKS, STYLES
 from kedge.report.module_lines import FoldedLine, ModuleLine
 from kedge.report.sparkline import BAD, NOT_FINITE
 from kedge.report.table import Column
 from kedge.rules.rule import SEVERITIES, Finding
+from kedge.short_text import brief, compact, thousands
 
 FAINT = "dim"
 

@@ -11,7 +11,6 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from kedge.numbers import compact, counted
 from kedge.report.apart import apart_blocks, sentence
 from kedge.report.findings import STYLES, render_findings
 from kedge.report.fitted_text import cut, print_paragraph
@@ -22,6 +21,7 @@ from kedge.report.shown_run import ShownRun
 from kedge.report.table import drawn, header
 from kedge.report.verdict import advice, left_open, tally, verdict
 from kedge.rules.rule import SEVERITIES
+from kedge.short_text import compact, counted
 
 PLAIN_WIDTH = 100
 NARROWEST, WIDEST = 80, 200

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from kedge.numbers import compact, counted, percent, seconds
 from kedge.report.head import UNNAMED, stopped_writing
 from kedge.report.live.reading import RunReader, RunState
 from kedge.report.shown_run import ShownRun
+from kedge.short_text import compact, counted, percent, seconds
 from kedge.store.recording import Recording
 
 STYLES = {

@@ -7,10 +7,10 @@ from html import escape
 
 from kedge.files.atomic_write import replace
 from kedge.files.given_path import given_path
-from kedge.numbers import sized
 from kedge.report.held import HeldNode, held_tree, icicle_text, memory_content
 from kedge.report.page.document import Document
 from kedge.report.page.render import assembled, asset, bundled
+from kedge.short_text import sized
 from kedge.store.saved_account import BytesOverStep
 
 _SCRIPTS = (

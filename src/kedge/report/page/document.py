@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from kedge.numbers import for_json
 from kedge.report.curves import Curve, curves_of, is_number
 from kedge.report.held import memory_content
 from kedge.report.page.columns import form_of, packed
@@ -20,6 +19,7 @@ from kedge.report.shown_run import ShownRun
 from kedge.report.verdict import advice, lack_of
 from kedge.rules.registry import explain
 from kedge.rules.rule import Finding
+from kedge.short_text import for_json
 from kedge.sites.folding import block
 from kedge.store.formats import FORMATS
 from kedge.store.recording import Recording, SiteInfo

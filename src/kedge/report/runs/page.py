@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.numbers import counted, for_json
 from kedge.report.curves import KINDS
 from kedge.report.page.document import MOST_POINTS, Document, described_site, packed_curves
 from kedge.report.page.render import assembled, asset, bundled
@@ -14,6 +13,7 @@ from kedge.report.page.sheets import sheets_of, shown_steps
 from kedge.report.page.step_bins import MOST, Bins
 from kedge.report.runs.summary import KEPT, RunSummary
 from kedge.report.runs.table import RunColumn, RunTable
+from kedge.short_text import counted, for_json
 from kedge.sites.folding import Folding
 from kedge.store.recording import Recording, SiteInfo
 

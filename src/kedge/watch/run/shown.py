@@ -7,7 +7,6 @@ from math import isfinite
 import numpy as np
 
 from kedge import notebook
-from kedge.numbers import compact, counted
 from kedge.report.curves import Curve
 from kedge.report.findings import grouped
 from kedge.report.module_table import columns
@@ -15,6 +14,7 @@ from kedge.report.shown_run import ShownRun
 from kedge.report.sparkline import binned
 from kedge.report.verdict import verdict
 from kedge.rules.rule import Finding
+from kedge.short_text import compact, counted
 from kedge.store.rows import Floats
 
 #: The pixels of a curve, and the characters of a line of the table of modules.

@@ -24,6 +24,7 @@ from playwright.sync_api import sync_playwright
 
 from kedge.report.page.document import condense
 from kedge.report.page.render import page_of
+from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import ALL, check
 from kedge.store.exponents import BUCKETS, LOWEST, encode
 from kedge.store.recording import Recording
@@ -208,7 +209,7 @@ def main() -> None:
         tell("the recording", sum(file.stat().st_size for file in run.iterdir()) / 1e6, "MB")
         recording = timed("opening it", lambda: Recording.open(run))
         findings = timed("running the rules", lambda: check(recording, ALL))
-        document = timed("condensing it", lambda: condense(recording, findings, ALL))
+        document = timed("condensing it", lambda: condense(ShownRun(recording, findings, ALL)))
         page = page_of(document)
         file = folder / "page.html"
         file.write_text(page, encoding="utf-8")

@@ -16,6 +16,7 @@ from pathlib import Path
 from browser import opened
 
 from kedge.report.page.render import render_page
+from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import ALL, check
 from kedge.store.recording import Recording
 
@@ -26,7 +27,7 @@ def main() -> None:
     themes = ["dark" if name.endswith("-dark") else "light" for name in names]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "page.html")
-        file.write_text(render_page(recording, check(recording), ALL), encoding="utf-8")
+        file.write_text(render_page(ShownRun(recording, check(recording), ALL)), encoding="utf-8")
         with opened(file, *((1366, 1000, theme) for theme in themes)) as pages:
             for name, theme, page in zip(names, themes, pages, strict=True):
                 if theme == "dark":

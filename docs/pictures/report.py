@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kedge.report.shown_run import ShownRun
 from kedge.report.terminal import render
 from kedge.rules import check
 from kedge.store.recording import Recording
@@ -22,7 +23,7 @@ def main() -> None:
     recording = Recording.open(sys.argv[1])
     with Path("/dev/null").open("w") as nowhere:
         console = Console(record=True, width=104, force_terminal=True, file=nowhere)
-        render(recording, check(recording), console)
+        render(ShownRun(recording, check(recording)), console)
     drawn = console.export_svg(title=f"kedge report {Path(sys.argv[1]).name}")
     drawn = re.sub(r"@font-face \{.*?\}", "", drawn, flags=re.DOTALL)  # no font from the network
     drawn = drawn.replace("Fira Code", "DejaVu Sans Mono, Menlo, Consolas")

@@ -13,6 +13,7 @@ from pathlib import Path
 from browser import opened
 
 from kedge.report.page.render import render_page
+from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import ALL, check
 from kedge.store.recording import Recording
 
@@ -22,7 +23,7 @@ def main() -> None:
     recording = Recording.open(sys.argv[1])
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "page.html")
-        file.write_text(render_page(recording, check(recording), ALL), encoding="utf-8")
+        file.write_text(render_page(ShownRun(recording, check(recording), ALL)), encoding="utf-8")
         with opened(file, (1240, 1500, "light")) as [page]:
             page.evaluate("document.querySelector('.bar').style.position = 'static'")
             page.locator("#saved").screenshot(path=Path(__file__).with_name("saved.png"))

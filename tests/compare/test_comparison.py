@@ -13,7 +13,7 @@ from kedge.compare.comparison import compare
 from kedge.compare.measures import coarser, eps
 from kedge.compare.verdict import judge
 from kedge.errors import CannotCompare
-from kedge.report.compare.ratios import log_ratios
+from kedge.report.compare.page import log_ratios
 from kedge.store.recording import Recording
 from tests.compare.stories import FULL, LIGHT, NET, from_step, story
 

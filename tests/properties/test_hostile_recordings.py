@@ -26,6 +26,7 @@ from kedge.report.live.heading import heading
 from kedge.report.live.reading import RunReader
 from kedge.report.page.document import condense
 from kedge.report.page.render import page_of
+from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import ALL, check
 from kedge.store.recording import Recording
 from tests.properties.profiles import fuzzed
@@ -124,7 +125,7 @@ def _run(words: list[str]) -> int:
             return 0
         if words[0] == "serve":
             opened = Recording.open(recording)
-            page_of(condense(opened, check(opened, ALL), ALL), live=True).encode()
+            page_of(condense(ShownRun(opened, check(opened, ALL), ALL)), live=True).encode()
             return 0
     except KedgeError as error:
         sys.stderr.write(f"kedge: {error}\n")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kedge.report.sparkline import ScaleSeries, scale_series, sparkline
+from kedge.report.curves import ScaleSeries, scale_series
 from kedge.store.recording import Recording
 
 FINITENESS = 1
@@ -29,7 +29,8 @@ def followed(rows: Sequence[dict[str, Any]], steps: Sequence[int] = ()) -> Scale
 
 def drawn(values: Sequence[float], width: int = 40) -> str:
     """Draw values of successive steps."""
-    return sparkline(followed([row(step, value) for step, value in enumerate(values)]), width)
+    seen = followed([row(step, value) for step, value in enumerate(values)])
+    return seen.drawn(width, "").plain
 
 
 def test_the_scale_is_logarithmic() -> None:
@@ -54,9 +55,9 @@ def test_what_is_not_finite_is_a_cross() -> None:
 
 def test_exact_zeros_and_gaps_are_told_apart() -> None:
     """A step of nothing but zeros is a 0, a step without a value is a gap."""
-    assert (
-        sparkline(followed([row(0, 0.0), row(2, 1.0), row(3, 0.0)], steps=range(5)), 40) == "0 ▄0 "
-    )
+    seen = followed([row(0, 0.0), row(2, 1.0), row(3, 0.0)], steps=range(5))
+
+    assert seen.drawn(40, "").plain == "0 ▄0 "
 
 
 def test_many_steps_are_drawn_by_their_largest() -> None:
@@ -80,7 +81,7 @@ def test_an_off_schedule_step_counts_to_the_sampled_one_before_it() -> None:
 
     seen = followed([row(0, 1.0), row(10, 1.0), between, row(20, 2.0)])
 
-    assert sparkline(seen, 40) == "▃✗▅"
+    assert seen.drawn(40, "").plain == "▃✗▅"
     assert (seen.broken_steps, seen.last) == (1, 2.0)
 
 

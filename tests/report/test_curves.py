@@ -15,6 +15,7 @@ from torch import nn
 import kedge
 from kedge.report.curves import curves_of
 from kedge.report.page.document import condense
+from kedge.report.shown_run import ShownRun
 from kedge.report.terminal import render
 from kedge.store.recording import Recording
 
@@ -75,7 +76,7 @@ def test_without_a_backward_pass_a_root_that_returns_one_number_gives_the_loss()
 def test_a_curve_is_drawn_in_blocks(values: list[float], drawn: str) -> None:
     """On a linear scale where it is negative somewhere."""
     curves = list(curves_of(recorded(values)))
-    assert curves[0].drawn(10) == drawn
+    assert curves[0].drawn(10).plain == drawn
 
 
 def test_losses_and_norms_stand_above_the_table() -> None:
@@ -83,7 +84,8 @@ def test_losses_and_norms_stand_above_the_table() -> None:
     stream = io.StringIO()
     deep = {**LOSS, "source": {**LOSS["source"], "file": "a/" * 60 + "train.py"}}
     render(
-        recorded([2.5, 0.25], (deep, ":grad.norm", "fc:out")), [], Console(file=stream, width=80)
+        ShownRun(recorded([2.5, 0.25], (deep, ":grad.norm", "fc:out")), []),
+        Console(file=stream, width=80),
     )
     lines = [line for line in stream.getvalue().splitlines() if "→" in line]
     assert lines[0].startswith("  loss             2.50 → 0.250   █▁  backward…")
@@ -113,7 +115,7 @@ def test_the_page_draws_the_loss_of_a_program_that_computes_it_by_a_function(
                 model(torch.randn(8, 4)), torch.randint(0, 3, (8,))
             ).backward()
             optimizer.step()
-    document = condense(Recording.open("run.kedge"), []).described
+    document = condense(ShownRun(Recording.open("run.kedge"), [], ())).described
     assert [curve["kind"] for curve in document["curves"]] == ["loss", "norm"]
     assert document["curves"][0]["points"] == 20
     assert all(module["path"] != "loss" for module in document["modules"])

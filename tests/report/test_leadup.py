@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kedge.report.leadup import lead_up
+from kedge.report.findings import lead_up
 
 
 def course(*rms: float | None, last: str = "finite") -> dict[str, Any]:

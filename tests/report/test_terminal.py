@@ -19,6 +19,7 @@ from rich.console import Console
 
 from kedge.errors import NoSuchSite
 from kedge.report.fitted_text import cut
+from kedge.report.shown_run import ShownRun
 from kedge.report.terminal import ReportExtent, console_for, render
 from kedge.rules.registry import ALL
 from kedge.rules.rule import Finding, Rule
@@ -150,7 +151,9 @@ def report(
     """Draw a report as text; without rules, none of them lacks anything."""
     stream = io.StringIO()
     render(
-        recording, list(findings), Console(file=stream, width=width, highlight=False), extent, rules
+        ShownRun(recording, list(findings), rules),
+        Console(file=stream, width=width, highlight=False),
+        extent,
     )
     return stream.getvalue()
 
@@ -561,7 +564,7 @@ def test_a_glob_without_a_match_draws_nothing() -> None:
     stream = io.StringIO()
 
     with pytest.raises(NoSuchSite):
-        render(deep(3), [], Console(file=stream), ReportExtent(sites="x"))
+        render(ShownRun(deep(3), []), Console(file=stream), ReportExtent(sites="x"))
     assert stream.getvalue() == ""
 
 
@@ -639,7 +642,7 @@ def test_a_file_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     console = console_for(stream)
 
-    render(network(90), [BORN], console)
+    render(ShownRun(network(90), [BORN]), console)
 
     assert console.width == 100
     assert "\x1b" not in stream.getvalue()
@@ -669,7 +672,7 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NO_COLOR", value)
         monkeypatch.setenv("TERM", "xterm-256color")
         stream = io.StringIO()
-        render(network(90), [BORN], console_for(stream))
+        render(ShownRun(network(90), [BORN]), console_for(stream))
         coloured.append(bool(re.search(r"\x1b\[[0-9;]*3[0-7]", stream.getvalue())))
 
     assert coloured == [True, False]
@@ -690,7 +693,7 @@ def test_in_ci_there_are_no_colours_unless_they_are_forced(
     monkeypatch.setenv("TERM", "xterm-256color")
     stream = Terminal()
 
-    render(network(90), [BORN], console_for(stream))
+    render(ShownRun(network(90), [BORN]), console_for(stream))
 
     assert bool(re.search(r"\x1b\[[0-9;]*3[0-7]", stream.getvalue())) == colours
 

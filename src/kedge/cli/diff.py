@@ -74,9 +74,8 @@ class DiffCommand:
 
     def run(self, args: argparse.Namespace) -> int:
         """Compare, and print or write the result."""
-        from kedge.compare.comparison import compare
+        from kedge.compare.comparison import chosen_part, compare
         from kedge.compare.verdict import judge, judge_ranks
-        from kedge.report.compare.chosen import chosen_part
 
         a, b, names = _sides(args)
         with progress("comparing"):

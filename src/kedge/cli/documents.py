@@ -10,9 +10,9 @@ from kedge.short_text import for_json
 
 if TYPE_CHECKING:
     from kedge.report.module_lines import ModuleLine
+    from kedge.report.shown_run import ShownRun
     from kedge.rules.judgement import Judgement
     from kedge.rules.rule import Rule
-    from kedge.store.recording import Recording
 
 #: The keys of a rule that could not judge.
 LACK = ("code", "lacks", "have", "need")
@@ -33,17 +33,15 @@ def judged(name: str, judgement: Judgement) -> dict[str, Any]:
     }
 
 
-def reported(
-    name: str, recording: Recording, judgement: Judgement, lines: Sequence[ModuleLine]
-) -> dict[str, Any]:
-    """Return a report: the run, its findings, and the newest figures of each module."""
+def reported(name: str, shown_run: ShownRun, lines: Sequence[ModuleLine]) -> dict[str, Any]:
+    """Return a report: the run, its findings, and the newest figures of some modules."""
+    recording = shown_run.recording
     end: Mapping[str, Any] = recording.end or {}
     run = {key: recording.manifest.get(key) for key in RUN} | {key: end.get(key) for key in END}
+    run |= {"ended": recording.end is not None, "sampled": len(recording.steps)}
     return {
-        **judged(name, judgement),
-        "run": for_json(
-            run | {"ended": recording.end is not None, "sampled": len(recording.steps)}
-        ),
+        **judged(name, shown_run.judgement),
+        "run": for_json(run),
         "models": [{"model": root.name, "parameters": root.parameters} for root in recording.roots],
         "modules": [for_json(_module(line)) for line in lines],
     }

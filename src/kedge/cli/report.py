@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from kedge.report.runs.summary import RunSummary
     from kedge.report.runs.table import LeftOut, RunTable
-    from kedge.rules.rule import Finding, Rule
-    from kedge.store.recording import Recording
+    from kedge.report.shown_run import ShownRun
+    from kedge.rules.rule import Rule
 
 #: The modules that a report shows by default.
 MOST_MODULES = 40
@@ -101,6 +101,7 @@ class ReportCommand:
         """Print or write the report."""
         from kedge.report.head import is_written
         from kedge.report.page.redact import shareable
+        from kedge.report.shown_run import ShownRun
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
 
@@ -114,29 +115,33 @@ class ReportCommand:
         args.recording = recording_named(names[0] if names else None)
         recording = open_recording(args.recording)
         if args.headroom:
-            _draw_headroom(recording, args.sites)
+            from kedge.report.headroom import render_headroom
+            from kedge.report.terminal import console_for
+
+            render_headroom(recording, console_for(), args.sites)
             return 0
         if args.saved:
-            _draw_saved(recording, everything=args.all)
+            from kedge.report.memory.saved import render_saved
+            from kedge.report.terminal import console_for
+            from kedge.store.saved_account import MOST_ROWS
+
+            render_saved(recording, console_for(), None if args.all else MOST_ROWS)
             return 0
+
+        written = None
         if args.html:
             written = is_written(recording)
             recording = shareable(recording, source=not args.no_source)
         only_sites(recording, args.sites)  # a wrong filter is refused before the work
         with progress("judging"):
             findings = check(recording, rules)
+        shown_run = ShownRun(recording, findings, rules, written)
         if args.html:
-            from kedge.report.page.render import render_page
-
-            with progress("drawing the page"):
-                page = render_page(
-                    recording, findings, rules, written=written, chosen=args.sites or ""
-                )
-            _write(args, page)
+            _write(args, shown_run)
         elif args.json:
-            _print_json(recording, findings, args, rules)
+            _print_json(args, shown_run)
         else:
-            _draw(recording, findings, args, rules)
+            _draw(args, shown_run)
         return 0
 
 
@@ -166,53 +171,31 @@ def _check_several(args: argparse.Namespace) -> None:
         )
 
 
-def _draw_headroom(recording: Recording, sites: str | None) -> None:
-    from kedge.report.headroom import render_headroom
-    from kedge.report.terminal import console_for
-
-    render_headroom(recording, console_for(), sites)
-
-
-def _draw_saved(recording: Recording, *, everything: bool) -> None:
-    from kedge.report.memory.saved import render_saved
-    from kedge.report.terminal import console_for
-    from kedge.store.saved_account import MOST_ROWS
-
-    render_saved(recording, console_for(), None if everything else MOST_ROWS)
-
-
-def _draw(
-    recording: Recording,
-    findings: Sequence[Finding],
-    args: argparse.Namespace,
-    rules: Sequence[Rule],
-) -> None:
+def _draw(args: argparse.Namespace, shown_run: ShownRun) -> None:
     from kedge.report.terminal import ReportExtent, console_for, render
 
     most = None if args.all or args.sites else MOST_MODULES
     extent = ReportExtent(sites=args.sites, most=most, folds=not args.all)
-    render(recording, findings, console_for(), extent, rules)
+    render(shown_run, console_for(), extent)
 
 
-def _print_json(
-    recording: Recording,
-    findings: Sequence[Finding],
-    args: argparse.Namespace,
-    rules: Sequence[Rule],
-) -> None:
+def _print_json(args: argparse.Namespace, shown_run: ShownRun) -> None:
     from kedge.cli.documents import reported
-    from kedge.report.module_lines import lines, matching
-    from kedge.rules.judgement import judgement_of
+    from kedge.report.module_lines import matching
 
-    modules = lines(recording)
-    chosen = modules if args.sites is None else matching(modules, args.sites)
-    print_json(
-        reported(args.recording, recording, judgement_of(recording, findings, rules), chosen)
-    )
+    chosen = shown_run.lines
+    if args.sites is not None:
+        chosen = matching(shown_run.lines, args.sites)
+    print_json(reported(args.recording, shown_run, chosen))
 
 
-def _write(args: argparse.Namespace, page: str) -> None:
-    write_page(Path(args.output) if args.output else page_beside(Path(args.recording)), page)
+def _write(args: argparse.Namespace, shown_run: ShownRun) -> None:
+    from kedge.report.page.render import render_page
+
+    with progress("drawing the page"):
+        page = render_page(shown_run, chosen=args.sites or "")
+    file = Path(args.output) if args.output else page_beside(Path(args.recording))
+    write_page(file, page)
 
 
 def report_several(names: Sequence[str], args: argparse.Namespace, rules: Sequence[Rule]) -> None:
@@ -233,7 +216,8 @@ def report_several(names: Sequence[str], args: argparse.Namespace, rules: Sequen
         from kedge.sites.filters import chosen_sites
 
         if args.sites is not None:  # a wrong filter is refused before the work
-            chosen_sites(args.sites, [site for run in table.runs for site in run.recording.sites])
+            sites = [site for run in table.runs for site in run.shown_run.recording.sites]
+            chosen_sites(args.sites, sites)
         with progress("drawing the page"):
             page = render_runs_page(table, pages_beside(names, file), args.sites or "")
         write_page(file, page)
@@ -270,19 +254,19 @@ def _summary(path: str, name: str, args: argparse.Namespace, rules: Sequence[Rul
     from kedge.report.head import is_written
     from kedge.report.page.redact import shareable
     from kedge.report.runs.summary import RunSummary
-    from kedge.rules.judgement import judge
+    from kedge.report.shown_run import ShownRun
+    from kedge.rules.registry import check
 
     recording = open_recording(path)
     written, wrote = is_written(recording), None
     if written:
-        wrote = max(
-            file.stat().st_mtime for file in (Path(path), *Path(path).glob("stats-*.arrows"))
-        )
+        files = (Path(path), *Path(path).glob("stats-*.arrows"))
+        wrote = max(file.stat().st_mtime for file in files)
     if args.html:
         recording = shareable(recording, source=not args.no_source)
     with progress(f"judging {name}"):
-        judgement = judge(recording, rules)
-    return RunSummary(name, recording, judgement.findings, judgement.complete, written, wrote)
+        findings = check(recording, rules)
+    return RunSummary(name, ShownRun(recording, findings, rules, written), wrote)
 
 
 def pages_beside(names: Sequence[str], page: Path) -> list[str | None]:

@@ -52,6 +52,7 @@ class ServeCommand:
         from kedge.report.page.document import condense
         from kedge.report.page.live import News, running
         from kedge.report.page.redact import shareable
+        from kedge.report.shown_run import ShownRun
         from kedge.rules.project_config import configured_rules
         from kedge.rules.registry import check
         from kedge.store.follow import Follower, Pace
@@ -63,9 +64,8 @@ class ServeCommand:
         def condensed(recording: Recording) -> Document:
             shown = shareable(recording, source=not args.no_source)
             reached = pace.at(recording, time.monotonic())
-            return condense(
-                shown, check(shown, rules), rules, written=is_written(recording), pace=reached
-            )
+            findings = check(shown, rules)
+            return condense(ShownRun(shown, findings, rules, is_written(recording), reached))
 
         name = recording_named(args.recording)
         follower = Follower(name)

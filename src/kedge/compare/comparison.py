@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kedge.compare.alignment.modules import RecordedModule
 from kedge.compare.alignment.sites import Alignment, SameModule, SameSite, align
 from kedge.compare.measures import COMPARED, COUNTS, ChosenRows, Compared, apart, eps
-from kedge.errors import CannotCompare
+from kedge.errors import CannotCompare, NoSuchSite
 from kedge.short_text import counted
-from kedge.store.recording import Recording
+from kedge.sites.filters import chosen_sites
+from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints, Rows
 
 #: The number of steps that a message names.
@@ -233,3 +235,47 @@ def _some(steps: Sequence[int] | Ints) -> str:
 
 def _name(recording: Recording) -> str:
     return recording.path.name or "a recording"
+
+
+def chosen_part(comparison: Comparison, text: str) -> Comparison:
+    """Return a comparison with the chosen sites and their modules alone; either recording's names will do.
+
+    Args:
+        comparison: The comparison.
+        text: A text of the site language; see Note [Words] in `kedge.sites.filters`.
+
+    Raises:
+        NoSuchSite: A part of the text selects nothing, or all of it only what cannot be compared.
+        SelectorError: The text cannot be read.
+    """
+    either = (*comparison.a.sites, *comparison.b.sites)
+    chosen = {id(site) for site in chosen_sites(text, either, "these recordings")}
+    whole = comparison.alignment
+    places = [
+        i for i, same in enumerate(whole.sites) if id(same.a) in chosen or id(same.b) in chosen
+    ]
+    if not places:
+        raise NoSuchSite(
+            f'"{text}" selects nothing that both recordings have; "**" selects everything'
+        )
+    sites = tuple(whole.sites[i] for i in places)
+    kept = {id(same.module) for same in sites}
+    part = Alignment(
+        modules=tuple(same for same in whole.modules if id(same) in kept),
+        sites=sites,
+        only_a=_with(whole.only_a, chosen),
+        only_b=_with(whole.only_b, chosen),
+        sites_a=_of(whole.sites_a, chosen),
+        sites_b=_of(whole.sites_b, chosen),
+    )
+    return replace(
+        comparison, alignment=part, apart=comparison.apart[places], which=comparison.which[places]
+    )
+
+
+def _with(modules: Sequence[RecordedModule], chosen: set[int]) -> tuple[RecordedModule, ...]:
+    return tuple(module for module in modules if _of(module.sites, chosen))
+
+
+def _of(sites: Sequence[SiteInfo], chosen: set[int]) -> tuple[SiteInfo, ...]:
+    return tuple(site for site in sites if id(site) in chosen)

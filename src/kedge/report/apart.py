@@ -9,9 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
+from kedge.report.curves import ScaleSeries
 from kedge.report.module_lines import FIGURES, FoldedLine, ModuleLine, folded, lines
 from kedge.report.module_table import spread
-from kedge.report.sparkline import ScaleSeries
 from kedge.rules.rule import Finding
 from kedge.short_text import listed
 from kedge.sites.folding import outliers, pattern

@@ -1,15 +1,17 @@
-"""Curves with a value in every watched step: the losses, and the norm of all gradients of each model."""
+"""Numbers over the steps: the losses, the norm of all gradients of each model, and the scale of each site."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from rich.text import Text
 
-from kedge.report.sparkline import ScaleSeries, sparkline
+from kedge.report.sparkline import coloured, linear, sparkline
 from kedge.rules.recorded.roots import root_paths
 from kedge.short_text import counted
 from kedge.store.recording import Recording, Rows, SiteInfo
@@ -44,14 +46,83 @@ class Curve:
         """The title of the curve."""
         return "loss" if self.kind == "loss" else "gradient norm"
 
-    def drawn(self, width: int) -> str:
+    @cached_property
+    def finite(self) -> Floats:
+        """The values, with NaN in place of those that are not finite."""
+        return np.where(self.bad | ~np.isfinite(self.values), np.nan, self.values)
+
+    def drawn(self, width: int) -> Text:
         """Return the curve as a line of blocks: on a logarithmic scale, or on a linear one if a value is negative."""
         values = np.where(self.bad, np.nan, self.values)
         known = values[np.isfinite(values)]
         if len(known) and known.min() < 0:
-            low, high = known.min(), known.max()
-            values = 10 ** ((values - low) / ((high - low) or 1.0))
-        return sparkline(ScaleSeries(values, self.bad, None, int(self.bad.sum())), width)
+            values = linear(values, known.min(), known.max())
+        return coloured(sparkline(values, self.bad, width), "cyan")
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleSeries:
+    """The scale of a site's values over the measured steps.
+
+    Attributes:
+        rms: One value for each measured step, NaN where there is none.
+        broken: Whether a value was non-finite, at that step or before the next measured one.
+        last: The newest value; NaN or infinite if it was non-finite.
+        broken_steps: The number of steps with non-finite values, light steps included.
+        since: Whether a value was non-finite after the last measured step.
+    """
+
+    rms: Floats
+    broken: Bools
+    last: float | None
+    broken_steps: int
+    since: bool = False
+
+    @cached_property
+    def last_finite(self) -> float | None:
+        """The newest finite value."""
+        return newest_finite(self.rms)
+
+    def drawn(self, width: int, style: str) -> Text:
+        """Return the series as a line of blocks."""
+        return coloured(sparkline(self.rms, self.broken, width), style)
+
+
+def newest_finite(values: Floats) -> float | None:
+    """Return the last value that is finite; None if there is none."""
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else None
+
+
+def scale_series(recording: Recording, site: SiteInfo) -> ScaleSeries:
+    """Return the scale of one site over the steps of a recording."""
+    rows, rms = recording.rows(site), recording.series(site, "rms")
+    bad = non_finite(rows)
+    broken = np.zeros(len(rms), dtype=bool)
+    since = False
+    if len(rms):
+        before = np.searchsorted(recording.steps, rows.step[bad], side="right") - 1
+        broken[np.maximum(before, 0)] = True
+        since = bool(bad.any() and rows.step[bad][-1] > recording.steps[-1])
+
+    present = rms[~np.isnan(rms)]
+    last = float(present[-1]) if len(present) else None
+    if len(bad) and bad[-1]:
+        last = float("inf") if len(rms) and np.isinf(rms[-1]) else float("nan")
+    return ScaleSeries(rms, broken, last, int(bad.sum()), since)
+
+
+def median_series(several: Sequence[ScaleSeries]) -> ScaleSeries | None:
+    """Return the median scale of several sites in each step; None without a site."""
+    if not several:
+        return None
+    with warnings.catch_warnings(action="ignore"):  # of a step in which none has a value
+        rms = np.nanmedian([series.rms for series in several], axis=0)
+    broken = np.logical_or.reduce([series.broken for series in several])
+    newest = [series.last for series in several if series.last is not None]
+    last = float(np.median(newest)) if newest else None
+    most = max(series.broken_steps for series in several)
+    return ScaleSeries(rms, broken, last, most, any(series.since for series in several))
 
 
 def curves_of(recording: Recording) -> Iterator[Curve]:
@@ -62,11 +133,10 @@ def curves_of(recording: Recording) -> Iterator[Curve]:
 
 def early_end(recording: Recording, curves: Sequence[Curve]) -> str:
     """Return a sentence on curves that end long before the run, with the cause if it is the budget; otherwise nothing."""
-    last, end = (
-        max((int(curve.steps[-1]) for curve in curves if len(curve.steps)), default=-1),
-        recording.end or {},
-    )
-    steps, skipped = end.get("steps") or 0, (end.get("levels") or {}).get("skipped", 0)
+    end = recording.end or {}
+    last = max((int(curve.steps[-1]) for curve in curves if len(curve.steps)), default=-1)
+    steps = end.get("steps") or 0
+    skipped = (end.get("levels") or {}).get("skipped", 0)
     if last < 0 or steps - 1 - last <= steps // 10:
         return ""
     why = f": the budget left out {counted(skipped, 'step')}" if skipped else ""
@@ -84,22 +154,17 @@ def losses_of(recording: Recording) -> Iterator[Curve]:
     ]
     for site in losses:
         rows = recording.rows(site)
-        yield Curve(
-            "loss",
-            _loss(recording, site, len(losses)),
-            site.id,
-            rows.step,
-            number(rows),
-            _bad(rows),
-        )
+        label = _loss(recording, site, is_only=len(losses) == 1)
+        yield Curve("loss", label, site.id, rows.step, number(rows), non_finite(rows))
 
 
 def norms_of(recording: Recording) -> Iterator[Curve]:
     """Yield the norm of all gradients of each model of a recording."""
     norms = recording.of_kind("grad.norm")
     for site in norms:
-        rows, label = recording.rows(site), f"all gradients of {_root(recording, site)}"
-        yield Curve("norm", label, site.id, rows.step, np.sqrt(rows.sumsq), _bad(rows))
+        rows = recording.rows(site)
+        label = f"all gradients of {_root(recording, site)}"
+        yield Curve("norm", label, site.id, rows.step, np.sqrt(rows.sumsq), non_finite(rows))
     if not norms:
         yield from _from_parameters(recording)
 
@@ -125,7 +190,7 @@ def number(rows: Rows) -> Floats:
 
 def _from_parameters(recording: Recording) -> Iterator[Curve]:
     """Yield the norm of each root's gradients in the measured steps, computed from those of its parameters."""
-    steps: NDArray[np.int64] = recording.steps
+    steps = recording.steps
     for root in sorted({site.root for site in recording.of_kind("param.grad")}):
         total = np.zeros(len(steps))
         seen = np.zeros(len(steps), dtype=bool)
@@ -141,16 +206,16 @@ def _from_parameters(recording: Recording) -> Iterator[Curve]:
             yield Curve("norm", label, None, steps[seen], norm, ~np.isfinite(norm))
 
 
-def _loss(recording: Recording, site: SiteInfo, many: int) -> str:
+def _loss(recording: Recording, site: SiteInfo, *, is_only: bool) -> str:
+    """Return the label of a loss."""
     if site.kind != "loss":
         return f"{_root(recording, site)} ({site.site})"
-    called = (
-        f"backward at {_printable(site.source['file'])}:{site.source['line']}"
-        if site.source
-        else ""
-    )
-    name = site.site if many > 1 or not called else ""
-    return ", ".join(part for part in (name, called, *_meaning(recording, site)) if part)
+    parts = []
+    if not is_only or not site.source:
+        parts.append(site.site)
+    if site.source:
+        parts.append(f"backward at {_printable(site.source['file'])}:{site.source['line']}")
+    return ", ".join([*parts, *_meaning(recording, site)])
 
 
 def _meaning(recording: Recording, site: SiteInfo) -> Iterator[str]:
@@ -169,11 +234,9 @@ def _meaning(recording: Recording, site: SiteInfo) -> Iterator[str]:
 
 
 def _root(recording: Recording, site: SiteInfo) -> str:
-    return (
-        _printable(recording.roots[site.root].name)
-        if 0 <= site.root < len(recording.roots)
-        else "the model"
-    )
+    if 0 <= site.root < len(recording.roots):
+        return _printable(recording.roots[site.root].name)
+    return "the model"
 
 
 def _printable(text: str) -> str:
@@ -181,5 +244,6 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _bad(rows: Rows) -> Bools:
+def non_finite(rows: Rows) -> Bools:
+    """Return whether any value was non-finite, for each row."""
     return ~rows.clean & (rows.count > 0)

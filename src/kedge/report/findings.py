@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from kedge.report.fitted_text import print_paragraph
-from kedge.report.leadup import lead_up
+from kedge.report.fitted_text import cut, print_paragraph
+from kedge.report.sparkline import GAP, sparkline
 from kedge.rules.rule import Finding
+from kedge.short_text import compact
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "blue"}
 MARKS = {"error": "✗", "warning": "!", "info": "i"}
@@ -19,6 +23,47 @@ MARKS = {"error": "✗", "warning": "!", "info": "i"}
 SHOWN_PER_RULE = 5
 
 INDENT = 4
+#: The most characters of a name in the steps before a finding; longer ones are cut in their middle.
+NAME = 32
+
+
+@dataclass(frozen=True)
+class FindingGroup:
+    """The findings of one rule and severity."""
+
+    severity: str
+    code: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def title(self) -> str:
+        """The severity and the code, with a mark before them."""
+        return f"{MARKS[self.severity]} {self.severity} {self.code}"
+
+    @property
+    def where(self) -> str:
+        """The place of its only finding, or the number of places."""
+        if len(self.findings) > 1:
+            return f"in {len(self.findings):,} places"
+        only = self.findings[0]
+        return f"{only.site}, step {only.step}" if only.step >= 0 else only.site
+
+    def told(self, finding: Finding) -> str:
+        """Return the message of one of its findings; of several they are the items of a list."""
+        return finding.message if len(self.findings) == 1 else f"· {finding.message}"
+
+    def by_remedy(self, most: int | None = None) -> Iterator[tuple[str, list[Finding]]]:
+        """Yield its first findings with their remedy, those with the same one together."""
+        for remedy, same in groupby(self.findings[:most], key=lambda finding: finding.remedy):
+            yield remedy and f"→ {remedy}", list(same)
+
+
+def grouped(findings: Iterable[Finding]) -> list[FindingGroup]:
+    """Return findings grouped by rule and severity, in the order of the first of each group."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.severity, finding.code), []).append(finding)
+    return [FindingGroup(*key, tuple(group)) for key, group in groups.items()]
 
 
 def render_findings(
@@ -31,35 +76,55 @@ def render_findings(
         console: The console to print to.
         limit: The most findings of one group to show; all of them if None.
     """
-    order: dict[tuple[str, str], list[Finding]] = {}
-    for finding in findings:
-        order.setdefault((finding.severity, finding.code), []).append(finding)
-    for (severity, code), group in order.items():
-        _render_group(severity, code, group, console, limit)
+    for group in grouped(findings):
+        mark = f"{MARKS[group.severity]} {group.severity:<7} {group.code}"
+        head = Text.assemble((mark, STYLES[group.severity]))
+        print_paragraph(head.append(f"  {group.where}"), console)
+        for remedy, same in group.by_remedy(limit):
+            for finding in same:
+                print_paragraph(Text(group.told(finding)), console, INDENT)
+                for line in lead_up(finding.evidence):
+                    console.print(Text(" " * INDENT).append_text(line), soft_wrap=True)
+            if remedy:
+                print_paragraph(Text(remedy, "italic"), console, INDENT)
+        left = len(group.findings) - len(group.findings[:limit])
+        if left:
+            more = Text(f"and {left} more: kedge check lists them", "dim")
+            print_paragraph(more, console, INDENT)
+        console.print()
 
 
-def _render_group(
-    severity: str, code: str, group: list[Finding], console: Console, limit: int | None
-) -> None:
-    head = Text.assemble((f"{MARKS[severity]} {severity:<7} {code}", STYLES[severity]))
-    head.append(f"  {_where(group[0])}" if len(group) == 1 else f"  in {len(group):,} places")
-    print_paragraph(head, console)
-    for remedy, same in groupby(group[:limit], key=lambda finding: finding.remedy):
-        for finding in same:
-            print_paragraph(
-                Text(finding.message if len(group) == 1 else f"· {finding.message}"),
-                console,
-                INDENT,
-            )
-            for line in lead_up(finding.evidence):
-                console.print(Text(" " * INDENT).append_text(line), soft_wrap=True)
-        if remedy:
-            print_paragraph(Text(f"→ {remedy}", "italic"), console, INDENT)
-    left = len(group) - len(group[:limit])
-    if left:
-        print_paragraph(Text(f"and {left} more: kedge check lists them", "dim"), console, INDENT)
-    console.print()
+def lead_up(evidence: Mapping[str, Any]) -> list[Text]:
+    """Return the steps before a finding as lines, from its evidence; none if it has none.
+
+    The last line is that of the site itself. A cross stands for a step with a non-finite value, a
+    gap for a step that was not measured.
+    """
+    before = evidence.get("before") or {}
+    steps, sites = before.get("steps", ()), before.get("sites", {})
+    if len(steps) < 2 or not any(_measured(course) for course in sites.values()):
+        return []
+    names = [cut(name, NAME) for name in sites]
+    width = max(map(len, names))
+    lines = []
+    for name, course in zip(names, sites.values(), strict=True):
+        lines.append(_line(name.ljust(width), course))
+    head = Text(f"rms in steps {steps[0]:,} to {steps[-1]:,}", "dim")
+    return [head, *reversed(lines)]
 
 
-def _where(finding: Finding) -> str:
-    return f"{finding.site}, step {finding.step}" if finding.step >= 0 else finding.site
+def _line(name: str, course: Mapping[str, Any]) -> Text:
+    rms = np.array([np.nan if value is None else value for value in course["rms"]], np.float64)
+    states = course["state"]
+    broken = np.array([state in ("inf", "nan") for state in states], dtype=bool)
+    drawn = sparkline(rms, broken, max(len(rms), 1)) or GAP
+
+    finite = rms[np.isfinite(rms)].tolist()
+    ends = [compact(value) for value in (*finite[:1], *finite[1:][-1:])]
+    if len(broken) and broken[-1]:
+        ends.append(states[-1])
+    return Text.assemble((f"  {name}  ", "dim"), drawn, ("  " + " → ".join(ends), "dim"))
+
+
+def _measured(course: Mapping[str, Any]) -> bool:
+    return sum(state is not None for state in course["state"]) > 1

@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from kedge.errors import NoSuchSite
-from kedge.report.sparkline import ScaleSeries, median_series, scale_series
+from kedge.report.curves import ScaleSeries, median_series, newest_finite, scale_series
 from kedge.rules.recorded.optimizers import unheld_parameters
 from kedge.rules.rule import Finding
 from kedge.sites.filters import SiteFilter
@@ -67,22 +67,28 @@ class ModuleLine:
     @property
     def size(self) -> int:
         """The number of its own parameters."""
-        kinds = [{site.path: site for site in sites} for sites in self.parameters.values()]
-        return max(
-            (sum(math.prod(site.shape) for site in kind.values()) for kind in kinds), default=0
-        )
+        totals = [0]
+        for sites in self.parameters.values():
+            sizes = {site.path: math.prod(site.shape) for site in sites}
+            totals.append(sum(sizes.values()))
+        return max(totals)
 
     @cached_property
     def out(self) -> ScaleSeries | None:
         """The scale of its output over the steps."""
-        return scale_series(self.recording, self.sites["out"]) if "out" in self.sites else None
+        if "out" not in self.sites:
+            return None
+        return scale_series(self.recording, self.sites["out"])
 
     @cached_property
     def gradient(self) -> ScaleSeries | None:
         """The scale of its output's gradient, or else of its largest parameter's, over the steps."""
         own = self.parameters.get("param.grad", [])
-        site = self.sites.get("out.grad") or (own[0] if own and "out" not in self.sites else None)
-        return scale_series(self.recording, site) if site else None
+        if "out.grad" in self.sites:
+            return scale_series(self.recording, self.sites["out.grad"])
+        if own and "out" not in self.sites:
+            return scale_series(self.recording, own[0])
+        return None
 
     @cached_property
     def update(self) -> float | None:
@@ -91,18 +97,16 @@ class ModuleLine:
         value = next((site for site in values if changes and site.path == changes[0].path), None)
         if value is None:
             return None
-        ratio = _ratio(self.recording, changes[0], value)
-        known = ratio[np.isfinite(ratio)]
-        return float(known[-1]) if len(known) else None
+        sizes = self.recording.series(value, "rms")
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            return newest_finite(self.recording.series(changes[0], "rms") / sizes)
 
     @cached_property
     def zero(self) -> float | None:
         """The newest share of exact zeros in its output."""
         if "out" not in self.sites:
             return None
-        shares = self.recording.series(self.sites["out"], "zero")
-        known = shares[np.isfinite(shares)]
-        return float(known[-1]) if len(known) else None
+        return newest_finite(self.recording.series(self.sites["out"], "zero"))
 
     @property
     def broken(self) -> int:
@@ -112,16 +116,16 @@ class ModuleLine:
     def newest(self, figure: str) -> list[float]:
         """Return the newest value of a figure, one of `FIGURES`; a folded line has one for each of its modules."""
         value = getattr(self, figure)
-        value = value.last if isinstance(value, ScaleSeries) else value
+        if isinstance(value, ScaleSeries):
+            value = value.last
         return [] if value is None else [value]
 
     def newest_finite(self, figure: str) -> float | None:
         """Return the newest finite value of a figure: what comes after a NaN tells no blocks apart."""
         value = getattr(self, figure)
-        if not isinstance(value, ScaleSeries):
-            return None if value is None else float(value)
-        known = value.rms[np.isfinite(value.rms)]
-        return float(known[-1]) if len(known) else None
+        if isinstance(value, ScaleSeries):
+            return value.last_finite
+        return None if value is None else float(value)
 
     @property
     def structure(self) -> Hashable:
@@ -200,24 +204,21 @@ def folded(made: Sequence[ModuleLine], findings: Sequence[Finding] = ()) -> list
             code for text in line.texts for code in codes.get(text, ())
         )
 
-    folds = Folding(lambda line: line.label, lambda line: line.structure, state, _outlying).shown(
-        made
-    )
-    return [FoldedLine(one.name, one.members) if one.folded else one.members[0] for one in folds]
+    folding = Folding(lambda line: line.label, lambda line: line.structure, state, _outlying)
+    return [
+        FoldedLine(one.name, one.members) if one.folded else one.members[0]
+        for one in folding.shown(made)
+    ]
 
 
 def _outlying(group: Sequence[ModuleLine]) -> set[int]:
     """Return the places of the lines with a figure that is far from that of the others."""
-    found: set[int] = set()
+    found = _only_zeros([line.out for line in group])
+    found |= _only_zeros([line.gradient for line in group])
     for figure in FIGURES:
-        found |= set(
-            outliers([line.newest_finite(figure) for line in group], share=figure == "zero")
-        )
-    return (
-        found
-        | _only_zeros([line.out for line in group])
-        | _only_zeros([line.gradient for line in group])
-    )
+        values = [line.newest_finite(figure) for line in group]
+        found |= set(outliers(values, share=figure == "zero"))
+    return found
 
 
 def _only_zeros(group: Sequence[ScaleSeries | None]) -> set[int]:
@@ -231,74 +232,55 @@ def _only_zeros(group: Sequence[ScaleSeries | None]) -> set[int]:
     return set(np.flatnonzero((zeros & rare).any(axis=1)).tolist())
 
 
-def _ratio(
-    recording: Recording, change: SiteInfo, value: SiteInfo
-) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        return np.asarray(recording.series(change, "rms") / recording.series(value, "rms"))
-
-
 def lines(recording: Recording) -> tuple[ModuleLine, ...]:
     """Return the lines of a recording's table, in data-flow order."""
-    making = _Making(recording)
+    by_label: dict[str, ModuleLine] = {}
+    by_path: dict[str, ModuleLine] = {}
+
+    def line_of(site: SiteInfo, path: str, leaf: str = "") -> ModuleLine:
+        name = path or "(root)"
+        if not path and site.root < len(recording.roots):
+            name = f"({recording.roots[site.root].name})"
+        label = name + leaf
+        line = by_label.setdefault(label, ModuleLine(label, path, recording))
+        by_path.setdefault(path, line)
+        return line
+
+    # Outputs first: each call and each leaf has a line of its own, and a parameter joins the first.
     for site in sorted(recording.sites, key=lambda site: (_base(site) != "out", site.id)):
-        if _base(site) in ("out", "out.grad"):
-            making.of_output(site).sites[_base(site)] = site
-        elif _base(site) in ("param", "param.grad", "update"):
-            making.of_owner(site).parameters.setdefault(_base(site), []).append(site)
+        kind = _base(site)
+        if kind in ("out", "out.grad"):
+            name, _, flow = site.site.rpartition(":")
+            leaf = name.removeprefix(escape(site.path)) + flow.removeprefix(kind)
+            line_of(site, site.path, leaf).sites[kind] = site
+        elif kind in ("param", "param.grad", "update"):
+            owner = by_path.get(site.owner) or line_of(site, site.owner)
+            owner.parameters.setdefault(kind, []).append(site)
     for path in unheld_parameters(recording):
-        owner = making.by_path.get(path.rpartition(".")[0])
-        if owner is not None:
-            owner.unheld.add(f"{path}:param")
-    for line in making.by_label.values():
+        holder = by_path.get(path.rpartition(".")[0])
+        if holder is not None:
+            holder.unheld.add(f"{path}:param")
+    for line in by_label.values():
         for sites in line.parameters.values():
             sites.sort(key=lambda site: -math.prod(site.shape))
-    return tuple(_placed(list(making.by_label.values())))
 
-
-def _placed(made: list[ModuleLine]) -> list[ModuleLine]:
-    """Return the lines, those without an output before the module that holds them, where the data would pass."""
-    placed = [line for line in made if "out" in line.sites]
-    for line in made:
-        if "out" not in line.sites:
-            holders = [
-                i
-                for i, other in enumerate(placed)
-                if line.path.startswith(f"{other.path}." * bool(other.path))
-            ]
-            nearest = max(holders, key=lambda i: len(placed[i].path), default=len(placed))
-            placed.insert(nearest, line)
-    return placed
+    # A line without an output stands before the module that holds it, where the data would pass.
+    placed = [line for line in by_label.values() if "out" in line.sites]
+    for line in by_label.values():
+        if "out" in line.sites:
+            continue
+        nearest = len(placed)
+        longest = -1
+        for place, other in enumerate(placed):
+            holds = not other.path or line.path.startswith(f"{other.path}.")
+            if holds and len(other.path) > longest:
+                nearest, longest = place, len(other.path)
+        placed.insert(nearest, line)
+    return tuple(placed)
 
 
 def _base(site: SiteInfo) -> str:
     return site.kind.partition("[")[0]
-
-
-class _Making:
-    """The lines made so far."""
-
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-        self.by_label: dict[str, ModuleLine] = {}
-        self.by_path: dict[str, ModuleLine] = {}
-
-    def of_output(self, site: SiteInfo) -> ModuleLine:
-        """Return the line of a module's output; each call and each leaf has its own."""
-        name, _, flow = site.site.rpartition(":")
-        leaf = name.removeprefix(escape(site.path)) + flow.removeprefix(_base(site))
-        return self._line(site, site.path, leaf)
-
-    def of_owner(self, site: SiteInfo) -> ModuleLine:
-        """Return the line of the module that owns a parameter, the first one if it has several."""
-        return self.by_path.get(site.owner) or self._line(site, site.owner, "")
-
-    def _line(self, site: SiteInfo, path: str, leaf: str) -> ModuleLine:
-        roots = self.recording.roots
-        name = path or (f"({roots[site.root].name})" if site.root < len(roots) else "(root)")
-        line = self.by_label.setdefault(name + leaf, ModuleLine(name + leaf, path, self.recording))
-        self.by_path.setdefault(path, line)
-        return line
 
 
 def matching(all_lines: Sequence[ModuleLine], text: str) -> tuple[ModuleLine, ...]:

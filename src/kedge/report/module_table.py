@@ -1,153 +1,36 @@
-"""The table of a report: one line for each module, fitted to a width."""
+"""The columns of a table of modules, for a report and for the live screen, each fitted to a width."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from math import isfinite
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import isfinite, isnan
 
 from rich.text import Text
 
-from kedge.report.fitted_text import fit, joined
+from kedge.report.curves import ScaleSeries
+from kedge.report.findings import MARKS, STYLES
 from kedge.report.module_lines import FoldedLine, ModuleLine
-from kedge.report.sparkline import NOT_FINITE, ScaleSeries, sparkline
+from kedge.report.sparkline import BAD, NOT_FINITE
+from kedge.report.table import Column
+from kedge.rules.rule import SEVERITIES, Finding
 from kedge.short_text import brief, compact, thousands
 
-BAD = "bold red"
 FAINT = "dim"
 
+#: The widths of a report: the least and the most of a curve, and of a name.
 LEAST_COURSE, MOST_COURSE = 10, 40
 LEAST_LABEL, MOST_LABEL = 14, 60
 
-Cell = Callable[[ModuleLine], "str | Text"]
+#: The widths of the live screen.
+LEAST_LIVE_NAME, MOST_LIVE_NAME = 16, 48
+LEAST_LIVE_COURSE, MOST_LIVE_COURSE = 8, 40
+#: Narrower live screens go without the types, and then without the updates.
+NARROW, NARROWER = 100, 72
+#: The columns that the live screen leaves out one after the other where there is no room for all.
+SPARE = ("broken", "gradient course", "out course", "update", "gradient", "out")
 
-
-@dataclass(frozen=True)
-class TableColumn:
-    """One column.
-
-    Attributes:
-        title: The title.
-        width: The width in characters.
-        cell: Returns the cell of a line.
-        right: Whether cells are aligned to the right.
-        key: Returns the key that a line is sorted by; None if the column cannot be sorted.
-        falling: Whether the largest keys come first.
-    """
-
-    title: str
-    width: int
-    cell: Cell
-    right: bool = False
-    key: Callable[[ModuleLine], float | str] | None = None
-    falling: bool = True
-
-    def fitted(self, line: ModuleLine) -> Text:
-        """Return the cell of one line in exactly the column's width."""
-        return fit(self.cell(line), self.width, right=self.right)
-
-    @property
-    def head(self) -> Text:
-        """The title in exactly the column's width."""
-        return fit(self.title, self.width, right=self.right)
-
-
-def columns(
-    shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[str, Text]
-) -> list[TableColumn]:
-    """Return the columns that are not empty and fit, with their widths.
-
-    Args:
-        shown: The lines of the table.
-        steps: The number of measured steps.
-        width: The most characters of a line.
-        marks: The marks in front of lines, by label.
-    """
-    figures = _figures(shown)
-    courses = [
-        ("over the steps", flow)
-        for flow in ("out", "gradient")
-        if any(getattr(line, flow) for line in shown)
-    ]
-    longest = max([len(line.label) for line in shown], default=0)
-    least_label = min(max(longest, LEAST_LABEL), 24)
-    least_course = max(len("trend"), min(steps, LEAST_COURSE))
-    least = least_label + len(courses) * min(max(steps, LEAST_COURSE), 14)
-    for spare in ("zero", "update"):  # spreads may take more room than there is
-        if _free(width, figures, courses) < least_label + len(courses) * least_course:
-            figures.pop(spare, None)
-    free = _free(width, figures, courses)
-    details = []
-    for column in _details(shown, widest_type=12 if width < 120 else 24):
-        if free - column.width - 1 >= max(
-            least, min(longest, MOST_LABEL) + len(courses) * least_course
-        ):
-            details.append(column)
-            free -= column.width + 1
-    course_width = max(
-        least_course, min(steps, MOST_COURSE, (free - least_label) // max(len(courses), 1))
-    )
-    if any(isinstance(line, FoldedLine) for line in shown):  # its name has more to say
-        course_width = max(
-            least_course, min(course_width, (free - longest) // max(len(courses), 1))
-        )
-    label_width = max(LEAST_LABEL, min(longest, MOST_LABEL, free - len(courses) * course_width))
-    chosen = [
-        TableColumn("", 1, lambda line: marks.get(line.label, Text(""))),
-        TableColumn("module", label_width, lambda line: line.label),
-        *details,
-    ]
-    for name, column in figures.items():
-        chosen.append(column)
-        if name in ("out", "gradient"):
-            chosen.append(
-                TableColumn("trend", course_width, partial(_series, flow=name, width=course_width))
-            )
-    return chosen
-
-
-def _free(
-    width: int, figures: Mapping[str, TableColumn], courses: Sequence[tuple[str, str]]
-) -> int:
-    return width - 2 - sum(column.width + 1 for column in figures.values()) - len(courses)
-
-
-def _figures(shown: Sequence[ModuleLine]) -> dict[str, TableColumn]:
-    """Return the columns of figures that are not empty, by name."""
-    made: list[tuple[str, TableColumn, Callable[[ModuleLine], bool]]] = [
-        ("out", OUT, lambda line: line.out is not None),
-        ("gradient", GRADIENT, lambda line: line.gradient is not None),
-        ("update", UPDATE, lambda line: line.update is not None),
-        ("zero", _ZERO, lambda line: line.zero is not None),
-        ("broken", BROKEN, lambda line: line.broken > 0),
-    ]
-    return {
-        name: wide_enough(column, shown)
-        for name, column, said in made
-        if any(said(line) for line in shown)
-    }
-
-
-def wide_enough(column: TableColumn, shown: Sequence[ModuleLine]) -> TableColumn:
-    """Return a column that has room for the spreads of folded lines."""
-    spreads = [column.cell(line) for line in shown if isinstance(line, FoldedLine)]
-    return replace(column, width=max([column.width, *(len(cell) for cell in spreads)]))
-
-
-def _details(shown: Sequence[ModuleLine], widest_type: int) -> list[TableColumn]:
-    """Return the columns that a narrow terminal leaves out, the most important first."""
-    types = max([len(line.type) for line in shown], default=0)
-    shapes = max([len(line.shape) for line in shown], default=0)
-    made = [
-        TableColumn("type", min(max(types, 4), widest_type), lambda line: line.type),
-        TableColumn("shape", min(max(shapes, 5), 18), lambda line: line.shape),
-        TableColumn(
-            "params", 6, lambda line: thousands(line.size) if line.size else "", right=True
-        ),
-    ]
-    present = [types, shapes, max([line.size for line in shown], default=0)]
-    return [column for column, some in zip(made, present, strict=True) if some]
+ModuleColumn = Column[ModuleLine]
 
 
 def spread(values: Sequence[float], *, share: bool = False) -> Text:
@@ -157,52 +40,252 @@ def spread(values: Sequence[float], *, share: bool = False) -> Text:
     finite = [value for value in values if isfinite(value)]
     ends = [min(finite), max(finite)] if finite else []
     ends += [value for value in values if not isfinite(value)][:1]
-    said = [
-        f"{value:.0%}" if share else compact(value) if len(values) == 1 else brief(value)
-        for value in ends
-    ]
-    if said[0] == said[-1]:
-        said = said[:1] if share else [compact(ends[0])]
-    text = said[0] if len(said) == 1 else f"{said[0].removesuffix('%')}..{said[-1]}"
+
+    if share:
+        said = [f"{value:.0%}" for value in ends]
+    elif len(values) == 1:
+        said = [compact(value) for value in ends]
+    else:
+        said = [brief(value) for value in ends]
+
+    if said[0] != said[-1]:
+        text = f"{said[0].removesuffix('%')}..{said[-1]}"
+    elif share:
+        text = said[0]
+    else:
+        text = compact(ends[0])
     return Text(text, "" if len(finite) == len(values) else BAD)
 
 
+def _scale(series: ScaleSeries | None) -> float:
+    """Return the key that a series is sorted by; non-finite values are the largest of all."""
+    if series is None or series.last is None:
+        return float("nan")
+    return float("inf") if isnan(series.last) else abs(series.last)
+
+
+def _update(line: ModuleLine) -> float:
+    return float("nan") if line.update is None else line.update
+
+
 def _broken_steps(line: ModuleLine) -> Text:
-    """Return the cell of the number of steps with non-finite values; empty if there are none."""
     return Text(str(line.broken), BAD) if line.broken else Text("")
 
 
-OUT = TableColumn("out", 7, lambda line: spread(line.newest("out")), right=True)
-GRADIENT = TableColumn("grad", 7, lambda line: spread(line.newest("gradient")), right=True)
-UPDATE = TableColumn("update", 7, lambda line: spread(line.newest("update")), right=True)
-BROKEN = TableColumn(NOT_FINITE, 5, _broken_steps, right=True)
-_ZERO = TableColumn("zero", 4, lambda line: spread(line.newest("zero"), share=True), right=True)
+def _kind(line: ModuleLine) -> str:
+    return line.type
 
 
-def over_steps(series: ScaleSeries | None, width: int, style: str) -> Text:
-    """Return the cell of the sparkline of a series."""
-    if series is None:
-        return Text("")
-    text = Text(sparkline(series, width), style)
-    text.highlight_regex(f"{NOT_FINITE}+", BAD)
-    return text
+def _label(line: ModuleLine) -> str:
+    return line.label
 
 
-def _series(line: ModuleLine, flow: str, width: int) -> Text:
-    return (
-        over_steps(line.out, width, "cyan")
-        if flow == "out"
-        else over_steps(line.gradient, width, "green")
+_OUT = ModuleColumn(
+    "out",
+    7,
+    lambda line: spread(line.newest("out")),
+    right=True,
+    key=lambda line: _scale(line.out),
+)
+_GRADIENT = ModuleColumn(
+    "grad",
+    7,
+    lambda line: spread(line.newest("gradient")),
+    right=True,
+    key=lambda line: _scale(line.gradient),
+)
+_UPDATE = ModuleColumn(
+    "update", 7, lambda line: spread(line.newest("update")), right=True, key=_update
+)
+_ZERO = ModuleColumn("zero", 4, lambda line: spread(line.newest("zero"), share=True), right=True)
+_BROKEN = ModuleColumn(
+    NOT_FINITE, 5, _broken_steps, right=True, key=lambda line: float(line.broken)
+)
+_LIVE_TYPE = ModuleColumn("type", 14, lambda line: Text(line.type, FAINT), key=_kind, falling=False)
+
+
+def _out_course(title: str, width: int) -> ModuleColumn:
+    return ModuleColumn(
+        title, width, lambda line: line.out.drawn(width, "cyan") if line.out else ""
     )
 
 
-def drawn(line: ModuleLine, chosen: Sequence[TableColumn]) -> Text:
-    """Return one line of the table."""
-    return joined([column.fitted(line) for column in chosen])
+def _gradient_course(title: str, width: int) -> ModuleColumn:
+    return ModuleColumn(
+        title, width, lambda line: line.gradient.drawn(width, "green") if line.gradient else ""
+    )
 
 
-def header(chosen: Sequence[TableColumn]) -> Text:
-    """Return the titles of the columns."""
-    text = joined([column.head for column in chosen])
-    text.stylize("bold")
-    return text
+def _wide_enough(column: ModuleColumn, shown: Sequence[ModuleLine]) -> ModuleColumn:
+    """Return a column that has room for the spreads of folded lines."""
+    spreads = [column.cell(line) for line in shown if isinstance(line, FoldedLine)]
+    return replace(column, width=max([column.width, *(len(cell) for cell in spreads)]))
+
+
+def _taken(columns: Iterable[ModuleColumn]) -> int:
+    """Return the characters of some columns, with a space before each."""
+    return sum(column.width + 1 for column in columns)
+
+
+def columns(
+    shown: Sequence[ModuleLine], steps: int, width: int, marks: Mapping[str, Text]
+) -> list[ModuleColumn]:
+    """Return the columns of a report that are not empty and fit, with their widths.
+
+    Args:
+        shown: The lines of the table.
+        steps: The number of measured steps.
+        width: The most characters of a line.
+        marks: The marks in front of lines, by label.
+    """
+    figures = {}
+    if any(line.out is not None for line in shown):
+        figures["out"] = _wide_enough(_OUT, shown)
+    if any(line.gradient is not None for line in shown):
+        figures["gradient"] = _wide_enough(_GRADIENT, shown)
+    if any(line.update is not None for line in shown):
+        figures["update"] = _wide_enough(_UPDATE, shown)
+    if any(line.zero is not None for line in shown):
+        figures["zero"] = _wide_enough(_ZERO, shown)
+    if any(line.broken > 0 for line in shown):
+        figures["broken"] = _wide_enough(_BROKEN, shown)
+
+    courses = {"out", "gradient"} & figures.keys()
+    longest = max([len(line.label) for line in shown], default=0)
+    least_label = min(max(longest, LEAST_LABEL), 24)
+    least_course = max(len("trend"), min(steps, LEAST_COURSE))
+    widest_type = 12 if width < 120 else 24
+    width -= 2 + len(courses)  # the marks, and a space before each curve
+
+    # Spreads may take more room than there is.
+    for spare in ("zero", "update"):
+        if width - _taken(figures.values()) < least_label + len(courses) * least_course:
+            figures.pop(spare, None)
+    free = width - _taken(figures.values())
+
+    # The columns that a narrow terminal leaves out, the most important first.
+    wanted = max(
+        least_label + len(courses) * min(max(steps, LEAST_COURSE), 14),
+        min(longest, MOST_LABEL) + len(courses) * least_course,
+    )
+    details = []
+    for column in _details(shown, widest_type):
+        if free - column.width - 1 >= wanted:
+            details.append(column)
+            free -= column.width + 1
+
+    each = max(len(courses), 1)
+    course = max(least_course, min(steps, MOST_COURSE, (free - least_label) // each))
+    if any(isinstance(line, FoldedLine) for line in shown):  # its name has more to say
+        course = max(least_course, min(course, (free - longest) // each))
+    label = max(LEAST_LABEL, min(longest, MOST_LABEL, free - len(courses) * course))
+
+    chosen = [
+        ModuleColumn("", 1, lambda line: marks.get(line.label, "")),
+        ModuleColumn("module", label, _label),
+        *details,
+    ]
+    for name, column in figures.items():
+        chosen.append(column)
+        if name == "out":
+            chosen.append(_out_course("trend", course))
+        if name == "gradient":
+            chosen.append(_gradient_course("trend", course))
+    return chosen
+
+
+def _details(shown: Sequence[ModuleLine], widest_type: int) -> list[ModuleColumn]:
+    """Return the columns of types, shapes and numbers of parameters, as far as they are not empty."""
+    made = []
+    longest_type = max([len(line.type) for line in shown], default=0)
+    if longest_type:
+        made.append(ModuleColumn("type", min(max(longest_type, 4), widest_type), _kind))
+    longest_shape = max([len(line.shape) for line in shown], default=0)
+    if longest_shape:
+        made.append(ModuleColumn("shape", min(max(longest_shape, 5), 18), lambda line: line.shape))
+    if any(line.size for line in shown):
+        made.append(ModuleColumn("params", 6, _parameters, right=True))
+    return made
+
+
+def _parameters(line: ModuleLine) -> str:
+    return thousands(line.size) if line.size else ""
+
+
+def live_columns(width: int, lines: Sequence[ModuleLine]) -> tuple[ModuleColumn, ...]:
+    """Return the columns of the live screen fitted to a width: all of a line is visible.
+
+    Args:
+        width: The most characters of a line.
+        lines: The lines of the table.
+    """
+    made = {
+        "type": _LIVE_TYPE,
+        "out": _wide_enough(_OUT, lines),
+        "out course": _out_course("course", LEAST_LIVE_COURSE),
+        "gradient": _wide_enough(_GRADIENT, lines),
+        "gradient course": _gradient_course("course", LEAST_LIVE_COURSE),
+        "update": _wide_enough(_UPDATE, lines),
+        "broken": _BROKEN,
+    }
+    if width < NARROW:
+        del made["type"]
+    if width < NARROWER:
+        del made["update"]
+    is_broken = any(line.broken for line in lines)
+    for name in SPARE:
+        if LEAST_LIVE_NAME + _taken(made.values()) <= width:
+            break
+        if name != "broken" or not is_broken:
+            made.pop(name, None)
+
+    # The name and the curves share what the other columns leave.
+    courses = [name for name in ("out course", "gradient course") if name in made]
+    figures = [column for name, column in made.items() if name not in courses]
+    free = width - _taken(figures) - len(courses)
+    longest = max((len(line.label) for line in lines), default=0)
+    widest_name = min(longest, MOST_LIVE_NAME, free - len(courses) * LEAST_LIVE_COURSE)
+    name_width = max(min(LEAST_LIVE_NAME, free), widest_name)
+    each = (free - name_width) // max(len(courses), 1)
+    course = max(LEAST_LIVE_COURSE, min(MOST_LIVE_COURSE, each))
+    title = "over the steps" if course >= len("over the steps") else "course"
+    if "out course" in made:
+        made["out course"] = _out_course(title, course)
+    if "gradient course" in made:
+        made["gradient course"] = _gradient_course(title, course)
+    return ModuleColumn("module", name_width, _label, key=_label, falling=False), *made.values()
+
+
+def in_order(
+    lines: Sequence[ModuleLine], column: ModuleColumn | None, turned: bool
+) -> list[ModuleLine]:
+    """Return lines sorted by a column; lines without a key come last in either order.
+
+    Args:
+        lines: The lines in data-flow order.
+        column: The column to sort by; the order stays if None.
+        turned: Whether to reverse the order.
+    """
+    if column is None or column.key is None:
+        return list(reversed(lines)) if turned else list(lines)
+    known, unknown = [], []
+    for line in lines:
+        key = column.key(line)
+        if isinstance(key, float) and isnan(key):
+            unknown.append(line)
+        else:
+            known.append((key, line))
+    known.sort(key=lambda pair: pair[0], reverse=column.falling != turned)
+    return [line for _, line in known] + unknown
+
+
+def marks_of(lines: Sequence[ModuleLine], findings: Sequence[Finding]) -> dict[str, Text]:
+    """Return the marks of lines with findings, by label: each of its worst severity."""
+    severities = {finding.site: finding.severity for finding in reversed(findings)}
+    marks = {}
+    for line in lines:
+        own = {severities[text] for text in line.texts if text in severities}
+        worst = next((severity for severity in SEVERITIES if severity in own), None)
+        if worst is not None:
+            marks[line.label] = Text(MARKS[worst], STYLES[worst])
+    return marks

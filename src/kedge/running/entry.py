@@ -59,8 +59,8 @@ def enter(order: Mapping[str, Any], late_watch: Callable[[], Any]) -> None:
     Args:
         order: The folder of the command's socket, the time until which it waits, the options of the
             watch, and where Kedge is.
-        late_watch: Imports and returns `kedge.running.late_watch.LateWatch`; called when Kedge can be
-            imported.
+        late_watch: Imports and returns `kedge.running.late_watch.LateWatch`; called when Kedge can
+            be imported.
     """
     try:
         control = None if time.monotonic() > order["until"] else _connected(Path(order["folder"]))

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from kedge.offload.bill.held_spans import held_spans
 from kedge.offload.bill.timeline import course
 from kedge.offload.saved_tensors import saved
-from kedge.report.held.held_tree import held_tree
+from kedge.report.held import held_tree
 from kedge.store.held_tensors import HeldSpan, TensorKind
 from kedge.store.saved_account import BytesOverStep
 

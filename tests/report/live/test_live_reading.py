@@ -129,20 +129,20 @@ def test_findings_come_when_they_are_due(run, clock) -> None:
     run.go_on(3)
     reader = RunReader(run.path, clock=clock)
     reader.read()
-    assert reader.snapshot is not None
-    assert reader.snapshot.findings == ()
+    assert reader.shown_run is not None
+    assert reader.shown_run.findings == ()
     run.go_on(1, broken="blocks.1.attn")
     reader.read()
-    assert reader.snapshot.findings == ()
+    assert reader.shown_run.findings == ()
     clock.now += 60
     assert reader.read()
-    assert [finding.site for finding in reader.snapshot.findings] == ["blocks.1.attn:out"]
+    assert [finding.site for finding in reader.shown_run.findings] == ["blocks.1.attn:out"]
 
     run.go_on(1, broken="embed")
     run.end()
     reader.read()
-    assert reader.snapshot.recording.end is not None
-    assert len(reader.snapshot.findings) >= 1
+    assert reader.shown_run.recording.end is not None
+    assert len(reader.shown_run.findings) >= 1
 
 
 def test_a_run_that_is_replaced_is_followed(run, clock) -> None:
@@ -151,15 +151,15 @@ def test_a_run_that_is_replaced_is_followed(run, clock) -> None:
     run.go_on(3, broken="embed")
     reader = RunReader(run.path, clock=clock)
     reader.read()
-    assert reader.snapshot is not None
-    assert reader.snapshot.findings
+    assert reader.shown_run is not None
+    assert reader.shown_run.findings
     run.close()
     run.begin(force=True)
     run.go_on(1)
     clock.now += 1
     assert reader.read()
 
-    assert (reader.snapshot.findings, reader.snapshot.pace, reader.state) == (
+    assert (reader.shown_run.findings, reader.shown_run.pace, reader.state) == (
         (),
         None,
         RunState.RUNNING,

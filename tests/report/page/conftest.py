@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kedge.report.page.render import render_page
+from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import ALL, check
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
@@ -95,7 +96,9 @@ def saved(tmp_path: Path) -> Callable[..., str]:
     def save(recording: Recording, findings: Sequence[Finding] | None = None) -> str:
         file = tmp_path / "page.html"
         file.write_text(
-            render_page(recording, check(recording) if findings is None else findings, ALL)
+            render_page(
+                ShownRun(recording, check(recording) if findings is None else findings, ALL)
+            )
         )
         return file.as_uri()
 

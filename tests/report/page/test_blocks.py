@@ -12,6 +12,7 @@ import pytest
 from kedge.errors import NoSuchSite
 from kedge.report.module_lines import lines, matching
 from kedge.report.page.document import condense
+from kedge.report.shown_run import ShownRun
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
 
@@ -54,7 +55,7 @@ def found() -> list[Finding]:
 
 def test_blocks_fold_but_for_those_with_findings_or_far_from_the_others() -> None:
     """The folds of the tree name the blocks; what differs in a block, at any depth, keeps it out."""
-    document = condense(tower(), found()).described
+    document = condense(ShownRun(tower(), found(), ())).described
 
     (fold,) = [one for one in document["folds"] if one["name"].startswith("h.")]
     assert fold["name"] == "h.0-16,18-30,32-47"
@@ -251,7 +252,7 @@ def test_a_parameter_that_no_optimizer_held_marks_its_module(
 
     (fold,) = [
         one
-        for one in condense(recording, findings).described["folds"]
+        for one in condense(ShownRun(recording, findings, ())).described["folds"]
         if one["name"].startswith("h.")
     ]
     page = tab.open(saved(recording, findings=findings))

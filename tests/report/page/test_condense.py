@@ -21,6 +21,7 @@ from kedge.report.page.figures import STATES, WORDS, words
 from kedge.report.page.redact import shareable
 from kedge.report.page.render import page_of, render_page
 from kedge.report.page.step_bins import MOST, Bins, Grouping
+from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import ALL, check
 from kedge.rules.rule import Finding
 from kedge.store.exponents import quantile
@@ -114,7 +115,7 @@ def test_folding_keeps_what_it_says(most: int, values: list[float], how: str) ->
 def test_a_spike_and_a_nan_of_one_step_survive() -> None:
     """Of ten thousand steps the one with a spike and the one with a NaN are still seen."""
     recording = chain(10_000, {1234: 1e6, 7777: NAN})
-    document = condense(recording, [])
+    document = condense(ShownRun(recording, [], ()))
 
     assert document.described["columns"] == {"count": MOST, "single": False, "steps": 10_000}
     scale, least = sheet(document, "rms", 0), sheet(document, "rms.least", 0)
@@ -128,7 +129,7 @@ def test_steps_around_a_finding_stay_apart() -> None:
     """Where a finding is, each step has a column of its own, with its own value."""
     recording = chain(10_000, {5003: 7.0})
     found = Finding("X", "error", "fc:out", 5003, "It is so.")
-    document = condense(recording, [found])
+    document = condense(ShownRun(recording, [found], ()))
     first, last = (unpacked(document.tables[name], "f8") for name in ("first", "last"))
 
     near = (first >= 4998) & (first <= 5008)
@@ -140,7 +141,7 @@ def test_steps_around_a_finding_stay_apart() -> None:
 def test_a_finding_of_a_step_without_rows_has_a_column_of_its_own() -> None:
     """What was seen in a step that no row tells of stands between its neighbours, where nothing has a value."""
     found = Finding("X", "error", "fc:out", 13, "It is so.")
-    document = condense(chain(4, every=10), [found])
+    document = condense(ShownRun(chain(4, every=10), [found], ()))
 
     assert unpacked(document.tables["first"], "f8").tolist() == [0, 10, 13, 20, 30]
     assert sheet(document, "rms", 0) == pytest.approx([1, 1, NAN, 1, 1], nan_ok=True)
@@ -151,7 +152,7 @@ def test_a_finding_of_a_step_without_rows_has_a_column_of_its_own() -> None:
 def test_few_steps_are_shown_as_they_were() -> None:
     """Up to the width of the page each step is a column, and its figures are those of the recording."""
     recording = chain(MOST, {3: 0.125})
-    document = condense(recording, [])
+    document = condense(ShownRun(recording, [], ()))
 
     assert document.described["columns"]["single"]
     assert "rms.least" not in document.described["sheets"]
@@ -172,7 +173,11 @@ def test_light_steps_share_the_column_before_them() -> None:
         {"step": step, "site": "a", "count": 4, "sumsq": 16.0, "level": 1} for step in (14, 15, 16)
     ]
     document = condense(
-        Recording.build(["a:out", "b:out"], [r | {"site": f"{r['site']}:out"} for r in rows]), []
+        ShownRun(
+            Recording.build(["a:out", "b:out"], [r | {"site": f"{r['site']}:out"} for r in rows]),
+            [],
+            (),
+        )
     )
 
     assert unpacked(document.tables["first"], "f8").tolist() == [0, 10, 20]
@@ -185,7 +190,7 @@ def test_light_steps_alone_have_columns() -> None:
     rows = [
         {"step": step, "site": "a:out", "count": 4, "sumsq": 4.0, "level": 1} for step in range(5)
     ]
-    document = condense(Recording.build(["a:out"], rows), [])
+    document = condense(ShownRun(Recording.build(["a:out"], rows), [], ()))
 
     assert unpacked(document.tables["first"], "f8").tolist() == [0, 1, 2, 3, 4]
 
@@ -198,7 +203,7 @@ def test_quantiles_of_a_column_are_those_of_all_its_steps() -> None:
         {"step": s, "site": "a:out", "count": 9, "sumsq": 1.0, "exponents": counts[s]}
         for s in range(1200)
     ]
-    document = condense(Recording.build(["a:out"], rows), [])
+    document = condense(ShownRun(Recording.build(["a:out"], rows), [], ()))
     first, last = (unpacked(document.tables[name], "f8").astype(int) for name in ("first", "last"))
 
     expected = [
@@ -244,8 +249,8 @@ def test_numbers_that_a_narrow_form_cannot_hold_get_a_wide_one(value: float, for
 
 def test_a_recording_of_many_numbers_takes_the_brief_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     """From a number of cells on, a page takes half the bytes for each, and a share a single one."""
-    monkeypatch.setattr("kedge.report.page.heatmap_sheets.MANY", 100)
-    document = condense(chain(50), [])
+    monkeypatch.setattr("kedge.report.page.sheets.MANY", 100)
+    document = condense(ShownRun(chain(50), [], ()))
 
     assert {name: entry["form"] for name, entry in document.described["sheets"].items()} == {
         "rms": "b2",
@@ -274,7 +279,7 @@ def test_without_source_no_file_and_no_line_of_the_program_is_shown(recording: R
     pages = {}
     for spare in (False, True):
         shown = shareable(recording, source=not spare)
-        pages[spare] = render_page(shown, check(shown))
+        pages[spare] = render_page(ShownRun(shown, check(shown), ()))
 
     for word in ("secret", "self.block", "/home", "/usr/lib", '"forward"', "--lr"):
         assert (word in pages[False], word in pages[True]) == (True, False)
@@ -295,7 +300,7 @@ def test_without_source_an_operation_keeps_its_name_alone(recording: Recording) 
     kept = {"kind": "dump", "step": 4, "site": "relu1:out", "folder": "dump-4"}
     again = {"kind": "operation", "folder": "dump-4", "operations": [{**made, "function": "f"}]}
     shown = shareable(replace(recording, events=(*recording.events, kept, again)), source=False)
-    page = render_page(shown, check(shown))
+    page = render_page(ShownRun(shown, check(shown), ()))
 
     assert "relu1/log:out" in page
     assert "secret.py" not in page
@@ -309,7 +314,7 @@ def test_a_page_tells_the_recordings_name_and_not_its_place(recording: Recording
         {"kind": "dump", "step": 4, "site": "relu1:out", "folder": "dump-4"},
     )
     shown = shareable(replace(recording, events=events))
-    page = render_page(shown, check(shown))
+    page = render_page(ShownRun(shown, check(shown), ()))
 
     assert "net.kedge/dump-4/replay.py" in page
     assert str(recording.path.parent) not in page
@@ -318,7 +323,7 @@ def test_a_page_tells_the_recordings_name_and_not_its_place(recording: Recording
 
 def test_a_page_names_no_address_but_that_of_its_library(recording: Recording) -> None:
     """There is nothing in the page that a browser would load; the name of SVG is an address that nobody asks."""
-    page = render_page(recording, check(recording))
+    page = render_page(ShownRun(recording, check(recording), ()))
 
     assert set(re.findall(r"https?://[^\s\"'<)]+", page)) == {
         "https://github.com/leeoniya/uPlot",
@@ -331,13 +336,13 @@ def test_a_page_names_no_address_but_that_of_its_library(recording: Recording) -
 
 def test_a_page_without_data_is_small() -> None:
     """Scripts, styles and the library take less than 300 kB."""
-    assert len(render_page(Recording.build(), [])) < 300_000
+    assert len(render_page(ShownRun(Recording.build(), [], ()))) < 300_000
 
 
 def test_the_same_recording_gives_the_same_page(recording: Recording) -> None:
     """A page has no time of its making and no chance in it."""
-    assert render_page(recording, check(recording)) == render_page(
-        Recording.open(recording.path), check(recording)
+    assert render_page(ShownRun(recording, check(recording), ())) == render_page(
+        ShownRun(Recording.open(recording.path), check(recording), ())
     )
 
 
@@ -366,7 +371,7 @@ def test_a_number_that_json_lacks_is_text_in_the_evidence() -> None:
         "So.",
         {"a": float("inf"), "b": [NAN], "c": np.float32(2), "d": {"e": None}},
     )
-    told = condense(chain(5), [finding]).described["findings"][0]
+    told = condense(ShownRun(chain(5), [finding], ())).described["findings"][0]
 
     assert told["evidence"] == {"a": "inf", "b": ["nan"], "c": 2.0, "d": {"e": None}}
     json.dumps(told, allow_nan=False)
@@ -396,9 +401,9 @@ def test_a_finding_is_drawn_with_what_it_rests_on(
         for site in ("fc:out", "b:out")
     ]
     recording = Recording.build(["fc:out", "b:out"], rows)
-    figure = condense(recording, [Finding("X", "error", "fc:out", 4, "So.", evidence)]).described[
-        "findings"
-    ][0]["figure"]
+    figure = condense(
+        ShownRun(recording, [Finding("X", "error", "fc:out", 4, "So.", evidence)], ())
+    ).described["findings"][0]["figure"]
 
     labels = (
         figure["labels"]
@@ -423,7 +428,7 @@ def test_a_figure_of_several_places_says_what_it_shows(
 ) -> None:
     """Its caption is in words of the reader, and not the name in the evidence."""
     finding = Finding(code, "error", "fc:out", 4, "So.", {evidence: {"a": 1.0, "b": 2.0, "c": 4.0}})
-    described = condense(Recording.build(["fc:out"]), [finding]).described
+    described = condense(ShownRun(Recording.build(["fc:out"]), [finding], ())).described
 
     assert described["findings"][0]["figure"]["name"] == caption
 
@@ -439,9 +444,9 @@ def test_a_finding_at_no_site_is_drawn_with_its_evidence(
     evidence: dict[str, Any], labels: list[str]
 ) -> None:
     """Where the site itself was not recorded, what the evidence holds is drawn."""
-    figure = condense(chain(5), [Finding("X", "error", "gone:out", 4, "So.", evidence)]).described[
-        "findings"
-    ][0]["figure"]
+    figure = condense(
+        ShownRun(chain(5), [Finding("X", "error", "gone:out", 4, "So.", evidence)], ())
+    ).described["findings"][0]["figure"]
 
     assert (figure.get("labels") or [one["label"] for one in figure["series"]]) == labels
 
@@ -451,9 +456,9 @@ def test_a_finding_about_the_gradients_is_drawn_with_their_norm() -> None:
     rows = [{"step": s, "site": ":grad.norm", "count": 100, "sumsq": 9.0} for s in range(4)]
     rows += [{"step": s, "site": "w:param.grad", "count": 4, "sumsq": 4.0} for s in range(4)]
     found = Finding("GRAD-EXPLODE", "error", "w:param.grad", 2, "So.", {"bar": 2.0})
-    figure = condense(Recording.build([":grad.norm", "w:param.grad"], rows), [found]).described[
-        "findings"
-    ][0]["figure"]
+    figure = condense(
+        ShownRun(Recording.build([":grad.norm", "w:param.grad"], rows), [found], ())
+    ).described["findings"][0]["figure"]
 
     assert [one["values"] for one in figure["series"]] == [[3.0] * 4]
     assert figure["bars"] == [{"name": "limit", "value": 2.0}]
@@ -466,9 +471,9 @@ def test_an_update_is_drawn_relative_to_its_parameter() -> None:
         {"step": s, "site": "fc.weight:update", "count": 4, "sumsq": 4.0} for s in range(0, 9, 2)
     ]
     recording = Recording.build(["fc.weight:param", "fc.weight:update"], rows)
-    drawn = condense(recording, [Finding("X", "error", "fc.weight:update", 4, "So.")]).described[
-        "findings"
-    ][0]["figure"]
+    drawn = condense(
+        ShownRun(recording, [Finding("X", "error", "fc.weight:update", 4, "So.")], ())
+    ).described["findings"][0]["figure"]
 
     assert drawn["series"][0]["steps"] == [0, 2, 4, 6, 8]
     assert drawn["series"][0]["values"] == [0.1] * 5
@@ -481,7 +486,7 @@ def test_a_gradient_seen_after_clipping_is_not_compared() -> None:
     rows += [
         {"step": 2, "site": "w:param.grad", "count": 4, "sumsq": NAN, "nonfinite": 2, "level": 1}
     ]
-    document = condense(Recording.build(["w:param.grad"], rows), [])
+    document = condense(ShownRun(Recording.build(["w:param.grad"], rows), [], ()))
 
     assert sheet(document, "rms", 0).tolist() == [1.0]
     assert sheet(document, "state", 0).tolist() == [2]
@@ -493,7 +498,9 @@ def test_a_light_step_gives_the_size_of_a_loss() -> None:
     for first, expected in ((2.0, [2.0, 3.0]), (-2.0, [-2.0, NAN])):
         rows = [{"step": 0, "site": ":out", "count": 1, "sum": first, "sumsq": 4.0}]
         rows += [{"step": 1, "site": ":out", "count": 1, "sumsq": 9.0, "level": 1}]
-        document = condense(Recording.build([":out"], rows, roots=[{"name": "Net"}]), [])
+        document = condense(
+            ShownRun(Recording.build([":out"], rows, roots=[{"name": "Net"}]), [], ())
+        )
         curve = document.described["curves"][0]
 
         assert (curve["kind"], curve["broken"]) == ("loss", [])
@@ -509,11 +516,11 @@ def test_a_page_says_which_rules_could_not_judge() -> None:
     )
     rules = [rule for rule in ALL if rule.code in ("NEVER-CALLED", "NEAR-OVERFLOW")]
 
-    described = condense(replace(recording, events=()), [], rules).described
+    described = condense(ShownRun(replace(recording, events=()), [], rules)).described
 
     assert described["unjudged"] == [{"code": "NEVER-CALLED", "said": "no end of the program"}]
     assert described["advice"] == []
-    assert condense(recording, []).described["unjudged"] == []
+    assert condense(ShownRun(recording, [], ())).described["unjudged"] == []
 
 
 def test_a_page_to_share_has_no_line_of_the_producer() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kedge.report.held.held_tree import held_tree
+from kedge.report.held import held_tree
 from kedge.report.memory.picture import StepMemory
 from kedge.store.held_tensors import HeldSpan, HeldTensors, TensorKind
 from kedge.store.recording import Recording

@@ -15,6 +15,7 @@ from kedge.errors import CannotServe
 from kedge.report.page.document import condense
 from kedge.report.page.live import News, PageServer, running
 from kedge.report.page.metrics import CONTENT_TYPE, metrics_of
+from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import check
 from kedge.store.follow import Follower, Pace
 from kedge.store.recording import Recording
@@ -42,8 +43,8 @@ def numbers(families: dict[str, Any], name: str, *labels: str) -> dict[Any, floa
 
 
 def of(recording: Recording, **known: Any) -> dict[str, Any]:
-    """Return the metrics of a recording."""
-    return parsed(metrics_of(condense(recording, check(recording), **known)))
+    """Give the metrics of a recording."""
+    return parsed(metrics_of(condense(ShownRun(recording, check(recording), (), **known))))
 
 
 def test_a_running_run_has_its_newest_figures(run: Callable[..., Run], tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_names_are_escaped_and_infinities_written_as_the_format_has_them() -> No
     program = 'a "b"\\\n.py'
     roots = [{"name": name, "prefix": name, "parameters": 0} for name in ("up", "down")]
     recording = Recording.build(sites, rows, {"script": program}, roots=roots)
-    document = condense(recording, ())
+    document = condense(ShownRun(recording, (), ()))
     document.described["run"]["command"] = program
     families = parsed(metrics_of(document))
 
@@ -160,7 +161,7 @@ def test_metrics_are_served_to_who_has_the_token(run: Callable[..., Run], tmp_pa
     first = follower.poll()
     assert first is not None
     server = PageServer(
-        News(follower, lambda recording: condense(recording, check(recording)), first)
+        News(follower, lambda recording: condense(ShownRun(recording, check(recording), ())), first)
     )
     bearer = {"Authorization": f"Bearer {server.token}"}
     with running(server):

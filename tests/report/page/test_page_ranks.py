@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kedge.report.page.document import condense
+from kedge.report.shown_run import ShownRun
 from kedge.store.recording import Recording
 from tests.report.page.shooting import shoot
 from tests.report.page.test_condense import unpacked
@@ -35,7 +36,7 @@ def together(count: int, steps: int = 12, apart: int = 1) -> Recording:
 def test_each_rank_has_what_it_recorded_in_the_same_columns() -> None:
     """The numbers of a rank are its own, at its own steps; the columns are those of all."""
     recording = together(2, apart=3)
-    document = condense(recording, [])
+    document = condense(ShownRun(recording, [], ()))
     shown = document.described["ranks"]["shown"]
     assert [one["rank"] for one in shown] == [0, 1]
     assert document.described["ranks"]["left_out"] == []
@@ -55,7 +56,7 @@ def test_each_rank_has_what_it_recorded_in_the_same_columns() -> None:
 
 def test_one_rank_is_no_choice() -> None:
     """A recording of a single rank carries its numbers once."""
-    document = condense(together(1), [])
+    document = condense(ShownRun(together(1), [], ()))
     assert document.described["ranks"] == {"shown": [], "left_out": []}
     assert not any(name.startswith("rank") for name in document.tables)
 
@@ -64,10 +65,10 @@ def test_the_lowest_ranks_are_taken_as_far_as_there_is_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A page does not grow without end with the number of ranks: it names those that it leaves out."""
-    one = condense(together(2), []).described["ranks"]["shown"][0]["sheets"]
+    one = condense(ShownRun(together(2), [], ())).described["ranks"]["shown"][0]["sheets"]
     numbers = sum(len(sheet["rows"]) * 12 for sheet in one.values() if sheet["rows"] is not None)
     monkeypatch.setattr("kedge.report.page.document.MOST_OF_RANKS", 2 * numbers)
-    document = condense(together(4), [])
+    document = condense(ShownRun(together(4), [], ()))
     assert [one["rank"] for one in document.described["ranks"]["shown"]] == [0, 1]
     assert document.described["ranks"]["left_out"] == [2, 3]
     assert not any(name.startswith(("rank2", "rank3")) for name in document.tables)

@@ -22,6 +22,7 @@ from kedge.report.head import head, is_written
 from kedge.report.page import live
 from kedge.report.page.document import condense
 from kedge.report.page.live import News, PageServer, running
+from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import check
 from kedge.store.follow import Follower
 from kedge.store.recording import Recording
@@ -42,7 +43,7 @@ def served(run: Callable[..., Run], tmp_path: Path) -> Iterator[tuple[Run, PageS
     first = follower.poll()
     assert first is not None
     server = PageServer(
-        News(follower, lambda recording: condense(recording, check(recording)), first)
+        News(follower, lambda recording: condense(ShownRun(recording, check(recording), ())), first)
     )
     with running(server):
         yield made, server
@@ -264,7 +265,7 @@ def test_the_page_and_the_report_tell_a_killed_run_from_a_running_one(
     follower = Follower(tmp_path / "net.kedge")
     news = News(
         follower,
-        lambda recording: condense(recording, (), written=is_written(recording)),
+        lambda recording: condense(ShownRun(recording, (), (), written=is_written(recording))),
         follower.poll(),
     )
     server = PageServer(news)

@@ -15,6 +15,7 @@ import pytest
 from kedge.report.page import live
 from kedge.report.page.document import condense
 from kedge.report.page.live import News, PageServer, running
+from kedge.report.shown_run import ShownRun
 from kedge.store.follow import Follower
 from tests.report.page.runs import Run
 
@@ -31,7 +32,9 @@ def server(run: Callable[..., Run], tmp_path: Path) -> Iterator[PageServer]:
     follower = Follower(tmp_path / "net.kedge")
     first = follower.poll()
     assert first is not None
-    made = PageServer(News(follower, lambda recording: condense(recording, ()), first))
+    made = PageServer(
+        News(follower, lambda recording: condense(ShownRun(recording, (), ())), first)
+    )
     with running(made):
         yield made
     recorded.writer.close()

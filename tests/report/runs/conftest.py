@@ -13,7 +13,8 @@ import pytest
 from kedge.report.runs.page import render_runs_page
 from kedge.report.runs.summary import RunSummary
 from kedge.report.runs.table import LeftOut, RunTable
-from kedge.rules.judgement import judge
+from kedge.report.shown_run import ShownRun
+from kedge.rules.registry import check
 from kedge.store.recording import Recording
 from tests.report.page import conftest as one_page
 from tests.report.page.runs import Run
@@ -72,17 +73,13 @@ def table_of(*folders: Path, left_out: tuple[LeftOut, ...] = ()) -> RunTable:
     return RunTable(tuple(map(summary_of, folders)), left_out)
 
 
-def summary_of(folder: Path, **more: Any) -> RunSummary:
+def summary_of(
+    folder: Path, *, written: bool | None = None, wrote: float | None = None
+) -> RunSummary:
     """Return the summary of a recording."""
     recording = Recording.open(folder)
-    judgement = judge(recording)
-    return RunSummary(
-        folder.name.removesuffix(".kedge"),
-        recording,
-        judgement.findings,
-        judgement.complete,
-        **more,
-    )
+    shown_run = ShownRun(recording, check(recording), written=written)
+    return RunSummary(folder.name.removesuffix(".kedge"), shown_run, wrote)
 
 
 @pytest.fixture

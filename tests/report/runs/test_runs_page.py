@@ -12,7 +12,7 @@ import pytest
 
 from kedge.report.page.render import asset, stylesheet
 from kedge.report.runs.page import STYLE, condense_runs
-from kedge.report.runs.smoothing import smoothed
+from kedge.report.runs.summary import smoothed
 from kedge.report.runs.table import RunTable
 from tests.report.page.test_accessible import FITS, axe, violations
 from tests.report.runs.conftest import Written, table_of
@@ -211,8 +211,8 @@ def test_names_are_text(written: Written, saved: Saved, tab: Any) -> None:
 
 def test_large_sweeps_have_fewer_columns(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     """The room of the page is shared by all runs; steps around a finding keep columns of their own."""
-    monkeypatch.setattr("kedge.report.runs.shared_sites.MOST_NUMBERS", 8 * 50 * 2 * 9)
-    monkeypatch.setattr("kedge.report.runs.shared_sites.FEWEST", 10)
+    monkeypatch.setattr("kedge.report.runs.page.MOST_NUMBERS", 8 * 50 * 2 * 9)
+    monkeypatch.setattr("kedge.report.runs.page.FEWEST", 10)
     table = table_of(*(written(name, steps=300) for name in "ab"))
     counts = [run["columns"]["count"] for run in condense_runs(table).described["runs"]]
     assert all(10 <= count < 300 for count in counts)

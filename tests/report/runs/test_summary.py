@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from kedge.report.runs.options import Differing, options_of
-from kedge.report.runs.smoothing import smoothed
-from kedge.report.runs.summary import RunSummary, numbered, told_apart
+from kedge.report.runs.summary import RunSummary, numbered, smoothed, told_apart
 from kedge.report.runs.table import RunTable
+from kedge.report.shown_run import ShownRun
 from kedge.store.recording import Recording
 from tests.report.runs.conftest import Written, summary_of, table_of
 
@@ -108,7 +108,8 @@ def test_the_ranks_of_a_run_count_together() -> None:
         "optimizers": [{"type": "SGD", "steps": 3, "roots": [0], "rates": [0.1]}],
     }
     roots = [{"name": "Net", "prefix": "", "parameters": 12}]
-    run = RunSummary("ranks", Recording.build(sites, rows, {"world": 2}, [optimizers], roots), ())
+    recording = Recording.build(sites, rows, {"world": 2}, [optimizers], roots)
+    run = RunSummary("ranks", ShownRun(recording))
     assert run.options["ranks"] == "2"
     assert (run.options["model"], run.options["optimizer"], run.options["learning rate"]) == (
         "Net 12",

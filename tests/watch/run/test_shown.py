@@ -14,6 +14,7 @@ from kedge.errors import NeverFiredWarning
 from kedge.hooks.firing.cause import Cause
 from kedge.hooks.ledger import Ledger, LedgerEntry
 from kedge.report.curves import Curve
+from kedge.report.shown_run import ShownRun
 from kedge.rules.rule import Finding
 from kedge.sites.site import Site
 from kedge.store.recording import Recording
@@ -92,7 +93,9 @@ def test_names_are_read_as_text():
     site = {"site": f"{WILD}:out", "path": WILD, "type": WILD}
     rows = [{"site": 0, "step": 0, "count": 1, "sum": 1.0, "sumsq": 1.0, "min": 1.0, "max": 1.0}]
     recording = Recording.build([site], rows, {"script": WILD})
-    read = Reader(run_html(recording, [Finding("BAD", "error", WILD, 0, WILD, remedy=WILD)]))
+    read = Reader(
+        run_html(ShownRun(recording, [Finding("BAD", "error", WILD, 0, WILD, remedy=WILD)]))
+    )
 
     assert "script" not in read.tags
 
@@ -104,7 +107,7 @@ def test_alike_blocks_share_a_line():
     ]
     numbers = {"count": 4, "sum": 4.0, "sumsq": 4.0, "min": 1.0, "max": 1.0}
     recording = Recording.build(entries, [{"site": i, "step": 0, **numbers} for i in range(600)])
-    text = run_html(recording, ())
+    text = run_html(ShownRun(recording, ()))
 
     assert [row[1] for row in Reader(text).rows[1:]] == [f"h.0-99.{name}" for name in "abcdef"]
     assert "<summary>600 modules</summary>" in text

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from kedge.compare.alignment.sites import SameSite
 from kedge.compare.comparison import Comparison
 from kedge.compare.first_parting import ROUNDING_ULPS
 from kedge.compare.verdict import Verdict
 from kedge.report.compare.document import document
 from kedge.report.compare.head import Names, told_parting
 from kedge.report.compare.module_lines import each, folded, in_order_of_parting, lines
-from kedge.report.compare.ratios import log_ratios, scales
 from kedge.report.compare.terminal import MOST_MODULES
 from kedge.report.head import command_of
-from kedge.report.page.columns import form_of, packed
-from kedge.report.page.document import Document
-from kedge.report.page.heatmap_sheets import ABSENT, BROKEN, FINITE, MANY, shown_steps
+from kedge.report.page.document import Document, described_site
 from kedge.report.page.render import assembled, asset, bundled
+from kedge.report.page.sheets import ABSENT, BROKEN, FINITE, MANY, Sheet, Sheets, shown_steps
 from kedge.report.page.step_bins import Bins, Grouping
-from kedge.sites.folding import block
-from kedge.store.rows import Floats, Ints
+from kedge.store.rows import Floats
 
 #: The report's scripts that draw a heat-map, each after those it imports from.
 SCRIPTS = (
@@ -69,83 +64,62 @@ def render_difference(
 
 def condense_difference(comparison: Comparison, verdict: Verdict, names: Names) -> Document:
     """Return the content of the page."""
-    wanted = [] if verdict.first is None else [verdict.first.step]
-    bins = Bins.of(_shown(comparison, wanted), wanted)
-    entries, tables = _sheets(comparison, bins)
+    first = verdict.first
+    wanted = [] if first is None else [first.step]
+    # The columns are the steps that the page of either recording has columns for.
+    either = np.union1d(shown_steps(comparison.a), shown_steps(comparison.b))
+    common = np.intersect1d(comparison.steps, either)
+    shown = np.union1d(common, [*comparison.steps[:1], *wanted]).astype(np.int64)
+    bins = Bins.of(shown, wanted)
+    sheets, matrices = _sheets(comparison, bins)
+    entries, tables = sheets.packed(brief=matrices > MANY)
+    pins = []
+    if first is not None:
+        pins.append(
+            {
+                "code": verdict.cause.code,
+                "severity": "error" if verdict.parted else "info",
+                "site": first.same.a.site,
+                "step": first.step,
+                "message": told_parting(first),
+            }
+        )
     described = {
         "run": {"name": f"{names.a} ↔ {names.b}"},
         "told": document(comparison, verdict, names),
         "commands": {
-            side: command_of(recording.manifest) for side, recording in _sides(comparison)
+            "a": command_of(comparison.a.manifest),
+            "b": command_of(comparison.b.manifest),
         },
         "parted": _parted(comparison),
-        "findings": list(_pin(verdict)),
+        "findings": pins,
         "roots": [{"name": root.name, "prefix": root.prefix} for root in comparison.a.roots],
         "sites": _sites(comparison),
         "columns": {"count": len(bins), "single": bins.single, "steps": len(bins.steps)},
         "sheets": entries,
         "quantities": _quantities(verdict),
     }
-    return Document(described, tables)
-
-
-def _shown(comparison: Comparison, wanted: Sequence[int]) -> Ints:
-    """Return the steps of the map's columns: those that the page of either recording has columns for."""
-    either = np.union1d(shown_steps(comparison.a), shown_steps(comparison.b))
-    return np.union1d(
-        np.intersect1d(comparison.steps, either), [*comparison.steps[:1], *wanted]
-    ).astype(np.int64)
-
-
-def _sides(comparison: Comparison) -> tuple[tuple[str, Any], tuple[str, Any]]:
-    return ("a", comparison.a), ("b", comparison.b)
-
-
-def _pin(verdict: Verdict) -> Iterator[dict[str, Any]]:
-    """Yield the first parting as the map's pin."""
-    if verdict.first is not None:
-        yield {
-            "code": verdict.cause.code,
-            "severity": "error" if verdict.parted else "info",
-            "site": verdict.first.same.a.site,
-            "step": verdict.first.step,
-            "message": told_parting(verdict.first),
-        }
+    return Document(described, bins.packed() | tables)
 
 
 def _sites(comparison: Comparison) -> list[dict[str, Any]]:
     """Return the aligned sites under their names in A."""
-    numbers = {same.a.id: i for i, same in enumerate(comparison.alignment.sites)}
-    return [
-        {
-            "site": same.a.site,
-            "b": same.b.site,
-            "path": same.a.path,
-            "kind": same.a.kind,
-            "type": same.a.type if same.a.type == same.b.type else f"{same.a.type} ↔ {same.b.type}",
-            "root": same.a.root,
-            "shape": list(same.a.shape),
-            "dtype": same.a.dtype
-            if same.a.dtype == same.b.dtype
-            else f"{same.a.dtype} ↔ {same.b.dtype}",
-            "from": [
-                numbers.get(source) if source is not None else None for source in same.a.sources
-            ],
-            "owner": same.a.owner,
-            "block": block(same.a.path),
-        }
-        | _other_names(same)
-        for same in comparison.alignment.sites
-    ]
-
-
-def _other_names(same: SameSite) -> dict[str, Any]:
-    """Return what a filter asks of a site under its name in B, if it has another one there."""
-    if same.a.site == same.b.site:
-        return {}
-    return {
-        "other": {key: getattr(same.b, key) for key in ("site", "path", "kind", "type", "owner")}
+    numbers: dict[int | None, int] = {
+        same.a.id: i for i, same in enumerate(comparison.alignment.sites)
     }
+    sites = []
+    for same in comparison.alignment.sites:
+        site = described_site(same.a) | {"b": same.b.site}
+        if same.a.type != same.b.type:
+            site["type"] = f"{same.a.type} ↔ {same.b.type}"
+        if same.a.dtype != same.b.dtype:
+            site["dtype"] = f"{same.a.dtype} ↔ {same.b.dtype}"
+        site["from"] = [numbers.get(source) for source in same.a.sources]
+        if same.a.site != same.b.site:  # what a filter asks of it under its name in B
+            keys = ("site", "path", "kind", "type", "owner")
+            site["other"] = {key: getattr(same.b, key) for key in keys}
+        sites.append(site)
+    return sites
 
 
 def _parted(comparison: Comparison) -> list[dict[str, Any]]:
@@ -153,42 +127,67 @@ def _parted(comparison: Comparison) -> list[dict[str, Any]]:
     parted = in_order_of_parting(lines(comparison))
     places = {id(line): place for place, line in enumerate(parted)}
     folds = folded(parted) if len(parted) > MOST_MODULES else each(parted)
-    return [
-        {"label": one.label, "members": [places[id(line)] for line in one.members]} for one in folds
-    ]
+    shown = []
+    for one in folds:
+        members = [places[id(line)] for line in one.members]
+        shown.append({"label": one.label, "members": members})
+    return shown
 
 
-def _sheets(comparison: Comparison, bins: Bins) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the matrices of the page: sizes in A and B, their ratio, their distance, and the state of every cell."""
+def _sheets(comparison: Comparison, bins: Bins) -> tuple[Sheets, int]:
+    """Return the sheets of the page, and the number of values in all sites.
+
+    They are the sizes in A and B, their ratio, their distance, and the state of every cell.
+    """
     groups = Grouping.of(bins, comparison.steps)
+
+    def folded(matrix: Floats, how: str) -> Floats:
+        return np.array([groups.fold(values, how) for values in matrix])
+
     a, b = scales(comparison)
-    matrices = (
-        ("rms.a", a, "most"),
-        ("rms.b", b, "most"),
-        ("change", log_ratios(comparison), "furthest"),
-    )
-    folded = {name: _folded(groups, values, how) for name, values, how in matrices}
-    folded["change"] = np.exp2(folded["change"])
-    apart = _folded(groups, comparison.apart, "most")
+    apart = folded(comparison.apart, "most")
     states = np.where(np.isnan(apart), ABSENT, np.where(np.isinf(apart), BROKEN, FINITE))
-    folded["apart"] = np.where(np.isinf(apart), np.nan, apart)
-    entries: dict[str, Any] = {}
-    tables = {
-        side: packed(values.astype(np.float64), "f8")
-        for side, values in (("first", bins.first), ("last", bins.last))
+    matrices = {
+        "rms.a": folded(a, "most"),
+        "rms.b": folded(b, "most"),
+        "change": np.exp2(folded(log_ratios(comparison), "furthest")),
+        "apart": np.where(np.isinf(apart), np.nan, apart),
     }
-    for name, values in folded.items():
-        rows = np.flatnonzero((~np.isnan(values)).any(axis=1))
-        form = form_of(values[rows], share=False, brief=sum(m.size for m in folded.values()) > MANY)
-        entries[name] = {"rows": rows.tolist(), "form": form}
-        tables[name] = packed(values[rows], form)
-    entries["state"] = {"rows": None, "form": "n1"}
-    tables["state"] = packed(states, "n1")
-    return entries, tables
+    sheets = {name: Sheet.of(values) for name, values in matrices.items()}
+    size = sum(values.size for values in matrices.values())
+    return Sheets(bins, states.astype(np.uint8), sheets), size
 
 
-def _folded(groups: Grouping, matrix: Floats, how: str) -> Floats:
-    return np.array([groups.fold(values, how) for values in matrix])
+def scales(comparison: Comparison) -> tuple[Floats, Floats]:
+    """Return the root mean squares in A and in B.
+
+    Returns:
+        Two matrices with a line for each aligned site and a column for each step, NaN where the
+        site was not compared or not measured.
+    """
+    both = np.full((2, *comparison.apart.shape), np.nan)
+    for i, same in enumerate(comparison.alignment.sites):
+        columns = np.flatnonzero(~np.isnan(comparison.apart[i]))
+        steps = comparison.steps[columns]
+        for side, rows in enumerate((comparison.a.rows(same.a), comparison.b.rows(same.b))):
+            both[side, i, columns] = rows.statistic("rms")[np.searchsorted(rows.step, steps)]
+    return both[0], both[1]
+
+
+def log_ratios(comparison: Comparison) -> Floats:
+    """Return the logarithm of the ratio of the root mean squares at every site in every step.
+
+    Returns:
+        A matrix as of :func:`scales`: 0 where they are equal, 1 where B is twice A, infinite where
+        only one is zero, NaN where one is non-finite.
+    """
+    a, b = scales(comparison)
+    known = np.isfinite(a) & np.isfinite(b)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log2(b) - np.log2(a)
+    logs[(a == b) & known] = 0.0
+    logs[~known] = np.nan
+    return np.asarray(logs)
 
 
 def _quantities(verdict: Verdict) -> list[dict[str, Any]]:

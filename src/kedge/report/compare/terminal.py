@@ -27,10 +27,11 @@ from kedge.report.compare.module_lines import (
 from kedge.report.fitted_text import fit, joined, print_paragraph
 from kedge.report.module_table import spread
 from kedge.report.sparkline import binned
+from kedge.report.table import Column, widest
 from kedge.short_text import counted, listed
 from kedge.sites.folding import folded_names
 from kedge.store.recording import SiteInfo
-from kedge.store.rows import Floats, Ints
+from kedge.store.rows import Floats
 
 #: The most modules and steps that are shown.
 MOST_MODULES, MOST_STEPS = 12, 7
@@ -42,6 +43,14 @@ STEP_LABEL, WIDEST_CELL = 11, 4
 STEP, FIGURE, LEAST_LABEL, LEAST_PART, MOST_PART = 6, 8, 14, 10, 24
 READABLE_LABEL, WIDEST_LABEL, WIDEST_COURSE, LEAST_COURSE = 24, 44, 40, 8
 FIGURES = ("A", "B", "apart", "at end")
+#: The ways in which modules were aligned, in words.
+WAYS = {
+    "name": "by name",
+    "wrapper": "without wrappers",
+    "prefix": "without a prefix",
+    "structure": "by structure",
+    "changed": "as changed",
+}
 
 
 def render(
@@ -67,15 +76,13 @@ def render(
         print_paragraph(text, console, 2 * (i > 0))
     if comparison.first is not None:
         console.print()
-        for text in (
-            *_map(comparison, console.width),
-            Text(),
-            *_table(comparison, console.width, most),
-        ):
+        for text in _map(comparison, console.width):
             console.print(text)
-    elif (
-        verdict.first is not None and comparison.modules
-    ):  # what parts is not among the chosen sites
+        console.print(Text())
+        for text in _table(comparison, console.width, most):
+            console.print(text)
+    elif verdict.first is not None and comparison.modules:
+        # What parts is not among the chosen sites.
         console.print()
         console.print(Text(_rest(0, len(comparison.modules), comparison.tolerance), "dim"))
     console.print()
@@ -85,11 +92,11 @@ def render(
 
 def _map(comparison: Comparison, width: int) -> Iterator[Text]:
     """Yield the growth of the difference: modules from left to right, steps from top to bottom."""
-    halves = [
-        (name, grown(comparison, kinds))
-        for name, kinds in (("forward", FORWARD), ("backward", BACKWARD))
-    ]
-    halves = [(name, distances) for name, distances in halves if not np.isnan(distances).all()]
+    halves = []
+    for name, kinds in (("forward", FORWARD), ("backward", BACKWARD)):
+        distances = grown(comparison, kinds)
+        if not np.isnan(distances).all():
+            halves.append((name, distances))
     if not halves:  # only losses or parameters can be compared
         return
     room = (width - STEP_LABEL - 1) // len(halves) - 1
@@ -130,69 +137,61 @@ def _table(comparison: Comparison, width: int, most: int | None) -> Iterator[Tex
     shown = folds[:most]
     if not shown:  # only losses part
         return
-    cells = [_figures(line) for line in shown]
-    parts = min(max(LEAST_PART, *(len(line.part) for line in shown)), MOST_PART)
+
+    part = widest("first in", shown, lambda line: line.part, least=LEAST_PART, most=MOST_PART)
     longest = max(len(line.label) for line in shown)
-    titles, cells = _fitting(cells, width - STEP - parts - 3 - min(longest, READABLE_LABEL))
-    widths = [max(FIGURE, *(len(row[i]) for row in cells)) for i in range(len(titles))]
-    figures = STEP + parts + sum(widths) + 2 + len(titles)
-    label = max(min(longest, WIDEST_LABEL, width - figures), LEAST_LABEL)
-    course = min(width - figures - label - 1, WIDEST_COURSE, len(comparison.steps))
-    course = course if course >= min(LEAST_COURSE, len(comparison.steps)) else 0
-    titles = ("step", "first in", *titles)
-    all_widths = (STEP, parts, *widths)
-    yield joined(
-        [fit("module", label, right=False), *_cells(titles, all_widths), _course_title(course)],
-        "bold",
-    )
-    for line, row in zip(shown, cells, strict=True):
-        strip = _strip(binned(line.course, course), comparison, course) if course else ""
-        yield joined(
-            [
-                fit(line.label, label, right=False),
-                *_cells((str(line.step), line.part, *row), all_widths),
-                strip,
-            ]
-        )
+    room = width - STEP - part.width - 3 - min(longest, READABLE_LABEL)
+    figures = _figures(shown, room)
+    taken = STEP + part.width + sum(column.width for column in figures) + 2 + len(figures)
+    label = max(min(longest, WIDEST_LABEL, width - taken), LEAST_LABEL)
+    course = min(width - taken - label - 1, WIDEST_COURSE, len(comparison.steps))
+    if course < min(LEAST_COURSE, len(comparison.steps)):
+        course = 0
+    layout: list[Column[FoldedDifference]] = [
+        Column("module", label, lambda line: line.label),
+        Column("step", STEP, lambda line: str(line.step), right=True),
+        part,
+        *figures,
+    ]
+
+    title = next((title for title in ("over the steps", "steps") if len(title) <= course), "")
+    yield joined([*(column.head for column in layout), title], "bold")
+    for line in shown:
+        strip = Text()
+        if course:
+            strip = _strip(binned(line.course, course), comparison, course)
+        yield joined([*(column.fitted(line) for column in layout), strip])
     hidden = sum(len(line.members) for line in folds[len(shown) :])
     equal = [line for line in made if line.first is None]
     yield Text(_rest(hidden, len(equal), comparison.tolerance), "dim")
 
 
-def _fitting(cells: list[list[str]], width: int) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Return the titles and the cells of the figures that fit: without the last distance, and then without those of A and B."""
-    kept = list(range(len(FIGURES)))
-    for spare in ({3}, {0, 1}):
-        if sum(max(FIGURE, *(len(row[i]) for row in cells)) + 1 for i in kept) > width:
-            kept = [i for i in kept if i not in spare]
-    return tuple(FIGURES[i] for i in kept), [[row[i] for i in kept] for row in cells]
+def _figures(shown: Sequence[FoldedDifference], width: int) -> list[Column[FoldedDifference]]:
+    """Return the columns of figures that fit: without the last distance, and then without those of A and B."""
 
+    def column(title: str, place: int) -> Column[FoldedDifference]:
+        return widest(
+            title, shown, lambda line: spread(line.figures()[place]).plain, least=FIGURE, right=True
+        )
 
-def _course_title(width: int) -> str:
-    return next((title for title in ("over the steps", "steps") if len(title) <= width), "")
-
-
-def _figures(line: FoldedDifference) -> list[str]:
-    return [spread(values).plain for values in line.figures()]
-
-
-def _cells(texts: Sequence[str], widths: Sequence[int]) -> list[Text]:
-    cells = zip(texts, widths, strict=True)
-    return [fit(text, width, right=i != 1) for i, (text, width) in enumerate(cells)]
+    a, b, apart, at_end = (column(title, place) for place, title in enumerate(FIGURES))
+    for fitting in ([a, b, apart, at_end], [a, b, apart]):
+        if sum(column.width + 1 for column in fitting) <= width:
+            return fitting
+    return [apart]
 
 
 def _rest(hidden: int, equal: int, tolerance: float) -> str:
-    parts = (
-        [f"{counted(hidden, 'module')} more differ{'s' * (hidden == 1)}: --all shows every one"]
-        if hidden
-        else []
-    )
-    how = "within the tolerance" if tolerance else "to the last bit"
-    parts.append(
-        f"{counted(equal, 'module')} {'is' if equal == 1 else 'are'} equal {how} in all steps"
-        if equal
-        else "no module is equal in all steps"
-    )
+    parts = []
+    if hidden:
+        differ = "differs" if hidden == 1 else "differ"
+        parts.append(f"{counted(hidden, 'module')} more {differ}: --all shows every one")
+    if equal:
+        how = "within the tolerance" if tolerance else "to the last bit"
+        is_or_are = "is" if equal == 1 else "are"
+        parts.append(f"{counted(equal, 'module')} {is_or_are} equal {how} in all steps")
+    else:
+        parts.append("no module is equal in all steps")
     return "; ".join(parts)
 
 
@@ -224,32 +223,22 @@ def _common(comparison: Comparison) -> Iterator[Text]:
 def _aligned(comparison: Comparison) -> str:
     alignment = comparison.alignment
     hows = [same.how for same in alignment.modules]
-    named = {
-        "name": "by name",
-        "wrapper": "without wrappers",
-        "prefix": "without a prefix",
-        "structure": "by structure",
-        "changed": "as changed",
-    }
-    ways = [f"{hows.count(how)} {words}" for how, words in named.items() if how in hows]
-    how = ways[0].partition(" ")[2] if len(ways) == 1 else ", ".join(ways)
-    sites, modules = (
-        counted(len(alignment.sites), "site"),
-        counted(len(alignment.modules), "module"),
-    )
+    ways = [(hows.count(how), words) for how, words in WAYS.items() if how in hows]
+    how = ", ".join(f"{number} {words}" for number, words in ways)
+    if len(ways) == 1:
+        how = ways[0][1]
+    sites = counted(len(alignment.sites), "site")
+    modules = counted(len(alignment.modules), "module")
     return f"{sites} of {modules} aligned {how}".rstrip()  # a loss alone has no module
 
 
 def _steps(comparison: Comparison) -> str:
     steps = comparison.steps
-    amount = f"{counted(len(steps), 'step')} measured in both ({_extent(steps)})"
+    extent = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+    amount = f"{counted(len(steps), 'step')} measured in both ({extent})"
     if comparison.full < len(steps):
         amount += f", {comparison.full} of them in full; to compare every step, record both with --every 1 --budget none"
     return amount
-
-
-def _extent(steps: Ints) -> str:
-    return f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
 
 
 def _only(modules: Sequence[RecordedModule], sites: Sequence[SiteInfo]) -> str:

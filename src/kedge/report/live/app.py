@@ -16,17 +16,50 @@ from textual.widgets import Footer, Input, Static
 from kedge.errors import KedgeError, NoSuchSite, SelectorError
 from kedge.report.findings import MARKS, STYLES
 from kedge.report.live.board import Board
-from kedge.report.live.detail_pane import DetailPane
+from kedge.report.live.detail import detail
 from kedge.report.live.heading import heading
-from kedge.report.live.reading import RunReader, RunSnapshot
+from kedge.report.live.reading import RunReader
 from kedge.report.module_lines import ModuleLine, folded, matching
-from kedge.report.terminal import marks_of
+from kedge.report.shown_run import ShownRun
 from kedge.report.verdict import tally
 from kedge.rules.rule import Finding, Rule
 
 #: The least seconds between two readings, and the pause as a multiple of a reading: it takes at
 #: most a fifth of the time.
 PAUSE, READING_PAUSE = 0.5, 4.0
+
+
+class DetailPane(VerticalScroll, can_focus=False):
+    """One module in detail: one statistic of one of its sites, chosen by keys."""
+
+    def __init__(self) -> None:
+        super().__init__(id="detail")
+        self._site = self._statistic = 0
+
+    def compose(self) -> ComposeResult:
+        """Yield the text of the pane."""
+        yield Static(id="drawn")
+
+    def show(self, line: ModuleLine | None, findings: Sequence[Finding]) -> None:
+        """Draw a module, if the pane is open."""
+        if not self.has_class("open"):
+            return
+        text = Text("no module is chosen", "dim")
+        if line is not None:
+            text = detail(line, (self._site, self._statistic), findings, self.app.size.width - 4)
+        self.query_one("#drawn", Static).update(text)
+
+    def first_site(self) -> None:
+        """Choose the module's output."""
+        self._site = 0
+
+    def choose_next(self, what: str) -> None:
+        """Open the pane with the next site of the module, or with the next statistic of the site."""
+        self.add_class("open")
+        if what == "site":
+            self._site += 1
+        else:
+            self._statistic += 1
 
 
 class LiveApp(App[KedgeError | None]):
@@ -100,24 +133,27 @@ class LiveApp(App[KedgeError | None]):
 
     def refresh_all(self) -> None:
         """Draw the newest state."""
-        snapshot = self.reader.snapshot
+        shown_run = self.reader.shown_run
         self.query_one("#head", Static).update(heading(self.reader))
-        findings = snapshot.findings if snapshot else ()
+        findings: Sequence[Finding] = ()
+        shown: Sequence[ModuleLine] = ()
+        problem, marks = "", {}
+        if shown_run is not None:
+            findings = shown_run.findings
+            shown, problem = _chosen(shown_run, self._pattern)
+            marks = shown_run.marks([*shown_run.lines, *shown])
         self.query_one("#found", Static).update(_found(findings))
         self.query_one("#findings").display = bool(findings)
-        shown, problem = _chosen(snapshot, self._pattern) if snapshot else ((), "")
         note = self.query_one("#problem", Static)
         note.update(Text(problem, "yellow"))
         note.display = bool(problem)
-        self.query_one(Board).show(
-            shown, marks_of([*(snapshot.lines if snapshot else ()), *shown], findings)
-        )
+        self.query_one(Board).show(shown, marks)
         self._refresh_detail()
 
     def _refresh_detail(self) -> None:
-        snapshot = self.reader.snapshot
-        if snapshot is not None:
-            self.query_one(DetailPane).show(self.query_one(Board).modules.line, snapshot.findings)
+        if self.reader.shown_run is not None:
+            line = self.query_one(Board).modules.line
+            self.query_one(DetailPane).show(line, self.reader.shown_run.findings)
 
     def on_resize(self) -> None:
         """Draw the curve in its new width."""
@@ -169,19 +205,21 @@ class LiveApp(App[KedgeError | None]):
             self.query_one(DetailPane).remove_class("open")
 
 
-def _chosen(snapshot: RunSnapshot, pattern: str) -> tuple[Sequence[ModuleLine], str]:
+def _chosen(shown_run: ShownRun, pattern: str) -> tuple[Sequence[ModuleLine], str]:
     """Return the lines that a filter selects and, if it selects nothing or cannot be read, all of them and the reason."""
     if not pattern:
-        return snapshot.folds, ""
+        return shown_run.folds, ""
     try:
-        return folded(matching(snapshot.lines, pattern), snapshot.findings), ""
+        return folded(matching(shown_run.lines, pattern), shown_run.findings), ""
     except (SelectorError, NoSuchSite) as error:
-        return snapshot.folds, str(error)
+        return shown_run.folds, str(error)
 
 
 def _found(findings: Sequence[Finding]) -> Text:
-    lines = [Text(tally(findings), "bold")] if findings else []
+    if not findings:
+        return Text("")
+    lines = [Text(tally(findings), "bold")]
     for finding in findings:
-        mark = (f"{MARKS[finding.severity]} {finding.code:<14} ", STYLES[finding.severity])
+        mark = f"{MARKS[finding.severity]} {finding.code:<14} ", STYLES[finding.severity]
         lines.append(Text.assemble(mark, (f"{finding.site}  ", "bold"), finding.message))
     return Text("\n").join(lines)

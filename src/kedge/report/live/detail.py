@@ -10,7 +10,7 @@ from rich.text import Text
 from kedge.report.findings import MARKS, STYLES
 from kedge.report.live.plot import plot
 from kedge.report.module_lines import ModuleLine
-from kedge.report.module_table import BAD
+from kedge.report.sparkline import BAD
 from kedge.rules.rule import Finding
 from kedge.short_text import compact, counted
 from kedge.store.recording import STATISTICS, Recording, SiteInfo
@@ -73,31 +73,28 @@ def detail(
     site = sites[chosen[0] % len(sites)]
     names = courses_of(line.recording, site)
     name = names[chosen[1] % len(names)]
+    curve = _curve(line.recording, site, name, width - FIGURES_WIDTH)
+    figures = _figures(line.recording, site)
     lines = [_title(line, site), *_choices(sites, site, names, name)]
-    lines += _beside(
-        _curve(line.recording, site, name, width - FIGURES_WIDTH),
-        _figures(line.recording, site),
-        width,
-    )
-    lines += _found(line, findings)
+    lines += _beside(curve, figures, width)
+    for finding in findings:
+        if finding.site in line.texts:
+            mark = f"{MARKS[finding.severity]} {finding.code}  ", STYLES[finding.severity]
+            lines.append(Text.assemble(mark, finding.message))
+            if finding.remedy:
+                lines.append(Text(f"  → {finding.remedy}", "italic"))
     return Text("\n").join(lines)
 
 
 def _title(line: ModuleLine, site: SiteInfo) -> Text:
-    parts = [
-        line.type,
-        line.shape,
-        site.dtype,
-        counted(line.size, "parameter") if line.size else "",
-    ]
-    title = Text.assemble(
-        (line.label, "bold"), "  ", (" · ".join(part for part in parts if part), "dim")
-    )
+    parts = [part for part in (line.type, line.shape, site.dtype) if part]
+    if line.size:
+        parts.append(counted(line.size, "parameter"))
+    title = Text.assemble((line.label, "bold"), "  ", (" · ".join(parts), "dim"))
     called = site.source
     if called is not None:
-        title.append(f"  {called.get('file')}:{called.get('line')}  ", "dim").append(
-            str(called.get("text", "")), "italic"
-        )
+        title.append(f"  {called.get('file')}:{called.get('line')}  ", "dim")
+        title.append(str(called.get("text", "")), "italic")
     return title
 
 
@@ -150,14 +147,13 @@ def _figures(recording: Recording, site: SiteInfo) -> list[Text]:
         if name in OF_BROKEN and not broken:
             continue
         value = float(recording.series(site, name)[newest])
-        # A NaN was not measured, unless there were non-finite elements.
-        if np.isfinite(value) or (broken and name in SPOILT):
-            cells.append(
-                Text.assemble(
-                    (f"{name:>9} ", "dim"),
-                    (f"{compact(value):<7}", "" if np.isfinite(value) else BAD),
-                )
-            )
+        if np.isfinite(value):
+            style = ""
+        elif broken and name in SPOILT:
+            style = BAD
+        else:  # it was not measured
+            continue
+        cells.append(Text.assemble((f"{name:>9} ", "dim"), (f"{compact(value):<7}", style)))
     rows = [Text("").join(cells[i : i + 2]) for i in range(0, len(cells), 2)]
     return [Text(f"{'at step':>9} {recording.steps[newest]}", "dim"), *rows]
 
@@ -172,14 +168,3 @@ def _beside(left: Sequence[Text], right: Sequence[Text], width: int) -> Iterator
             line.pad_right(room - line.cell_len)
             line.append_text(right[i])
         yield line
-
-
-def _found(line: ModuleLine, findings: Sequence[Finding]) -> Iterator[Text]:
-    for finding in findings:
-        if finding.site in line.texts:
-            yield Text.assemble(
-                (f"{MARKS[finding.severity]} {finding.code}  ", STYLES[finding.severity]),
-                finding.message,
-            )
-            if finding.remedy:
-                yield Text(f"  → {finding.remedy}", "italic")

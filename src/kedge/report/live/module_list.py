@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from rich.text import Text
 
 from kedge.report.fitted_text import fit
-from kedge.report.live.columns import in_order, layout
 from kedge.report.module_lines import FoldedLine, ModuleLine
-from kedge.report.module_table import TableColumn
+from kedge.report.module_table import ModuleColumn, in_order, live_columns
 
 FALLING, RISING = "▼", "▲"
 #: Marks of a folded line.
@@ -29,7 +28,7 @@ class ModuleList:
         self.unfolded: set[str] = set()
         self._lines: Sequence[ModuleLine] = ()
         self._marks: Mapping[str, Text] = {}
-        self._columns: tuple[TableColumn, ...] = ()
+        self._columns: tuple[ModuleColumn, ...] = ()
 
     def fill(self, lines: Sequence[ModuleLine], marks: Mapping[str, Text]) -> None:
         """Replace the lines and the marks before some of them."""
@@ -37,7 +36,7 @@ class ModuleList:
 
     def lay_out(self, width: int) -> bool:
         """Fit the columns to a width and sort the lines; return whether another line had to be chosen."""
-        self._columns = layout(max(width - MARGIN, 1), self._lines)
+        self._columns = live_columns(max(width - MARGIN, 1), self._lines)
         column = next((c for c in self._columns if c.title == self.sorted_by and c.key), None)
         self.shown = []
         for line in in_order(self._lines, column, self.turned):
@@ -79,11 +78,9 @@ class ModuleList:
     def next_title(self) -> str | None:
         """Return the title of the next column to sort by; None, data-flow order, after the last one."""
         titles: list[str | None] = [None, *(c.title for c in self._columns if c.key)]
-        return (
-            titles[(titles.index(self.sorted_by) + 1) % len(titles)]
-            if self.sorted_by in titles
-            else titles[1]
-        )
+        if self.sorted_by not in titles:
+            return titles[1]
+        return titles[(titles.index(self.sorted_by) + 1) % len(titles)]
 
     def sort_at(self, x: int) -> None:
         """Sort by the column at a place in the header; if the lines are sorted by it already, reverse them."""
@@ -103,9 +100,10 @@ class ModuleList:
             Text(" ").join(self._title(column) for column in self._columns)
         )
 
-    def _title(self, column: TableColumn) -> Text:
-        marked = column.title == self.sorted_by and column.key is not None
-        arrow = (FALLING if column.falling != self.turned else RISING) if marked else ""
+    def _title(self, column: ModuleColumn) -> Text:
+        arrow = ""
+        if column.title == self.sorted_by and column.key is not None:
+            arrow = FALLING if column.falling != self.turned else RISING
         title = Text(column.title[: column.width - len(arrow)] + arrow)
         title.truncate(column.width)
         return fit(title, column.width, right=column.right)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
-from kedge.report.curves import Curve, losses_of
 from kedge.report.head import is_written
-from kedge.report.module_lines import ModuleLine, folded, lines
+from kedge.report.shown_run import ShownRun
 from kedge.rules.registry import check
-from kedge.rules.rule import Finding, Rule
+from kedge.rules.rule import Rule
 from kedge.store.follow import Follower, Pace
 from kedge.store.recording import Recording
 
@@ -34,27 +33,6 @@ class RunState(Enum):
     UNCLEAR = "running, or killed"
 
 
-@dataclass(frozen=True)
-class RunSnapshot:
-    """A run at one moment.
-
-    Attributes:
-        recording: The recording so far.
-        lines: The lines of its table.
-        folds: The same, with alike blocks folded if there are many.
-        findings: The findings when the rules were last run.
-        pace: Recent steps per second; None while it is not known.
-        losses: The losses that have a value.
-    """
-
-    recording: Recording
-    lines: tuple[ModuleLine, ...]
-    findings: tuple[Finding, ...]
-    pace: float | None
-    losses: tuple[Curve, ...] = ()
-    folds: tuple[ModuleLine, ...] = ()
-
-
 class RunReader:
     """A reader of a growing run.
 
@@ -73,7 +51,7 @@ class RunReader:
         self.path = path
         self._rules = rules
         self.state = RunState.WAITING
-        self.snapshot: RunSnapshot | None = None
+        self.shown_run: ShownRun | None = None
         self._clock = clock
         self._follower = Follower(path)
         self._pace = Pace()
@@ -95,47 +73,42 @@ class RunReader:
         return recording is not None or checked or self.state is not before
 
     def _take(self, recording: Recording) -> None:
-        known, now = self.snapshot, self._clock()
-        same_run = known is not None and known.recording.manifest is recording.manifest
-        findings = known.findings if known is not None and same_run else ()
-        if same_run:
+        known, now = self.shown_run, self._clock()
+        if known is not None and known.recording.manifest is recording.manifest:
             self._last_news = now
+            findings = known.findings
         else:
             # An existing recording is not news, so that one left by a killed run is recognized at
             # once.
             self._pace.forget()
             self._check_from, self._last_news = now, now - QUIET
-        losses = tuple(curve for curve in losses_of(recording) if len(curve.steps))
-        made = lines(recording)
-        folds = tuple(folded(made, findings))
-        self.snapshot = RunSnapshot(
-            recording, made, findings, self._pace.at(recording, now), losses, folds
-        )
+            findings = ()
+        pace = self._pace.at(recording, now)
+        self.shown_run = ShownRun(recording, findings, self._rules, pace=pace)
         self._unchecked = True
 
     def _check_when_due(self) -> bool:
-        if self.snapshot is None or not self._unchecked:
+        if self.shown_run is None or not self._unchecked:
             return False
         start = self._clock()
-        if start < self._check_from and self.snapshot.recording.end is None:
+        if start < self._check_from and self.shown_run.recording.end is None:
             return False
-        findings = check(self.snapshot.recording, self._rules)
-        folds = tuple(folded(self.snapshot.lines, findings))
-        self.snapshot = replace(self.snapshot, findings=findings, folds=folds)
+        findings = check(self.shown_run.recording, self._rules)
+        self.shown_run = replace(self.shown_run, findings=findings)
         took = self._clock() - start
         self._check_from = start + took + max(LEAST_PAUSE, RULES_PAUSE * took)
         self._unchecked = False
         return True
 
     def _judged(self) -> RunState:
-        if self.snapshot is None:
+        if self.shown_run is None:
             return RunState.WAITING
-        end = self.snapshot.recording.end
+        end = self.shown_run.recording.end
         if end is not None:
             return RunState.FAILED if end.get("exit") else RunState.ENDED
         if self._clock() - self._last_news < QUIET:
             return RunState.RUNNING
-        return _STATES[is_written(self.snapshot.recording)]
+        return _STATES[is_written(self.shown_run.recording)]
 
 
 _STATES = {True: RunState.RUNNING, False: RunState.KILLED, None: RunState.UNCLEAR}

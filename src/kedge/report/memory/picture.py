@@ -7,9 +7,7 @@ from html import escape
 
 from kedge.files.atomic_write import replace
 from kedge.files.given_path import given_path
-from kedge.report.held.content import memory_content
-from kedge.report.held.held_tree import HeldNode, held_tree
-from kedge.report.held.icicle import icicle_text
+from kedge.report.held import HeldNode, held_tree, icicle_text, memory_content
 from kedge.report.page.document import Document
 from kedge.report.page.render import assembled, asset, bundled
 from kedge.short_text import sized
@@ -72,11 +70,9 @@ class StepMemory:
 
     def _repr_html_(self) -> str:
         """The page in a frame, whose script and styles do not reach the notebook."""
-        depth = (
-            max((depth for _, depth, _ in self._at_peak().walk()), default=0)
-            if self._course.at
-            else 0
-        )
+        depth = 0
+        if self._course.at:
+            depth = max(depth for _, depth, _ in self._at_peak().walk())
         style = f"width:100%;height:{_ABOVE + depth * _ROW}px;border:0"
         page = escape(self.html())
         return f'<iframe {_FRAME} style="{style}" srcdoc="{page}" onload="{_TELL_COLOUR}"></iframe>'

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from kedge.report.curves import curves_of, early_end, is_number
-from kedge.report.head import command_of
-from kedge.report.held.content import memory_content
-from kedge.report.page.columns import packed
-from kedge.report.page.curves import curves
+from kedge.report.curves import Curve, curves_of, is_number
+from kedge.report.held import memory_content
+from kedge.report.page.columns import form_of, packed
 from kedge.report.page.figures import figure, words
-from kedge.report.page.folds import folds_of, groups_of, owners_of
-from kedge.report.page.heatmap_sheets import sheets_of, shown_steps
-from kedge.report.page.modules import modules_of, saved_event
-from kedge.report.page.step_bins import Bins
+from kedge.report.page.modules import folds_of, groups_of, modules_of, owners_of
+from kedge.report.page.sheets import sheets_of, shown_steps
+from kedge.report.page.step_bins import Bins, Grouping
+from kedge.report.shown_run import ShownRun
 from kedge.report.verdict import advice, lack_of
-from kedge.rules.judgement import judgement_of
 from kedge.rules.registry import explain
-from kedge.rules.rule import Finding, Rule
+from kedge.rules.rule import Finding
 from kedge.short_text import for_json
 from kedge.sites.folding import block
 from kedge.store.formats import FORMATS
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.saved_account import account_of, folded_sums, newest, sections
+from kedge.store.saved_account import account_of, folded_sums, sections
 
 #: The formats whose limits the page draws.
 SHOWN_FORMATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float32")
+#: The most points of a curve.
+MOST_POINTS = 1500
 #: The keys of the manifest that the head of the page shows.
 SHOWN_KEYS = ("device", "torch", "python", "kedge", "started", "every", "world", "budget")
+#: The keys of its end that the head shows.
+ENDED_KEYS = ("exit", "error", "steps", "seconds", "watching", "slowdown", "levels")
 #: The most modules with bars in the section on saved tensors.
 MOST_BARS = 16
 #: The most numbers of single ranks that a page has: some ten megabytes of it.
@@ -52,74 +53,60 @@ class Document:
     tables: dict[str, str]
 
 
-def condense(
-    recording: Recording,
-    findings: Sequence[Finding],
-    rules: Sequence[Rule] = (),
-    *,
-    written: bool | None = None,
-    pace: float | None = None,
-) -> Document:
-    """Return the content of a page.
+def condense(shown_run: ShownRun) -> Document:
+    """Return the content of a page; it includes the explanation of each rule with findings."""
+    recording, findings, judgement = shown_run.recording, shown_run.findings, shown_run.judgement
+    rules = shown_run.rules or ()
 
-    Args:
-        recording: The recording.
-        findings: The findings of the rules, the worst first.
-        rules: The rules that were run; the explanation of each rule with findings is included.
-        written: Whether a process still writes the recording; None if that is not known.
-        pace: Recent steps per second; None if that is not known.
-    """
-    wanted = [finding.step for finding in findings if finding.step >= 0]
-    shown = shown_steps(recording)
     # A finding may be of a step without rows: it is pinned on a column of its own, not on the one
     # before.
+    wanted = [finding.step for finding in findings if finding.step >= 0]
+    shown = shown_steps(recording)
     bins = Bins.of(np.union1d(shown, np.array(wanted, dtype=np.int64)), wanted, recording.steps)
-    tables: dict[str, str] = {"first": packed(bins.first.astype(np.float64), "f8")}
-    tables["last"] = packed(bins.last.astype(np.float64), "f8")
-    entries = sheets_of(recording, bins).entries()
-    for name, entry in entries.items():
-        tables[name] = entry.pop("data")
-    ranks, own = _ranks(recording, bins)
-    tables |= own
+    sheets, tables = sheets_of(recording, bins).packed()
+    ranks, of_ranks = _ranks(recording, bins)
+    modules, owners = modules_of(shown_run), owners_of(recording)
+
+    explained = {}
     codes = {finding.code for finding in findings}
-    judgement = judgement_of(recording, findings, rules)
-    modules, owners = modules_of(recording), owners_of(recording)
-    found = list(curves_of(recording))
+    for rule in rules:
+        if rule.code in codes:
+            explained[rule.code] = explain(rule.code, rules)
+    roots = [
+        {"name": root.name, "prefix": root.prefix, "parameters": root.parameters}
+        for root in recording.roots
+    ]
+    sites = []
+    for site, group in zip(recording.sites, groups_of(recording), strict=True):
+        sites.append(_site(recording, site) | {"group": group})
     described = {
-        "run": _head(recording)
-        | {"early": early_end(recording, found)}
-        | {"written": written, "pace": pace},
+        "run": _head(shown_run),
         "rules": len(rules),
         "unjudged": [{"code": lack.code, "said": lack_of(lack)} for lack in judgement.unjudged],
         "unseen": list(judgement.unseen),
         "advice": list(advice(judgement)),
-        "explained": {rule.code: explain(rule.code, rules) for rule in rules if rule.code in codes},
+        "explained": explained,
         "findings": [
             _finding(recording, finding) | {"owner": owners.get(finding.site)}
             for finding in findings
         ],
-        "roots": [
-            {"name": root.name, "prefix": root.prefix, "parameters": root.parameters}
-            for root in recording.roots
-        ],
-        "sites": [
-            _site(recording, site) | {"group": group}
-            for site, group in zip(recording.sites, groups_of(recording), strict=True)
-        ],
+        "roots": roots,
+        "sites": sites,
         "columns": {"count": len(bins), "single": bins.single, "steps": len(shown)},
-        "sheets": entries,
+        "sheets": sheets,
         "ranks": ranks,
-        "curves": list(curves(found)),
+        "curves": packed_curves(shown_run.curves),
         "modules": modules,
-        "folds": folds_of(recording, modules, findings),
-        "account": _account(recording),
+        "folds": folds_of(shown_run, modules),
+        "account": _account(shown_run),
         "formats": [asdict(FORMATS[name]) for name in SHOWN_FORMATS],
     }
-    return Document(described, tables)
+    return Document(described, bins.packed() | tables | of_ranks)
 
 
-def _site(recording: Recording, site: SiteInfo) -> dict[str, Any]:
-    shown: dict[str, Any] = {
+def described_site(site: SiteInfo) -> dict[str, Any]:
+    """Return what every page has of a site."""
+    return {
         "site": site.site,
         "path": site.path,
         "kind": site.kind,
@@ -131,13 +118,44 @@ def _site(recording: Recording, site: SiteInfo) -> dict[str, Any]:
         "owner": site.owner,
         "block": block(site.path),
     }
+
+
+def _site(recording: Recording, site: SiteInfo) -> dict[str, Any]:
+    shown = described_site(site)
     if is_number(recording, site):
         shown["number"] = True
     if site.source:
-        shown["source"] = {
-            key: site.source.get(key) for key in ("file", "line", "function", "text")
-        }
+        keys = ("file", "line", "function", "text")
+        shown["source"] = {key: site.source.get(key) for key in keys}
     return shown
+
+
+def packed_curves(curves: Iterable[Curve], most: int = MOST_POINTS) -> list[dict[str, Any]]:
+    """Return curves for a page, each of so many points at most."""
+    made = []
+    for curve in curves:
+        bins = Bins.of(curve.steps, most=most)
+        groups = Grouping.of(bins, curve.steps)
+        newest = None
+        if len(curve.steps):
+            newest = [int(curve.steps[-1]), for_json(float(curve.values[-1]))]
+        bad = groups.fold(curve.bad.astype(np.float64), "most") > 0
+        entry: dict[str, Any] = {
+            "kind": curve.kind,
+            "label": curve.label,
+            "site": curve.site,
+            "points": len(bins),
+            "step": packed(bins.last.astype(np.float64), "f8"),
+            "newest": newest,
+            "broken": np.flatnonzero(bad).tolist(),
+        }
+        finite = np.where(np.isfinite(curve.values), curve.values, np.nan)
+        for how in ("last",) if bins.single else ("last", "most", "least"):
+            folded = groups.fold(finite, how)
+            form = form_of(folded, share=False, brief=False)
+            entry[how] = {"form": form, "data": packed(folded, form)}
+        made.append(entry)
+    return made
 
 
 def _finding(recording: Recording, finding: Finding) -> dict[str, Any]:
@@ -148,41 +166,43 @@ def _finding(recording: Recording, finding: Finding) -> dict[str, Any]:
     return shown
 
 
-def _head(recording: Recording) -> dict[str, Any]:
+def _head(shown_run: ShownRun) -> dict[str, Any]:
     """Return the head of the page: command, circumstances, end and cost of watching."""
+    recording = shown_run.recording
     manifest, end = recording.manifest, recording.end
     shown: dict[str, Any] = {key: manifest.get(key) for key in SHOWN_KEYS}
     shown |= {
         "name": recording.path.name,
-        "command": command_of(manifest),
+        "command": shown_run.command,
         "watched": manifest.get("sites"),
-    }
-    shown |= {
         "sampled": len(recording.steps),
         "truncated": recording.truncated,
         "running": end is None,
+        "last": int(recording.steps[-1]) if len(recording.steps) else None,
     }
-    shown |= {"last": int(recording.steps[-1]) if len(recording.steps) else None}
     if end is not None:
-        shown |= {
-            key: end.get(key)
-            for key in ("exit", "error", "steps", "seconds", "watching", "slowdown", "levels")
+        shown |= {key: end.get(key) for key in ENDED_KEYS}
+    shown["saved"] = None
+    if shown_run.saved:
+        shown["saved"] = {
+            "step": shown_run.saved.get("step"),
+            "bytes": shown_run.saved.get("bytes"),
         }
-    saved = saved_event(recording)
-    shown["saved"] = {"step": saved.get("step"), "bytes": saved.get("bytes")} if saved else None
     shown["ranks"] = len(recording.ranks)
+    shown["early"] = shown_run.early
+    shown["written"] = shown_run.written
+    shown["pace"] = shown_run.pace
     return shown
 
 
-def _account(recording: Recording) -> dict[str, Any] | None:
+def _account(shown_run: ShownRun) -> dict[str, Any] | None:
     """Return the section on saved tensors; None unless a full account was recorded."""
-    event = newest(recording.events)
+    event = shown_run.saved
     account = None if event is None else account_of(event)
     if event is None or account is None:
         return None
-    bars = sorted(
-        folded_sums(sums for sums in account.modules if sums.bytes), key=lambda fold: -fold[1].bytes
-    )[:MOST_BARS]
+    holding = folded_sums(sums for sums in account.modules if sums.bytes)
+    bars = sorted(holding, key=lambda fold: -fold[1].bytes)[:MOST_BARS]
     names = {fold.name: fold.members[0].path for fold, _ in folded_sums(account.holders)}
     totals, modules, lines = sections(account)
     return {
@@ -225,7 +245,8 @@ def _ranks(recording: Recording, bins: Bins) -> tuple[dict[str, Any], dict[str, 
         room -= sheets.size
         if room < 0:
             break
-        entries = sheets.entries(brief=True)
-        tables |= {f"rank{rank}-{name}": entry.pop("data") for name, entry in entries.items()}
-        shown.append({"rank": rank, "sheets": entries, "curves": list(curves(curves_of(own)))})
+        entries, texts = sheets.packed(brief=True)
+        tables |= {f"rank{rank}-{name}": text for name, text in texts.items()}
+        curves = packed_curves(curves_of(own))
+        shown.append({"rank": rank, "sheets": entries, "curves": curves})
     return {"shown": shown, "left_out": list(ranks[len(shown) :])}, tables

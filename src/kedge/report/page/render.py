@@ -12,15 +12,14 @@ import html
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
 from importlib import resources
 from typing import Any
 
 from kedge.report.page.document import Document, condense
-from kedge.rules.rule import Finding, Rule
-from kedge.store.recording import Recording
+from kedge.report.shown_run import ShownRun
 
 #: The page's own scripts, each after those it imports from.
 SCRIPTS = (
@@ -62,24 +61,14 @@ _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"^export (?=const|let|function|class|async)", re.MULTILINE)
 
 
-def render_page(
-    recording: Recording,
-    findings: Sequence[Finding],
-    rules: Sequence[Rule] = (),
-    *,
-    written: bool | None = None,
-    chosen: str = "",
-) -> str:
+def render_page(shown_run: ShownRun, *, chosen: str = "") -> str:
     """Return a recording as an HTML page.
 
     Args:
-        recording: The recording.
-        findings: The findings of the rules, the worst first.
-        rules: The rules that were run.
-        written: Whether a process still writes the recording; None if that is not known.
+        shown_run: The recording with its findings.
         chosen: The filter with which the page opens.
     """
-    return page_of(condense(recording, findings, rules, written=written), chosen=chosen)
+    return page_of(condense(shown_run), chosen=chosen)
 
 
 def page_of(document: Document, *, live: bool = False, chosen: str = "") -> str:
@@ -112,10 +101,12 @@ def assembled(
         more_style: Styles of this page's own parts.
         chosen: The filter with which the page opens.
     """
-    style, scripts = stylesheet() + more_style, (asset(LIBRARY), code)
+    style = stylesheet() + more_style
+    library = asset(LIBRARY)
+    connect = "'self'" if live else "'none'"
     policy = (
-        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; "
-        f"img-src data:; connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {_hash(library)} {_hash(code)}; style-src {_hash(style)}; "
+        f"img-src data:; connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
     parts = {
         "policy": html.escape(policy, quote=True),
@@ -124,8 +115,8 @@ def assembled(
         "chosen": html.escape(chosen, quote=True),
         "style": style,
         "licence": _comment(asset(LICENCE)),
-        "library": scripts[0],
-        "script": scripts[1],
+        "library": library,
+        "script": code,
         "document": inert(document.described),
         "tables": "\n".join(_table(name, text) for name, text in document.tables.items()),
     }

@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from kedge.report.page.columns import packed
 from kedge.store.rows import Floats, Ints
 
 MOST = 600
@@ -44,11 +45,9 @@ class Bins:
             regular: The steps that columns may begin at; all if None or empty.
             most: The most columns.
         """
-        places = (
-            np.arange(len(steps))
-            if regular is None or not len(regular)
-            else np.searchsorted(steps, regular)
-        )
+        places = np.arange(len(steps))
+        if regular is not None and len(regular):
+            places = np.searchsorted(steps, regular)
         if len(steps) and (not len(places) or places[0] > 0):
             places = np.concatenate([[0], places])
         own = _around(steps, places, wanted)[: most // 2]
@@ -68,9 +67,16 @@ class Bins:
     @cached_property
     def last(self) -> Ints:
         """The last step of each column."""
-        return (
-            self.steps[np.append(self.starts[1:], len(self.steps)) - 1] if len(self) else self.steps
-        )
+        if not len(self):
+            return self.steps
+        return np.asarray(self.steps[np.append(self.starts[1:], len(self.steps)) - 1])
+
+    def packed(self) -> dict[str, str]:
+        """Return the first and the last step of each column as tables for the page."""
+        return {
+            "first": packed(self.first.astype(np.float64), "f8"),
+            "last": packed(self.last.astype(np.float64), "f8"),
+        }
 
     @property
     def single(self) -> bool:
@@ -86,11 +92,11 @@ def _around(steps: Ints, places: Ints, wanted: Iterable[int]) -> Ints:
     """Return the places of the steps around the wanted ones, and of the first step after each run of them."""
     near: dict[int, None] = {}
     for step in wanted:
-        at, regular = int(np.searchsorted(steps, step)), int(np.searchsorted(steps[places], step))
+        at = int(np.searchsorted(steps, step))
         close = range(max(at - CLOSE, 0), min(at + CLOSE + 2, len(steps)))
-        near |= dict.fromkeys(
-            [*close, *places[max(regular - AROUND, 0) : regular + AROUND + 1].tolist()]
-        )
+        regular = int(np.searchsorted(steps[places], step))
+        around = places[max(regular - AROUND, 0) : regular + AROUND + 1].tolist()
+        near |= dict.fromkeys([*close, *around])
         if len(near) >= MOST_AROUND:
             break
     return np.sort(np.array(list(near)[:MOST_AROUND], dtype=np.int64))
@@ -123,10 +129,10 @@ class Grouping:
             how: ``most``, ``least``, ``last``, or ``furthest`` from zero.
         """
         folded = np.full(self.width, np.nan)
-        if len(self.columns):
-            folded[self.columns] = (
-                values if len(self.starts) == len(values) else _FOLDS[how](values, self.starts)
-            )
+        if len(self.columns) and len(self.starts) == len(values):
+            folded[self.columns] = values
+        elif len(self.columns):
+            folded[self.columns] = _FOLDS[how](values, self.starts)
         return folded
 
 

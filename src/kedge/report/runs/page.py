@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from kedge.report.curves import curves_of
-from kedge.report.head import command_of
-from kedge.report.page.curves import MOST_POINTS, curves
-from kedge.report.page.document import Document
+from kedge.report.curves import KINDS
+from kedge.report.page.document import MOST_POINTS, Document, described_site, packed_curves
 from kedge.report.page.render import assembled, asset, bundled
-from kedge.report.runs.shared_sites import (
-    described,
-    folds_of,
-    shared_sites,
-    sheets_for,
-    single_sites,
-)
-from kedge.report.runs.smoothing import KEPT
-from kedge.report.runs.summary import RunSummary
+from kedge.report.page.sheets import sheets_of, shown_steps
+from kedge.report.page.step_bins import MOST, Bins
+from kedge.report.runs.summary import KEPT, RunSummary
 from kedge.report.runs.table import RunColumn, RunTable
-from kedge.report.runs.terminal import told_option
-from kedge.rules.rule import Finding
 from kedge.short_text import counted, for_json
+from kedge.sites.folding import Folding
+from kedge.store.recording import Recording, SiteInfo
 
 #: The scripts of a report that are used, each after those it imports from.
 SCRIPTS = (
@@ -50,6 +42,12 @@ OWN = (
 FRAME, STYLE = "runs.html", "runs.css"
 #: The most points of all curves of one kind together.
 MOST_TOGETHER = 12_000
+#: The statistics that can be compared.
+COMPARED = ("rms", "std", "min", "max", "q05", "zero", "saturated", "nonfinite")
+#: The most numbers of all runs on a page: some fifteen megabytes of it.
+MOST_NUMBERS = 5_000_000
+#: The fewest columns of steps.
+FEWEST = 40
 
 
 def render_runs_page(table: RunTable, pages: Sequence[str | None] = (), chosen: str = "") -> str:
@@ -61,24 +59,15 @@ def render_runs_page(table: RunTable, pages: Sequence[str | None] = (), chosen: 
         chosen: The filter with which the page opens.
     """
     content = condense_runs(table, pages)
-    return assembled(
-        asset(FRAME, __package__), _script(), content, more_style=_style(), chosen=chosen
-    )
-
-
-@cache
-def _script() -> str:
-    return bundled(SCRIPTS, *(asset(name, __package__) for name in OWN))
-
-
-@cache
-def _style() -> str:
-    return asset(STYLE, __package__)
+    script = bundled(SCRIPTS, *(asset(name, __package__) for name in OWN))
+    style = asset(STYLE, __package__)
+    body = asset(FRAME, __package__)
+    return assembled(body, script, content, more_style=style, chosen=chosen)
 
 
 def condense_runs(table: RunTable, pages: Sequence[str | None] = ()) -> Document:
     """Return the content of the page."""
-    shared = shared_sites([run.recording for run in table.runs])
+    shared = shared_sites([run.shown_run.recording for run in table.runs])
     points = max(MOST_TOGETHER // len(table.runs), MOST_POINTS // 5)
     runs: list[dict[str, Any]] = []
     tables: dict[str, str] = {}
@@ -89,24 +78,20 @@ def condense_runs(table: RunTable, pages: Sequence[str | None] = ()) -> Document
         page = pages[place] if place < len(pages) else None
         runs.append(_run(run, columns, page, points) | sheets)
         tables |= {f"run{place}-{name}": text for name, text in own.items()}
-    equal = {
-        name: value
-        for name, value in table.differing.equal.items()
-        if (name, value) != ("ranks", "1")
-    }
+    all_sites = sum(
+        site.kind not in KINDS for run in table.runs for site in run.shown_run.recording.sites
+    )
     content = {
         "run": {"name": counted(len(runs), "run")},
         "smoothing": KEPT,
-        "equal": [told_option(name, value) for name, value in equal.items()]
-        if len(runs) > 1
-        else [],
+        "equal": table.common,
         "columns": [
             {"key": column.key, "title": column.title, "kind": column.kind} for column in columns
         ],
         "runs": runs,
         "left_out": [{"recording": one.recording, "reason": one.reason} for one in table.left_out],
-        "sites": described(shared),
-        "single": single_sites(table.runs, shared),
+        "sites": [_site(one) for one in shared],
+        "single": all_sites - sum(len(one.ids) for one in shared),
         "folds": list(folds_of(shared)),
     }
     return Document(content, tables)
@@ -115,18 +100,74 @@ def condense_runs(table: RunTable, pages: Sequence[str | None] = ()) -> Document
 def _run(
     run: RunSummary, columns: Sequence[RunColumn], page: str | None, points: int
 ) -> dict[str, Any]:
+    keys = ("code", "severity", "site", "step", "message")
     return {
         "name": run.name,
         "page": page,
-        "command": command_of(run.recording.manifest),
-        "findings": [_finding(one) for one in run.findings],
-        "judged": run.complete,
+        "command": run.shown_run.command,
+        "findings": [{key: getattr(one, key) for key in keys} for one in run.shown_run.findings],
+        "judged": run.shown_run.judgement.complete,
         "ending": run.ending,
         "pace": run.pace,
         "values": [for_json(column.value(run)) for column in columns],
-        "curves": list(curves(curves_of(run.recording), points)),
+        "curves": packed_curves(run.shown_run.curves, points),
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
-    return {key: getattr(finding, key) for key in ("code", "severity", "site", "step", "message")}
+@dataclass(frozen=True, eq=False)
+class SharedSite:
+    """A site that several runs have.
+
+    Attributes:
+        site: Its description in the first of them.
+        ids: Its number in each of them, by the place of the run.
+    """
+
+    site: SiteInfo
+    ids: Mapping[int, int]
+
+
+def shared_sites(recordings: Sequence[Recording]) -> list[SharedSite]:
+    """Return the sites that at least two recordings have, or all of a single one, in the order of the data."""
+    found: dict[str, tuple[SiteInfo, dict[int, int]]] = {}
+    for place, recording in enumerate(recordings):
+        for site in recording.sites:
+            if site.kind not in KINDS:
+                found.setdefault(site.site, (site, {}))[1][place] = site.id
+    least = min(len(recordings), 2)
+    return [SharedSite(site, ids) for site, ids in found.values() if len(ids) >= least]
+
+
+def _site(shared: SharedSite) -> dict[str, Any]:
+    """Return a site for the page, with the places of the runs that have it."""
+    known = described_site(shared.site) | {"from": []}
+    del known["root"], known["block"]
+    return known | {"runs": list(shared.ids)}
+
+
+def folds_of(shared: Sequence[SharedSite]) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the page's list of sites: a name, and the places of its sites; alike blocks share a line."""
+    places = {one.site.site: place for place, one in enumerate(shared)}
+    folding = Folding[SharedSite](
+        lambda one: one.site.site, lambda one: (one.site.type, tuple(one.ids))
+    )
+    for kind in dict.fromkeys(one.site.kind for one in shared):
+        for fold in folding.shown([one for one in shared if one.site.kind == kind]):
+            yield {"name": fold.name, "members": [places[one.site.site] for one in fold.members]}
+
+
+def sheets_for(
+    runs: Sequence[RunSummary], shared: Sequence[SharedSite]
+) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+    """Yield the sheets of each run, whose rows are the shared sites, and their tables by name."""
+    rows = sum(len(one.ids) for one in shared) * len(COMPARED)
+    most = min(max(MOST_NUMBERS // max(rows, 1), FEWEST), MOST)
+    for place, run in enumerate(runs):
+        recording = run.shown_run.recording
+        wanted = [finding.step for finding in run.shown_run.findings if finding.step >= 0]
+        bins = Bins.of(shown_steps(recording), wanted, recording.steps, most)
+        numbers = [one.ids.get(place) for one in shared]
+        sheets = sheets_of(recording, bins).of_rows(numbers, COMPARED)
+        entries, tables = sheets.packed(brief=rows * len(bins) > MOST_NUMBERS // 2)
+        columns = {"count": len(bins), "single": bins.single}
+        yield {"columns": columns, "sheets": entries}, tables | bins.packed()

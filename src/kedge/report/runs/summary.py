@@ -1,8 +1,8 @@
-"""The summary of one run, as a table of several runs has it."""
+"""The summary of one run, as a table of several runs has it: its options, its smoothed ends, and how it went."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -10,19 +10,40 @@ from typing import Any
 
 import numpy as np
 
-from kedge.report.curves import Curve, losses_of, norms_of
+from kedge.report.curves import Curve
 from kedge.report.head import UNNAMED
 from kedge.report.runs.options import options_of
-from kedge.report.runs.smoothing import smoothed
+from kedge.report.shown_run import ShownRun
 from kedge.rules.recorded.optimizers import optimizers, rates_of
-from kedge.rules.rule import SEVERITIES, Finding
+from kedge.rules.rule import SEVERITIES
 from kedge.short_text import thousands
 from kedge.shown_text import visible
-from kedge.store.recording import Recording
-from kedge.store.saved_account import newest
+from kedge.store.rows import Floats
 
+#: The share of an average that is kept at each value, for the figures of tables.
+KEPT = 0.9
 #: Circumstances of a run, by their names in a manifest.
 CIRCUMSTANCES = {"device": "device", "torch": "torch", "python": "Python", "kedge": "Kedge"}
+
+
+def smoothed(values: Floats, kept: float = KEPT) -> Floats:
+    """Return the average of each value and those before it, each weighted by its distance; NaN where a value is not finite.
+
+    It is an exponential moving average, as TensorBoard has it. The weights of the first values add
+    up to 1 too, so that the average does not begin at zero.
+
+    Args:
+        values: The values.
+        kept: The share of the average that is kept at each further value; 0 leaves the values as
+            they are.
+    """
+    made = np.full(len(values), np.nan)
+    total, weight = 0.0, 0.0
+    for place in np.flatnonzero(np.isfinite(values)).tolist():
+        total = total * kept + float(values[place]) * (1 - kept)
+        weight = weight * kept + (1 - kept)
+        made[place] = total / weight
+    return made
 
 
 @dataclass(frozen=True)
@@ -61,28 +82,13 @@ class RunSummary:
 
     Attributes:
         name: Its name, which no other of them has.
-        recording: Its recording.
-        findings: The findings in it, the worst first.
-        complete: Whether every rule could judge it.
-        written: Whether a process still writes it; None if that is not known.
+        shown_run: Its recording with its findings.
         wrote: When it was last written, in seconds since 1970; None if it does not matter.
     """
 
     name: str
-    recording: Recording
-    findings: tuple[Finding, ...]
-    complete: bool = True
-    written: bool | None = None
+    shown_run: ShownRun
     wrote: float | None = None
-
-    @cached_property
-    def curves(self) -> tuple[Curve, ...]:
-        """Its losses and norms, as far as they have values."""
-        return tuple(
-            curve
-            for curve in (*losses_of(self.recording), *norms_of(self.recording))
-            if len(curve.steps)
-        )
 
     @cached_property
     def loss(self) -> SmoothedEnd | None:
@@ -95,71 +101,68 @@ class RunSummary:
         return self._end_of("norm")
 
     def _end_of(self, kind: str) -> SmoothedEnd | None:
-        return next((SmoothedEnd.of(curve) for curve in self.curves if curve.kind == kind), None)
+        return next(
+            (SmoothedEnd.of(curve) for curve in self.shown_run.drawn_curves if curve.kind == kind),
+            None,
+        )
 
     @cached_property
     def options(self) -> Mapping[str, str]:
         """What it was started with: program, model, options, versions."""
-        manifest = self.recording.manifest
-        program = visible(str(manifest.get("script") or (manifest.get("command") or [UNNAMED])[0]))
-        found = (
-            {"program": program} | dict(self._models()) | options_of(manifest.get("command") or ())
-        )
-        found |= dict(self._training())
-        found |= {
-            said: str(manifest[key]) for key, said in CIRCUMSTANCES.items() if manifest.get(key)
-        }
-        return found | {
-            "ranks": str(max(int(manifest.get("world") or 1), len(self.recording.ranks)))
-        }
+        recording = self.shown_run.recording
+        manifest = recording.manifest
+        command = manifest.get("command") or ()
+        program = manifest.get("script") or (command or [UNNAMED])[0]
+        found = {"program": visible(str(program))}
+        if recording.roots:
+            models = []
+            for root in recording.roots:
+                size = f" {thousands(root.parameters)}" if root.parameters else ""
+                models.append(f"{root.name}{size}")
+            found["model"] = visible(", ".join(models))
+        found |= options_of(command)
 
-    def _models(self) -> Iterator[tuple[str, str]]:
-        roots = self.recording.roots
-        if roots:
-            named = (
-                f"{root.name} {thousands(root.parameters)}" if root.parameters else root.name
-                for root in roots
-            )
-            yield "model", visible(", ".join(named))
-
-    def _training(self) -> Iterator[tuple[str, str]]:
-        types = [str(one.get("type", "an optimizer")) for one in optimizers(self.recording) or ()]
-        rates = [
-            rate
-            for root in range(len(self.recording.roots))
-            for rate in rates_of(self.recording, root)
-        ]
+        types = [str(one.get("type", "an optimizer")) for one in optimizers(recording) or ()]
         if types:
-            yield "optimizer", visible(", ".join(dict.fromkeys(types)))
+            found["optimizer"] = visible(", ".join(dict.fromkeys(types)))
+        rates: dict[float, None] = {}
+        for place in range(len(recording.roots)):
+            rates |= dict.fromkeys(rates_of(recording, place))
         if rates:
-            yield "learning rate", ", ".join(f"{rate:g}" for rate in dict.fromkeys(rates))
+            found["learning rate"] = ", ".join(f"{rate:g}" for rate in rates)
+        for key, said in CIRCUMSTANCES.items():
+            if manifest.get(key):
+                found[said] = str(manifest[key])
+        found["ranks"] = str(max(int(manifest.get("world") or 1), len(recording.ranks)))
+        return found
 
     @property
     def started(self) -> datetime | None:
         """When it began."""
         try:
-            return datetime.fromisoformat(str(self.recording.manifest.get("started")))
+            return datetime.fromisoformat(str(self.shown_run.recording.manifest.get("started")))
         except ValueError:
             return None
 
     @property
     def seconds(self) -> float | None:
         """Its duration; of a run that goes on until it was last written, and None if it was killed."""
-        end = self.recording.end
+        end = self.shown_run.recording.end
         if end is not None:
             return end.get("seconds")
-        if not self.written or self.wrote is None or self.started is None:
+        if not self.shown_run.written or self.wrote is None or self.started is None:
             return None
         return max(self.wrote - self.started.timestamp(), 0.0)
 
     @cached_property
     def steps(self) -> int:
         """The number of its steps; without an end, the steps until the last with a value."""
-        end = self.recording.end or {}
-        seen = [self.recording.steps, *(curve.steps for curve in self.curves)]
-        return int(
-            end.get("steps") or max((int(steps[-1]) + 1 for steps in seen if len(steps)), default=0)
-        )
+        recording = self.shown_run.recording
+        ended = (recording.end or {}).get("steps")
+        if ended:
+            return int(ended)
+        seen = [recording.steps, *(curve.steps for curve in self.shown_run.drawn_curves)]
+        return max((int(steps[-1]) + 1 for steps in seen if len(steps)), default=0)
 
     @property
     def pace(self) -> float | None:
@@ -169,49 +172,50 @@ class RunSummary:
     @property
     def saved(self) -> int | None:
         """The bytes that autograd kept for backward at its peak, if they were recorded."""
-        event: Mapping[str, Any] = newest(self.recording.events) or {}
+        event: Mapping[str, Any] = self.shown_run.saved or {}
         peak = (event.get("course") or {}).get("peak")
         return peak if peak is not None else event.get("bytes")
 
     @property
     def counts(self) -> dict[str, int]:
         """The number of its findings of each severity."""
-        return {
-            severity: sum(one.severity == severity for one in self.findings)
-            for severity in SEVERITIES
-        }
+        severities = [finding.severity for finding in self.shown_run.findings]
+        return {severity: severities.count(severity) for severity in SEVERITIES}
 
     @property
     def ending(self) -> str:
         """How it ended, if that is not as it should be: it runs, was killed, or failed."""
-        end = self.recording.end
-        if end is None and self.recording.stopped is not None:
+        end = self.shown_run.recording.end
+        if end is None and self.shown_run.recording.stopped is not None:
             return "not written to its end"
         if end is None:
-            return {True: "running", False: "killed", None: "no end"}[self.written]
+            return {True: "running", False: "killed", None: "no end"}[self.shown_run.written]
         return f"exit {end['exit']}" if end.get("exit") else ""
 
 
 def told_apart(paths: Sequence[str]) -> list[str]:
     """Return a name for each path: its last part without its suffix, and as many before it as tell it from the others."""
     parts = [
-        [*path.replace("\\", "/").rstrip("/").removesuffix(".kedge").split("/")] for path in paths
+        path.replace("\\", "/").rstrip("/").removesuffix(".kedge").split("/") for path in paths
     ]
     lengths = [1] * len(parts)
     while True:
         names = ["/".join(own[-length:]) for own, length in zip(parts, lengths, strict=True)]
-        longer = [
-            names.count(name) > 1 and lengths[i] < len(parts[i]) for i, name in enumerate(names)
-        ]
-        if not any(longer):
+        is_over = True
+        for place, name in enumerate(names):
+            if names.count(name) > 1 and lengths[place] < len(parts[place]):
+                lengths[place] += 1
+                is_over = False
+        if is_over:
             return names
-        lengths = [length + more for length, more in zip(lengths, longer, strict=True)]
 
 
 def numbered(paths: Sequence[str]) -> list[str]:
     """Return a name for each path that does not tell its folder: its last part, with a number where several have the same."""
-    ends = [told_apart([path])[0] for path in paths]
-    before = [ends[:place].count(end) for place, end in enumerate(ends)]
-    return [
-        f"{end} ({count + 1})" if count else end for end, count in zip(ends, before, strict=True)
-    ]
+    names: list[str] = []
+    seen: dict[str, int] = {}
+    for path in paths:
+        end = told_apart([path])[0]
+        seen[end] = seen.get(end, 0) + 1
+        names.append(end if seen[end] == 1 else f"{end} ({seen[end]})")
+    return names

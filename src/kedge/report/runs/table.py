@@ -8,8 +8,7 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 from kedge.report.runs.options import Differing
-from kedge.report.runs.smoothing import KEPT
-from kedge.report.runs.summary import RunSummary
+from kedge.report.runs.summary import KEPT, RunSummary
 from kedge.short_text import for_json
 
 Kind = Literal["option", "moment", "seconds", "count", "number", "bytes"]
@@ -74,12 +73,30 @@ class RunTable:
     @cached_property
     def options(self) -> list[RunColumn]:
         """A column for each option in which the runs differ."""
-        return [RunColumn(name, name, "option", partial(_option, name)) for name in self._names()]
+        return [
+            RunColumn(name, name, "option", partial(_option, name)) for name in self.differing_names
+        ]
 
-    def _names(self) -> Sequence[str]:
-        """Return the names of the options in which the runs differ, typed ones first."""
+    @property
+    def differing_names(self) -> Sequence[str]:
+        """The names of the options in which the runs differ, typed ones first."""
         names = self.differing.names
         return sorted(names, key=lambda name: not name.startswith("-"))
+
+    @property
+    def common(self) -> list[str]:
+        """The options that are equal in all of several runs, as text: a program is its value alone."""
+        told = []
+        for name, value in self.differing.equal.items():
+            if len(self.runs) == 1 or (name, value) == ("ranks", "1"):
+                continue
+            if name in ("program", "model", "device"):
+                told.append(value)
+            elif value == "yes" and name.startswith("-"):
+                told.append(name)
+            else:
+                told.append(f"{name} {value}")
+        return told
 
     @cached_property
     def figures(self) -> list[RunColumn]:
@@ -92,7 +109,7 @@ class RunTable:
         """Return the table for programs; numbers that JSON does not have are the strings "nan", "inf" and "-inf"."""
         return {
             "runs": [_described(run) for run in self.runs],
-            "differ": list(self._names()),
+            "differ": list(self.differing_names),
             "equal": dict(self.differing.equal),
             "left_out": [
                 {"recording": one.recording, "reason": one.reason} for one in self.left_out
@@ -106,14 +123,14 @@ def _option(name: str, run: RunSummary) -> str | None:
 
 
 def _described(run: RunSummary) -> dict[str, Any]:
-    command = run.recording.manifest.get("command")
+    recording, findings = run.shown_run.recording, run.shown_run.findings
     return {
         "run": run.name,
-        "recording": str(run.recording.path),
-        "command": command,
+        "recording": str(recording.path),
+        "command": recording.manifest.get("command"),
         "options": dict(run.options),
-        "findings": run.counts | {"first": run.findings[0].code if run.findings else None},
-        "judged": run.complete,
+        "findings": run.counts | {"first": findings[0].code if findings else None},
+        "judged": run.shown_run.judgement.complete,
         "ending": run.ending or "ended",
         **{column.key: for_json(column.value(run)) for column in FIGURES},
         "not_finite": run.loss.broken if run.loss else 0,

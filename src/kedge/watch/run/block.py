@@ -21,6 +21,7 @@ from kedge.hooks.attach import refresh
 from kedge.hooks.firing.schedule import every as schedule_of
 from kedge.hooks.placing.own_warnings import ignore_warnings, show_warnings
 from kedge.notebook import paragraph
+from kedge.report.shown_run import ShownRun
 from kedge.rules.rule import Rule
 from kedge.sites.filters import check_watched
 from kedge.sites.select import Selector, Selectors
@@ -199,7 +200,7 @@ class WatchBlock:
             return paragraph(
                 f"{self.recording} is not written yet: call begin(), or use it as a with block"
             )
-        return run_html(recording, self.findings())
+        return run_html(ShownRun(recording, self.findings()))
 
     @property
     def summary(self) -> WatchSummary | None:

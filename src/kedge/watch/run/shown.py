@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
 from math import isfinite
 
 import numpy as np
 
 from kedge import notebook
-from kedge.report.curves import Curve, curves_of
-from kedge.report.findings import MARKS
-from kedge.report.head import command_of
-from kedge.report.module_lines import folded, lines
+from kedge.report.curves import Curve
+from kedge.report.findings import grouped
 from kedge.report.module_table import columns
+from kedge.report.shown_run import ShownRun
 from kedge.report.sparkline import binned
-from kedge.report.terminal import marks_of
 from kedge.report.verdict import verdict
-from kedge.rules.judgement import judgement_of
 from kedge.rules.rule import Finding
 from kedge.short_text import compact, counted
-from kedge.store.recording import Recording
 from kedge.store.rows import Floats
 
 #: The pixels of a curve, and the characters of a line of the table of modules.
@@ -39,14 +33,12 @@ class Findings(tuple[Finding, ...]):
 
     def __str__(self) -> str:
         """A paragraph for each finding: what was found, and what to do."""
-        return (
-            "\n".join(
-                f"{each.severity} {each.code}  {each.message}"
-                + (f"\n  → {each.remedy}" if each.remedy else "")
-                for each in self
-            )
-            or "no findings"
-        )
+        lines = []
+        for each in self:
+            lines.append(f"{each.severity} {each.code}  {each.message}")
+            if each.remedy:
+                lines.append(f"  → {each.remedy}")
+        return "\n".join(lines) or "no findings"
 
     def __repr__(self) -> str:
         """The same, for a terminal."""
@@ -54,64 +46,44 @@ class Findings(tuple[Finding, ...]):
 
     def _repr_html_(self) -> str:
         """The findings for a notebook, grouped by rule."""
-        groups = [
-            list(group)
-            for _, group in groupby(self, lambda finding: (finding.severity, finding.code))
-        ]
-        return "".join(map(_group, groups)) or notebook.paragraph("no findings")
+        folds = []
+        for group in grouped(self):
+            texts = []
+            for remedy, same in group.by_remedy():
+                texts += [group.told(finding) for finding in same]
+                if remedy:
+                    texts.append(remedy)
+            content = "".join(notebook.paragraph(text, quiet=False) for text in texts if text)
+            title = f"{group.title}  {group.where}"
+            folds.append(notebook.folding(title, content, shown=group.severity == "error"))
+        return "".join(folds) or notebook.paragraph("no findings")
 
 
-def _group(group: Sequence[Finding]) -> str:
-    first = group[0]
-    step = f", step {first.step}" if first.step >= 0 else ""
-    where = f"{first.site}{step}" if len(group) == 1 else f"in {len(group):,} places"
-    told = [
-        (f.message if len(group) == 1 else f"· {f.message}", f"→ {f.remedy}" if f.remedy else "")
-        for f in group
-    ]
-    texts = [
-        text
-        for remedy, same in groupby(told, lambda pair: pair[1])
-        for text in (*(message for message, _ in same), remedy)
-        if text
-    ]
-    title = f"{MARKS[first.severity]} {first.severity} {first.code}  {where}"
-    return notebook.folding(
-        title,
-        "".join(notebook.paragraph(text, quiet=False) for text in texts),
-        shown=first.severity == "error",
-    )
-
-
-def run_html(recording: Recording, findings: Sequence[Finding]) -> str:
-    """Return a run as HTML: the verdict, the curves and the findings, and below a line the modules.
-
-    Args:
-        recording: The recording so far.
-        findings: The findings of all rules.
-    """
-    judgement = judgement_of(recording, findings)
+def run_html(shown_run: ShownRun) -> str:
+    """Return a run as HTML: the verdict, the curves and the findings, and below a line the modules."""
+    recording = shown_run.recording
     state = "" if recording.end is not None else " so far"
-    told = f"{command_of(recording.manifest) or recording.path.name}: {counted(len(recording.steps), 'measured step')}"
-    curves = [curve for curve in curves_of(recording) if len(curve.steps)]
-    return "".join(
-        [
-            notebook.heading(f"{told}{state}"),
-            notebook.paragraph(verdict(judgement, 3), quiet=False),
-            notebook.paragraph(EVERY_STEP) if judgement.helped else "",
-            *map(_curve, curves[:MOST_CURVES]),
-            Findings(findings)._repr_html_() if findings else "",
-            _modules(recording, findings),
-        ]
-    )
+    name = shown_run.command or recording.path.name
+    told = f"{name}: {counted(len(recording.steps), 'measured step')}{state}"
+    parts = [
+        notebook.heading(told),
+        notebook.paragraph(verdict(shown_run.judgement, 3), quiet=False),
+    ]
+    if shown_run.judgement.helped:
+        parts.append(notebook.paragraph(EVERY_STEP))
+    parts += map(_curve, shown_run.drawn_curves[:MOST_CURVES])
+    if shown_run.findings:
+        parts.append(Findings(shown_run.findings)._repr_html_())
+    if shown_run.folds and len(recording.steps):
+        parts.append(_modules(shown_run))
+    return "".join(parts)
 
 
 def _curve(curve: Curve) -> str:
     """Return a curve as a picture, with its ends in words."""
     told = f"{curve.title} {compact(curve.values[0])} → {compact(curve.values[-1])}"
-    return notebook.figure(
-        told, curve.label, _picture(np.where(curve.bad, np.nan, curve.values), told)
-    )
+    picture = _picture(np.where(curve.bad, np.nan, curve.values), told)
+    return notebook.figure(told, curve.label, picture)
 
 
 def _picture(values: Floats, told: str) -> str:
@@ -133,15 +105,11 @@ def _picture(values: Floats, told: str) -> str:
     return notebook.svg(WIDTH, HEIGHT, f"{line}{ticks}", told)
 
 
-def _modules(recording: Recording, findings: Sequence[Finding]) -> str:
+def _modules(shown_run: ShownRun) -> str:
     """Return the table of modules, below a line that unfolds it; alike blocks share a line, as in the terminal."""
-    known = lines(recording)
-    shown = folded(known, findings)
-    if not shown or not len(recording.steps):
-        return ""
-    marks = marks_of(shown, findings)
-    chosen = columns(shown, len(recording.steps), TABLE, marks)
+    shown = shown_run.folds
+    chosen = columns(shown, len(shown_run.recording.steps), TABLE, shown_run.marks(shown))
     rows = [[str(column.cell(line)) for column in chosen] for line in shown]
     kinds = "".join("r" if column.right else "m" for column in chosen)
     table = notebook.table([column.title for column in chosen], rows, align=kinds, whole=True)
-    return notebook.folding(counted(len(known), "module"), table)
+    return notebook.folding(counted(len(shown_run.lines), "module"), table)

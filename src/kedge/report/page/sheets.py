@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,21 +41,29 @@ MANY = 2_000_000
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
-    """One statistic: the ids of the sites that have it, and their values."""
+    """One statistic: the numbers of the rows that have it, and their values."""
 
     rows: list[int]
     values: Floats
 
-    def entry(self, name: str, *, brief: bool) -> dict[str, Any]:
-        """Return the sheet for the page; ``data`` is its text."""
-        form = form_of(self.values, share=name in SHARES, brief=brief)
-        return {"rows": self.rows, "form": form, "data": packed(self.values, form)}
+    @classmethod
+    def of(cls, values: Floats) -> Sheet:
+        """Return the sheet of a matrix, without the rows that have no value."""
+        rows = np.flatnonzero((~np.isnan(values)).any(axis=1))
+        return cls(rows.tolist(), values[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class Sheets:
-    """All sheets of a recording, and the state of every cell."""
+    """All sheets of a recording, and the state of every cell.
 
+    Attributes:
+        bins: The columns.
+        states: The state of each cell.
+        by_name: The sheets.
+    """
+
+    bins: Bins
     states: NDArray[np.uint8]
     by_name: Mapping[str, Sheet]
 
@@ -64,31 +72,53 @@ class Sheets:
         """The number of values in all sheets."""
         return sum(sheet.values.size for sheet in self.by_name.values())
 
-    def entries(self, *, brief: bool = False) -> dict[str, dict[str, Any]]:
-        """Return all sheets for the page, with two or three digits if they are large or ``brief`` is set."""
+    def packed(self, *, brief: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the sheets for the page, and their tables by name.
+
+        Args:
+            brief: Whether two or three digits are enough; they always are if the sheets are large.
+        """
+        entries: dict[str, Any] = {}
+        tables: dict[str, str] = {}
         brief = brief or self.size > MANY
-        made = {name: sheet.entry(name, brief=brief) for name, sheet in self.by_name.items()}
-        made["state"] = {"rows": None, "form": "n1", "data": packed(self.states, "n1")}
-        return made
+        for name, sheet in self.by_name.items():
+            form = form_of(sheet.values, share=name in SHARES, brief=brief)
+            entries[name] = {"rows": sheet.rows, "form": form}
+            tables[name] = packed(sheet.values, form)
+        entries["state"] = {"rows": None, "form": "n1"}
+        tables["state"] = packed(self.states, "n1")
+        return entries, tables
+
+    def of_rows(self, numbers: Sequence[int | None], names: Sequence[str]) -> Sheets:
+        """Return some sheets of some rows, whose new numbers are their places; a row without a number is empty."""
+        places = {number: place for place, number in enumerate(numbers) if number is not None}
+        states = np.zeros((len(numbers), self.states.shape[1]), dtype=np.uint8)
+        states[list(places.values())] = self.states[list(places)]
+        by_name = {}
+        for name in names:
+            if name in self.by_name:
+                sheet = self.by_name[name]
+                kept = [row for row, number in enumerate(sheet.rows) if number in places]
+                rows = [places[sheet.rows[row]] for row in kept]
+                by_name[name] = Sheet(rows, sheet.values[kept])
+        return Sheets(self.bins, states, by_name)
 
 
 def shown_steps(recording: Recording) -> Ints:
     """Return the steps of the page's columns: measured steps, and light ones with values of further sites."""
-    apart = set(_apart(recording))
-    rows = (recording.rows(site) for site in recording.sites if site.id not in apart)
-    light = [own.step[own.level != FULL] for own in rows]
-    return np.unique(np.concatenate([recording.steps, *light]))
-
-
-def _apart(recording: Recording) -> list[int]:
-    """Return the sites that are recorded in every step: curves, and outputs that are a single number."""
-    return [site.id for site in recording.sites if site.kind in KINDS or is_number(recording, site)]
+    found = [recording.steps]
+    for site in recording.sites:
+        # Curves, and outputs that are a single number, are recorded in every step.
+        if site.kind not in KINDS and not is_number(recording, site):
+            rows = recording.rows(site)
+            found.append(rows.step[rows.level != FULL])
+    return np.unique(np.concatenate(found))
 
 
 def sheets_of(recording: Recording, bins: Bins) -> Sheets:
     """Return the sheets of all sites."""
     states = np.zeros((len(recording.sites), len(bins)), dtype=np.uint8)
-    held: dict[str, tuple[list[int], list[Floats]]] = {}
+    found: dict[str, tuple[list[int], list[Floats]]] = {}
     for site in recording.sites:
         rows = recording.rows(site)
         if not len(rows) or site.kind in KINDS:
@@ -96,13 +126,14 @@ def sheets_of(recording: Recording, bins: Bins) -> Sheets:
         groups = Grouping.of(bins, rows.step)
         states[site.id, groups.columns] = _states(rows, groups)
         for name, values in _folded(recording, site, rows, groups, bins):
-            if (
-                np.nan_to_num(values) if name == "nan" else ~np.isnan(values)
-            ).any():  # of NaN there usually is none
-                ids, kept = held.setdefault(name, ([], []))
+            # There usually is no NaN, so a sheet of zeros is left out.
+            present = np.nan_to_num(values) if name == "nan" else ~np.isnan(values)
+            if present.any():
+                ids, kept = found.setdefault(name, ([], []))
                 ids.append(site.id)
                 kept.append(values)
-    return Sheets(states, {name: Sheet(ids, np.array(kept)) for name, (ids, kept) in held.items()})
+    sheets = {name: Sheet(ids, np.array(kept)) for name, (ids, kept) in found.items()}
+    return Sheets(bins, states, sheets)
 
 
 def _states(rows: Rows, groups: Grouping) -> NDArray[np.uint8]:
@@ -125,13 +156,9 @@ def _folded(
         # Histograms add up, so a column's quantile is that of all its steps together.
         merged = np.add.reduceat(counts, drawn.starts, axis=0)
         for name, q in QUANTILES.items():
-            yield name, _placed(drawn, quantile(merged, q))
-
-
-def _placed(groups: Grouping, values: Floats) -> Floats:
-    placed = np.full(groups.width, np.nan)
-    placed[groups.columns] = values
-    return placed
+            values = np.full(drawn.width, np.nan)
+            values[drawn.columns] = quantile(merged, q)
+            yield name, values
 
 
 def statistic(site: SiteInfo, rows: Rows, name: str) -> Floats:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from kedge.report.held.folded_paths import folded_paths
-from kedge.report.held.held_tree import held_tree
-from kedge.report.held.icicle import LEAST, icicle, icicle_text
+from kedge.report.held import LEAST, folded_paths, held_tree, icicle, icicle_text
 from kedge.store.held_tensors import HeldSpan, HeldTensors, TensorKind
 
 PARTS = {"norm": 100, "attn.q": 300, "mlp": 500}

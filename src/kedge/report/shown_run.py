@@ -1,0 +1,87 @@
+"""A recording as it is shown: what a terminal, a page, the live screen, a table of runs and a notebook draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from rich.text import Text
+
+from kedge.report.curves import Curve, curves_of, early_end
+from kedge.report.head import command_of
+from kedge.report.module_lines import ModuleLine, folded, lines
+from kedge.report.module_table import marks_of
+from kedge.rules.judgement import Judgement, judgement_of
+from kedge.rules.rule import Finding, Rule
+from kedge.store.recording import Recording
+from kedge.store.saved_account import newest
+
+
+@dataclass(frozen=True, eq=False)
+class ShownRun:
+    """One recording with its findings; what several parts of it are drawn from is made once.
+
+    Attributes:
+        recording: The recording so far.
+        findings: The findings of the rules, the worst first.
+        rules: The rules that were run; all of them if None.
+        written: Whether a process still writes the recording; None if that is not known.
+        pace: Recent steps per second; None if that is not known.
+    """
+
+    recording: Recording
+    findings: Sequence[Finding] = ()
+    rules: Sequence[Rule] | None = None
+    written: bool | None = None
+    pace: float | None = None
+
+    @cached_property
+    def judgement(self) -> Judgement:
+        """The findings, and the rules that could not judge."""
+        return judgement_of(self.recording, self.findings, self.rules)
+
+    @property
+    def command(self) -> str:
+        """The command of the run, or its script; empty if neither is known."""
+        return command_of(self.recording.manifest)
+
+    @cached_property
+    def curves(self) -> tuple[Curve, ...]:
+        """The losses and the norms of gradients, also those without a value."""
+        return tuple(curves_of(self.recording))
+
+    @cached_property
+    def drawn_curves(self) -> tuple[Curve, ...]:
+        """The losses and the norms of gradients that have a value."""
+        return tuple(curve for curve in self.curves if len(curve.steps))
+
+    @cached_property
+    def losses(self) -> tuple[Curve, ...]:
+        """The losses that have a value."""
+        return tuple(curve for curve in self.drawn_curves if curve.kind == "loss")
+
+    @cached_property
+    def early(self) -> str:
+        """A sentence on curves that end long before the run; empty if they do not."""
+        return early_end(self.recording, self.drawn_curves)
+
+    @cached_property
+    def lines(self) -> tuple[ModuleLine, ...]:
+        """A line for each module, in data-flow order."""
+        return lines(self.recording)
+
+    @cached_property
+    def folds(self) -> tuple[ModuleLine, ...]:
+        """The same, with alike blocks in one line if there are many."""
+        return tuple(folded(self.lines, self.findings))
+
+    def marks(self, shown: Sequence[ModuleLine]) -> dict[str, Text]:
+        """Return the marks before lines with findings, by label."""
+        return marks_of(shown, self.findings)
+
+    @cached_property
+    def saved(self) -> Mapping[str, Any] | None:
+        """The newest event about the tensors that autograd saves."""
+        return newest(self.recording.events)

@@ -1,1 +1,0 @@
-"""Tests of the tree of held tensors, and of its picture as text."""

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kedge.numbers import compact, counted, percent, seconds, thousands
+from kedge.short_text import compact, counted, percent, seconds, thousands
 
 
 @pytest.mark.parametrize(

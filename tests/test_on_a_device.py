@@ -12,7 +12,7 @@ from torch import nn
 import kedge
 from kedge.features.dataset.compute import BatchComputer
 from kedge.features.dataset.samples.batch import SampleBatch
-from kedge.inspect.operations import operations
+from kedge.inspection.operations import operations
 from kedge.offload.saved_tensors import saved
 from kedge.repro.calls import CallState, Surroundings
 from kedge.store.recording import Recording

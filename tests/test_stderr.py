@@ -19,7 +19,7 @@ from torch import nn
 
 import kedge
 from kedge.errors import RecordingError
-from kedge.numbers import counted
+from kedge.short_text import counted
 from kedge.stderr import STATUS, Shield
 
 

@@ -18,8 +18,8 @@ from kedge.hooks.firing.schedule import every as every
 from kedge.hooks.session import Session as Session
 from kedge.hooks.session import hook as hook
 from kedge.hooks.session import session as session
-from kedge.inspect.audit import audit as audit
-from kedge.inspect.operations import operations as operations
+from kedge.inspection.audit import audit as audit
+from kedge.inspection.operations import operations as operations
 from kedge.offload.destination import Cpu as Cpu
 from kedge.offload.destination import Disk as Disk
 from kedge.offload.destination import Rebuild as Rebuild

@@ -81,7 +81,7 @@ def hook_tables():
     return kinds, given.grad.tolist()
 
 def wrapped_hooks():
-    from kedge.inspect.effects import function_in
+    from kedge.inspection.effects import function_in
     def loading(module, *args): pass
     model._register_load_state_dict_pre_hook(loading, with_module=True)
     (hook,) = model._load_state_dict_pre_hooks.values()
@@ -119,7 +119,7 @@ def module_calls():
         return kept["/tanh"].tolist()
 
 def autograd_nodes():
-    from kedge.inspect.autograd_graph import read_graph
+    from kedge.inspection.autograd_graph import read_graph
     nodes = read_graph(model(x).sum())
     assert all(before < node.number for node in nodes for before in node.takes if node.kind == "operation")
     return [node.name for node in nodes]

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, 
 from torch.optim import optimizer as optimizers
 
 import kedge
-from kedge.inspect.audit import EVERY_MODULE, EVERY_OPTIMIZER, KINDS, HookEntry, audit
+from kedge.inspection.audit import EVERY_MODULE, EVERY_OPTIMIZER, KINDS, HookEntry, audit
 from tests import forked
 
 MODULE = {

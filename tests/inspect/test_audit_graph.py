@@ -16,7 +16,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import kedge
-from kedge.inspect.audit import audit
+from kedge.inspection.audit import audit
 
 HERE = "tests/inspect/test_audit_graph.py"
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from kedge.inspect.audit import audit
+from kedge.inspection.audit import audit
 
 WAYS = {
     "register_step_pre_hook": "optimizer-step-pre",

@@ -19,8 +19,8 @@ from torch.nn.modules import module as modules
 from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 import kedge
-from kedge.inspect import effects
-from kedge.inspect.audit import audit
+from kedge.inspection import effects
+from kedge.inspection.audit import audit
 
 CALLS: list[str] = []
 

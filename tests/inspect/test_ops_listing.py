@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kedge.inspect.operations import operations
+from kedge.inspection.operations import operations
 from kedge.testing import assert_hooks_restored, assert_same_bits
 
 

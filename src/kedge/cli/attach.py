@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedge.cli.watch_options import add_watch_options, check_watched
-from kedge.numbers import listed
+from kedge.short_text import listed
 from kedge.stderr import say
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from kedge.numbers import for_json
+from kedge.short_text import for_json
 
 if TYPE_CHECKING:
     from kedge.report.module_lines import ModuleLine

@@ -36,7 +36,7 @@ class ExportCommand:
         """Write the file."""
         with required("pyarrow", "export", "kedge export needs"):
             from kedge.store.export.parquet import is_other, write_parquet
-        from kedge.numbers import sized
+        from kedge.short_text import sized
 
         recording = only_sites(open_recording(recording_named(args.recording)), args.sites)
         path = Path(args.o) if args.o else _beside(recording.path)

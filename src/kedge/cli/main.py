@@ -42,8 +42,8 @@ from kedge.cli.run import RunCommand
 from kedge.cli.serve import ServeCommand
 from kedge.cli.sites import SitesCommand
 from kedge.errors import KedgeError, RecordingError
-from kedge.numbers import with_short_words
 from kedge.program.ending import SIGINT_STATUS, Ending
+from kedge.short_text import with_short_words
 from kedge.shown_text import visible
 from kedge.stderr import print_error
 

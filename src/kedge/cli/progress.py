@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, TextIO
 
-from kedge.numbers import seconds
+from kedge.short_text import seconds
 from kedge.stderr import SpacedLines, shows_progress
 
 if TYPE_CHECKING:

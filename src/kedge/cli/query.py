@@ -14,7 +14,7 @@ from kedge.cli.progress import add_quiet, progress
 from kedge.cli.recordings import add_recording, is_recording, open_recording, recording_named
 from kedge.cli.sites_option import add_sites, only_sites
 from kedge.errors import required
-from kedge.numbers import for_json
+from kedge.short_text import for_json
 
 #: The rows that are printed by default.
 MOST_ROWS = 100
@@ -80,8 +80,8 @@ class QueryCommand:
 
 
 def _draw(names: Sequence[str], rows: Sequence[Sequence[Any]], most: int | None) -> None:
-    from kedge.numbers import counted
     from kedge.report.terminal import console_for
+    from kedge.short_text import counted
 
     console = console_for()
     if len(names) * _NARROWEST > console.width:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kedge.cli.parser import nearest
 from kedge.cli.progress import progress
 from kedge.errors import NewerFormat, NotARecording, RecordingError
-from kedge.numbers import listed
+from kedge.short_text import listed
 from kedge.stderr import say
 
 if TYPE_CHECKING:

@@ -14,15 +14,15 @@ from kedge.cli.run import add_program, program_of
 from kedge.cli.sites_option import add_sites
 from kedge.cli.watch_options import check_selector
 from kedge.cli.watching import Watching
-from kedge.numbers import counted
 from kedge.program.after_import import AfterImport
 from kedge.program.ending import Ending
+from kedge.short_text import counted
 from kedge.stderr import messenger
 from kedge.watch.run.options import WatchOptions
 
 if TYPE_CHECKING:
-    from kedge.inspect.function_operations import OutsideListing
-    from kedge.inspect.operations import Listing
+    from kedge.inspection.function_operations import OutsideListing
+    from kedge.inspection.operations import Listing
     from kedge.sites.table import SiteRow, Sites
     from kedge.watch.models.roots import RootModule
     from kedge.watch.watcher import Watcher
@@ -129,7 +129,7 @@ class ModelListings(list[Any]):
             self._stop()
 
     def _begin(self) -> None:
-        from kedge.inspect.function_operations import OutsideListing
+        from kedge.inspection.function_operations import OutsideListing
 
         self.alone = OutsideListing(self._end_step).start()
 
@@ -146,7 +146,7 @@ class ModelListings(list[Any]):
 
     def append(self, model: Any) -> None:
         """Add a model whose first call has begun."""
-        from kedge.inspect.operations import Listing
+        from kedge.inspection.operations import Listing
 
         super().append(model)
         self._stop()

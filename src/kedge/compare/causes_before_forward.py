@@ -13,7 +13,7 @@ from kedge.compare.first_parting import FirstParting, PartingCause, common_facto
 from kedge.compare.measures import Compared, coarser
 from kedge.compare.parameter_names import names_of_parameters, share_of
 from kedge.compare.wording import change_between, names_of_modules, text_of_shape
-from kedge.numbers import counted
+from kedge.short_text import counted
 from kedge.store.rows import Floats, Ints
 
 #: Norms of n random numbers differ by 1 / sqrt(2 n) of themselves, one standard deviation; this

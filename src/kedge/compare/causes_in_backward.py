@@ -10,8 +10,8 @@ from kedge.compare.alignment.sites import BACKWARD
 from kedge.compare.first_parting import ROUNDING_ULPS, FirstParting, PartingCause, common_factor
 from kedge.compare.measures import eps
 from kedge.compare.parameter_names import names_of_parameters, share_of
-from kedge.numbers import counted
 from kedge.rules.recorded.optimizers import optimizers, unheld_parameters
+from kedge.short_text import counted
 from kedge.store.recording import Recording
 
 #: The spread of the factors of all gradients if the loss was scaled, and of all updates if the rate

@@ -9,7 +9,7 @@ from kedge.compare.alignment.modules import RecordedModule, flow
 from kedge.compare.alignment.sites import SameSite
 from kedge.compare.first_parting import FirstParting, PartingCause, is_called_from_outside
 from kedge.compare.wording import change_between, name_of_module, names_of_modules
-from kedge.numbers import counted
+from kedge.short_text import counted
 
 #: Modules that draw random numbers, by the names of their classes.
 RANDOM = re.compile(r"drop|stochastic|gumbel|rrelu|noise", re.IGNORECASE)

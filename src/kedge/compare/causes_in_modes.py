@@ -14,8 +14,8 @@ from kedge.compare.alignment.sites import SameModule, SameSite
 from kedge.compare.causes_in_forward import RANDOM
 from kedge.compare.first_parting import FirstParting, PartingCause
 from kedge.compare.wording import name_of_module, names_of_modules
-from kedge.numbers import counted
 from kedge.rules.recorded.optimizers import events_of
+from kedge.short_text import counted
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from kedge.compare.alignment.sites import Alignment, SameModule, SameSite, align
 from kedge.compare.measures import COMPARED, COUNTS, ChosenRows, Compared, apart, eps
 from kedge.errors import CannotCompare
-from kedge.numbers import counted
+from kedge.short_text import counted
 from kedge.store.recording import Recording
 from kedge.store.rows import Bools, Floats, Ints, Rows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from kedge.compare.wording import NAMED
-from kedge.numbers import counted, listed
+from kedge.short_text import counted, listed
 from kedge.sites.folding import folded_names
 
 

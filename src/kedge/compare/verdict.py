@@ -15,7 +15,7 @@ from kedge.compare import (
 )
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.first_parting import FirstParting, PartingCause, is_from_outside
-from kedge.numbers import counted
+from kedge.short_text import counted
 
 Finder = Callable[[FirstParting], PartingCause | None]
 

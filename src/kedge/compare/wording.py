@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kedge.compare.alignment.modules import RecordedModule
-from kedge.numbers import listed
+from kedge.short_text import listed
 from kedge.sites.folding import Folding
 
 #: The number of modules that are named before the rest is counted.

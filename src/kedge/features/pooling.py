@@ -15,7 +15,7 @@ from torch import Tensor
 from kedge.errors import ExtractError
 from kedge.features.axes.arguments import Arguments, Mask
 from kedge.features.axes.layout import FLAT, Layout
-from kedge.numbers import counted
+from kedge.short_text import counted
 
 How = Literal["mean", "max", "tokens", "first", "last", "flatten"]
 _OF_SEQUENCES = ("tokens", "first", "last")

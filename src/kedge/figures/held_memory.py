@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from kedge.errors import CannotDraw
 from kedge.figures.canvas import ACCENT, QUIET, TEXT, Axes, Drawing, dress, plain
-from kedge.numbers import sized
 from kedge.report.fitted_text import cut
 from kedge.report.held.held_tree import HeldNode, held_tree
+from kedge.short_text import sized
 
 _HOLDERS = 10
 _LONGEST_NAME = 34

@@ -35,7 +35,7 @@ from kedge.hooks.open_sessions import warn_of_repeated
 from kedge.hooks.placing.concealed import is_hooked
 from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
-from kedge.numbers import counted
+from kedge.short_text import counted
 from kedge.sites.select import Selector, SitePlace, selects
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo

@@ -12,7 +12,7 @@ from kedge.hooks.attach import note_removal
 from kedge.hooks.open_sessions import in_block
 from kedge.hooks.recorded_values import Listed, RecordedValues
 from kedge.notebook import SHOWN, Table
-from kedge.numbers import counted
+from kedge.short_text import counted
 
 _NAMED = 3
 

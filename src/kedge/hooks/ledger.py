@@ -15,7 +15,7 @@ from kedge.hooks.attach import MOST_FIRINGS, Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.unfired import explain, explain_leaves, explaining_many
-from kedge.numbers import counted
+from kedge.short_text import counted
 from kedge.sites.folding import Fold, Folding, folded_names, pattern
 from kedge.sites.language import parse
 from kedge.sites.site import Site

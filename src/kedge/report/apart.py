@@ -9,11 +9,11 @@ from functools import cached_property
 
 import numpy as np
 
-from kedge.numbers import listed
 from kedge.report.module_lines import FIGURES, FoldedLine, ModuleLine, folded, lines
 from kedge.report.module_table import spread
 from kedge.report.sparkline import ScaleSeries
 from kedge.rules.rule import Finding
+from kedge.short_text import listed
 from kedge.sites.folding import outliers, pattern
 from kedge.store.recording import Recording
 from kedge.store.rows import Bools, Floats

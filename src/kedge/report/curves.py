@@ -9,9 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kedge.numbers import counted
 from kedge.report.sparkline import ScaleSeries, sparkline
 from kedge.rules.recorded.roots import root_paths
+from kedge.short_text import counted
 from kedge.store.recording import Recording, Rows, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
 

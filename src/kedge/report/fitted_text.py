@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from kedge.numbers import with_short_words
+from kedge.short_text import with_short_words
 
 #: The longest readable line.
 WIDEST = 110

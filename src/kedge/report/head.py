@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from kedge.errors import BeingWritten, RecordingError
-from kedge.numbers import counted, listed, percent, seconds
+from kedge.short_text import counted, listed, percent, seconds
 from kedge.shown_text import typed, visible
 from kedge.store.recording import Recording
 from kedge.store.writing.lock import LOCK, check_written

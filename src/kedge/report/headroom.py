@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kedge.numbers import compact
 from kedge.report.fitted_text import print_paragraph
 from kedge.report.module_lines import lines, matching
+from kedge.short_text import compact
 from kedge.store.exponents import SMALLEST_NORMAL, below, quantile
 from kedge.store.formats import FORMATS, NumberFormat
 from kedge.store.recording import Recording, SiteInfo

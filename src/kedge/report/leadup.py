@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from rich.text import Text
 
-from kedge.numbers import compact
 from kedge.report.fitted_text import cut
 from kedge.report.sparkline import GAP, ScaleSeries, sparkline
+from kedge.short_text import compact
 
 #: Longer names are cut in their middle.
 NAME = 32

@@ -9,10 +9,10 @@ from math import isfinite
 
 from rich.text import Text
 
-from kedge.numbers import brief, compact, thousands
 from kedge.report.fitted_text import fit, joined
 from kedge.report.module_lines import FoldedLine, ModuleLine
 from kedge.report.sparkline import NOT_FINITE, ScaleSeries, sparkline
+from kedge.short_text import brief, compact, thousands
 
 BAD = "bold red"
 FAINT = "dim"

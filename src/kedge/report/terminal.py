@@ -11,7 +11,6 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from kedge.numbers import compact, counted
 from kedge.report.apart import apart_blocks, sentence
 from kedge.report.curves import curves_of, early_end
 from kedge.report.findings import MARKS, STYLES, render_findings
@@ -23,6 +22,7 @@ from kedge.report.sparkline import NOT_FINITE
 from kedge.report.verdict import advice, left_open, tally, verdict
 from kedge.rules.judgement import Judgement, judgement_of
 from kedge.rules.rule import SEVERITIES, Finding, Rule
+from kedge.short_text import compact, counted
 from kedge.store.recording import Recording
 
 PLAIN_WIDTH = 100

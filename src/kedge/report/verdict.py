@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kedge.numbers import counted, listed
 from kedge.rules.judgement import Judgement
 from kedge.rules.rule import SEVERITIES, Finding, Lack
+from kedge.short_text import counted, listed
 
 #: The most rules that a short line names.
 NAMED_LACKS = 3

@@ -38,7 +38,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kedge.flow import Act, Event
-from kedge.inspect.operations import Listing
+from kedge.inspection.operations import Listing
 from kedge.repro.finiteness import counts
 from kedge.sites.site import Site
 from kedge.torch_internals.graph_task import current_node

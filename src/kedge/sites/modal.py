@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from kedge.numbers import listed
+from kedge.short_text import listed
 from kedge.torch_internals.module_tables import modules_in
 
 _NAMED = 3

@@ -18,7 +18,7 @@ from torch.nn import functional
 from kedge import notebook
 from kedge.calls.arguments import called_as, described, not_a_model
 from kedge.errors import NoSiteMatched, NoSuchKind, SelectorError
-from kedge.numbers import counted
+from kedge.short_text import counted
 from kedge.sites.folding import Folding
 from kedge.sites.language import Term, means_op, parse
 from kedge.sites.site import (

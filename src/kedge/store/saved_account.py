@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from kedge.numbers import sized
+from kedge.short_text import sized
 from kedge.sites.folding import Fold, Folding
 from kedge.store.held_tensors import NO_TENSORS, HeldTensors, held_tensors_of
 

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from kedge.errors import NoSuchSite
-from kedge.numbers import counted
+from kedge.short_text import counted
 
 
 @dataclass(frozen=True)

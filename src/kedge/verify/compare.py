@@ -15,8 +15,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from kedge.errors import ScriptError
-from kedge.numbers import counted, seconds
 from kedge.program.program import Program
+from kedge.short_text import counted, seconds
 from kedge.stderr import messenger
 
 EQUAL, DIFFERS, UNDECIDED = 0, 1, 2

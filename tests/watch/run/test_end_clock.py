@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kedge.numbers import percent, seconds
+from kedge.short_text import percent, seconds
 from kedge.store.writing.folder import create
 from kedge.watch.run.end_clock import EndClock
 from kedge.watch.run.recorder import RecordingSink

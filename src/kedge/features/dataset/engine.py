@@ -59,7 +59,7 @@ from kedge.features.dataset.samples.placed import LoadedBatch, why
 from kedge.features.forward import FeatureForward
 from kedge.files.atomic_write import told
 from kedge.files.given_path import given_path
-from kedge.numbers import seconds
+from kedge.short_text import seconds
 from kedge.stderr import SpacedLines, shows_progress
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kedge.figures.graph.folding import Box, Call, Calls, FoldedGraph
-from kedge.inspect.autograd_graph import GraphHook, GraphNode
-from kedge.numbers import counted, sized
+from kedge.inspection.autograd_graph import GraphHook, GraphNode
+from kedge.short_text import counted, sized
 from kedge.shown_text import visible
 
 _HOOKS_NAMED = 3

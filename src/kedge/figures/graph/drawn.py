@@ -14,8 +14,8 @@ from kedge.errors import CannotDraw, NoSiteMatched
 from kedge.figures.graph.dot import GraphLabels, written
 from kedge.figures.graph.folding import fold
 from kedge.figures.graph.placing import by_parameters, by_use
-from kedge.inspect.autograd_graph import GraphNode, following, read_graph
-from kedge.numbers import sized
+from kedge.inspection.autograd_graph import GraphNode, following, read_graph
+from kedge.short_text import sized
 from kedge.sites import leaves
 from kedge.sites.select import Selector, runs, type_names
 from kedge.torch_internals import dynamo

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from kedge.inspect.autograd_graph import GraphHook, GraphNode
+from kedge.inspection.autograd_graph import GraphHook, GraphNode
 
 Call = tuple[str | None, int]
 Calls = tuple[Call, ...]

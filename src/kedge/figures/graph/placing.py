@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 
 from kedge.figures.graph.folding import Call, Calls
-from kedge.inspect.autograd_graph import GraphNode
+from kedge.inspection.autograd_graph import GraphNode
 
 _SHAPING = frozenset(
     (

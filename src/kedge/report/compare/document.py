@@ -11,9 +11,9 @@ from kedge.compare.alignment.sites import Alignment
 from kedge.compare.circumstances import circumstances
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.verdict import Verdict
-from kedge.numbers import for_json
 from kedge.report.compare.head import Names
 from kedge.report.compare.module_lines import ModuleDifference, in_order_of_parting, lines
+from kedge.short_text import for_json
 
 
 def document(comparison: Comparison, verdict: Verdict, names: Names) -> dict[str, Any]:

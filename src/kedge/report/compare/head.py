@@ -11,7 +11,7 @@ from kedge.compare.circumstances import circumstances
 from kedge.compare.comparison import Comparison, Parting
 from kedge.compare.measures import coarser
 from kedge.compare.verdict import Verdict
-from kedge.numbers import compact, percent
+from kedge.short_text import compact, percent
 from kedge.shown_text import typed
 
 SIDES = {"A": "cyan", "B": "magenta"}

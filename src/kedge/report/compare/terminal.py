@@ -12,7 +12,6 @@ from kedge.compare.alignment.modules import RecordedModule
 from kedge.compare.comparison import Comparison
 from kedge.compare.verdict import Verdict
 from kedge.compare.wording import change_between, folded_modules
-from kedge.numbers import counted, listed
 from kedge.report.compare.head import SIDES, Names, head, told_verdict
 from kedge.report.compare.module_lines import (
     BACKWARD,
@@ -28,6 +27,7 @@ from kedge.report.compare.module_lines import (
 from kedge.report.fitted_text import fit, joined, print_paragraph
 from kedge.report.module_table import spread
 from kedge.report.sparkline import binned
+from kedge.short_text import counted, listed
 from kedge.sites.folding import folded_names
 from kedge.store.recording import SiteInfo
 from kedge.store.rows import Floats, Ints

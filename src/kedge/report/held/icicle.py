@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kedge.numbers import percent, shortened, sized
 from kedge.report.held.held_tree import HeldNode
+from kedge.short_text import percent, shortened, sized
 
 #: The least share of a box that has a line.
 LEAST = 0.02

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from rich.text import Text
 
-from kedge.numbers import compact, counted
 from kedge.report.findings import MARKS, STYLES
 from kedge.report.live.plot import plot
 from kedge.report.module_lines import ModuleLine
 from kedge.report.module_table import BAD
 from kedge.rules.rule import Finding
+from kedge.short_text import compact, counted
 from kedge.store.recording import STATISTICS, Recording, SiteInfo
 from kedge.store.rows import Floats
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from kedge.numbers import compact, counted, percent, seconds
 from kedge.report.head import UNNAMED, command_of, stopped_writing
 from kedge.report.live.reading import RunReader, RunSnapshot, RunState
 from kedge.report.sparkline import NOT_FINITE
+from kedge.short_text import compact, counted, percent, seconds
 
 STYLES = {
     RunState.WAITING: "dim",

@@ -7,12 +7,12 @@ from html import escape
 
 from kedge.files.atomic_write import replace
 from kedge.files.given_path import given_path
-from kedge.numbers import sized
 from kedge.report.held.content import memory_content
 from kedge.report.held.held_tree import HeldNode, held_tree
 from kedge.report.held.icicle import icicle_text
 from kedge.report.page.document import Document
 from kedge.report.page.render import assembled, asset, bundled
+from kedge.short_text import sized
 from kedge.store.saved_account import BytesOverStep
 
 _SCRIPTS = (

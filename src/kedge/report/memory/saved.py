@@ -9,11 +9,11 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from kedge.numbers import counted, sized
 from kedge.report.fitted_text import cut, print_paragraph
 from kedge.report.held.held_tree import held_tree
 from kedge.report.held.icicle import icicle
 from kedge.report.sparkline import BLOCKS
+from kedge.short_text import counted, sized
 from kedge.store.recording import Recording
 from kedge.store.saved_account import (
     WORDS,

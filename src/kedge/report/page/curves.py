@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from kedge.numbers import for_json
 from kedge.report.curves import Curve
 from kedge.report.page.columns import form_of, packed
 from kedge.report.page.step_bins import Bins, Grouping
+from kedge.short_text import for_json
 
 MOST_POINTS = 1500
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from kedge.numbers import for_json
 from kedge.report.curves import curves_of, early_end, is_number
 from kedge.report.head import command_of
 from kedge.report.held.content import memory_content
@@ -23,6 +22,7 @@ from kedge.report.verdict import advice, lack_of
 from kedge.rules.judgement import judgement_of
 from kedge.rules.registry import explain
 from kedge.rules.rule import Finding, Rule
+from kedge.short_text import for_json
 from kedge.sites.folding import block
 from kedge.store.formats import FORMATS
 from kedge.store.recording import Recording, SiteInfo

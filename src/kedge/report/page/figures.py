@@ -8,10 +8,10 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from kedge.numbers import compact, for_json, percent
 from kedge.report.curves import is_number, number
 from kedge.report.page.heatmap_sheets import statistic
 from kedge.rules.rule import Finding
+from kedge.short_text import compact, for_json, percent
 from kedge.store.recording import STATISTICS, Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
 

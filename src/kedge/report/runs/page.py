@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from kedge.numbers import counted, for_json
 from kedge.report.curves import curves_of
 from kedge.report.head import command_of
 from kedge.report.page.curves import MOST_POINTS, curves
@@ -24,6 +23,7 @@ from kedge.report.runs.summary import RunSummary
 from kedge.report.runs.table import RunColumn, RunTable
 from kedge.report.runs.terminal import told_option
 from kedge.rules.rule import Finding
+from kedge.short_text import counted, for_json
 
 #: The scripts of a report that are used, each after those it imports from.
 SCRIPTS = (

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from kedge.numbers import thousands
 from kedge.report.curves import Curve, losses_of, norms_of
 from kedge.report.head import UNNAMED
 from kedge.report.runs.options import options_of
 from kedge.report.runs.smoothing import smoothed
 from kedge.rules.recorded.optimizers import optimizers, rates_of
 from kedge.rules.rule import SEVERITIES, Finding
+from kedge.short_text import thousands
 from kedge.shown_text import visible
 from kedge.store.recording import Recording
 from kedge.store.saved_account import newest

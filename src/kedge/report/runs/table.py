@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
 
-from kedge.numbers import for_json
 from kedge.report.runs.options import Differing
 from kedge.report.runs.smoothing import KEPT
 from kedge.report.runs.summary import RunSummary
+from kedge.short_text import for_json
 
 Kind = Literal["option", "moment", "seconds", "count", "number", "bytes"]
 

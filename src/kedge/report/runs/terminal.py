@@ -11,7 +11,6 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from kedge.numbers import compact, counted, seconds, sized
 from kedge.report.curves import Curve
 from kedge.report.findings import MARKS, STYLES
 from kedge.report.fitted_text import cut, fit, joined, print_paragraph
@@ -20,6 +19,7 @@ from kedge.report.runs.smoothing import KEPT
 from kedge.report.runs.summary import RunSummary
 from kedge.report.runs.table import RunColumn, RunTable
 from kedge.report.sparkline import NOT_FINITE, ScaleSeries, sparkline
+from kedge.short_text import compact, counted, seconds, sized
 
 MOST_NAME, MOST_OPTION = 26, 18
 LEAST_COURSE, MOST_COURSE = 20, 40

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.numbers import listed
 from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Ints
 

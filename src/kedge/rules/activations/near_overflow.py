@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.numbers import counted
 from kedge.rules.activations.underflow import SCALED
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.short_text import counted
 from kedge.store.formats import FORMATS, NumberFormat
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats, Ints

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.numbers import counted
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.recorded.wiring import Wiring, wire
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.short_text import counted
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
 

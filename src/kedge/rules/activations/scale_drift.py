@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.numbers import counted
 from kedge.rules.activations.trends import log2, outputs_of_weights, theil_sen
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.short_text import counted
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.numbers import listed
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.losses import steps_without_loss
 from kedge.rules.recorded.roots import by_root
@@ -16,6 +15,7 @@ from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import recorded_gradients, trained_sites
 from kedge.rules.recorded.wiring import wire
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
 

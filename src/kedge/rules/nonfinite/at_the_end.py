@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from kedge.numbers import counted, listed
 from kedge.rules.command import again
 from kedge.rules.recorded.losses import LOSS
 from kedge.rules.rule import Finding, Severity
+from kedge.short_text import counted, listed
 from kedge.store.recording import Recording, SiteInfo
 
 _NAMED = 4

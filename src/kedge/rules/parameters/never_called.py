@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.numbers import listed
 from kedge.rules.recorded.ledger import (
     Entry,
     is_bypassed,
@@ -21,6 +20,7 @@ from kedge.rules.recorded.ledger import (
 from kedge.rules.recorded.roots import within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.short_text import listed
 from kedge.store.recording import Recording
 
 

@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.numbers import listed
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.once import once
 from kedge.rules.recorded.roots import by_root, names_of
 from kedge.rules.recorded.weights import Weight, weights
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.numbers import listed
 from kedge.rules.recorded.optimizers import Entry, events_of, has_optimizer, optimizers, trained_by
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_roots
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.short_text import listed
 from kedge.store.recording import Recording
 
 

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.numbers import listed
 from kedge.rules.naming import plain
 from kedge.rules.parameters.update_ratio import FROM_ZERO
 from kedge.rules.recorded.losses import LossCourse, losses
@@ -17,6 +16,7 @@ from kedge.rules.recorded.roots import by_root, names_of
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.weights import Weight, rms, share, weights
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.short_text import listed
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats, Ints
 

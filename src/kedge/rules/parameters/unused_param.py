@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from kedge.numbers import listed
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.gradient_paths import GradientPaths, PathEnd
 from kedge.rules.recorded.ledger import Entry, path_of, remedy_of, uncalled, unreached
@@ -15,6 +14,7 @@ from kedge.rules.recorded.roots import by_root, root_of, root_path, within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
 

@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from kedge.numbers import listed
 from kedge.rules.naming import NAMED
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trained_sites, trains
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kedge.numbers import counted, listed
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.optimizers import Entry, events_of, has_optimizer
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import steps_of_training, trained_roots
 from kedge.rules.rule import Finding, Lack, Severity
+from kedge.short_text import counted, listed
 from kedge.store.recording import Recording
 from kedge.store.rows import Ints
 

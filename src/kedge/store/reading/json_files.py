@@ -11,7 +11,7 @@ from kedge.errors import NewerFormat, NotARecording
 from kedge.files.atomic_write import told
 from kedge.json_input.reading import BadJson, parse, read_regular
 from kedge.json_input.shape import Check, Misshapen
-from kedge.numbers import listed, shortened
+from kedge.short_text import listed, shortened
 from kedge.store.reading import shapes
 from kedge.store.sites import Root, SiteInfo, root_from, site_from
 

@@ -30,7 +30,7 @@ from torch.autograd.graph import Node
 
 from kedge.frames import is_between, is_installed
 from kedge.hooks.placing.own_warnings import ANOMALY_WARNINGS, ignore_warnings, show_warnings
-from kedge.numbers import counted
+from kedge.short_text import counted
 from kedge.sites.leaves import has_memory, own_part
 from kedge.torch_internals.autograd_nodes import (
     behind,

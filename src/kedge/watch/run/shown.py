@@ -9,7 +9,6 @@ from math import isfinite
 import numpy as np
 
 from kedge import notebook
-from kedge.numbers import compact, counted
 from kedge.report.curves import Curve, curves_of
 from kedge.report.findings import MARKS
 from kedge.report.head import command_of
@@ -20,6 +19,7 @@ from kedge.report.terminal import marks_of
 from kedge.report.verdict import verdict
 from kedge.rules.judgement import judgement_of
 from kedge.rules.rule import Finding
+from kedge.short_text import compact, counted
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
 

@@ -10,13 +10,13 @@ from typing import Any
 from kedge import native
 from kedge.errors import RecordingError
 from kedge.native import on_device
-from kedge.numbers import counted, percent, seconds
 from kedge.program.ending import ended_before, text_of
 from kedge.report.apart import apart_in_short
 from kedge.report.head import lost_ranks
 from kedge.report.verdict import advice, not_watched, tally, verdict
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project_config import configured_rules
+from kedge.short_text import counted, percent, seconds
 from kedge.shown_text import typed
 from kedge.stderr import Shield
 from kedge.store.reading.json_files import read_manifest, read_ranks

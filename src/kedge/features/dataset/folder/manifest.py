@@ -31,7 +31,7 @@ from kedge.json_input.shape import (
     tuple_of,
     whole,
 )
-from kedge.numbers import shortened
+from kedge.short_text import shortened
 
 MANIFEST = "features.json"
 #: The number of the format, which grows when older versions of Kedge cannot read new folders.

@@ -21,7 +21,7 @@ from kedge.features.dataset.samples.fields import LABELS
 from kedge.features.reduce.load_state import restore
 from kedge.features.reduce.reducer import Reducer
 from kedge.files.given_path import given_path
-from kedge.numbers import counted
+from kedge.short_text import counted
 
 
 def open_features(folder: str | os.PathLike[str]) -> FeatureSet:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kedge.numbers import listed
 from kedge.rules.naming import NAMED, name_of
 from kedge.rules.nonfinite.wording import phrases
 from kedge.rules.nonfinite.wording.advice import operation
@@ -13,6 +12,7 @@ from kedge.rules.nonfinite.wording.birth_figures import BirthFigures
 from kedge.rules.nonfinite.wording.birth_in_step import BirthInStep
 from kedge.rules.recorded.losses import LOSS, maker_at
 from kedge.rules.recorded.wiring import ModuleSites
+from kedge.short_text import listed
 
 
 @dataclass(frozen=True)

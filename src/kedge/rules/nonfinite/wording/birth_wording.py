@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from kedge.numbers import listed
 from kedge.rules.command import again, uncompiled, with_dump_on
 from kedge.rules.naming import NAMED, name_of, text_of
 from kedge.rules.nonfinite.search.births import BACKWARD
@@ -18,6 +17,7 @@ from kedge.rules.nonfinite.wording.birth_place import BirthPlace
 from kedge.rules.nonfinite.wording.leadup import lead_up
 from kedge.rules.nonfinite.wording.step_size import long_step_signs
 from kedge.rules.recorded.losses import LOSS
+from kedge.short_text import listed
 
 #: The number of sites in the evidence that passed a value on.
 PROPAGATORS = 12

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kedge.numbers import listed
 from kedge.rules.command import again, uncompiled, with_dump_on
 from kedge.rules.naming import NAMED, line_of
 from kedge.rules.nonfinite.bad_steps import ABSENT, FINITE, BadStep
@@ -17,6 +16,7 @@ from kedge.rules.nonfinite.wording.birth_wording import BirthWording
 from kedge.rules.nonfinite.wording.step_size import LOWER, long_step_signs
 from kedge.rules.recorded.losses import LOSS, maker_at
 from kedge.rules.recorded.wiring import Wiring
+from kedge.short_text import listed
 
 
 @dataclass(frozen=True)

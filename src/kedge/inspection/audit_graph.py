@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from kedge.inspect.autograd_graph import GraphHook, GraphNode, hooks_of_node, read_graph
-from kedge.inspect.effects import CopyTrial, FoundHook
-from kedge.inspect.hook_entries import Audit, HookEntry, entry_of
-from kedge.numbers import counted, listed, sized
+from kedge.inspection.autograd_graph import GraphHook, GraphNode, hooks_of_node, read_graph
+from kedge.inspection.effects import CopyTrial, FoundHook
+from kedge.inspection.hook_entries import Audit, HookEntry, entry_of
+from kedge.short_text import counted, listed, sized
 from kedge.sites.leaves import describe
 from kedge.torch_internals.autograd_nodes import behind, is_freed
 from kedge.torch_internals.hook_tables import hooks_on_tensor

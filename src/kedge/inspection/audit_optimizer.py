@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from kedge.inspect.effects import CopyTrial, FoundHook
-from kedge.inspect.hook_entries import EVERY_OPTIMIZER, Audit, entry_of
-from kedge.numbers import counted, listed, thousands
+from kedge.inspection.effects import CopyTrial, FoundHook
+from kedge.inspection.hook_entries import EVERY_OPTIMIZER, Audit, entry_of
+from kedge.short_text import counted, listed, thousands
 from kedge.torch_internals.hook_tables import (
     hooks_on_every_optimizer,
     hooks_on_optimizer,

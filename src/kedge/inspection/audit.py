@@ -21,10 +21,10 @@ from torch.optim import Optimizer
 from kedge.calls.arguments import called_as, described, not_a_model
 from kedge.errors import WrongCall
 from kedge.hooks.gates.variables import UNNAMED, name_of_argument, variables_around
-from kedge.inspect.audit_graph import NodeAudit, TensorAudit, audit_node, audit_tensor
-from kedge.inspect.audit_optimizer import OptimizerAudit, audit_optimizer
-from kedge.inspect.effects import CopyTrial, FoundHook, Standing, standings
-from kedge.inspect.hook_entries import EVERY_OPTIMIZER, KINDS, Audit, HookEntry, entry_of
+from kedge.inspection.audit_graph import NodeAudit, TensorAudit, audit_node, audit_tensor
+from kedge.inspection.audit_optimizer import OptimizerAudit, audit_optimizer
+from kedge.inspection.effects import CopyTrial, FoundHook, Standing, standings
+from kedge.inspection.hook_entries import EVERY_OPTIMIZER, KINDS, Audit, HookEntry, entry_of
 from kedge.torch_internals import dynamo, hook_tables
 
 __all__ = ["EVERY_MODULE", "EVERY_OPTIMIZER", "KINDS", "Audit", "HookEntry", "audit"]

@@ -3,7 +3,7 @@
 # Note [Outside of modules]
 A function mode sees every call of PyTorch on its thread. An operation counts if no module's call is
 among the frames around it, nor an optimizer's step, nor a backward pass. So a program of tensors
-alone has its operations here, and a module has its own in `kedge.inspect.operations`.
+alone has its operations here, and a module has its own in `kedge.inspection.operations`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from kedge import notebook
 from kedge.frames import is_between
 from kedge.hooks.operations.names import name_of
-from kedge.numbers import compact
+from kedge.short_text import compact
 from kedge.sites import leaves
 from kedge.torch_internals import modes
 from kedge.torch_internals.accelerators import same_random_numbers, with_doubles

@@ -17,7 +17,7 @@ from kedge.hooks.gates.gradients import GradientListener, InputShare
 from kedge.hooks.gates.modules import InputGate
 from kedge.hooks.gates.passes import PassBegins, PassEnds
 from kedge.hooks.gates.tensors import TensorGate
-from kedge.inspect.effects import function_in
+from kedge.inspection.effects import function_in
 from kedge.torch_internals.hook_tables import computed_by
 from kedge.torch_internals.source_lines import place_of
 

@@ -21,7 +21,7 @@ from kedge.frames import is_between
 from kedge.hooks.operations.attention import is_inside
 from kedge.hooks.operations.mode import OPERATE
 from kedge.hooks.session import Session
-from kedge.inspect.function_operations import list_function
+from kedge.inspection.function_operations import list_function
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.accelerators import same_random_numbers

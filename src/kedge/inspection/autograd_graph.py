@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from kedge.hooks.placing.module_calls import ModuleCalls, OpenCalls, Span
-from kedge.inspect.effects import function_in
-from kedge.inspect.owners import library_of, name_of, source_of, taps_behind
+from kedge.inspection.effects import function_in
+from kedge.inspection.owners import library_of, name_of, source_of, taps_behind
 from kedge.sites import leaves
 from kedge.sites.select import ModelLayout, runs
 from kedge.torch_internals import dynamo

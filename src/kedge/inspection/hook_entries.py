@@ -13,7 +13,7 @@ from torch import nn
 from kedge import notebook
 from kedge.errors import WrongCall
 from kedge.hooks.open_sessions import taps_on
-from kedge.inspect.effects import (
+from kedge.inspection.effects import (
     BACKWARD,
     FORWARD,
     STATE,
@@ -24,8 +24,8 @@ from kedge.inspect.effects import (
     effects,
     function_in,
 )
-from kedge.inspect.owners import library_of, name_of, serves, source_of
-from kedge.numbers import listed
+from kedge.inspection.owners import library_of, name_of, serves, source_of
+from kedge.short_text import listed
 from kedge.sites.folding import Folding
 
 EVERY_OPTIMIZER = "every optimizer"

@@ -363,7 +363,7 @@ def test_a_name_that_there_is_not_gets_the_nearest(name: str, message: str) -> N
     assert message in str(told.value)
 
 
-def test_a_bill_that_was_not_called_says_so(names: dict[str, Any]) -> None:
+def test_a_account_that_was_not_called_says_so(names: dict[str, Any]) -> None:
     """The report is the result of the second call, with the model's arguments."""
     with pytest.raises(
         AttributeError,

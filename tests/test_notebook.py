@@ -185,10 +185,10 @@ def test_the_effects_of_patches_can_be_read_in_a_notebook(model):
     assert str(table).splitlines()[0] in table._repr_html_()
 
 
-def test_a_bill_can_be_read_in_a_notebook(model):
-    """The tables of a bill have the cells of its text."""
-    bill = kedge.saved(model)(torch.ones(2, 3))
-    cells = {cell for row in Reader(bill._repr_html_()).rows for cell in row if cell}
+def test_a_account_can_be_read_in_a_notebook(model):
+    """The tables of an account have the cells of its text."""
+    account = kedge.saved(model)(torch.ones(2, 3))
+    cells = {cell for row in Reader(account._repr_html_()).rows for cell in row if cell}
 
     assert "checkpoint" in cells
-    assert all(cell.strip() in str(bill) for cell in cells)
+    assert all(cell.strip() in str(account) for cell in cells)

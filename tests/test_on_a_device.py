@@ -120,7 +120,7 @@ def test_rebuilt_gradients_are_equal_to_the_last_bit(sim):
 
 
 def test_looking_at_a_model_leaves_the_devices_random_numbers(sim):
-    """The bill, the list of operations and a block of our own draw what the program draws after them."""
+    """The account, the list of operations and a block of our own draw what the program draws after them."""
     model, x = made()
     model(x)
     state = torch.sim.get_rng_state(0)

@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("transformers")
 import kedge
 from kedge.hooks.placing.stand_in import around_of
-from kedge.offload.account import OffloadAccount
 from kedge.offload.engine.policy import Choice
-from kedge.offload.stores import disk, writer
+from kedge.offload.outcomes import OffloadAccount
+from kedge.offload.stores import disk
+from kedge.offload.stores.unnamed_file import Piece, UnnamedFile
 from tests.architectures.training import plain, train, unlike
 from tests.architectures.zoo import Architecture, architectures
 
@@ -62,20 +63,20 @@ def test_what_leaves_memory_comes_back_with_its_bits(
 ) -> None:
     """With a window of few pages saved tensors leave the system's memory and are read ahead, and no bit changes."""
     monkeypatch.setattr(disk, "WINDOW", FEW_PAGES)
-    advise, advised = writer._advise, set()
+    advise, advised = UnnamedFile.advise, set()
 
-    def noted(arena: Any, extent: Any, advice: int) -> None:
+    def noted(file: UnnamedFile, piece: Piece, advice: int) -> None:
         advised.add(advice)
-        advise(arena, extent, advice)
+        advise(file, piece, advice)
 
-    monkeypatch.setattr(writer, "_advise", noted)
+    monkeypatch.setattr(UnnamedFile, "advise", noted)
     bare = plain(architecture)
     model = architecture.build()
     block = kedge.offload(model, to=kedge.Disk(uncached=True, checksum=True), min_bytes=LEAST)
     with block as account:
         offloaded = train(architecture, model)
         store: Any = around_of(block)._store
-        left = store._open.window.out
+        left = store._files.window.out
 
     assert unlike(bare, offloaded) == []
     assert left > 0

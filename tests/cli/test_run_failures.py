@@ -275,7 +275,7 @@ def _indented(source: str) -> str:
 
 FAILING_HOOK = "import kedge.watch.records.optimizer_updates as kedges\ndef fail(*_, **__): raise RuntimeError('broken')\nkedges.Updates.before = fail\n"
 FAILING_SURVEY = FAILING_HOOK.replace("optimizer_updates", "saved_by_module").replace(
-    "Updates.before", "SavedBill.account"
+    "Updates.before", "SavedByModule.account"
 )
 FAILING_END = FAILING_HOOK.replace("records.optimizer_updates", "records.record").replace(
     "Updates.before", "TrainingRecord.end"

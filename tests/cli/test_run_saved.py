@@ -1,4 +1,4 @@
-"""``kedge run --saved``: the bill of a step is in the recording, and the program computes what it does without."""
+"""``kedge run --saved``: the account of a step is in the recording, and the program computes what it does without."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ tell()
 SAVED = ["run", "--saved", "-o", "it.kedge", "prog.py"]
 
 
-def bill(folder: Path) -> Mapping[str, Any]:
+def event_of(folder: Path) -> Mapping[str, Any]:
     """Read the one event about saved tensors that has everything."""
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     (found,) = [event for event in events if event["kind"] == "saved" and "total" in event]
@@ -145,7 +145,7 @@ def bill(folder: Path) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize("what", PROGRAMS)
 def test_the_program_computes_the_same_bits(what: str, server: Server, tmp_path: Path) -> None:
-    """With ``--saved`` a program prints the very numbers that it prints without Kedge, and the bill is taken."""
+    """With ``--saved`` a program prints the very numbers that it prints without Kedge, and the account is made."""
     plain = server.run(HEAD + PROGRAMS[what], tmp_path / "plain", None)
     done = server.run(HEAD + PROGRAMS[what], tmp_path / "ours", SAVED)
 
@@ -154,7 +154,7 @@ def test_the_program_computes_the_same_bits(what: str, server: Server, tmp_path:
     assert "not" not in done.stderr.replace("no findings", "").replace(
         "could not judge", ""
     ).replace("NOT-", "")
-    event = bill(tmp_path / "ours" / "it.kedge")
+    event = event_of(tmp_path / "ours" / "it.kedge")
     assert event["bytes"] == event["total"]["bytes"] > 0
     assert event["seconds"] > 0
 
@@ -189,15 +189,15 @@ def test_a_program_that_hooks_a_saved_tensor_itself_goes_on(server: Server, tmp_
 
 
 @pytest.fixture
-def recorded_bill(server: Server, tmp_path: Path) -> Path:
-    """A recording with a bill."""
+def recorded_account(server: Server, tmp_path: Path) -> Path:
+    """A recording with an account."""
     assert server.run(HEAD + PROGRAMS["a plain loop"], tmp_path / "run", SAVED).status == 0
     return tmp_path / "run" / "it.kedge"
 
 
-def test_the_whole_step_is_on_the_bill(recorded_bill: Path) -> None:
+def test_the_whole_step_is_in_the_account(recorded_account: Path) -> None:
     """Modules, loss modules and functional losses have their bytes; lines, remedies, the largest tensors and the peak stand there."""
-    event = bill(recorded_bill)
+    event = event_of(recorded_account)
     account = account_of(event)
     held = {sums.path: sums.bytes for sums in account.modules}
 
@@ -218,9 +218,11 @@ def test_the_whole_step_is_on_the_bill(recorded_bill: Path) -> None:
     assert {item["node"] for item in account.items} >= {"GeluBackward0", "LogSoftmaxBackward0"}
 
 
-def test_the_report_has_its_tables(recorded_bill: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_has_its_tables(
+    recorded_account: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``kedge report --saved`` shows totals, modules, lines and the course of the step."""
-    assert main(["report", "--saved", str(recorded_bill)]) == 0
+    assert main(["report", "--saved", str(recorded_account)]) == 0
     out = capsys.readouterr().out
 
     assert "step 0, at its peak" in out
@@ -246,22 +248,22 @@ def test_without_the_option_what_every_run_counts_is_shown(
 
 
 def test_the_page_leaves_the_source_out_if_asked(
-    recorded_bill: Path, capsys: pytest.CaptureFixture[str]
+    recorded_account: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``--no-source`` keeps the lines of the program, and where they are, out of the page."""
-    page = recorded_bill.with_name("it.html")
-    main(["report", "--html", str(recorded_bill)])
+    page = recorded_account.with_name("it.html")
+    main(["report", "--html", str(recorded_account)])
     assert "return self.body(x)" in page.read_text(encoding="utf-8")
-    main(["report", "--html", "--no-source", str(recorded_bill)])
+    main(["report", "--html", "--no-source", str(recorded_account)])
 
     assert "return self.body(x)" not in page.read_text(encoding="utf-8")
     assert "prog.py:" not in page.read_text(encoding="utf-8")
 
 
-def test_a_verified_run_takes_the_bill_as_well(
+def test_a_verified_run_makes_the_account_as_well(
     kedge: Kedge, script: Script, tmp_path: Path
 ) -> None:
-    """``--verify --saved`` compares the program with the one of which the bill is taken."""
+    """``--verify --saved`` compares the program with the one of which the account is made."""
     (tmp_path / script("")).write_text(HEAD + PROGRAMS["a plain loop"])
     done = kedge("run", "--verify", "--saved", "train.py")
 

@@ -112,18 +112,18 @@ def test_what_patching_gives_is_drawn():
     np.testing.assert_allclose(images(axes)[0][:, 0], found.effects)
 
 
-def test_memory_is_that_of_the_bill():
-    """The curve has the bytes of the bill's course, its peak, and the modules that hold it."""
-    bill = kedge.saved(nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Sigmoid()), backward=True)(
-        torch.ones(200, 300)
-    )
-    over, who = figures.memory(bill).axes
+def test_memory_is_that_of_the_account():
+    """The curve has the bytes of the account's course, its peak, and the modules that hold it."""
+    account = kedge.saved(
+        nn.Sequential(nn.Linear(300, 300), nn.Tanh(), nn.Sigmoid()), backward=True
+    )(torch.ones(200, 300))
+    over, who = figures.memory(account).axes
     (line,) = [line for line in over.lines if line.get_drawstyle() == "steps-post"]
 
-    assert line.get_ydata().max() * 1e3 == pytest.approx(bill.timeline.peak)
+    assert line.get_ydata().max() * 1e3 == pytest.approx(account.timeline.peak)
     assert over.get_ylabel() == "held for backward, kB"
     assert [label.get_text() for label in who.get_yticklabels()] == [
-        path for path, _ in bill.timeline.holders
+        path for path, _ in account.timeline.holders
     ]
     assert any(text.get_text().startswith("peak ") for text in over.texts)
     assert isinstance(over, mpl.axes.Axes)
@@ -132,15 +132,17 @@ def test_memory_is_that_of_the_bill():
 def test_alike_blocks_share_a_bar_of_memory():
     """Ten bars of ten alike blocks would hide what holds the rest: in a deep model each part of the blocks is one bar."""
     blocks = [nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)) for _ in range(24)]
-    bill = kedge.saved(nn.Sequential(*blocks), backward=True)(torch.ones(4, 8, requires_grad=True))
-    _, who = figures.memory(bill).axes
+    account = kedge.saved(nn.Sequential(*blocks), backward=True)(
+        torch.ones(4, 8, requires_grad=True)
+    )
+    _, who = figures.memory(account).axes
 
     shown = {
         label.get_text(): round(bar.get_width() * 1e3)
         for label, bar in zip(who.get_yticklabels(), who.patches, strict=True)
     }
     assert any(name.endswith("-23.1") for name in shown), shown
-    assert sum(shown.values()) == pytest.approx(bill.timeline.peak, rel=0.01)
+    assert sum(shown.values()) == pytest.approx(account.timeline.peak, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_saved_tensors_never_reach_the_programs_file(tmp_path: Path, numbers: li
     with closing(DiskStore(tmp_path)) as store:
         data = torch.arange(50_000, dtype=torch.uint8)
         early = store.put(data)
-        take(store._open.ranges.file.descriptor, tmp_path / "mine", numbers)
+        take(early.piece.filling.file.fileno(), tmp_path / "mine", numbers)
         late = store.put(data)
         with pytest.raises(
             StoreError,

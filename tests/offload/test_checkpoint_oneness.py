@@ -65,11 +65,11 @@ def test_one_tensor_given_in_several_places_is_one_again(call: str, times: int) 
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_the_bill_of_self_attention_in_a_checkpoint_has_its_backward(call: str) -> None:
+def test_the_account_of_self_attention_in_a_checkpoint_has_its_backward(call: str) -> None:
     """To look at what is saved makes no two tensors of one either."""
-    bill = saved(Attention(CALLS[call]), backward=True)(X.clone().requires_grad_())
+    account = saved(Attention(CALLS[call]), backward=True)(X.clone().requires_grad_())
 
-    assert bill.timeline.bytes[-1] == 0
+    assert account.timeline.bytes[-1] == 0
 
 
 class Run(nn.Module):

@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 import kedge
 from kedge.errors import OffloadError
 from kedge.hooks.placing.stand_in import around_of
-from kedge.offload.account import OffloadAccount
 from kedge.offload.offload import Offload
+from kedge.offload.outcomes import OffloadAccount
 from tests.threaded import in_threads, replicas_of
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))

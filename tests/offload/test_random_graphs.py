@@ -16,7 +16,7 @@ import kedge
 from kedge.offload import codecs
 from kedge.offload.codecs.layout import flatten, restore
 from kedge.offload.rebuild import find
-from kedge.offload.stores.file_ranges import memory_of
+from kedge.offload.stores.unnamed_file import memory_of
 from tests.offload.engines import Shelf, engaged
 
 SHAPE = (2, 4, 3, 4)

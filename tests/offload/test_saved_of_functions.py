@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import kedge
 from kedge.errors import NoSuchKind
-from kedge.offload.bill.bill import Bill
+from kedge.offload.account.tensors import SavedTensors
 
 
 def net() -> nn.Sequential:
@@ -22,27 +22,27 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(30, 40), nn.BatchNorm1d(40), nn.ReLU())
 
 
-def rows(bill: Bill) -> dict[str | None, int]:
+def rows(account: SavedTensors) -> dict[str | None, int]:
     """Return the bytes of each operation."""
-    return {sums.path: sums.bytes for sums in bill.by_operation()}
+    return {sums.path: sums.bytes for sums in account.by_operation()}
 
 
 def test_a_lambda_is_called_at_once_and_its_rows_are_operations() -> None:
-    """The bill has each operation with its name for the tensor, and prints them instead of modules."""
+    """The account has each operation with its name for the tensor, and prints them instead of modules."""
     x, w = torch.randn(50, 30), torch.randn(30, 40, requires_grad=True)
-    bill = kedge.saved(lambda: (x @ w).relu().exp())
+    account = kedge.saved(lambda: (x @ w).relu().exp())
 
-    assert rows(bill) == {
+    assert rows(account) == {
         "MmBackward0 (self)": 6000,
         "ReluBackward0 (result)": 8000,
         "ExpBackward0 (result)": 8000,
     }
-    assert [item.origin for item in bill.items] == ["input", "made", "made"]
-    assert "by operation" not in str(bill)
-    assert "\nExpBackward0 (result)" in str(bill)
-    assert "(outside of modules)" not in str(bill).partition("operation ")[2]
-    assert "ExpBackward0 (result)" in bill._repr_html_()
-    assert bill.by_line()[0].text.startswith("bill = kedge.saved")
+    assert [item.origin for item in account.items] == ["input", "made", "made"]
+    assert "by operation" not in str(account)
+    assert "\nExpBackward0 (result)" in str(account)
+    assert "(outside of modules)" not in str(account).partition("operation ")[2]
+    assert "ExpBackward0 (result)" in account._repr_html_()
+    assert account.by_line()[0].text.startswith("account = kedge.saved")
 
 
 def test_a_function_with_parameters_waits_for_its_arguments() -> None:
@@ -55,7 +55,7 @@ def test_a_function_with_parameters_waits_for_its_arguments() -> None:
     waiting = kedge.saved(scaled)
     assert repr(waiting) == (
         "<kedge.saved of test_a_function_with_parameters_waits_for_its_arguments.<locals>.scaled: call this with its "
-        "arguments for the bill>"
+        "arguments for the account>"
     )
     assert [item.origin for item in waiting(torch.ones(3), by=2).items] == ["input", "made"]
     assert len(kedge.saved(torch.exp)(w).items) == 1
@@ -64,7 +64,7 @@ def test_a_function_with_parameters_waits_for_its_arguments() -> None:
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_a_function_that_calls_a_model_has_the_same_bill_as_the_model(backward: bool) -> None:
+def test_a_function_that_calls_a_model_has_the_same_account_as_the_model(backward: bool) -> None:
     """The rows are its modules, under the name that the model has in the function."""
     model, x = net(), torch.randn(50, 30)
     by_function = kedge.saved(lambda: model(x).pow(2).sum(), backward=backward)
@@ -114,7 +114,7 @@ def test_the_modules_of_a_bound_methods_object_are_rows() -> None:
     assert {s.path for s in kedge.saved(trainer.model.forward)(x).by_module()} == {"0", "1", "2"}
 
 
-def test_a_function_that_runs_its_own_backward_has_the_bill_of_the_peak() -> None:
+def test_a_function_that_runs_its_own_backward_has_the_account_of_the_peak() -> None:
     """Nothing is held at its end."""
     w = torch.ones(10, requires_grad=True)
 
@@ -123,8 +123,8 @@ def test_a_function_that_runs_its_own_backward_has_the_bill_of_the_peak() -> Non
         loss.backward()
         return loss.item()
 
-    bill = kedge.saved(step)
-    assert rows(bill) == {"ExpBackward0 (result)": 40}
+    account = kedge.saved(step)
+    assert rows(account) == {"ExpBackward0 (result)": 40}
     assert w.grad is not None
 
 
@@ -165,9 +165,12 @@ def test_the_backward_ends_where_the_function_begins() -> None:
 def test_what_saves_nothing_says_so() -> None:
     """No tensor requires grad, or no operation needs one."""
     x = torch.ones(3)
-    for bill in (kedge.saved(lambda: x.exp()), kedge.saved(lambda: (x.requires_grad_() + 1).sum())):
-        assert str(bill).startswith("autograd saved nothing: ")
-        assert "autograd saved nothing" in bill._repr_html_()
+    for account in (
+        kedge.saved(lambda: x.exp()),
+        kedge.saved(lambda: (x.requires_grad_() + 1).sum()),
+    ):
+        assert str(account).startswith("autograd saved nothing: ")
+        assert "autograd saved nothing" in account._repr_html_()
 
 
 def test_a_function_that_switches_gradients_off_saves_nothing_and_the_report_names_that() -> None:

@@ -63,13 +63,13 @@ def test_every_site_is_described() -> None:
 
 
 def test_what_is_saved_for_backward_is_reported_once() -> None:
-    """The first step's bill is the bytes that autograd keeps, by the module that saved them."""
+    """The first step's account is the bytes that autograd keeps, by the module that saved them."""
     log = watch(lambda: train(Conv(), 3))
-    (bill,) = [e for e in log.events if e["kind"] == "saved"]
-    kept = {m["path"]: m["bytes"] for m in bill["modules"]}
+    (account,) = [e for e in log.events if e["kind"] == "saved"]
+    kept = {m["path"]: m["bytes"] for m in account["modules"]}
     assert kept["conv"] == images().nbytes
     assert kept["act"] == 5 * 4 * 4 * 4 * 4
-    assert bill["bytes"] == sum(kept.values())
+    assert account["bytes"] == sum(kept.values())
 
 
 def test_what_several_passes_of_a_step_save_is_added_up() -> None:
@@ -85,8 +85,8 @@ def test_what_several_passes_of_a_step_save_is_added_up() -> None:
 
         return run
 
-    bills = [next(e for e in watch(program(n)).events if e["kind"] == "saved") for n in (1, 2)]
-    one, two = ({m["path"]: m["bytes"] for m in bill["modules"]} for bill in bills)
+    accounts = [next(e for e in watch(program(n)).events if e["kind"] == "saved") for n in (1, 2)]
+    one, two = ({m["path"]: m["bytes"] for m in account["modules"]} for account in accounts)
     assert two == {path: 2 * size for path, size in one.items()}
 
 

@@ -92,16 +92,20 @@ class RunCommand:
 
             return verify(program, args)
         order = WatchOptions(
-            args.sites or "**", args.every, args.budget, args.dump, _bill if args.saved else None
+            args.sites or "**",
+            args.every,
+            args.budget,
+            args.dump,
+            _step_account if args.saved else None,
         )
         return _run(program, order, Output(name, args.force, args.quiet, args.strict))
 
 
-def _bill(shield: Any) -> Any:
-    """Return the keeper of a step's bill; its rules of rebuilding are loaded only here."""
-    from kedge.watch.records.step_bill import StepBill
+def _step_account(shield: Any) -> Any:
+    """Return the keeper of a step's account; its rules of rebuilding are loaded only here."""
+    from kedge.watch.records.step_account import StepAccount
 
-    return StepBill(shield)
+    return StepAccount(shield)
 
 
 @dataclass(frozen=True)

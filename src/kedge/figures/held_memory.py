@@ -69,7 +69,7 @@ def memory(held: Any, *, title: str = "") -> Drawing:
     course = getattr(held, "timeline", held)
     if not isinstance(course, HeldOverTime) or not course.bytes or not course.peak:
         raise CannotDraw(
-            f"memory(...) got a {type(held).__name__} that holds nothing; it takes the bill kedge.saved(model, "
+            f"memory(...) got a {type(held).__name__} that holds nothing; it takes the account kedge.saved(model, "
             "backward=True)(x) of a model that saves something"
         )
     divisor, unit = next((scale, name) for scale, name in _SCALES if course.peak >= scale)

@@ -10,9 +10,9 @@ from torch import nn
 from kedge.calls.arguments import called_as, described
 from kedge.errors import OffloadError
 from kedge.hooks.placing.stand_in import StandIn, around_of, layer_of, original, stand_in
-from kedge.offload.account import OffloadAccount
 from kedge.offload.destination import Destination, Rebuild
 from kedge.offload.offloading import EVERYTHING, Offloading, OffloadSettings
+from kedge.offload.outcomes import OffloadAccount
 
 _REBUILD = Rebuild()
 

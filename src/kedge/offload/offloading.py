@@ -15,11 +15,11 @@ from torch import nn
 from kedge.errors import OffloadError
 from kedge.hooks.placing.model_inputs import hear
 from kedge.hooks.saved.keeper import keep
-from kedge.offload.account import OffloadAccount
 from kedge.offload.codecs import codec_of
 from kedge.offload.destination import Cpu, Destination, Disk, Rebuild
 from kedge.offload.engine.engine import Engine
 from kedge.offload.engine.policy import Policy
+from kedge.offload.outcomes import OffloadAccount
 from kedge.offload.plan.limits import bytes_of, planner_for
 from kedge.offload.rebuild import find
 from kedge.offload.stores.cpu import CpuStore

@@ -1,10 +1,9 @@
-"""The bill of one call: ``kedge.saved(model)(x)``, ``kedge.saved(lambda: x.exp())``."""
+"""The saved tensors of one call: ``kedge.saved(model)(x)``, ``kedge.saved(lambda: x.exp())``."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, overload
 
@@ -14,11 +13,9 @@ from torch import Tensor, nn
 
 from kedge.calls.arguments import called_as, described, noted_arguments, noting
 from kedge.errors import NoSuchKind, WrongCall
-from kedge.hooks.placing.module_calls import ModuleCalls
 from kedge.hooks.saved.keeper import keep
-from kedge.offload.bill.bill import Bill, bill_of
-from kedge.offload.bill.bill_keeper import LEAST, BillKeeper, Origins
-from kedge.offload.bill.storage_numbers import StorageNumbers
+from kedge.offload.account.recorder import LEAST, SaveRecorder
+from kedge.offload.account.tensors import SavedTensors
 from kedge.offload.function_values import FunctionValues, takes_arguments, values_of
 from kedge.offload.rebuild import find
 from kedge.sites import leaves
@@ -40,7 +37,7 @@ _INFERENCE = (
 @overload
 def saved(
     target: nn.Module, *, loss: Loss | None = None, backward: bool = False, min_bytes: int = LEAST
-) -> BillOfCall: ...
+) -> SavedByCall: ...
 
 
 @overload
@@ -78,14 +75,15 @@ def saved(
         loss: A function from the output to the loss; the report then includes the tensors that the
             loss saves.
         backward: Whether to run the backward pass too, from the loss or else from all outputs, for
-            `Bill.timeline`. The gradients are discarded. Only then does the report have the peak,
+            `SavedTensors.timeline`. The gradients are discarded. Only then does the report have the peak,
             and the modules that hold most there.
         min_bytes: The size in bytes from which a storage counts as movable.
 
     Returns:
         For a model, and for a function with parameters, a function that takes the arguments and
-        returns the `Bill`. Otherwise the `Bill`: the tensors held at the end of the call; if the
-        function ran the backward itself, so that nothing is held then, those held at the peak.
+        returns the `SavedTensors`. Otherwise the `SavedTensors`: those held at the end of the call;
+        if the function ran the backward itself, so that nothing is held then, those held at the
+        peak.
 
     Raises:
         NoSuchKind: If the target is not a module and cannot be called.
@@ -107,12 +105,12 @@ def saved(
         )
     if not isinstance(min_bytes, int):
         raise WrongCall(f"saved(min_bytes={described(min_bytes)}): min_bytes is a number of bytes")
-    of_call = BillOfCall(target, loss, min_bytes, backward=backward)
+    of_call = SavedByCall(target, loss, min_bytes, backward=backward)
     return of_call if isinstance(target, nn.Module) or takes_arguments(target) else of_call()
 
 
-class BillOfCall:
-    """Waits for the arguments of a model or a function, and returns the bill of a call with them."""
+class SavedByCall:
+    """Waits for the arguments of a model or a function, and returns the account of a call with them."""
 
     def __init__(
         self, target: Callable[..., Any], loss: Loss | None, least: int, *, backward: bool
@@ -122,18 +120,19 @@ class BillOfCall:
     def __repr__(self) -> str:
         """What it waits for."""
         name = getattr(self._target, "__qualname__", type(self._target).__name__)
-        return f"<kedge.saved of {name}: call this with its arguments for the bill>"
+        return f"<kedge.saved of {name}: call this with its arguments for the account>"
 
     def __getattr__(self, name: str) -> Any:
-        if name in dir(Bill):
+        if name in dir(SavedTensors):
             raise AttributeError(
-                f"the bill needs a call of the model first: kedge.saved(model)(images).{name}"
+                f"the account needs a call of the model first: kedge.saved(model)(images).{name}"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Bill:
-        """Call the target once; returns the bill."""
-        target, given = self._target, [tensor for _, tensor in leaves.find((args, kwargs))]
+    def __call__(self, *args: Any, **kwargs: Any) -> SavedTensors:
+        """Call the target once; returns the tensors that the call saves."""
+        target = self._target
+        given = [tensor for _, tensor in leaves.find((args, kwargs))]
         if isinstance(target, nn.Module):
             found: FunctionValues | None = None
         elif isinstance(owner := getattr(target, "__self__", None), nn.Module):
@@ -143,17 +142,15 @@ class BillOfCall:
         else:
             found = values_of(target)
             found.tensors += given
-        billing = _Billing(target if found is None else found.modules, self._least, found)
+        call = _RecordedCall(target if found is None else found.modules, self._least, found)
         made_in_inference = any(tensor.is_inference() for tensor in given)
         noted = noting(RuntimeError, _INFERENCE) if made_in_inference else nullcontext()
         with noted_arguments(target, args, kwargs), noted:
-            return billing.bill(
-                lambda: target(*args, **kwargs), self._loss, backward=self._backward
-            )
+            return call.run(lambda: target(*args, **kwargs), self._loss, backward=self._backward)
 
 
-class _Billing:
-    """One recording of one call.
+class _RecordedCall:
+    """One call, and the recording of what it saves.
 
     Args:
         model: The model, or the modules of a function.
@@ -162,19 +159,23 @@ class _Billing:
     """
 
     def __init__(self, model: Any, least: int, function: FunctionValues | None) -> None:
-        self.model, self.function, self.storages = model, function, StorageNumbers()
-        self.spans = ModuleCalls(self.storages.of)
-        self.keeper = BillKeeper(
-            lambda: self.spans.innermost, self.storages, find, least, lambda: self.spans.around
-        )
+        self.model = model
+        self.tensors: list[Tensor] = []
+        self.roots: Sequence[str] = ("",)
+        self.compiled = False
+        self.function = function
+        if function is not None:
+            self.tensors = function.tensors
+            self.roots = function.roots
+            self.compiled = function.compiled
+        self.recorder = SaveRecorder(find, least)
 
-    def bill(self, call: Callable[[], Any], loss: Loss | None, *, backward: bool) -> Bill:
-        """Return the bill of one call."""
-        before, given, gradients_were_off = (
-            self._owned(),
-            self._given(),
-            not torch.is_grad_enabled(),
-        )
+    def run(self, call: Callable[[], Any], loss: Loss | None, *, backward: bool) -> SavedTensors:
+        """Make the call; returns what it saves."""
+        recorder = self.recorder
+        gradients_were_off = not torch.is_grad_enabled()
+        self._own()
+        recorder.give(self.tensors)
         with (
             ExitStack() as stack,
             _as_before(self.model),
@@ -182,22 +183,23 @@ class _Billing:
             torch.enable_grad(),
         ):
             made = self._forward(call, loss, stack)
-            given_to = {path: set(numbers) for path, numbers in self.spans.given.items()}
-            self.keeper.walk(made)
-            moment: int | None = len(self.keeper.timeline)
-            if self.function is not None and not self.keeper.timeline.alive(moment):
+            given = {path: set(numbers) for path, numbers in recorder.calls.given.items()}
+            recorder.walk(made)
+            moment: int | None = len(recorder.timeline)
+            if self.function is not None and not recorder.timeline.alive(moment):
                 moment = None
-            parameters, buffers = (
-                mine | now for mine, now in zip(before, self._owned(), strict=True)
-            )
+            self._own()
             if backward:
                 _back(made, self._wanted(made))
             del made
-        origins = Origins(parameters, buffers, given | frozenset(self.spans.entered))
-        roots = ("",) if self.function is None else self.function.roots
-        bill = bill_of(self.keeper, given_to, origins, moment, roots)
-        bill.gradients_were_off = gradients_were_off
-        return bill
+        saved = recorder.tensors(moment, self.roots, given)
+        saved.gradients_were_off = gradients_were_off
+        return saved
+
+    def _own(self) -> None:
+        """Record the parameters, those that a function reaches by itself among them, and the buffers."""
+        loose = [tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter)]
+        self.recorder.own([*self.model.parameters(), *loose], self.model.buffers())
 
     def _forward(
         self, call: Callable[[], Any], loss: Loss | None, stack: ExitStack
@@ -206,35 +208,20 @@ class _Billing:
         model = dynamo.unwrap(self.model)
         layout = ModelLayout(model)
         paths = [p for p, m in layout.modules.items() if layout.first[id(m)] == p and runs(m)]
-        stack.callback(self.spans.close)
-        self.spans.add(model, paths, str)
-        compiled = self.function is not None and self.function.compiled
-        keep(stack, self.model, self.keeper, ambient=True, compiled=compiled)
+        stack.callback(self.recorder.calls.close)
+        self.recorder.calls.add(model, paths, str)
+        keep(stack, self.model, self.recorder, ambient=True, compiled=self.compiled)
         output = call()
         if loss is not None:
             with noting(TypeError, _LOSS):
                 output = loss(output)
         return [tensor for _, tensor in leaves.find(output)]
 
-    def _owned(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Return the storages of parameters, those that a function reaches by itself among them, and of buffers."""
-        loose = (
-            (t for t in self.function.tensors if isinstance(t, nn.Parameter))
-            if self.function is not None
-            else ()
-        )
-        parameters = self.storages.of_all(itertools.chain(self.model.parameters(), loose))
-        return parameters, self.storages.of_all(self.model.buffers())
-
-    def _given(self) -> frozenset[int]:
-        """Return the storages of the tensors that a function reaches."""
-        return frozenset() if self.function is None else self.storages.of_all(self.function.tensors)
-
     def _wanted(self, made: list[Tensor]) -> list[Tensor]:
         """Return the tensors at which the backward ends; it leaves a graph alone that existed before the call."""
         if self.function is None:
             return [param for param in self.model.parameters() if param.requires_grad]
-        own = [tensor for tensor in self.function.tensors if tensor.requires_grad]
+        own = [tensor for tensor in self.tensors if tensor.requires_grad]
         return [*own, *leaves_behind(made, [tensor.grad_fn for tensor in own])]
 
 

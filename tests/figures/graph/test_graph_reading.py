@@ -77,8 +77,8 @@ def test_a_graph_that_is_there_is_placed_by_parameters(model):
 
 
 @pytest.mark.parametrize("make", ["blocks", "convolutions", "attention"])
-def test_the_bytes_are_those_of_the_bill(make):
-    """What the graph saves is, to the byte, what the bill of saved tensors says is held."""
+def test_the_bytes_are_those_of_the_account(make):
+    """What the graph saves is, to the byte, what the account of saved tensors says is held."""
     torch.manual_seed(0)
     net, x = {
         "blocks": lambda: (nn.Sequential(nn.Linear(4, 8), Block(), Block()), torch.randn(5, 4)),

@@ -13,8 +13,8 @@ import kedge
 from kedge.errors import LimitOutOfReach, OffloadError
 from kedge.hooks.saved.pairs import packed_of
 from kedge.hooks.saved.reference import KeptByReference
-from kedge.offload.account import OffloadAccount, Outcome
 from kedge.offload.engine.policy import Choice, Policy
+from kedge.offload.outcomes import OffloadAccount, Outcome
 from kedge.offload.plan import (
     Candidate,
     Learner,

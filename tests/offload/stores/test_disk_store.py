@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -13,8 +14,9 @@ from kedge.errors import StoreError
 from kedge.offload.stores import disk
 from kedge.offload.stores.disk import DiskStore
 from kedge.offload.stores.mapped import LIBC
+from kedge.offload.stores.memory_window import JobThread
 from kedge.offload.stores.pressure import Pressure
-from kedge.offload.stores.writer import JobThread
+from kedge.offload.stores.unnamed_file import UnnamedFile
 from tests.marks import DEVICE, needs_device
 
 pytestmark = pytest.mark.timing
@@ -52,7 +54,7 @@ def test_bytes_come_back_in_any_order_and_again(store):
     for slot in slots:
         slot.free()
 
-    assert store._open.ranges.used == 0
+    assert store._files.used == 0
 
 
 def test_a_tensor_may_be_changed_right_after_the_put(store):
@@ -111,7 +113,7 @@ def test_all_threads_may_use_it(store):
         thread.join()
 
     assert wrong == []
-    assert store._open.ranges.used == 0
+    assert store._files.used == 0
 
 
 def test_what_has_no_bytes_is_not_taken(store):
@@ -127,10 +129,10 @@ def test_only_the_window_stays_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "WINDOW", 3 * MB)
     store = DiskStore(tmp_path, uncached=True)
     slots = [store.put(piece(seed)) for seed in range(20)]
-    store._open.window._writer.end()  # when it has done what it was asked
+    store._files.window._writer.end()  # when it has done what it was asked
 
-    assert [slot.extent.out for slot in slots] == [True] * 17 + [False] * 3
-    assert store._open.window.out == 17 * MB
+    assert [slot.piece.out for slot in slots] == [True] * 17 + [False] * 3
+    assert store._files.window.out == 17 * MB
     for slot in slots:
         slot.free()
     store.close()
@@ -142,11 +144,11 @@ def test_what_is_freed_first_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "WINDOW", 3 * MB)
     synced, gate = [], threading.Event()
 
-    def sync(ranges, extent):
-        synced.append(extent.number)
+    def sync(file, piece):
+        synced.append(piece.number)
         gate.wait()
 
-    monkeypatch.setattr("kedge.offload.stores.writer._sync", sync)
+    monkeypatch.setattr(UnnamedFile, "sync", sync)
     store = DiskStore(tmp_path, uncached=True)
     slots = [
         store.put(piece(seed)) for seed in range(6)
@@ -154,7 +156,7 @@ def test_what_is_freed_first_is_not_written(tmp_path, monkeypatch):
     for slot in slots:
         slot.free()
     gate.set()
-    store._open.window._writer.end()
+    store._files.window._writer.end()
 
     assert len(synced) <= 1
     store.close()
@@ -168,11 +170,11 @@ def test_a_put_waits_for_a_disk_that_is_behind(tmp_path, monkeypatch):
     most = []
     store = DiskStore(tmp_path, uncached=True)
 
-    def sync(ranges, extent):
+    def sync(file, piece):
         gate.wait()
-        most.append(store._open.window._leaving)
+        most.append(store._files.window._leaving)
 
-    monkeypatch.setattr("kedge.offload.stores.writer._sync", sync)
+    monkeypatch.setattr(UnnamedFile, "sync", sync)
     slots = []
 
     def put_all():
@@ -181,13 +183,11 @@ def test_a_put_waits_for_a_disk_that_is_behind(tmp_path, monkeypatch):
     thread = threading.Thread(target=put_all)
     thread.start()
     began = time.monotonic()
-    while store._open.ranges.pieces < 7 and time.monotonic() - began < 20:
+    while store._files.puts < 7 and time.monotonic() - began < 20:
         thread.join(0.05)
     thread.join(0.3)
     assert thread.is_alive()
-    assert (
-        store._open.ranges.pieces == 7
-    )  # three in the window, three on their way, and the one that waits
+    assert store._files.puts == 7  # three in the window, three on their way, and the one that waits
     gate.set()
     thread.join()
 
@@ -203,21 +203,22 @@ def test_the_ones_before_are_read_ahead(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "WINDOW", 3 * MB)
     asked = []
     monkeypatch.setattr(
-        "kedge.offload.stores.writer._advise",
-        lambda ranges, extent, advice: asked.append((extent.number, advice)),
+        UnnamedFile, "advise", lambda file, piece, advice: asked.append((piece.number, advice))
     )
     store = DiskStore(tmp_path, uncached=True)
     slots = [store.put(piece(seed)) for seed in range(20)]
-    store._open.window._writer.end()
+    store._files.window._writer.end()
     asked.clear()
     slots[9].get()
-    store._open.window._reader.end()
-    assert [number for number, _ in asked] == [9, 8, 7]  # numbers begin at 1
+    store._files.window._reader.end()
+    ahead = [number for number, advice in asked if advice == os.POSIX_FADV_WILLNEED]
+    assert ahead == [9, 8, 7]  # numbers begin at 1
 
     slots[8].get()
     slots[1].prefetch()
-    store._open.window._reader.end()
-    assert [number for number, _ in asked] == [9, 8, 7, 6]
+    store._files.window._reader.end()
+    ahead = [number for number, advice in asked if advice == os.POSIX_FADV_WILLNEED]
+    assert ahead == [9, 8, 7, 6]
     for slot in slots:
         slot.free()
     store.close()
@@ -234,7 +235,7 @@ def test_memory_pressure_switches_to_the_window(tmp_path, monkeypatch):
     slots = []
     for seed in range(12):
         slots.append(store.put(piece(seed)))
-        states.append(store._open._tight)
+        states.append(store._files._tight)
 
     assert states == [False] * 7 + [True] * 4 + [False]
     for slot in slots:

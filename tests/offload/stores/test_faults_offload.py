@@ -19,6 +19,7 @@ import kedge
 from kedge.errors import ChecksumMismatch, DiskFull, KedgeError, StoreError
 from kedge.offload.stores.disk import DiskStore
 from kedge.offload.stores.mapped import LIBC
+from kedge.offload.stores.unnamed_file import UnnamedFile
 from tests import forked
 
 pytestmark = pytest.mark.timing
@@ -78,10 +79,10 @@ def test_a_checksum_finds_a_changed_byte(tmp_path):
     store = DiskStore(tmp_path, checksum=True)
     good, bad = store.put(piece(1)), store.put(piece(2))
     assert torch.equal(bad.get(), piece(2))
-    with pathlib.Path(f"/proc/self/fd/{store._open.ranges.file.descriptor}").open(
+    with pathlib.Path(f"/proc/self/fd/{bad.piece.filling.file.fileno()}").open(
         "r+b", buffering=0
     ) as file:
-        file.seek(bad.extent.start + 77)
+        file.seek(bad.piece.start + 77)
         file.write(b"\xff")
     with pytest.raises(
         ChecksumMismatch,
@@ -135,7 +136,7 @@ def test_a_full_disk_is_both_ours_and_the_systems_error(tmp_path, monkeypatch):
 
     assert isinstance(caught.value, OSError)
     assert isinstance(caught.value, KedgeError)
-    assert store._open.ranges.used == 0
+    assert store._files.used == 0
     store.close()
 
 
@@ -150,7 +151,7 @@ def test_a_write_that_fails_gives_its_room_back(tmp_path, monkeypatch):
         patch.setattr(os, "pwritev", broken)
         with pytest.raises(StoreError, match="cannot be written in .*: Input/output error"):
             store.put(piece(1))
-    assert store._open.ranges.used == 0
+    assert store._files.used == 0
 
     slot = store.put(piece(2))
     assert torch.equal(slot.get(), piece(2))
@@ -162,11 +163,11 @@ def test_a_write_that_fails_gives_its_room_back(tmp_path, monkeypatch):
 def test_a_disk_that_fails_in_the_background_loses_nothing(tmp_path, monkeypatch):
     """What could not be written out stays readable in memory, and the next put says that the disk failed."""
 
-    def broken(ranges, extent):
+    def broken(file, piece):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr("kedge.offload.stores.disk.WINDOW", 2 * MB)
-    monkeypatch.setattr("kedge.offload.stores.writer._sync", broken)
+    monkeypatch.setattr(UnnamedFile, "sync", broken)
     store = DiskStore(tmp_path, uncached=True)
     slots = []
     with pytest.raises(
@@ -223,6 +224,7 @@ def test_a_forked_child_offloads_into_a_file_of_its_own(tmp_path, monkeypatch, u
     monkeypatch.setattr("kedge.offload.stores.disk.WINDOW", 2 * MB)
     store = DiskStore(tmp_path, uncached=uncached)
     ours = [store.put(piece(seed)) for seed in range(20)]
+    files = [slot.piece.filling.file for slot in ours]
     child = os.fork()
     if not child:
         for slot in ours:
@@ -233,7 +235,7 @@ def test_a_forked_child_offloads_into_a_file_of_its_own(tmp_path, monkeypatch, u
         for slot in theirs:
             slot.free()
         store.close()
-        os._exit(0 if right and store._open.ranges.file.descriptor == -1 else 1)
+        os._exit(0 if right and all(file.closed for file in files) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
     assert all(torch.equal(slot.get(), piece(seed)) for seed, slot in enumerate(ours))

@@ -61,8 +61,8 @@ def account() -> SavedAccount:
 
 
 @pytest.fixture
-def billed(run: Callable[..., Run], tmp_path: Path) -> Recording:
-    """A run with a bill."""
+def recorded(run: Callable[..., Run], tmp_path: Path) -> Recording:
+    """A run with an account."""
     made = run()
     for step in range(3):
         made.step(step)
@@ -72,8 +72,8 @@ def billed(run: Callable[..., Run], tmp_path: Path) -> Recording:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_section_draws_the_bill(
-    theme: str, billed: Recording, saved: Callable[..., str], browser: Any, shots: Path
+def test_the_section_draws_the_account(
+    theme: str, recorded: Recording, saved: Callable[..., str], browser: Any, shots: Path
 ) -> None:
     """Totals, the course of the step, a bar a module with what frees it, and both tables stand in the section, in both themes."""
     errors: list[str] = []
@@ -83,7 +83,7 @@ def test_the_section_draws_the_bill(
     page = context.new_page()
     page.on("console", lambda message: errors.append(message.text))
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.goto(saved(billed))
+    page.goto(saved(recorded))
     page.wait_for_selector("html[data-ready=yes]")
     section = page.locator("#saved")
     section.scroll_into_view_if_needed()
@@ -129,10 +129,10 @@ def test_the_section_draws_the_bill(
 
 
 def test_a_click_leads_to_the_module_and_the_filter_chooses(
-    billed: Recording, saved: Callable[..., str], tab: Any
+    recorded: Recording, saved: Callable[..., str], tab: Any
 ) -> None:
     """A bar's name opens the module's site; the page's filter leaves the modules that it lets through."""
-    page = tab.open(saved(billed))
+    page = tab.open(saved(recorded))
     page.locator("#saved .bar-row button", has_text="relu1").click()
     assert page.locator("#panel-site").inner_text() == "relu1:out"
 
@@ -148,7 +148,7 @@ def test_a_click_leads_to_the_module_and_the_filter_chooses(
     assert names == ["fc", "fc.a"]
 
 
-def test_without_a_bill_there_is_no_section(
+def test_without_a_account_there_is_no_section(
     run: Callable[..., Run], tmp_path: Path, saved: Callable[..., str], tab: Any
 ) -> None:
     """A run that was not asked to write down what is saved has no such section and no link to it."""
@@ -162,9 +162,9 @@ def test_without_a_bill_there_is_no_section(
     assert "10 kB in step 0" in page.locator("#run").inner_text().replace("\n", " ")
 
 
-def test_without_source_the_lines_are_left_out(billed: Recording) -> None:
+def test_without_source_the_lines_are_left_out(recorded: Recording) -> None:
     """What is shown without the source has neither lines nor the places of tensors."""
-    (event,) = [e for e in shareable(billed, source=False).events if "total" in e]
+    (event,) = [e for e in shareable(recorded, source=False).events if "total" in e]
 
     assert event["lines"] == []
     assert [item for item in event["items"] if "line" in item] == []

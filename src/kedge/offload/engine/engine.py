@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from kedge.errors import OffloadFailed, warn
 from kedge.hooks.saved.keeper import SavingPlace
 from kedge.hooks.saved.reference import KeptByReference
-from kedge.offload.account import ModuleAccount, OffloadAccount, Outcome
 from kedge.offload.engine.known_storages import KeptReader, KeptStorage, KnownStorages
 from kedge.offload.engine.policy import Choice, Policy
 from kedge.offload.engine.proof import ProvenRecipes
@@ -31,6 +30,7 @@ from kedge.offload.engine.sources import Coded, Moved, Rebuilt, encode
 from kedge.offload.held.entry import PartOfEntry, RecentlyRestored, StorageEntries, StorageEntry
 from kedge.offload.held.raw_bytes import digest, is_alone, own_key, take, taken_bytes
 from kedge.offload.held.steps import StepBoundaries
+from kedge.offload.outcomes import ModuleAccount, OffloadAccount, Outcome
 from kedge.offload.stores.store import FULL
 from kedge.torch_internals.storages import identity_of
 from kedge.torch_internals.tensors import is_only_zeros

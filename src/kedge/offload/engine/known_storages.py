@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
-from kedge.offload.account import OffloadAccount
 from kedge.offload.held.entry import StorageEntries, StorageEntry
 from kedge.offload.held.raw_bytes import EntryKey, own_key
 from kedge.offload.held.steps import ModelCall
+from kedge.offload.outcomes import OffloadAccount
 from kedge.sites import leaves
 from kedge.torch_internals.storages import identity_of
 from kedge.torch_internals.tensors import is_sharded, root_of

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from kedge.offload.account import OffloadAccount, Outcome
 from kedge.offload.codecs.codec import Codec
+from kedge.offload.outcomes import OffloadAccount, Outcome
 from kedge.offload.rebuild.recipe import Find
 from kedge.offload.stores.store import Store
 

@@ -40,10 +40,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from kedge.errors import RebuiltWrong
 from kedge.hooks.saved.reference import is_detached, refuse_detached
-from kedge.offload.account import ModuleAccount
 from kedge.offload.held.handle import Handle
 from kedge.offload.held.raw_bytes import Digest, EntryKey, digest, same
 from kedge.offload.held.steps import ModelCall
+from kedge.offload.outcomes import ModuleAccount
 from kedge.torch_internals.accelerators import stream_in_force
 from kedge.torch_internals.autograd_nodes import numbers_operations, sequence_number
 from kedge.torch_internals.graph_task import current_node, graph_task

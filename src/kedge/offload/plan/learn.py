@@ -21,8 +21,8 @@ from itertools import accumulate
 from typing import Any
 
 from kedge.errors import LimitOutOfReach, warn
-from kedge.offload.account import OffloadAccount, Outcome
 from kedge.offload.engine.policy import Choice, Policy
+from kedge.offload.outcomes import OffloadAccount, Outcome
 from kedge.offload.plan.clock import TimingClock
 from kedge.offload.plan.link import measured
 from kedge.offload.plan.plan import OffloadPlan, PlanToCome, size

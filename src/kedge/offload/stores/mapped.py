@@ -73,11 +73,11 @@ def map_range(file: int, offset: int, nbytes: int, released: Callable[[], None])
         None, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _NORESERVE, file, offset
     )
     if address == ctypes.c_void_p(-1).value:
-        raise _error()
+        raise _error(ctypes.get_errno())
     if LIBC.madvise(address, nbytes, _POPULATE_READ):
-        failed = _error()
+        number = ctypes.get_errno()
         LIBC.munmap(address, nbytes)
-        raise failed
+        raise _error(number)
     _maps[address] = nbytes
     memory = (ctypes.c_ubyte * nbytes).from_address(address)
     # At the interpreter's exit tensors may still be read, so nothing is unmapped there.
@@ -91,8 +91,7 @@ def _unmap(address: int, nbytes: int, released: Callable[[], None]) -> None:
     released()
 
 
-def _error() -> OSError:
-    number = ctypes.get_errno()
+def _error(number: int) -> OSError:
     if number == errno.EFAULT:  # what madvise returns for a page that cannot be read
         number = errno.EIO
     return OSError(number, os.strerror(number))

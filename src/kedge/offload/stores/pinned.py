@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import mmap
 import sys
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -17,7 +18,6 @@ import torch
 from torch import Tensor
 
 from kedge.errors import NotPinned, warn
-from kedge.offload.stores.free_ranges import FreeRanges
 from kedge.offload.stores.streams import CopyDevice
 
 _GRAIN = 512  # bytes; each range begins at a multiple of it
@@ -61,7 +61,7 @@ class PinnedRanges:
     @property
     def used(self) -> int:
         """The bytes that are handed out."""
-        return sum(block.extents.used for block in self._blocks)
+        return sum(block.free.used for block in self._blocks)
 
     def take(self, nbytes: int) -> PinnedRange:
         """Return a range of so many bytes.
@@ -70,12 +70,12 @@ class PinnedRanges:
             OSError: The limit would be exceeded, or the system has no memory left.
         """
         for block in self._blocks:
-            start = block.extents.take(_rounded(nbytes))
+            start = block.free.take(_rounded(nbytes))
             if start is not None:
                 break
         else:
             block = self._grow(nbytes)
-            start = block.extents.take(_rounded(nbytes))
+            start = block.free.take(_rounded(nbytes))
             assert start is not None  # noqa: S101 - it was made large enough
         taken = PinnedRange(block, start, nbytes)
         taken.busy = block.pending(start, start + taken.size, self._device)
@@ -84,7 +84,7 @@ class PinnedRanges:
     def release(self, taken: PinnedRange, busy: Sequence[Any]) -> None:
         """Take a range back; the next copy to these bytes waits for the events."""
         block, start, end = taken.block, taken.start, taken.start + taken.size
-        block.extents.release(start, taken.size)
+        block.free.release(start, taken.size)
         # Copies to the range have waited for its earlier events.
         block.busy = [row for row in block.busy if not start <= row[0] < row[1] <= end]
         block.busy += [(start, end, event) for event in busy]
@@ -119,26 +119,79 @@ class PinnedRanges:
         return block
 
 
+class FreeRanges:
+    """The free ranges of a block of memory: best fit, and neighbours joined.
+
+    Training steps take the same sizes again and again, so the smallest range that is large enough
+    mostly has exactly that size, and memory stops growing after the first step.
+
+    Args:
+        size: The bytes of the block.
+
+    Attributes:
+        used: The bytes that are taken.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.used = 0
+        self._sizes: list[tuple[int, int]] = []  # (size, start), sorted
+        self._starts: dict[int, int] = {}  # start -> size
+        self._ends: dict[int, int] = {}  # end -> start
+        self._insert(0, size)
+
+    def take(self, size: int) -> int | None:
+        """Take a range; returns its start, or None if no free range is large enough."""
+        place = bisect_left(self._sizes, (size, 0))
+        if place == len(self._sizes):
+            return None
+        found, start = self._sizes[place]
+        self._remove(start)
+        if found > size:
+            self._insert(start + size, found - size)
+        self.used += size
+        return start
+
+    def release(self, start: int, size: int) -> None:
+        """Release a range that was taken, and join it with the free ranges beside it."""
+        self.used -= size
+        if (before := self._ends.get(start)) is not None:
+            size += self._remove(before)
+            start = before
+        if start + size in self._starts:
+            size += self._remove(start + size)
+        self._insert(start, size)
+
+    def _insert(self, start: int, size: int) -> None:
+        insort(self._sizes, (size, start))
+        self._starts[start] = size
+        self._ends[start + size] = start
+
+    def _remove(self, start: int) -> int:
+        size = self._starts.pop(start)
+        del self._ends[start + size]
+        del self._sizes[bisect_left(self._sizes, (size, start))]
+        return size
+
+
 class _Block:
     """One mapping of memory from the system.
 
     Attributes:
         host: Its bytes.
-        extents: Its free ranges.
+        free: Its free ranges.
         busy: Copies that may still run in ranges already taken back: start, end, event.
         own: Whether it is a mapping, and not memory that PyTorch has locked.
         pinned: Whether the pages of a mapping are locked.
     """
 
-    __slots__ = ("busy", "extents", "host", "own", "pinned")
+    __slots__ = ("busy", "free", "host", "own", "pinned")
 
     def __init__(self, size: int, given: Tensor | None) -> None:
         self.own = given is None
         self.host: Tensor = (
             torch.frombuffer(_map(size), dtype=torch.uint8) if given is None else given
         )
-        self.extents = FreeRanges()
-        self.extents.grow(size)
+        self.free = FreeRanges(size)
         self.busy: list[tuple[int, int, Any]] = []
         self.pinned = False
 

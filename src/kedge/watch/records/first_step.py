@@ -15,10 +15,10 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.module_tables import modules_in
 from kedge.torch_internals.source_lines import call_site
 from kedge.watch.models.roots import RootModule
-from kedge.watch.records.saved_by_module import SavedBill
+from kedge.watch.records.saved_by_module import SavedByModule
 
 
-class SavedTensorBill(Protocol):
+class SavedTensorList(Protocol):
     """A list of every tensor saved in a step, made on request.
 
     Attributes:
@@ -55,26 +55,26 @@ class FirstStep:
     Attributes:
         sources: The line where the program calls a module, by the recorded path of the module.
         shield: Reports the first failure, after which nothing more is followed.
-        step_bill: Set to make the full list of saved tensors in the first step.
+        step_account: Set to make the full list of saved tensors in the first step.
     """
 
     def __init__(self) -> None:
         self.sources: dict[str, Any] = {}
-        self._bill: SavedBill | None = None
+        self._by_module: SavedByModule | None = None
         self._modules: list[dict[str, Any]] = []
         self._calls: CallTracker[Surveyed, tuple[Surveyed, nn.Module]] | None = None
         self.shield = Shield(
             "recording saved tensors", "they are not recorded", on_failure=self._modules.clear
         )
-        self.step_bill: SavedTensorBill | None = None
-        self._step_bill_seconds = 0.0
-        self._leaving: Callable[[], SavedTensorBill | None] = lambda: None
+        self.step_account: SavedTensorList | None = None
+        self._step_account_seconds = 0.0
+        self._leaving: Callable[[], SavedTensorList | None] = lambda: None
 
     @property
     def seconds(self) -> float:
         """Seconds that the list of saved tensors has taken of the program's time."""
-        return self._step_bill_seconds + (
-            self.step_bill.seconds if self.step_bill is not None else 0.0
+        return self._step_account_seconds + (
+            self.step_account.seconds if self.step_account is not None else 0.0
         )
 
     def add(self, module: nn.Module, root: RootModule) -> None:
@@ -90,12 +90,12 @@ class FirstStep:
                 is_root = inner is module
                 calls.follow(inner, Surveyed(root.label(name), is_root), outermost=is_root)
         calls.join(module, Surveyed(root.label(""), is_root=True))
-        if self.step_bill is not None:
-            self.shield(self.step_bill.add, module, root)
+        if self.step_account is not None:
+            self.shield(self.step_account.add, module, root)
 
     def _tracker(self) -> CallTracker[Surveyed, tuple[Surveyed, nn.Module]]:
         if self._calls is None:
-            self._bill = SavedBill()
+            self._by_module = SavedByModule()
             self._calls = CallTracker(self._begin, self._end, shield=self.shield)
         return self._calls
 
@@ -109,8 +109,8 @@ class FirstStep:
         if subject.path not in self.sources:  # its first call
             site = call_site(module)
             self.sources[subject.path] = asdict(site) if site is not None else None
-        if self._bill is not None:
-            self._bill.begin(subject.path, calls.notes[-1][0].path if calls.notes else None)
+        if self._by_module is not None:
+            self._by_module.begin(subject.path, calls.notes[-1][0].path if calls.notes else None)
         return subject, module
 
     def _end(
@@ -119,11 +119,11 @@ class FirstStep:
         ended: tuple[Surveyed, nn.Module],
         output: Any,
     ) -> None:
-        if self._bill is None:
+        if self._by_module is None:
             return
-        self._bill.end(calls.notes[-1][0].path if calls.notes else None)
+        self._by_module.end(calls.notes[-1][0].path if calls.notes else None)
         if ended[0].is_root:
-            self._modules[:] = self._bill.account(output, ended[1])
+            self._modules[:] = self._by_module.account(output, ended[1])
 
     def close(self, step: int) -> list[Mapping[str, Any]]:
         """Remove the hooks.
@@ -133,9 +133,9 @@ class FirstStep:
         """
         if self._calls is not None:
             self._calls.close()
-        modules, self._bill, self._calls = list(self._modules), None, None
+        modules, self._by_module, self._calls = list(self._modules), None, None
         self._modules.clear()
-        if (event := self._close_step_bill(step)) is not None:
+        if (event := self._close_step_account(step)) is not None:
             return [event]
         total = sum(m["bytes"] for m in modules)
         return (
@@ -145,17 +145,17 @@ class FirstStep:
     def end(self) -> None:
         """Remove every hook at the end of the watch, also if nothing was saved."""
         self.close(0)
-        step_bill = self.step_bill or self._leaving()
-        if step_bill is not None:
-            step_bill.stop()
+        step_account = self.step_account or self._leaving()
+        if step_account is not None:
+            step_account.stop()
 
-    def _close_step_bill(self, step: int) -> Mapping[str, Any] | None:
+    def _close_step_account(self, step: int) -> Mapping[str, Any] | None:
         """Return the full list of the step that is over, if it was made; a run makes one."""
-        if (step_bill := self.step_bill) is None:
+        if (step_account := self.step_account) is None:
             return None
-        event = self.shield(step_bill.close, step)
+        event = self.shield(step_account.close, step)
         if self.shield.off or event is not None:
-            step_bill.stop()
-            self.step_bill, self._step_bill_seconds = None, step_bill.seconds
-            self._leaving = weakref.ref(step_bill)
+            step_account.stop()
+            self.step_account, self._step_account_seconds = None, step_account.seconds
+            self._leaving = weakref.ref(step_account)
         return event

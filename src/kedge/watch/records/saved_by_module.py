@@ -37,7 +37,7 @@ from kedge.torch_internals.saved_hooks import top_hooks
 from kedge.torch_internals.storages import identity_of, owned, storages
 
 
-class SavedBill:
+class SavedByModule:
     """Counts what autograd has saved for the backward passes of one step, by the module that saved it.
 
     It follows the module calls of the step, and counts when the call of a root module is over. Each
@@ -167,4 +167,4 @@ class SavedBill:
         return sorted(found, key=lambda pair: pair[0])
 
 
-untraced(SavedBill.begin, SavedBill.end, SavedBill.account)
+untraced(SavedByModule.begin, SavedByModule.end, SavedByModule.account)

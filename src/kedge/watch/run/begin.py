@@ -35,7 +35,7 @@ def make_watch(
     if options.dump and place is not None:
         watch.record.dump = FirstBadCall(place, log, watch.step, rerun=operations_of)
     if options.saved is not None:
-        watch.record.first_step.step_bill = options.saved(watch.record.first_step.shield)
+        watch.record.first_step.step_account = options.saved(watch.record.first_step.shield)
     return watch
 
 

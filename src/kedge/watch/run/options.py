@@ -28,7 +28,7 @@ class WatchOptions:
         dump: Whether the tensors around the first non-finite value are kept.
         saved: Called when the watch begins, with the shield that reports its failures; returns a
             list of everything that autograd saves in the first step
-            (`kedge.watch.records.first_step.SavedTensorBill`). None: no list.
+            (`kedge.watch.records.first_step.SavedTensorList`). None: no list.
     """
 
     sites: str = "**"

@@ -1,4 +1,4 @@
-"""``kedge.saved``: the bill of one forward agrees with what is alive, and the look leaves no mark."""
+"""``kedge.saved``: the account of one forward agrees with what is alive, and the look leaves no mark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from kedge.offload.bill.bill import Bill
+from kedge.offload.account.tensors import SavedTensors
 from kedge.offload.saved_tensors import saved
 from tests.marks import DEVICE, needs_device
 
@@ -111,7 +111,7 @@ CASES = {
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("case", CASES)
 def test_the_total_is_what_is_alive(case: str, autocast: bool) -> None:
-    """The bytes on the bill are, to 1 %, those of the storages that a forward makes and that are alive when it is over."""
+    """The bytes in the account are, to 1 %, those of the storages that a forward makes and that are alive when it is over."""
     if case == "lstm" and autocast and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip(
             "this processor has no bfloat16, without which PyTorch computes no LSTM under autocast"
@@ -119,7 +119,7 @@ def test_the_total_is_what_is_alive(case: str, autocast: bool) -> None:
     torch.manual_seed(0)
     model, x = (make() for make in CASES[case])
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast, cache_enabled=False):
-        bill = saved(model)(x)
+        account = saved(model)(x)
         with Made() as made:
             output = tree_leaves(model(x))[0]
         graph = output.grad_fn
@@ -127,26 +127,26 @@ def test_the_total_is_what_is_alive(case: str, autocast: bool) -> None:
         alive = made.alive(x, *model.parameters(), *model.buffers())
 
     assert graph is not None
-    assert bill.total.bytes - bill.inputs == pytest.approx(alive, rel=0.01)
-    assert sum(sums.bytes for sums in bill.by_module()) == bill.total.bytes
-    assert sum(sums.bytes for sums in bill.by_line()) == bill.total.bytes
-    assert bill.by_module(inner=True)[0].bytes == bill.total.bytes
+    assert account.total.bytes - account.inputs == pytest.approx(alive, rel=0.01)
+    assert sum(sums.bytes for sums in account.by_module()) == account.total.bytes
+    assert sum(sums.bytes for sums in account.by_line()) == account.total.bytes
+    assert account.by_module(inner=True)[0].bytes == account.total.bytes
 
 
 @needs_device
 @pytest.mark.parametrize("case", ["gpt", "checkpointed", "cnn"])
 def test_the_total_is_what_the_device_has_allocated(case: str) -> None:
-    """On a device the bytes on the bill are, to 1 %, those that a forward leaves allocated."""
+    """On a device the bytes in the account are, to 1 %, those that a forward leaves allocated."""
     make, data = CASES[case]
     model, x = make().to(DEVICE), data().repeat(16, *[1] * (data().dim() - 1)).to(DEVICE)
     saved(model)(x)
     before = torch.accelerator.memory_allocated()
-    bill = saved(model)(x)
+    account = saved(model)(x)
     assert torch.accelerator.memory_allocated() == before
     graph = model(x).grad_fn
 
     assert graph is not None
-    assert bill.total.bytes - bill.inputs == pytest.approx(
+    assert account.total.bytes - account.inputs == pytest.approx(
         torch.accelerator.memory_allocated() - before, rel=0.01
     )
 
@@ -154,8 +154,8 @@ def test_the_total_is_what_the_device_has_allocated(case: str) -> None:
 def test_an_item_tells_where_it_comes_from() -> None:
     """Each item has its module, node, field, shape, bytes, storage, origin, sharers and line."""
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    bill = saved(model)(torch.randn(16, 4))
-    known = {(item.path, item.node, item.field): item for item in bill.items}
+    account = saved(model)(torch.randn(16, 4))
+    known = {(item.path, item.node, item.field): item for item in account.items}
 
     data = known["0", "AddmmBackward0", "mat1"]
     weight = known["2", "AddmmBackward0", "mat2"]
@@ -177,8 +177,10 @@ def test_an_item_tells_where_it_comes_from() -> None:
     assert result.storage == again.storage
     assert (result.shared, again.shared) == ((again.number,), (result.number,))
     assert (result.dtype, result.device, result.held) == (torch.float32, torch.device("cpu"), 512)
-    assert {item.source.text for item in bill.items} == {"bill = saved(model)(torch.randn(16, 4))"}
-    assert {item.source.function for item in bill.items} == {
+    assert {item.source.text for item in account.items} == {
+        "account = saved(model)(torch.randn(16, 4))"
+    }
+    assert {item.source.function for item in account.items} == {
         "test_an_item_tells_where_it_comes_from"
     }
 
@@ -213,14 +215,14 @@ class Discarding(nn.Module):
         return x.tanh()
 
 
-def test_what_the_forward_itself_lets_go_is_not_on_the_bill() -> None:
+def test_what_the_forward_itself_lets_go_is_not_in_the_account() -> None:
     """A graph that is dropped within the forward is not held when it is over, and shows in the time line."""
     x = torch.randn(1000, requires_grad=True)
-    bill = saved(Discarding())(x)
+    account = saved(Discarding())(x)
 
-    assert "SinBackward0" not in {item.node for item in bill.items}
-    assert bill.total.bytes == 3 * 4000
-    assert bill.timeline.peak == 5 * 4000
+    assert "SinBackward0" not in {item.node for item in account.items}
+    assert account.total.bytes == 3 * 4000
+    assert account.timeline.peak == 5 * 4000
 
 
 class Twice(nn.Module):
@@ -246,7 +248,7 @@ def test_the_look_leaves_no_mark() -> None:
     handle = model.norm.register_forward_hook(
         lambda module, args, out: outputs.append(weakref.ref(out))
     )
-    bill = saved(model, backward=True)(x)
+    account = saved(model, backward=True)(x)
     handle.remove()
 
     assert torch.equal(state, torch.get_rng_state())
@@ -257,7 +259,7 @@ def test_the_look_leaves_no_mark() -> None:
     assert [ref() for ref in outputs] == [None]
     assert not model.norm._forward_hooks
     assert not model._forward_pre_hooks
-    assert bill.items
+    assert account.items
     pending.backward()
 
 
@@ -275,12 +277,12 @@ def test_a_report_of_a_program_without_gradients_says_that_it_saves_nothing() ->
     model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.ones(2, 4)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
-            bill = saved(model)(x)
-        assert bill.gradients_were_off
-        assert "Gradients are off where kedge.saved was called" in str(bill)
-        assert "Gradients are off" in bill._repr_html_()
-    bill = saved(model)(x)
-    assert "Gradients are off" not in str(bill)
+            account = saved(model)(x)
+        assert account.gradients_were_off
+        assert "Gradients are off where kedge.saved was called" in str(account)
+        assert "Gradients are off" in account._repr_html_()
+    account = saved(model)(x)
+    assert "Gradients are off" not in str(account)
 
 
 def test_an_argument_made_in_inference_mode_is_an_error_with_a_note() -> None:
@@ -336,36 +338,38 @@ def test_the_pair_in_force_is_still_called() -> None:
     packed = []
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(1) or t, lambda t: t)
     with hooks:
-        bill = saved(nn.Linear(4, 4))(torch.randn(2, 4))
+        account = saved(nn.Linear(4, 4))(torch.randn(2, 4))
 
-    assert len(packed) == len(bill.items) == 1
+    assert len(packed) == len(account.items) == 1
 
 
-def test_the_loss_is_billed_outside_of_the_modules() -> None:
-    """With a loss its tensors are on the bill too, without a module and with their own line."""
+def test_the_loss_is_accounted_outside_of_the_modules() -> None:
+    """With a loss its tensors are in the account too, without a module and with their own line."""
     target = torch.zeros(8, dtype=torch.long)
-    bill = saved(nn.Linear(4, 8), loss=lambda out: F.cross_entropy(out, target))(torch.randn(8, 4))
-    outside = [item for item in bill.items if item.path is None]
+    account = saved(nn.Linear(4, 8), loss=lambda out: F.cross_entropy(out, target))(
+        torch.randn(8, 4)
+    )
+    outside = [item for item in account.items if item.path is None]
 
     assert {item.node for item in outside} == {"LogSoftmaxBackward0", "NllLossBackward0"}
-    assert [sums.path for sums in bill.by_module(inner=True)] == ["", None]
+    assert [sums.path for sums in account.by_module(inner=True)] == ["", None]
 
 
 def test_the_time_line_rises_and_falls() -> None:
     """The bytes rise to the peak in the forward and fall to nothing in the backward; the holders make up the peak."""
-    bill = saved(Blocks(), backward=True)(torch.randn(4, 16, 32))
-    course = bill.timeline
+    account = saved(Blocks(), backward=True)(torch.randn(4, 16, 32))
+    course = account.timeline
 
-    assert course.peak == max(course.bytes) == bill.total.bytes
+    assert course.peak == max(course.bytes) == account.total.bytes
     assert course.peak_at < course.backward
     assert course.bytes[-1] == 0
     assert sum(size for _, size in course.holders) <= course.peak
-    assert course.holders[0][1] == max(sums.bytes for sums in bill.by_module())
-    assert len(course.bytes) == len(course.at) == 2 * len(bill.items)
+    assert course.holders[0][1] == max(sums.bytes for sums in account.by_module())
+    assert len(course.bytes) == len(course.at) == 2 * len(account.items)
 
 
 def test_it_is_printed_as_tables() -> None:
-    """As text and as HTML the bill has its totals, its modules and its lines; names are escaped."""
+    """As text and as HTML the account has its totals, its modules and its lines; names are escaped."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -375,12 +379,12 @@ def test_it_is_printed_as_tables() -> None:
         def forward(self, x: Any) -> Any:
             return self.get_submodule("a<b")(x).tanh()
 
-    bill = saved(Model())(torch.randn(200, 200))
-    text = str(bill).splitlines()
+    account = saved(Model())(torch.randn(200, 200))
+    text = str(account).splitlines()
 
-    assert isinstance(bill, Bill)
+    assert isinstance(account, SavedTensors)
     assert any(line.split() == ["can", "be", "moved", "80", "kB"] for line in text)
     assert next(line for line in text if line.startswith("module")).split()[-1] == "checkpoint"
     assert next(line for line in text if line.startswith("a<b")).split()[1:4] == ["1", "160", "kB"]
     assert any('return self.get_submodule("a<b")(x).tanh()' in line for line in text)
-    assert ">a&lt;b</td>" in bill._repr_html_()
+    assert ">a&lt;b</td>" in account._repr_html_()

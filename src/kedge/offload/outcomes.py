@@ -1,4 +1,4 @@
-"""The account of an offload: the outcome of each saved tensor, counted by module, printable as a table."""
+"""The outcomes of an offload: what became of each saved tensor, counted by module, printable as a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bill of what autograd saved agrees with PyTorch's own saved-tensor hooks, and takes no part in the saving."""
+"""The account of what autograd saved agrees with PyTorch's own saved-tensor hooks, and takes no part in the saving."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from kedge.hooks.placing.module_calls import CallTracker
-from kedge.watch.records.saved_by_module import SavedBill
+from kedge.watch.records.saved_by_module import SavedByModule
 
 Sums = dict[str | None, tuple[int, int]]
 
@@ -40,15 +40,15 @@ def told(model: nn.Module, begin: Callable[[str], Any], end: Callable[[str], Any
 
 
 @contextmanager
-def followed(model: nn.Module, bill: SavedBill, prefix: str = ""):
-    """Connect a bill to the calls of every module."""
+def followed(model: nn.Module, account: SavedByModule, prefix: str = ""):
+    """Connect an account to the calls of every module."""
 
     def begin(calls, path, module, given):
-        bill.begin(path, calls.notes[-1] if calls.notes else None)
+        account.begin(path, calls.notes[-1] if calls.notes else None)
         return path
 
     def end(calls, path, output):
-        bill.end(calls.notes[-1] if calls.notes else None)
+        account.end(calls.notes[-1] if calls.notes else None)
 
     calls = CallTracker(begin, end)
     for name, module in model.named_modules():
@@ -57,16 +57,16 @@ def followed(model: nn.Module, bill: SavedBill, prefix: str = ""):
     calls.close()
 
 
-def billed(model: nn.Module, *inputs: Any) -> Sums:
-    """What the bill says of one call."""
-    bill = SavedBill()
-    with followed(model, bill):
+def recorded(model: nn.Module, *inputs: Any) -> Sums:
+    """What the account says of one call."""
+    account = SavedByModule()
+    with followed(model, account):
         output = model(*inputs)
-        return sums(bill.account(output, model))
+        return sums(account.account(output, model))
 
 
 def sums(entries: list[dict[str, Any]]) -> Sums:
-    """A bill by path: bytes and tensors."""
+    """A account by path: bytes and tensors."""
     return {entry["path"]: (entry["bytes"], entry["tensors"]) for entry in entries}
 
 
@@ -168,17 +168,17 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_bill_is_what_the_saved_tensor_hooks_see(name):
+def test_the_account_is_what_the_saved_tensor_hooks_see(name):
     """Bytes, tensors and modules are those of PyTorch's own hooks in a separate run, in the same order."""
     make, shape = MODELS[name]
     model, x = make(), torch.randn(shape, requires_grad=True)
     torch.manual_seed(1)
     truth = packed(model, x)
     torch.manual_seed(1)
-    bill = billed(model, x)
+    account = recorded(model, x)
 
     assert truth
-    assert list(bill.items()) == list(truth.items())
+    assert list(account.items()) == list(truth.items())
 
 
 def test_what_was_packed_is_not_unpacked():
@@ -193,11 +193,11 @@ def test_what_was_packed_is_not_unpacked():
         calls.append("unpack")
         return pair[0].float()
 
-    model, bill = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), SavedBill()
-    with followed(model, bill), saved_tensors_hooks(pack, unpack):
+    model, account = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), SavedByModule()
+    with followed(model, account), saved_tensors_hooks(pack, unpack):
         output = model(torch.randn(4, 8, requires_grad=True))
     before = list(calls)
-    entries = bill.account(output, model)
+    entries = account.account(output, model)
 
     assert calls == before
     assert "unpack" not in calls
@@ -209,17 +209,17 @@ def test_what_was_packed_is_not_unpacked():
 
 def test_nothing_is_computed_numbered_or_kept():
     """After the count autograd's numbers are where they were, gradients are the same bits, and all memory is freed."""
-    model, bill = Block(), SavedBill()
+    model, account = Block(), SavedByModule()
     x = torch.randn(2, 5, 16)
     torch.manual_seed(1)
     model(x).sum().backward()
     plain = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
     torch.manual_seed(1)
-    with followed(model, bill):
+    with followed(model, account):
         output = model(x)
     number, generator = _get_sequence_nr(), torch.get_rng_state()
-    bill.account(output, model)
+    account.account(output, model)
     assert _get_sequence_nr() == number
     assert torch.equal(torch.get_rng_state(), generator)
     output.sum().backward()
@@ -233,21 +233,21 @@ def test_nothing_is_computed_numbered_or_kept():
 
 
 def test_the_calls_of_a_step_add_up():
-    """Micro-batches and several roots are one bill; what lies between roots has no path, nothing counts twice."""
-    body, head, bill = (
+    """Micro-batches and several roots are one account; what lies between roots has no path, nothing counts twice."""
+    body, head, account = (
         nn.Sequential(nn.Linear(4, 8), nn.Tanh()),
         nn.Sequential(nn.Linear(8, 2)),
-        SavedBill(),
+        SavedByModule(),
     )
     with (
-        followed(body, bill, "body."),
-        followed(head, bill),
+        followed(body, account, "body."),
+        followed(head, account),
     ):
         for _ in range(2):
             features = body(torch.randn(3, 4))
-            bill.account(features, body)
+            account.account(features, body)
             output = head(features.exp() + features)  # body.1 has saved what exp() is made of
-            entries = bill.account(output, head)
+            entries = account.account(output, head)
             output.sum().backward()
 
     assert sums(entries) == {
@@ -260,12 +260,12 @@ def test_the_calls_of_a_step_add_up():
 
 def test_a_recompute_is_not_a_call():
     """The calls of a recompute between two micro-batches change nothing, though the last of them never ends."""
-    model, bill = Checkpointed(), SavedBill()
-    with followed(model, bill):
+    model, account = Checkpointed(), SavedByModule()
+    with followed(model, account):
         output = model(torch.randn(2, 5, 16, requires_grad=True))
-        once = sums(bill.account(output, model))
+        once = sums(account.account(output, model))
         output.sum().backward()
-        twice = sums(bill.account(model(torch.randn(2, 5, 16, requires_grad=True)), model))
+        twice = sums(account.account(model(torch.randn(2, 5, 16, requires_grad=True)), model))
 
     assert twice == {path: (2 * size, 2 * count) for path, (size, count) in once.items()}
 
@@ -291,7 +291,7 @@ class Custom(nn.Module):
 
 def test_what_a_function_keeps_on_its_ctx_counts():
     """A custom function's saved tensors count, and what it keeps beside them, which no saved-tensor hook sees."""
-    assert billed(Custom(), torch.randn(10, requires_grad=True)) == {"": (40 + 10 + 40, 3)}
+    assert recorded(Custom(), torch.randn(10, requires_grad=True)) == {"": (40 + 10 + 40, 3)}
 
 
 def test_a_call_that_raises_ends_with_the_one_around_it():
@@ -315,26 +315,26 @@ def test_a_call_that_raises_ends_with_the_one_around_it():
         def forward(self, x):
             return x.exp()
 
-    bill = SavedBill()
+    account = SavedByModule()
     x = torch.ones(4, requires_grad=True)
-    with followed(around := Around(), bill), followed(following := Exp(), bill, "next"):
+    with followed(around := Around(), account), followed(following := Exp(), account, "next"):
         around(x)
         y = following(x)
 
-    assert sums(bill.account(y, nn.Identity())) == {"next": (16, 1)}
+    assert sums(account.account(y, nn.Identity())) == {"next": (16, 1)}
 
 
 def test_a_graph_that_is_freed_already_counts_nothing():
     """A backward pass inside the forward frees what it used; that is not saved any more."""
     model = Custom()
     x = torch.ones(4, requires_grad=True)
-    bill = SavedBill()
-    with followed(model, bill):
+    account = SavedByModule()
+    with followed(model, account):
         y = model(x.exp())
         y.sum().backward()
 
     # the mask and the list stay on ctx
-    assert sums(bill.account(y, model)) == {"": (4 + 16, 2)}
+    assert sums(account.account(y, model)) == {"": (4 + 16, 2)}
 
 
 def test_sparse_and_transformed_tensors_have_their_parts_counted():
@@ -346,31 +346,31 @@ def test_sparse_and_transformed_tensors_have_their_parts_counted():
         def forward(self, m):
             return torch.sparse.mm(m, dense.exp())
 
-    times, bills = Times(), []
+    times, accounts = Times(), []
 
     def loss(x):
-        bill = SavedBill()
-        bill.begin("f", None)
+        account = SavedByModule()
+        account.begin("f", None)
         y = x.sin().exp()
-        bill.end(None)
-        bills.append(sums(bill.account(y, times)))
+        account.end(None)
+        accounts.append(sums(account.account(y, times)))
         return y.sum()
 
-    assert billed(times, matrix) == {"": (4 * 2 * 8 + 4 * 4 + 4 * 2 * 4, 3)}
+    assert recorded(times, matrix) == {"": (4 * 2 * 8 + 4 * 4 + 4 * 2 * 4, 3)}
     torch.func.grad(loss)(torch.ones(3))
     torch.func.vmap(torch.func.grad(loss))(torch.ones(5, 3))
-    assert bills == [{"f": (2 * 3 * 4, 2)}, {"f": (5 * 2 * 3 * 4, 2)}]
+    assert accounts == [{"f": (2 * 3 * 4, 2)}, {"f": (5 * 2 * 3 * 4, 2)}]
 
 
 def test_compiled_code_is_one_node_of_the_module_around_it(compiled):
     """What compiled code saves belongs to the module in whose call it runs."""
     inner = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4))
-    model, bill = nn.Sequential(compiled(inner, backend="aot_eager")), SavedBill()
-    bill.begin("", None)
+    model, account = nn.Sequential(compiled(inner, backend="aot_eager")), SavedByModule()
+    account.begin("", None)
     y = model(torch.randn(3, 4))
-    bill.end(None)
+    account.end(None)
 
-    assert sums(bill.account(y, model)) == {"": (3 * 4 * 4 + 3 * 8 * 4, 2)}
+    assert sums(account.account(y, model)) == {"": (3 * 4 * 4 + 3 * 8 * 4, 2)}
 
 
 def test_an_in_place_change_of_a_slice_is_the_known_gap():
@@ -385,10 +385,10 @@ def test_an_in_place_change_of_a_slice_is_the_known_gap():
     model, x = Slice(), torch.randn(4, 4, requires_grad=True)
 
     operands = 2 * 4 * 4
-    assert billed(model, x)[""][0] + operands == packed(model, x)[""][0]
+    assert recorded(model, x)[""][0] + operands == packed(model, x)[""][0]
 
 
 def test_a_model_without_gradients_saves_nothing():
-    """Under no_grad the bill is empty."""
+    """Under no_grad the account is empty."""
     with torch.no_grad():
-        assert billed(Block(), torch.randn(2, 5, 16)) == {}
+        assert recorded(Block(), torch.randn(2, 5, 16)) == {}

@@ -11,11 +11,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from kedge.hooks.placing.module_calls import ModuleCalls
 from kedge.hooks.saved.keeper import KeeperInForce, SavingPlace
-from kedge.offload.bill.bill import bill_of
-from kedge.offload.bill.bill_keeper import BilledReference, BillKeeper, Origins
-from kedge.offload.bill.storage_numbers import StorageNumbers
+from kedge.offload.account.recorder import RecordedReference, SaveRecorder
 from kedge.offload.rebuild import find
 from kedge.stderr import Shield, say
 from kedge.torch_internals.autograd_nodes import RAW
@@ -39,14 +36,14 @@ class QuietKeeper(KeeperInForce):
 
     def step_aside(self, what: str) -> None:
         """Warn without raising; after the listed step, leave."""
-        if isinstance(self.keeper, StepBill) and self.keeper.is_over:
+        if isinstance(self.keeper, StepAccount) and self.keeper.is_over:
             self.keeper.stop()
         elif what not in self._said and not self.ended:
             self._said.add(what)
             say(f"the list of saved tensors leaves out code under {what}")
 
 
-class StepBill:
+class StepAccount:
     """Lists the tensors saved in the first step that saves any: by the models, by the losses, and by all other code.
 
     In that step a pair of saved-tensor hooks keeps everything in place and checks for in-place
@@ -70,11 +67,7 @@ class StepBill:
     sees_recompute = True
 
     def __init__(self, shield: Shield) -> None:
-        self.storages = StorageNumbers()
-        self.calls = ModuleCalls(self.storages.of, shield=shield)
-        self.keeper = BillKeeper(
-            lambda: self.calls.innermost, self.storages, find, around=lambda: self.calls.around
-        )
+        self.recorder = SaveRecorder(find, shield=shield)
         self.seconds = 0.0
         self.is_over = False
         self._packing = Shield(
@@ -82,9 +75,8 @@ class StepBill:
         )
         self._thread: int | None = None
         self._roots: list[tuple[str, weakref.ref[nn.Module]]] = []
-        self._owned: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
         self._undo = ExitStack()
-        self._undo.callback(self.calls.close)
+        self._undo.callback(self.recorder.calls.close)
 
     def add(self, module: nn.Module, root: Labelled) -> None:
         """Follow a root whose call is active."""
@@ -100,8 +92,8 @@ class StepBill:
             return
         self._roots.append((root.label(""), weakref.ref(module)))
         self._see_owned()
-        self.calls.add(module, root.types, root.label)
-        self.calls.begin(module, root.label(""))
+        self.recorder.calls.add(module, root.types, root.label)
+        self.recorder.calls.begin(module, root.label(""))
         self._activate(module)
         self.seconds += perf_counter() - begun
 
@@ -116,13 +108,13 @@ class StepBill:
         else:  # the end of the program's open block removes the top pair, whichever it is
             keeper.here().enter(keeper.spots[""])
 
-    def pack(self, value: Tensor, place: SavingPlace) -> BilledReference | None:
+    def pack(self, value: Tensor, place: SavingPlace) -> RecordedReference | None:
         """Record a saved tensor; it stays in place."""
         if self.is_over:
             self.stop()
             return None
         begun = perf_counter()
-        held = self._packing(self.keeper.pack, value, place)
+        held = self._packing(self.recorder.pack, value, place)
         self.seconds += perf_counter() - begun
         return held
 
@@ -133,30 +125,27 @@ class StepBill:
         """Record a tensor that a checkpoint recomputes."""
         if not self.is_over:
             begun = perf_counter()
-            self._packing(self.keeper.see, value, place)
+            self._packing(self.recorder.see, value, place)
             self.seconds += perf_counter() - begun
 
     def beside(self, owner: Any, place: SavingPlace) -> None:
         """Record values that a checkpoint holds without saving them."""
         if not self.is_over:
-            self.keeper.beside(owner, place)
+            self.recorder.beside(owner, place)
 
-    def unpack(self, held: BilledReference) -> Tensor:
+    def unpack(self, held: RecordedReference) -> Tensor:
         """Return the saved tensor."""
-        return held.read() if self.is_over else self.keeper.unpack(held)
+        return held.read() if self.is_over else self.recorder.unpack(held)
 
     def close(self, step: int) -> Mapping[str, Any] | None:
         """Return the list, if anything was saved so far; otherwise None, and the next step may have one."""
-        if self.is_over or not self.keeper.drafts:
+        if self.is_over or not self.recorder.drafts:
             return None
         begun = perf_counter()
         self._see_owned()
         self.stop()
-        origins = Origins(*self._owned, inputs=frozenset(self.calls.entered))
-        bill = bill_of(
-            self.keeper, self.calls.given, origins, None, [path for path, _ in self._roots]
-        )
-        entry = bill.account().entry()
+        saved = self.recorder.tensors(roots=[path for path, _ in self._roots])
+        entry = saved.account().entry()
         self.seconds += perf_counter() - begun
         return {"kind": "saved", "step": step, **entry, "seconds": round(self.seconds, 6)}
 
@@ -169,6 +158,7 @@ class StepBill:
     def _see_owned(self) -> None:
         """Add the parameters and buffers of the models; a forward may have replaced or made some."""
         modules = [module for _, known in self._roots if (module := known()) is not None]
-        params = self.storages.of_all(p for m in modules for p in parameters_in(m).values())
-        buffers = self.storages.of_all(b for m in modules for b in buffers_in(m).values())
-        self._owned = (self._owned[0] | params, self._owned[1] | buffers)
+        self.recorder.own(
+            (param for module in modules for param in parameters_in(module).values()),
+            (buffer for module in modules for buffer in buffers_in(module).values()),
+        )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import disable_saved_tensors_hooks
 
-from kedge.watch.records.step_bill import StepBill
+from kedge.watch.records.step_account import StepAccount
 from kedge.watch.run.begin import make_watch
 from kedge.watch.run.options import WatchOptions
 from tests.watch.watched import Memory, batch, net
@@ -22,7 +22,7 @@ top = torch._C._autograd._top_saved_tensors_default_hooks
 def no_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what other tests have in memory: optimizers, which may step later, and code that hooks saved tensors."""
     monkeypatch.setattr("kedge.watch.steps.steps.any_optimizer", lambda: False)
-    monkeypatch.setattr("kedge.watch.records.step_bill.line_with", lambda word: None)
+    monkeypatch.setattr("kedge.watch.records.step_account.line_with", lambda word: None)
 
 
 def transform() -> None:
@@ -45,7 +45,7 @@ def save() -> None:
 def listed(program: Callable[[nn.Module], Any]) -> list[Any]:
     """Run a program watched; returns the lists of saved tensors."""
     log = Memory()
-    with make_watch(log, WatchOptions("**", 10, None, False, StepBill)):
+    with make_watch(log, WatchOptions("**", 10, None, False, StepAccount)):
         program(net())
     return [event for event in log.events if event["kind"] == "saved"]
 

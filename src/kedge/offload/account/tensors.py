@@ -1,16 +1,15 @@
-"""The bill: the modules and lines that hold memory for backward, and the remedies that would free it."""
+"""The tensors that autograd held for backward, one by one and added up, without a reference to them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
 
 from kedge import notebook
-from kedge.offload.bill.bill_keeper import BillKeeper, Origins
-from kedge.offload.bill.held_spans import held_spans
-from kedge.offload.bill.saved_tensor import SavedTensor
-from kedge.offload.bill.timeline import course
 from kedge.report.memory.picture import StepMemory
 from kedge.store.saved_account import (
     WORDS,
@@ -22,6 +21,7 @@ from kedge.store.saved_account import (
     operations_table,
     sections,
 )
+from kedge.torch_internals.source_lines import SourceLine
 
 MOST_ITEMS, MOST_LINES = 20, 50
 UNKNOWN = "(unknown)"
@@ -33,13 +33,110 @@ _GRADIENTS_WERE_OFF = (
     "Gradients are off where kedge.saved was called, so a call there saves none of this: these are the tensors of a call "
     "with gradients on."
 )
-Given = Mapping[str, Iterable[int]]
+
+Origin = Literal["parameter", "buffer", "input", "made", "recomputed"]
+
+_BLOCK, _SCALE = 256, 4
+"""The numbers that share a scale in 8 bits, and the scale's bytes."""
 
 
-class Bill(notebook.Printed):
+@dataclass(frozen=True)
+class SavedTensor:
+    """One save of a tensor; a tensor that is saved several times has several.
+
+    Attributes:
+        number: The number of the save, from 0.
+        path: The innermost module that was running; None outside of all.
+        call: The number of that module's call in this forward, from 0.
+        node: The autograd node that needs it; None if unknown.
+        field: The node's name for it, such as ``"self"`` or ``"result"``.
+        shape: Its shape.
+        dtype: Its dtype.
+        device: Its device.
+        bytes: Its own bytes, as if it were contiguous.
+        storages: The numbers of its storages in this account: one, unless it consists of several
+            tensors.
+        held: The bytes of these storages, of which it may be a part.
+        version: Its version when it was saved: the number of changes in place before.
+        origin: The origin of its storage: a parameter, a buffer, an input of the model, made in the
+            forward, or recomputed by a checkpoint in backward.
+        alias: Whether it is a view of another tensor, or of a part of its storage.
+        output: Whether the node that needs it also made it.
+        shared: The numbers of the other saves on its storage.
+        source: The line of the program that saved it.
+        rule: The rule that can rebuild it; None if there is none.
+        extra: The bytes to keep for rebuilding it.
+        movable: Whether `kedge.offload` could move it.
+    """
+
+    number: int
+    path: str | None
+    call: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    bytes: int
+    storages: tuple[int, ...]
+    held: int
+    version: int
+    alias: bool
+    source: SourceLine | None
+    node: str | None = None
+    field: str | None = None
+    origin: Origin = "made"
+    output: bool = False
+    shared: tuple[int, ...] = ()
+    rule: str | None = None
+    extra: int = 0
+    movable: bool = False
+
+    @property
+    def storage(self) -> int | None:
+        """The number of its storage; the first one if it consists of several tensors; None without a storage."""
+        return self.storages[0] if self.storages else None
+
+    @property
+    def line(self) -> str | None:
+        """The file and line of the program that saved it; None if none was running."""
+        return None if self.source is None else f"{self.source.file}:{self.source.line}"
+
+    @property
+    def counts(self) -> bool:
+        """Whether its storage is held only for backward, unlike that of a parameter or a buffer."""
+        return self.origin in ("input", "made", "recomputed")
+
+    @property
+    def rebuild(self) -> int:
+        """The bytes that rebuilding it frees."""
+        return max(self.held - self.extra, 0) if self.rule is not None and self.counts else 0
+
+    @property
+    def offload(self) -> int:
+        """The bytes that moving it frees."""
+        return self.held if self.movable else 0
+
+    def compressed(self, bits: Literal[8, 16]) -> int:
+        """Return the bytes that storing it in floats of so many bits frees."""
+        if not (self.movable and self.dtype.is_floating_point) or self.dtype.itemsize * 8 <= bits:
+            return 0
+        numbers = self.held // self.dtype.itemsize
+        scales = math.ceil(numbers / _BLOCK) * _SCALE if bits == 8 else 0
+        return max(self.held - numbers * (bits // 8) - scales, 0)
+
+    def entry(self) -> dict[str, Any]:
+        """Return the description as a recording stores it."""
+        return {
+            "path": self.path, "call": self.call, "node": self.node, "field": self.field, "shape": list(self.shape),
+            "dtype": str(self.dtype).removeprefix("torch."), "device": str(self.device), "bytes": self.bytes,
+            "storage": self.storage, "held": self.held, "origin": self.origin, "alias": self.alias, "output": self.output,
+            "shared": len(self.shared), "line": self.line, "rule": self.rule, "movable": self.movable,
+        }  # fmt: skip
+
+
+class SavedTensors(notebook.Printed):
     """The tensors that autograd held for backward, one by one and added up.
 
-    ``print(bill)`` prints the tables. The bill holds no reference to the model or to its tensors.
+    ``print`` shows the tables. No reference to the model or to its tensors is held.
 
     Args:
         items: The tensors.
@@ -57,14 +154,15 @@ class Bill(notebook.Printed):
     def __init__(
         self,
         items: Sequence[SavedTensor],
-        given: Given,
+        given: Mapping[str, frozenset[int]],
         sizes: Sequence[int],
         followed: BytesOverStep,
         roots: Sequence[str] = ("",),
     ) -> None:
-        self.items, self.timeline, self._roots = tuple(items), followed, roots
+        self.items = tuple(items)
+        self.timeline = followed
         self.gradients_were_off = False
-        self._given, self._sizes = given, sizes
+        self._given, self._sizes, self._roots = given, sizes, roots
         self._charged = _charged(self.items, sizes)
 
     @property
@@ -75,8 +173,7 @@ class Bill(notebook.Printed):
     @property
     def parameters(self) -> int:
         """Bytes of saved parameters and buffers, each storage once; in memory in any case."""
-        known = {storage for item in self.items if not item.counts for storage in item.storages}
-        return sum(self._sizes[storage] for storage in known)
+        return self._bytes({s for item in self.items if not item.counts for s in item.storages})
 
     @property
     def inputs(self) -> int:
@@ -91,21 +188,34 @@ class Bill(notebook.Printed):
                 checkpointed together; otherwise each tensor counts only for the innermost module
                 that was running.
         """
-        if not inner:
-            own: dict[str | None, list[SavedTensor]] = {}
-            for item in self.items:
-                own.setdefault(item.path, []).append(item)
-            return tuple(self._sums(path, items) for path, items in own.items())
-        return tuple(self._tree())
+        if inner:
+            return tuple(self._tree())
+        own: dict[str | None, list[SavedTensor]] = {}
+        for item in self.items:
+            own.setdefault(item.path, []).append(item)
+        return tuple(self._sums(path, items) for path, items in own.items())
 
     def by_line(self) -> tuple[LineSums, ...]:
         """Return the sums by the running line of the program, the largest first."""
-        lines: dict[tuple[str, int] | None, list[SavedTensor]] = {}
+        saved_by: dict[str | None, list[SavedTensor]] = {}
         for item in self.items:
-            lines.setdefault(
-                None if item.source is None else (item.source.file, item.source.line), []
-            ).append(item)
-        return tuple(sorted(map(self._line, lines.values()), key=lambda line: -line.bytes))
+            saved_by.setdefault(item.line, []).append(item)
+
+        lines = []
+        for items in saved_by.values():
+            line = LineSums()
+            if (source := items[0].source) is not None:
+                line = LineSums(source.file, source.line, source.function, source.text)
+            sums = self._sums(None, items)
+            line = replace(
+                line,
+                tensors=sums.tensors,
+                packed=sums.packed,
+                bytes=sums.bytes,
+                rebuild=sums.rebuild,
+            )
+            lines.append(line)
+        return tuple(sorted(lines, key=lambda line: -line.bytes))
 
     def by_operation(self) -> tuple[Sums, ...]:
         """Return the sums by the operation that needs the tensors and its name for them, in the order of the data.
@@ -115,9 +225,8 @@ class Bill(notebook.Printed):
         """
         needed: dict[str, list[SavedTensor]] = {}
         for item in self.items:
-            needed.setdefault(f"{item.node} ({item.field})" if item.node else UNKNOWN, []).append(
-                item
-            )
+            name = f"{item.node} ({item.field})" if item.node else UNKNOWN
+            needed.setdefault(name, []).append(item)
         return tuple(self._sums(name, items) for name, items in needed.items())
 
     def account(self) -> SavedAccount:
@@ -165,101 +274,47 @@ class Bill(notebook.Printed):
             int8=sum(item.compressed(8) for item in own),
         )
 
-    def _line(self, items: Sequence[SavedTensor]) -> LineSums:
-        source, sums = items[0].source, self._sums(None, items)
-        known = (
-            LineSums()
-            if source is None
-            else LineSums(source.file, source.line, source.function, source.text)
-        )
-        return replace(
-            known, tensors=sums.tensors, packed=sums.packed, bytes=sums.bytes, rebuild=sums.rebuild
-        )
-
     def _tree(self) -> Iterator[Sums]:
-        """The sums of each module with the modules in it; a module comes before its inner modules."""
+        """Yield the sums of each module with the modules in it; a module comes before its inner modules."""
         inside: dict[str | None, list[SavedTensor]] = {}
         for item in self.items:
             for path in _holders(item.path, self._roots):
                 inside.setdefault(path, []).append(item)
-        for path, items in sorted(
-            inside.items(), key=lambda pair: (pair[1][0].number, len(pair[0] or ""))
-        ):
+        ordered = sorted(inside.items(), key=lambda each: (each[1][0].number, len(each[0] or "")))
+        for path, items in ordered:
             sums = self._sums(path, items)
-            never = (
-                path is None or path in self._roots or path not in self._given
-            )  # a list of modules is not called
-            yield sums if never else replace(sums, checkpoint=self._checkpoint(str(path), items))
+            # A list of modules is not called, and was given nothing.
+            if path is not None and path in self._given and path not in self._roots:
+                sums = replace(sums, checkpoint=self._checkpoint(path, items))
+            yield sums
 
     def _checkpoint(self, path: str, items: Sequence[SavedTensor]) -> int:
         """Return the bytes that a checkpoint around a module frees; see Note [What a remedy frees]."""
-        inside, given = {item.number for item in items}, set(self._given[path])
-        made = {s: item for item in items if item.origin == "made" for s in item.storages}
-        mine = {s for s, item in made.items() if inside.issuperset(item.shared)}
+        inside = {item.number for item in items}
+        given = self._given[path]
+        freed = {
+            storage
+            for item in items
+            if item.origin == "made" and inside.issuperset(item.shared)
+            for storage in item.storages
+        }
         held = {storage for item in self.items for storage in item.storages}
-        newly = given - held
-        return max(
-            sum(self._sizes[s] for s in mine - given) - sum(self._sizes[s] for s in newly), 0
-        )
+        return max(self._bytes(freed - given) - self._bytes(given - held), 0)
+
+    def _bytes(self, storages: Iterable[int]) -> int:
+        return sum(self._sizes[storage] for storage in storages)
 
 
-def bill_of(
-    keeper: BillKeeper,
-    given: Given,
-    origins: Origins,
-    moment: int | None,
-    roots: Sequence[str] = ("",),
-) -> Bill:
-    """Return the bill of a keeper's records.
-
-    Args:
-        keeper: The keeper.
-        given: The storage numbers of each module's inputs.
-        origins: The storages that existed before the forward.
-        moment: The number of saves and releases after which to draw up the bill; None for the peak.
-        roots: The path of each model, with which the paths of its modules begin.
-    """
-    resident = origins.parameters | origins.buffers
-    sizes, outlived = keeper.storages.sizes, keeper.outlived()
-
-    def counted(number: int) -> list[tuple[int, int]]:
-        if number in outlived:
-            return []
-        return [(s, sizes[s]) for s in keeper.drafts[number].storages if s not in resident]
-
-    def at(after: int) -> Bill:
-        return Bill(
-            keeper.items(keeper.timeline.alive(after), origins), given, sizes, BytesOverStep()
-        )
-
-    def holders(after: int) -> list[tuple[str | None, int]]:
-        held = [(sums.path, sums.bytes) for sums in at(after).by_module() if sums.bytes]
-        return sorted(held, key=lambda pair: -pair[1])[:MOST_ITEMS]
-
-    there = resident | origins.inputs
-    given = {path: frozenset(numbers) - there for path, numbers in given.items()}
-    events = keeper.timeline.events
-    followed = course(events, counted, holders)
-
-    followed = replace(
-        followed,
-        seconds=keeper.timeline.seconds(followed.at),
-        tensors=held_spans(events, counted, partial(keeper.kind, origins=origins), followed.at),
-    )
-    found = keeper.items(
-        keeper.timeline.alive(followed.peak_at if moment is None else moment), origins
-    )
-    return Bill(found, given, list(sizes), followed, roots)
-
-
-def _tables(bill: Bill) -> Iterator[TextTable]:
-    """The tables: by module, or by operation if no module was running; none if nothing was saved."""
-    totals, modules, lines = sections(bill.account())
-    if bill.gradients_were_off:
+def _tables(saved: SavedTensors) -> Iterator[TextTable]:
+    """Yield the tables: by module, or by operation if no module was running; none if nothing was saved."""
+    if not saved.items:
+        return
+    totals, modules, lines = sections(saved.account())
+    if saved.gradients_were_off:
         totals = replace(totals, note=_GRADIENTS_WERE_OFF)
-    if bill.items:
-        outside = all(item.path is None for item in bill.items)
-        yield from (totals, operations_table(bill.by_operation()) if outside else modules, lines)
+    if all(item.path is None for item in saved.items):
+        modules = operations_table(saved.by_operation())
+    yield from (totals, modules, lines)
 
 
 def _charged(items: Sequence[SavedTensor], sizes: Sequence[int]) -> dict[int, SavedTensor]:
@@ -278,13 +333,13 @@ def _charged(items: Sequence[SavedTensor], sizes: Sequence[int]) -> dict[int, Sa
     borne: dict[int, list[int]] = {}
     for storage, item in bearers.items():
         borne.setdefault(item.number, []).append(storage)
+
     charged = {}
     for item in items:
         if own := borne.get(item.number):
             rule, extra = rules.get(own[0], (None, 0))
-            charged[item.number] = replace(
-                item, held=sum(sizes[s] for s in own), rule=rule, extra=extra
-            )
+            held = sum(sizes[storage] for storage in own)
+            charged[item.number] = replace(item, held=held, rule=rule, extra=extra)
     return charged
 
 
@@ -293,9 +348,9 @@ def _holders(path: str | None, roots: Sequence[str]) -> list[str | None]:
     if path is None:
         return [None]
     names = path.split(".") if path else []
-    paths = ["", *(".".join(names[: end + 1]) for end in range(len(names)))]
+    paths: list[str | None] = ["", *(".".join(names[: end + 1]) for end in range(len(names)))]
     begins = [at for at, each in enumerate(paths) if each in roots]
-    return [*paths[begins[-1] if begins else 0 :]]
+    return paths[begins[-1] :] if begins else paths
 
 
 def _aligned(section: TextTable) -> Iterator[str]:

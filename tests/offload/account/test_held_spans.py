@@ -12,24 +12,36 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from kedge.offload.bill.held_spans import held_spans
-from kedge.offload.bill.timeline import course
+from kedge.offload.account.over_step import SaveTimeline, over_step
 from kedge.offload.saved_tensors import saved
 from kedge.report.held import held_tree
 from kedge.store.held_tensors import HeldSpan, TensorKind
 from kedge.store.saved_account import BytesOverStep
 
 
+def timeline_of(events: list[int]) -> SaveTimeline:
+    """Return a timeline of saves, and of releases as their complement."""
+    timeline = SaveTimeline()
+    for event in events:
+        if event >= 0:
+            timeline.saved(event)
+        else:
+            timeline.released(~event)
+    return timeline
+
+
 def test_a_storage_is_borne_by_the_first_that_holds_it() -> None:
     """When that one is released, the next bears the bytes."""
     storages = {0: [(0, 10)], 1: [(0, 10)], 2: [(1, 5)]}
-    held = held_spans(
-        [0, 1, 2, ~0, ~1, ~2],
+    line = over_step(
+        timeline_of([0, 1, 2, ~0, ~1, ~2]),
         storages.__getitem__,
         lambda number: TensorKind(str(number)),
-        range(1, 7),
     )
+    held = line.tensors
 
+    assert line.at == (1, 2, 3, 4, 5, 6)
+    assert line.holders == (("0", 10), ("2", 5))
     assert [kind.path for kind in held.kinds] == ["0", "1", "2"]
     assert held.spans == (
         HeldSpan(0, 1, 10, 0, 3),
@@ -65,12 +77,23 @@ def test_at_each_moment_the_spans_add_up_to_the_bytes_held(
 ) -> None:
     """However tensors share storages, and whatever is released first."""
     events, storages = step
-    line = course(events, storages.__getitem__, lambda _: [])
-    held = held_spans(
-        events, storages.__getitem__, lambda number: TensorKind(str(number % 5)), line.at
+    line = over_step(
+        timeline_of(events), storages.__getitem__, lambda number: TensorKind(str(number % 5))
     )
+    alive: dict[int, None] = {}
+    heights = []
+    for event in events:
+        if event >= 0:
+            alive[event] = None
+        else:
+            del alive[~event]
+        held = {storage: size for number in alive for storage, size in storages[number]}
+        heights.append(sum(held.values()))
 
-    assert [held.bytes(moment) for moment in range(len(line.at))] == list(line.bytes)
+    assert list(line.bytes) == [heights[at - 1] for at in line.at]
+    assert line.peak == max(heights)
+    assert sum(size for _, size in line.holders) == line.peak
+    assert [line.tensors.bytes(moment) for moment in range(len(line.at))] == list(line.bytes)
 
 
 def agrees(line: BytesOverStep) -> None:
@@ -171,7 +194,7 @@ def test_what_the_program_keeps_of_a_recompute_does_not_count(keep: bool) -> Non
 def test_a_moment_has_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds are counted from the first save."""
     ticks = iter(range(10, 100, 5))
-    monkeypatch.setattr("kedge.offload.bill.timeline.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("kedge.offload.account.over_step.perf_counter", lambda: next(ticks))
     function: Callable[..., Any] = saved(lambda x: x.exp().sin(), backward=True)
     line = function(torch.ones(3, requires_grad=True)).timeline
 

@@ -1,4 +1,4 @@
-"""What the bill says that a remedy would free is what it frees."""
+"""What the account says that a remedy would free is what it frees."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Model(nn.Module):
 
 
 def by_path(model: nn.Module, x: torch.Tensor, **options: Any) -> dict[str | None, Sums]:
-    """The bill by module with all that is in it."""
+    """The account by module with all that is in it."""
     return {sums.path: sums for sums in saved(model, **options)(x).by_module(inner=True)}
 
 
 @pytest.mark.parametrize("name", ["first", "second"])
 def test_a_checkpoint_frees_what_was_said(name: str) -> None:
-    """A module that is checkpointed frees, to the byte, what the bill said of it."""
+    """A module that is checkpointed frees, to the byte, what the account said of it."""
     x = torch.randn(8, 24)
     torch.manual_seed(0)
     before = by_path(Model(), x)
@@ -122,8 +122,8 @@ def test_narrow_floats_free_what_the_formula_says(
 def test_indices_are_not_compressed() -> None:
     """Only floating-point numbers can be kept in fewer bits."""
     pool = nn.Sequential(nn.Identity(), nn.MaxPool2d(2))
-    bill = saved(pool)(torch.randn(4, 8, 64, 64, requires_grad=True))
-    index = next(item for item in bill.items if item.dtype == torch.int64)
+    account = saved(pool)(torch.randn(4, 8, 64, 64, requires_grad=True))
+    index = next(item for item in account.items if item.dtype == torch.int64)
 
     assert index.movable
     assert (index.compressed(16), index.compressed(8)) == (0, 0)
@@ -132,10 +132,10 @@ def test_indices_are_not_compressed() -> None:
 def test_what_can_be_rebuilt_is_named_by_its_rule() -> None:
     """A GELU's output that the next layer saves can be made again of the GELU's input, at no cost in bytes."""
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
-    bill = saved(model)(torch.randn(256, 64))
-    output = next(item for item in bill.items if item.path == "2" and item.origin == "made")
+    account = saved(model)(torch.randn(256, 64))
+    output = next(item for item in account.items if item.path == "2" and item.origin == "made")
 
     assert output.rule is not None
     assert "gelu" in output.rule
-    assert bill.total.rebuild == output.held == 256 * 64 * 4
-    assert {sums.path: sums.rebuild for sums in bill.by_module()}["2"] == output.held
+    assert account.total.rebuild == output.held == 256 * 64 * 4
+    assert {sums.path: sums.rebuild for sums in account.by_module()}["2"] == output.held

@@ -5,12 +5,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kedge.offload.bill.timeline import MOST_POINTS, SaveTimeline, course
+from kedge.offload.account.over_step import MOST_POINTS, SaveTimeline, over_step
+from kedge.store.held_tensors import TensorKind
+from kedge.store.saved_account import BytesOverStep
 
 
-def followed(events: list[int], storages: dict[int, list[tuple[int, int]]]) -> object:
-    """The course of some events."""
-    return course(events, lambda number: storages[number], lambda after: [("all", after)])
+def followed(events: list[int], storages: dict[int, list[tuple[int, int]]]) -> BytesOverStep:
+    """Return what is held over some events."""
+    timeline = SaveTimeline()
+    for event in events:
+        if event >= 0:
+            timeline.saved(event)
+        else:
+            timeline.released(~event)
+    return over_step(timeline, storages.__getitem__, lambda _: TensorKind("all"))
 
 
 def test_a_storage_counts_as_long_as_one_holds_it() -> None:
@@ -19,12 +27,12 @@ def test_a_storage_counts_as_long_as_one_holds_it() -> None:
 
     assert line.bytes == (10, 10, 15, 15, 5, 0)
     assert (line.peak, line.peak_at, line.backward) == (15, 3, 4)
-    assert line.holders == (("all", 3),)
+    assert line.holders == (("all", 15),)
 
 
 def test_nothing_saved_is_an_empty_line() -> None:
     """Without events there is no peak."""
-    assert followed([], {}).bytes == ()
+    assert followed([], {}) == BytesOverStep()
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=3000))

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of its inputs, in containers and by keyword, is on the bill."""
+"""What a checkpoint holds of its inputs, in containers and by keyword, is in the account."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from kedge.offload.saved_tensors import saved
-from tests.offload.test_bill import Made
 from tests.offload.test_checkpoint_inputs import BYTES, KINDS, Model, X
+from tests.offload.test_saved_tensors import Made
 
 
 @pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize(("way", "reentrant"), KINDS)
-def test_the_bill_has_what_a_checkpoint_holds(way: str, reentrant: bool, keeps: bool) -> None:
+def test_the_account_has_what_a_checkpoint_holds(way: str, reentrant: bool, keeps: bool) -> None:
     """However a checkpoint is given its inputs, the total is, to 1 %, that of the storages alive after the forward."""
     model, x = Model(way, reentrant=reentrant), X.clone().requires_grad_()
-    bill = saved(model)(x)
+    account = saved(model)(x)
     model.kept = [] if keeps else None
     with Made() as made:
         graph = model(x).grad_fn
@@ -25,14 +25,14 @@ def test_the_bill_has_what_a_checkpoint_holds(way: str, reentrant: bool, keeps: 
 
     assert graph is not None
     assert alive >= 3 * BYTES
-    assert bill.total.bytes - bill.inputs == pytest.approx(alive, rel=0.01)
-    assert sum(sums.bytes for sums in bill.by_module()) == bill.total.bytes
+    assert account.total.bytes - account.inputs == pytest.approx(alive, rel=0.01)
+    assert sum(sums.bytes for sums in account.by_module()) == account.total.bytes
 
 
 def test_an_input_of_a_checkpoint_is_named_as_one() -> None:
     """An item says that a checkpoint needs it, as which argument, and in which module that was called."""
-    bill = saved(Model("all at once"))(X)
-    held = [item for item in bill.items if item.node == "checkpoint"]
+    account = saved(Model("all at once"))(X)
+    held = [item for item in account.items if item.node == "checkpoint"]
 
     assert {item.field for item in held} == {"0", "1.a.0.0", "1.a.0.1.x.b", "x", "y.0"}
     assert {item.path for item in held} == {""}
@@ -43,17 +43,17 @@ def test_an_input_of_a_checkpoint_is_named_as_one() -> None:
 @pytest.mark.parametrize("way", ["positional", "dict"])
 def test_what_a_recompute_is_given_is_no_input_of_the_model(way: str) -> None:
     """With the backward run, too, only what the model itself is called with counts as an input."""
-    bill = saved(Model(way), backward=True)(X)
+    account = saved(Model(way), backward=True)(X)
 
-    assert bill.inputs == 0
-    assert [item.origin for item in bill.items if item.node == "checkpoint"] == ["made"] * 3
+    assert account.inputs == 0
+    assert [item.origin for item in account.items if item.node == "checkpoint"] == ["made"] * 3
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_what_a_checkpoint_holds_is_given_back(reentrant: bool) -> None:
     """The time line ends at nothing; its peak is the total, and what a block recomputes in backward besides."""
-    bill = saved(Model("dict", reentrant=reentrant), backward=True)(X.clone().requires_grad_())
-    line = bill.timeline
+    account = saved(Model("dict", reentrant=reentrant), backward=True)(X.clone().requires_grad_())
+    line = account.timeline
     recomputed = [
         sum(span.bytes for kind, span in line.tensors.at(moment) if kind.origin == "recomputed")
         for moment in range(len(line.at))
@@ -62,14 +62,14 @@ def test_what_a_checkpoint_holds_is_given_back(reentrant: bool) -> None:
     assert line.bytes[-1] == 0
     assert (
         max(size - again for size, again in zip(line.bytes, recomputed, strict=True))
-        == bill.total.bytes
+        == account.total.bytes
     )
     assert max(recomputed) == (
         0 if reentrant else BYTES
     )  # PyTorch cannot run a reentrant one for some inputs alone
 
 
-def test_a_checkpoint_without_a_module_is_on_the_bill() -> None:
+def test_a_checkpoint_without_a_module_is_in_the_account() -> None:
     """Also where no module runs in it, and what its function closes over or was bound to."""
 
     class Plain(nn.Module):
@@ -80,7 +80,7 @@ def test_a_checkpoint_without_a_module_is_on_the_bill() -> None:
             )
             return y
 
-    bill = saved(Plain())(X.clone().requires_grad_())
+    account = saved(Plain())(X.clone().requires_grad_())
 
-    assert bill.total.bytes == 2 * BYTES
-    assert {item.field for item in bill.items} == {"0.x", "function"}
+    assert account.total.bytes == 2 * BYTES
+    assert {item.field for item in account.items} == {"0.x", "function"}

@@ -82,6 +82,8 @@ def is_overwritten(model: nn.Module, path: str) -> bool:
         if above == 2 and isinstance(parent.get_submodule(name), nn.Sequential):
             break  # it is called as a whole
         if isinstance(parent, nn.Sequential):
+            if above == 2:
+                break  # it calls the module's holder as a whole
             is_last = parent.get_submodule(parts[-1]) is parent[-1]
             return is_last and is_overwritten(model, holder)
         writes = _writes_of(type(parent))

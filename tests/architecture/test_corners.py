@@ -53,7 +53,7 @@ def test_private_names_of_torch_stand_in_one_folder(sources):
 
 
 def test_every_name_that_is_looked_up_is_in_a_corner(sources):
-    """Whatever `late` or `find` is asked for is listed, or is found by the same means as what is listed."""
+    """Whatever `late`, `at_once` or `find` is asked for is listed, or is found by the same means as what is listed."""
     listed = {path for corner in corners.CORNERS for path in corner.privates}
     asked = {
         argument.value
@@ -61,7 +61,8 @@ def test_every_name_that_is_looked_up_is_in_a_corner(sources):
         if source.name.startswith("torch_internals/")
         and source.name != "torch_internals/corners.py"
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in {"late", "find"}
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "id", "") in {"late", "at_once", "find"}
         for argument in node.args[:1]
         if isinstance(argument, ast.Constant)
     }

@@ -157,3 +157,11 @@ def test_what_the_source_does_not_show_is_an_error_on_reading() -> None:
         model(torch.randn(3, 4)).detach().relu_()
     with pytest.raises(kedge.errors.Overwritten, match="copy=True"):
         acts["a"]
+
+
+def test_a_module_two_below_a_sequential_is_recorded() -> None:
+    """The outer one calls its own modules alone, and has none of the inner one's names."""
+    model = nn.Sequential(nn.Linear(4, 4), Residual())
+    with kedge.hook(model, "1.b", kedge.record()) as acts:
+        model(torch.randn(3, 4))
+    assert "1.b" in acts

@@ -172,9 +172,10 @@ def behind(roots: Iterable[Node | None], since: int = 0) -> Iterator[Node]:
         if since and sequence_number(node) < since:
             continue
         yield node
-        new = {before for before, _ in node.next_functions if before is not None} - seen
-        seen |= new
-        stack += new
+        for before, _ in node.next_functions:
+            if before is not None and before not in seen:
+                seen.add(before)
+                stack.append(before)
 
 
 def leaves_behind(results: Iterable[Tensor], ends: Iterable[Node | None]) -> list[Tensor]:

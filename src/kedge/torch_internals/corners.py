@@ -1,6 +1,7 @@
 """PyTorch's private names that Kedge uses, corner by corner, and the cost of a missing one.
 
-A name is looked up when it is first needed, by `late`. So importing Kedge needs none of them, and a
+A name is looked up when it is first needed, by `late`; or by `at_once`, if it is called so often
+that one call more counts. Either has a substitute, so importing Kedge needs none of them, and a
 PyTorch without one loses the feature that its corner names.
 """
 
@@ -305,6 +306,15 @@ def late(path: str, instead: Callable[..., Any]) -> Callable[..., Any]:
         return known(*args)
 
     return call
+
+
+def at_once(path: str, instead: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a private function itself, or the one to call if this PyTorch does not have it.
+
+    For functions that every event calls: one of `late` takes longer than the call itself.
+    """
+    found = find(path)
+    return instead if found is None else found
 
 
 def described() -> Iterator[str]:

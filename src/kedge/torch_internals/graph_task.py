@@ -9,15 +9,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from kedge.torch_internals.corners import find, late
+from kedge.torch_internals.corners import at_once, find, late
 
-graph_task: Callable[[], int] = late("torch:_C._current_graph_task_id", lambda: -1)
+graph_task: Callable[[], int] = at_once("torch:_C._current_graph_task_id", lambda: -1)
 """The number of the backward pass that this thread is in; -1 outside of one."""
-
-
-def graph_task_function() -> Callable[[], int]:
-    """Return PyTorch's own function behind `graph_task`, for where one call more counts."""
-    return find("torch:_C._current_graph_task_id") or graph_task
 
 
 current_node: Callable[[], Any] = late("torch:_C._current_autograd_node", lambda: None)

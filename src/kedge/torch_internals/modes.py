@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kedge.torch_internals.corners import find, late
+from kedge.torch_internals.corners import at_once, find, late
 
 push_function_mode: Callable[[Any], None] = late(
     "torch:_C._push_on_torch_function_stack", lambda _: None
@@ -21,7 +21,7 @@ function_modes: Callable[[], int] = late("torch:_C._len_torch_function_stack", l
 dispatch_modes: Callable[[], int] = late("torch:_C._len_torch_dispatch_stack", lambda: 0)
 """The number of dispatch modes on this thread's stack."""
 
-is_under_jit: Callable[[], bool] = late("torch:_C._is_tracing", lambda: False)
+is_under_jit: Callable[[], bool] = at_once("torch:_C._is_tracing", lambda: False)
 """Whether `torch.jit.trace` is under way."""
 
 without_modes: Callable[[], AbstractContextManager[Any]] = late(
@@ -39,7 +39,7 @@ _is_wrapped: Callable[[Any], bool] = late(
     "torch:_C._functorch.is_functorch_wrapped_tensor", lambda _: False
 )
 _inside: Callable[[Any], Any] = late("torch:_C._functorch.get_unwrapped", lambda value: value)
-_is_batched: Callable[[Any], bool] = late(
+_is_batched: Callable[[Any], bool] = at_once(
     "torch:_C._functorch.is_legacy_batchedtensor", lambda _: False
 )
 _without_batch: Callable[[Any, int, int, int], Tensor] = late(

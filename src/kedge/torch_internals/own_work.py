@@ -48,16 +48,15 @@ class _Here(threading.local):
 
 _here = _Here()
 
+under_way: set[OwnWork] = set()
+"""The blocks of own work on all threads: as a rule none, so that `programs_work` is not needed."""
+
 
 def is_watched() -> bool:
     """Whether modes or a profiler may see this thread's operations, so that Kedge's own work must be `OwnWork`."""
-    seen = _has_function_mode(None) or _count_dispatch_modes() or _profiling._is_profiler_enabled
-    return bool(seen) and _here.work is None
-
-
-def is_own_work() -> bool:
-    """Whether this thread is inside of `OwnWork`."""
-    return _here.work is not None
+    if _has_function_mode(None) or _count_dispatch_modes() or _profiling._is_profiler_enabled:
+        return _here.work is None
+    return False
 
 
 class OwnWork:
@@ -86,6 +85,7 @@ class OwnWork:
             self._dispatch_modes
         )  # PyTorch's own, which lie below all others
         _here.work = self
+        under_way.add(self)
         try:
             if self._recorded:
                 _record(False)
@@ -107,6 +107,7 @@ class OwnWork:
 
     def _put_back(self) -> None:
         _here.work = None
+        under_way.discard(self)
         for mode in self._dispatch_modes[_count_dispatch_modes() - self._lowest :]:
             _push_dispatch_mode(mode)
         for mode in self._function_modes[function_modes() :]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kedge.torch_internals.corners import lacks, late
+from kedge.torch_internals.corners import at_once, lacks, late
 
 _AUTOGRAD = "torch:_C._autograd."
 _CANNOT = "this PyTorch does not show a thread's saved-tensor hooks, or when a tensor was changed"
@@ -15,7 +15,7 @@ def _nothing(*_: Any) -> None:
     return None
 
 
-top_hooks: Callable[[bool], Any] = late(f"{_AUTOGRAD}_top_saved_tensors_default_hooks", _nothing)
+top_hooks: Callable[[bool], Any] = at_once(f"{_AUTOGRAD}_top_saved_tensors_default_hooks", _nothing)
 """The innermost pair; None if there is none."""
 
 push: Callable[[Any, Any], None] = late(f"{_AUTOGRAD}_push_saved_tensors_default_hooks", _nothing)

@@ -22,7 +22,7 @@ from kedge.hooks.firing.tap import Tap
 from kedge.signals import came_by_signal
 from kedge.sites.leaves import describe
 from kedge.torch_internals.checkpoint import Stopped
-from kedge.torch_internals.own_work import is_own_work, programs_work
+from kedge.torch_internals.own_work import programs_work, under_way
 from kedge.torch_internals.tensors import version_of
 
 _NO_KERNEL = "Could not run 'aten::"
@@ -48,7 +48,7 @@ def fire_one(tap: Tap, value: Tensor, event: Event) -> Tensor:
     version = version_of(value)
     tap.fired += 1  # already here, for the ledger of a session that the action itself ends
     try:
-        if tap.own or not is_own_work():
+        if tap.own or not under_way:
             result = tap.act(value, event)
         else:
             with programs_work():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import BuiltinFunctionType, FrameType
 from typing import Any, Literal, NamedTuple
@@ -10,8 +11,8 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from kedge.flow import Action, Bindable, Event, Schedule, as_act
-from kedge.hooks.firing.contract import Measure, Measuring
+from kedge.flow import Act, Action, Bindable, Event, Schedule, as_act
+from kedge.hooks.firing.contract import Measure
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.present_call import PresentCall
 from kedge.sites.site import Site
@@ -75,13 +76,16 @@ class Tap:
 
     def __init__(self, site: Site, action: Action, when: Schedule | None, step: int) -> None:
         self.site, self.action, self.when = site, action, when
-        self.act = action.bind(site) if isinstance(action, Bindable) else as_act(action)
+        # a `Bindable` and a `Measuring`; isinstance would make attaching slower
+        bind: Callable[[Site], Act] | None = getattr(action, "bind", None)
+        bind_value: Callable[[Site], Measure | None] | None = getattr(action, "bind_value", None)
+        self.act = as_act(action) if bind is None else bind(site)
         self.broad = site.leaf is None and site.call is None
         #: Called with the value and the step instead of `act` if no event is needed; see Note
         #: [Values alone].
-        self.measure: Measure | None = (
-            action.bind_value(site) if self.broad and isinstance(action, Measuring) else None
-        )
+        self.measure: Measure | None = None
+        if self.broad and bind_value is not None:
+            self.measure = bind_value(site)
         #: Whether it is an observer of Kedge's, which runs as its own work; see Note [Own work].
         self.own = self.observes and type(action).__module__.startswith("kedge.")
         self.edited = False

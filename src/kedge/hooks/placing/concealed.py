@@ -25,8 +25,8 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.torch_internals.hook_tables import after_forward, before_forward
 
-_METHODS = {"__reduce_ex__": "reduce", "copy": "copy", "values": "values"}
-"""The names of a table's attributes, and of the methods of `HiddenEntries` that they are."""
+_METHODS = ("__reduce_ex__", "copy", "values")
+"""The names of a table's attributes that are methods of `HiddenEntries`."""
 _lock = threading.Lock()
 
 
@@ -55,9 +55,12 @@ class HiddenEntries:
         keys: The keys of the entries.
     """
 
+    __slots__ = ("_table", "keys")
+
     def __init__(self, table: OrderedDict[int, Any]) -> None:
         self._table = weakref.ref(table)
         self.keys: set[int] = set()
+        vars(table).update(__reduce_ex__=self.reduce, copy=self.copy, values=self.values)
 
     def reduce(self, protocol: Any) -> Any:
         """The table's ``__reduce_ex__``: reduce a table with the program's entries alone."""
@@ -93,13 +96,9 @@ class ConcealedHooks:
         """Conceal the hooks."""
         with _lock:
             for key, table in self._tables():
-                hidden = _hidden_in(table)
-                if hidden is None:
-                    hidden = HiddenEntries(table)
-                    vars(table).update(
-                        (name, getattr(hidden, method)) for name, method in _METHODS.items()
-                    )
-                hidden.keys.add(key)
+                if key in table:  # as a rule the hook has only one of its two flags
+                    hidden = _hidden_in(table) or HiddenEntries(table)
+                    hidden.keys.add(key)
 
     def out(self) -> None:
         """Stop concealing the hooks; a table without hooks of Kedge's is as it was."""

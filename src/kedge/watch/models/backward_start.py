@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kedge.frames import is_between, is_installed
-from kedge.torch_internals.graph_task import graph_task_function
+from kedge.torch_internals.graph_task import graph_task
 
 _PIPELINES = "torch.distributed.pipelining."
 
@@ -55,7 +55,7 @@ class LossCheck:
 
     def __init__(self) -> None:
         self.on, self.task = False, -1
-        self._depth, self._code, self._graph_task = 0, _backward_code(), graph_task_function()
+        self._depth, self._code, self._graph_task = 0, _backward_code(), graph_task
 
     def is_finite(self) -> bool:
         """Whether the loss is finite, was found to be before, or is unknown: on a device it is not read."""

@@ -27,7 +27,13 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.accelerators import same_random_numbers
 from kedge.torch_internals.autograd_nodes import leaves_behind
 from kedge.torch_internals.kernels import keeping_versions
-from kedge.torch_internals.module_tables import own_buffers, put_back
+from kedge.torch_internals.module_tables import (
+    buffers_in,
+    modules_in,
+    own_buffers,
+    parameters_in,
+    put_back,
+)
 
 Loss = Callable[[Any], Any]
 _LOSS = "[kedge] loss is called with the output alone; give the rest with it: loss=lambda output: loss_fn(output, labels)"
@@ -223,8 +229,10 @@ class _Billing:
             if self.function is not None
             else ()
         )
-        parameters = self.storages.of_all(itertools.chain(self.model.parameters(), loose))
-        return parameters, self.storages.of_all(self.model.buffers())
+        parameters = self.storages.of_all(
+            itertools.chain(parameters_in(self.model).values(), loose)
+        )
+        return parameters, self.storages.of_all(buffers_in(self.model).values())
 
     def _given(self) -> frozenset[int]:
         """Return the storages of the tensors that a function reaches."""
@@ -233,7 +241,7 @@ class _Billing:
     def _wanted(self, made: list[Tensor]) -> list[Tensor]:
         """Return the tensors at which the backward ends; it leaves a graph alone that existed before the call."""
         if self.function is None:
-            return [param for param in self.model.parameters() if param.requires_grad]
+            return [param for param in parameters_in(self.model).values() if param.requires_grad]
         own = [tensor for tensor in self.function.tensors if tensor.requires_grad]
         return [*own, *leaves_behind(made, [tensor.grad_fn for tensor in own])]
 
@@ -251,7 +259,7 @@ def _back(made: list[Tensor], wanted: list[Tensor]) -> None:
 def _as_before(model: nn.Module) -> Iterator[None]:
     """Context that restores random number generators and buffers at its end."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - models draw from it, not Kedge
-    buffers = [(module, dict(own_buffers(module))) for module in model.modules()]
+    buffers = [(module, dict(own_buffers(module))) for module in modules_in(model).values()]
     values = {
         id(b): (b, b.detach().clone()) for _, own in buffers for b in own.values() if b is not None
     }

@@ -136,6 +136,14 @@ class Following(Protocol):
         """Called with each of its taps in a model, and with what counts the model's passes."""
 
 
+@runtime_checkable
+class NotingLeaves(Protocol):
+    """An action that needs to know in which order the leaves of a value come in the forward."""
+
+    def note_leaf(self, site: Site) -> None:
+        """Called in the forward, at a leaf's first value or before its first gradient."""
+
+
 class Sink(Protocol):
     """The destination of each step's records."""
 

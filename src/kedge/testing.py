@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from kedge.sites import leaves
 from kedge.torch_internals.accelerators import generator_states
 from kedge.torch_internals.hook_tables import after_accumulation, for_modules, on_tensor, tables_of
+from kedge.torch_internals.module_tables import modules_in, parameters_in
 
 
 def hook_tables(model: nn.Module) -> dict[str, Any]:
     """Return every hook on a model, by place: on its modules, on its parameters, and on all modules."""
     tables: dict[str, Any] = {}
-    for path, m in model.named_modules():
+    for path, m in modules_in(model).items():
         own = tables_of(m)
         tables |= {f"{path}.{name}": table for name, table in own.items()}
         tables[f"{path}.__dict__"] = sorted(k for k in m.__dict__ if k not in own)
-    for path, p in model.named_parameters():
+    for path, p in parameters_in(model).items():
         tables[f"{path}._backward_hooks"] = dict(on_tensor(p) or {})
         tables[f"{path}._post_accumulate"] = dict(after_accumulation(p) or {})
     return tables | {name: dict(table) for name, table in for_modules().items()}
@@ -39,7 +40,7 @@ def assert_unhooked(model: nn.Module) -> None:
     assert not left, f"hooks are left: {left}"
     concealed = [
         f"{path}.{name}"
-        for path, m in model.named_modules()
+        for path, m in modules_in(model).items()
         for name, table in vars(m).items()
         if isinstance(table, OrderedDict) and vars(table)
     ]
@@ -98,6 +99,6 @@ def training_step(
     torch.manual_seed(seed)
     outputs, scalar = loss(twin)
     scalar.backward()
-    grads = {n: p.grad for n, p in twin.named_parameters() if p.grad is not None}
+    grads = {n: p.grad for n, p in parameters_in(twin).items() if p.grad is not None}
     state, rng = twin.state_dict(), generator_states()
     return {"outputs": outputs, "loss": scalar, "grads": grads, "state": state, "rng": rng}

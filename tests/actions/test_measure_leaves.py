@@ -107,3 +107,41 @@ def test_a_nan_in_a_later_tensor_is_a_finding_of_its_module() -> None:
     assert recording.rows("two:out[1]").nan.tolist()[4] == 20
     (finding,) = [f for f in check(recording) if f.code == "NAN-BORN"]
     assert (finding.site, finding.step, finding.evidence["module"]) == ("two:out[1]", 4, "two")
+
+
+class Weighs(nn.Module):
+    """Takes three tensors that mean different things."""
+
+    def forward(self, query: Tensor, key: Tensor, *, mask: Tensor) -> Tensor:
+        """Use the last first."""
+        return mask * 3 * (key * 5 + query)
+
+
+@pytest.mark.parametrize("only", ["in, :in.grad", "in.grad"])
+def test_the_inputs_of_a_module_are_not_mixed(only: str) -> None:
+    """The first in the forward has the plain name, the others have their own, for values and gradients."""
+    query, key, mask = (torch.full((2,), float(i), requires_grad=True) for i in (2, 3, 4))
+    model = Weighs()
+    with kedge.hook(model, f":{only}", kedge.measure()) as stats:
+        for _ in range(2):
+            model(query, key, mask=mask).sum().backward()
+    if only != "in.grad":
+        values = {name: stats[name].mean for name in (":in", ":in[key]", ":in[mask]")}
+        assert values == {":in": 2, ":in[key]": 3, ":in[mask]": 4}
+    gradients = {name: stats[name].mean for name in (":in.grad", ":in.grad[key]", ":in.grad[mask]")}
+    assert gradients == {":in.grad": 12, ":in.grad[key]": 60, ":in.grad[mask]": 51}
+
+
+@pytest.mark.parametrize("kinds", [":in", ":in.grad", ":in, :in.grad"])
+def test_one_input_has_the_plain_name(kinds: str) -> None:
+    """However it is given, and also beside an action that takes events."""
+    model = nn.Linear(3, 3)
+    with kedge.session() as s:
+        stats = s.hook(model, kinds, kedge.measure())
+        s.hook(model, kinds, lambda value, event: None)
+        alone = s.hook(model, kinds, kedge.measure())
+        for given in ({"input": torch.ones(2, 3, requires_grad=True)},):
+            model(**given).sum().backward()
+            model(*given.values()).sum().backward()
+        wanted = kinds.split(", ")
+        assert list(stats) == list(alone) == wanted

@@ -7,7 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -63,50 +63,46 @@ class RecordedPass(NamedTuple):
 
 
 class NewestPasses:
-    """The newest passes of one model of which a recorder has values; see Note [The newest pass].
+    """The newest passes of one model of which a recorder has values.
 
-    # Note [The newest pass]
-    A mapping has the values of the newest pass: a module that did not run in it has none, also if
-    the recorder keeps one of an older pass. A gradient is old if both are older: its backward and
-    its forward. So two losses of one forward may be differentiated one after the other, and one
-    backward may go through several forwards.
+    A mapping has the values of the newest pass, as Note [The newest pass] defines it. A gradient is
+    old if both are: its backward, and its forward. So two losses of one forward may be
+    differentiated one after the other, and one backward may go through several forwards.
 
     Attributes:
         passes: The model's pass counter.
         forward: The newest forward pass with values, by thread.
         backward: The newest backward pass with gradients.
-        differentiated: The newest forward pass with gradients, by thread.
     """
 
     def __init__(self, passes: PassesOfModel) -> None:
         self.passes = passes
         self.forward: dict[str, int] = {}
-        self.differentiated: dict[str, int] = {}
         self.backward = -1
 
     def note(self, event: Event, *, gradient: bool) -> None:
         """Count the pass of a new value."""
-        if gradient and event.backward > self.backward:
-            self.backward = event.backward
-        passes = self.differentiated if gradient else self.forward
-        if event.pass_ > passes.get(event.replica, -1):
-            passes[event.replica] = event.pass_
+        if gradient:
+            self.backward = max(self.backward, event.backward)
+            self.passes.differentiate(event)
+        else:
+            newest = self.forward.get(event.replica, -1)
+            self.forward[event.replica] = max(newest, event.pass_)
 
     def is_old(self, event: Event, *, gradient: bool, due: Callable[[int], bool]) -> bool:
-        """Whether there is a newer pass than that of a value.
+        """Whether the pass of a value is over and a newer one was to be recorded.
 
         Args:
             event: The event of the value.
             gradient: Whether it is a gradient.
             due: Whether the site was to be recorded in a step.
         """
+        end = self.passes.end_of(event)
+        if end is None:
+            return False
         if gradient:
-            return event.backward < self.backward and event.pass_ < self.differentiated.get(
-                event.replica, -1
-            )
-        here = self.passes.here
-        missed = here.replica == event.replica and event.pass_ < here.pass_ and due(here.step)
-        return missed or event.pass_ < self.forward.get(event.replica, -1)
+            return event.backward < self.backward and event.pass_ < end.differentiated
+        return due(end.step) or end.pass_ <= self.forward.get(event.replica, -1)
 
 
 class SiteRecords:
@@ -171,12 +167,27 @@ class SiteRecords:
         return [kept for values in list(self.batches.values()) for kept in values]
 
 
-class PassesOfModel(Protocol):
-    """What counts the passes of a model: ``here`` has the position of this thread."""
+class PassThatEnds(Protocol):
+    """A call by the program that ended values of an older one."""
 
-    @property
-    def here(self) -> Any:
-        """The number of the pass, its step, and the name of the thread."""
+    pass_: int
+    step: int
+    differentiated: int
+
+
+class PassesOfModel(Protocol):
+    """What counts the passes of a model."""
+
+    def differentiate(self, event: Event) -> None:
+        """Note that a gradient came."""
+
+    def end_of(self, event: Event) -> PassThatEnds | None:
+        """Return what ended a value of an older pass; None if the value is new."""
+
+    def add_holder(
+        self, holder: weakref.ref[Callable[[frozenset[int]], list[tuple[str, int]]]]
+    ) -> None:
+        """Ask for the path and the pass of the values that are kept in some storages."""
 
 
 class RecordingTap(Protocol):
@@ -240,7 +251,21 @@ class Recorder:
         """Compare the passes of a site's values with those of its model from now on."""
         records = self.by_site[tap.site]
         records.taps.append(tap)
-        records.newest = self._newest.setdefault(id(passes), NewestPasses(passes))
+        newest = self._newest.get(id(passes))
+        if newest is None:
+            newest = self._newest[id(passes)] = NewestPasses(passes)
+            passes.add_holder(weakref.WeakMethod(self._held_in))
+        records.newest = newest
+
+    def _held_in(self, storages: frozenset[int]) -> list[tuple[str, int]]:
+        """Return the path and the pass of each newest value that is kept in one of these storages."""
+        return [
+            (kept.event.site.path, kept.event.pass_)
+            for records in list(self.by_site.values())
+            if not records.site.is_gradient
+            for kept in records.last()
+            if storage_of(kept.value) in storages
+        ]
 
     def withdraw(self, site: Site) -> None:
         """Drop the newest value of a site, which was a part of the one that comes."""

@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from kedge.errors import WrongCall
@@ -131,7 +131,13 @@ def _notes(model: Any, given: Sequence[Any]) -> Iterator[str]:
     for one in given:
         if type(one).__name__ in _LOADERS:
             yield f"[kedge] {described(one)} was given where the model takes a batch; use next(iter(loader)), or a loop over it"
-    devices = {str(each.device) for each in model.parameters()} if is_module(model) else set()
+    parameters: list[Any] = []
+    if is_module(model):
+        with suppress(
+            Exception
+        ):  # a class may have its own list; the user's error is not lost to it
+            parameters = list(model.parameters())
+    devices = {str(each.device) for each in parameters}
     others = [
         str(one.device)
         for one in given

@@ -46,6 +46,7 @@ from kedge.sites.language import single
 from kedge.sites.modal import shown_training
 from kedge.sites.site import short
 from kedge.torch_internals.dynamo import compiles, untraced
+from kedge.torch_internals.module_tables import modules_in, own_buffers, own_parameters
 
 _PLANS = 256
 _SHARDED = frozenset({"FSDPModule", "FullyShardedDataParallel"})
@@ -66,7 +67,7 @@ class FeatureForward:
 
     def __init__(self, model: nn.Module, wanted: Wanted) -> None:
         self.root, self.wanted, self.here = model, wanted, CaptureOnThread()
-        self.modules = list(model.modules())
+        self.modules = list(modules_in(model).values())
         self.compiled = any(map(compiles, self.modules))
         if self.compiled and not wanted.no_grad:
             raise ExtractError(
@@ -299,8 +300,9 @@ def _is_sharded(module: nn.Module) -> bool:
 
 
 def _own(module: nn.Module) -> Iterator[Tensor]:
-    yield from module.parameters(recurse=False)
-    yield from module.buffers(recurse=False)
+    for held in (*own_parameters(module).values(), *own_buffers(module).values()):
+        if held is not None:
+            yield held
 
 
 def _shape(value: Any) -> Hashable:

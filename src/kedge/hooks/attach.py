@@ -40,6 +40,7 @@ from kedge.sites.select import Selector, SitePlace, selects
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.compiled_entries import set_aside
+from kedge.torch_internals.module_tables import modules_in, named_modules, parameters_in
 from kedge.torch_internals.torchscript import takes_hooks
 
 MOST_FIRINGS = 2_000
@@ -292,7 +293,7 @@ def _check_order(target: Any, what: tuple[Any, ...]) -> None:
         isinstance(target, str)
         and what
         and isinstance(what[0], nn.Module)
-        and target in dict(what[0].named_modules())
+        and target in named_modules(what[0])
     ):
         raise WrongCall(f'the model comes before the selector: hook(model, "{target}", action)')
     if isinstance(target, (list, tuple)) and any(isinstance(one, nn.Module) for one in target):
@@ -303,7 +304,8 @@ def _check_order(target: Any, what: tuple[Any, ...]) -> None:
         and isinstance(what[0], (nn.Module, nn.Parameter))
     ):
         named = {
-            id(each): path for path, each in (*target.named_modules(), *target.named_parameters())
+            id(each): path
+            for path, each in (*modules_in(target).items(), *parameters_in(target).items())
         }
         path = named.get(id(what[0]), "layer4") + (
             ":param.grad" if isinstance(what[0], nn.Parameter) else ""

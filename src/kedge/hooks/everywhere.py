@@ -50,7 +50,7 @@ from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import before_forward
-from kedge.torch_internals.module_tables import named_modules, own_children
+from kedge.torch_internals.module_tables import modules_in, named_modules, own_children
 
 _SHOWN = 5
 
@@ -372,25 +372,25 @@ class RootFinder:
             return None
         self._seen.discard(model)
         whole = _holder(model)
-        new = {id(m) for m in whole.modules() if m not in self._seen}
+        new = {id(m) for m in modules_in(whole).values() if m not in self._seen}
         self._release_gone()
         root = next((known for known in self._roots if known.module() is whole), None) or self._add(
             whole, new
         )
         root.target.compiled = root.target.compiled or dynamo.compiles(module)
         root.target.kinds = {n: weakref.ref(type(m)) for n, m in named_modules(whole).items()}
-        self._seen.add(whole.modules())
+        self._seen.add(modules_in(whole).values())
         self._attach(root, whole, new)
         return root if model is module else None
 
     def _add(self, model: nn.Module, new: Collection[int]) -> FoundRoot:
         name = free_name(type(model).__name__, {root.name for root in self._roots})
-        known = {id(m) for m in model.modules()}.difference(new)
+        known = {id(m) for m in modules_in(model).values()}.difference(new)
         whole = [(root, root.module()) for root in self._roots] if known else []
         earlier = [
             root
             for root, m in whole
-            if m is not None and not known.isdisjoint(map(id, m.modules()))
+            if m is not None and not known.isdisjoint(map(id, modules_in(m).values()))
         ]
         root = FoundRoot(self.owner, model, name, earlier)
         self._called[name] = None

@@ -22,6 +22,7 @@ from kedge.hooks.overwritten import is_overwritten, overwrites_arguments
 from kedge.sites.select import ModelLayout, SitePlace
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.corners import lacks
+from kedge.torch_internals.module_tables import modules_in
 
 
 class HookedModel:
@@ -64,6 +65,9 @@ class HookedModel:
         following: list[Any] = [action for action in spec.actions if isinstance(action, Following)]
         if lacks("graph_task"):  # a recompute would count as a newer pass, which has no values
             following = []
+        if following:
+            paths = {id(module): path for path, module in modules_in(model).items()}
+            self.passes.note_program_calls(paths)
         keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
         for place in places:
             before = len(spec.taps)

@@ -26,6 +26,7 @@ from kedge.inspection.audit_optimizer import OptimizerAudit, audit_optimizer
 from kedge.inspection.effects import CopyTrial, FoundHook, Standing, standings
 from kedge.inspection.hook_entries import EVERY_OPTIMIZER, KINDS, Audit, HookEntry, entry_of
 from kedge.torch_internals import dynamo, hook_tables
+from kedge.torch_internals.module_tables import buffers_in, modules_in, parameters_in
 
 __all__ = ["EVERY_MODULE", "EVERY_OPTIMIZER", "KINDS", "Audit", "HookEntry", "audit"]
 
@@ -105,12 +106,12 @@ def audit(target: Any, names: Names = None) -> Audit:
 def _named(names: Names) -> Mapping[str, Tensor]:
     if names is None:
         return variables_around()
-    return dict(dynamo.unwrap(names).named_parameters()) if isinstance(names, nn.Module) else names
+    return parameters_in(dynamo.unwrap(names)) if isinstance(names, nn.Module) else names
 
 
 def _audit_model(model: nn.Module) -> Audit:
     inner = dynamo.unwrap(model)
-    named = [*([("", model)] if inner is not model else []), *inner.named_modules()]
+    named = [*([("", model)] if inner is not model else []), *modules_in(inner).items()]
     where = standings(module for _, module in named)
     everywhere = _on_everything("inside" if where else "")
     trial = CopyTrial({id(module) for _, module in named})
@@ -148,9 +149,9 @@ def _on_module(module: nn.Module) -> Iterator[FoundHook]:
 
 def _on_tensors(model: nn.Module) -> Iterator[FoundHook]:
     named: list[tuple[str, Tensor, str]] = [
-        (name, p, "Parameter") for name, p in model.named_parameters()
+        (name, p, "Parameter") for name, p in parameters_in(model).items()
     ]
-    named += [(name, b, "buffer") for name, b in model.named_buffers()]
+    named += [(name, b, "buffer") for name, b in buffers_in(model).items()]
     for name, tensor, type_ in named:
         for one in hook_tables.hooks_on_tensor(tensor):
             yield FoundHook(one.kind, one.hook, name, type_, one.order)

@@ -44,6 +44,7 @@ from kedge.torch_internals.autograd_nodes import (
 )
 from kedge.torch_internals.checkpoint import frame_of
 from kedge.torch_internals.hook_tables import after_accumulation, on_tensor, table_behind
+from kedge.torch_internals.module_tables import buffers_in, parameters_in
 from kedge.torch_internals.storages import storages
 
 NodeKind = Literal["operation", "parameter", "leaf"]
@@ -215,11 +216,10 @@ class _Reader:
         self.begins = [results] if isinstance(results, Node) else []
         self.calls, self.named = calls, named
         self.others = {id(tensor): name for name, tensor in named.items()}
-        self.names = (
-            {id(p): name for name, p in model.named_parameters()} if model is not None else {}
-        )
-        owned = [*model.parameters(), *model.buffers()] if model is not None else []
-        self.owned = set(storages(owned))
+        parameters = {} if model is None else parameters_in(model)
+        buffers = {} if model is None else buffers_in(model)
+        self.names = {id(p): name for name, p in parameters.items()}
+        self.owned = set(storages([*parameters.values(), *buffers.values()]))
         self.counted: dict[int, torch.UntypedStorage] = {}
         self.tables: dict[Node, dict[int, Any]] = {}
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from kedge.torch_internals import dynamo, hook_tables
 from kedge.torch_internals.hook_tables import computed_by
+from kedge.torch_internals.module_tables import own_children
 
 FORWARD = ("forward-pre", "forward")
 FULL = ("full-backward-pre", "full-backward")
@@ -184,7 +185,8 @@ def _mark(module: nn.Module, standing: Standing, at: dict[int, Standing]) -> Non
     if at.get(id(module)) == "inside":
         return
     at[id(module)] = standing
-    for child in module.children():
+    children = [child for child in own_children(module).values() if child is not None]
+    for child in children:
         _mark(child, "root" if standing == "root" and _is_torchs(module) else "inside", at)
 
 

@@ -26,6 +26,7 @@ from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.accelerators import same_random_numbers
 from kedge.torch_internals.module_calls import CALLS
+from kedge.torch_internals.module_tables import modules_in, own_buffers
 from kedge.torch_internals.source_lines import SourceLine, source_of
 
 _SHOWN = 4
@@ -233,8 +234,9 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
     """Restore buffers and random numbers after the block."""
     before = [
         (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False)
+        for module in modules_in(model).values()
+        for name, buffer in own_buffers(module).items()
+        if buffer is not None
     ]
     with same_random_numbers():
         try:

@@ -24,7 +24,13 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.accelerators import same_random_numbers
 from kedge.torch_internals.autograd_nodes import leaves_behind
 from kedge.torch_internals.kernels import keeping_versions
-from kedge.torch_internals.module_tables import own_buffers, put_back
+from kedge.torch_internals.module_tables import (
+    buffers_in,
+    modules_in,
+    own_buffers,
+    parameters_in,
+    put_back,
+)
 
 Loss = Callable[[Any], Any]
 _LOSS = "[kedge] loss is called with the output alone; give the rest with it: loss=lambda output: loss_fn(output, labels)"
@@ -75,8 +81,8 @@ def saved(
         loss: A function from the output to the loss; the report then includes the tensors that the
             loss saves.
         backward: Whether to run the backward pass too, from the loss or else from all outputs, for
-            `SavedTensors.timeline`. The gradients are discarded. Only then does the report have the peak,
-            and the modules that hold most there.
+            `SavedTensors.timeline`. The gradients are discarded. Only then does the report have the
+            peak, and the modules that hold most there.
         min_bytes: The size in bytes from which a storage counts as movable.
 
     Returns:
@@ -199,7 +205,9 @@ class _RecordedCall:
     def _own(self) -> None:
         """Record the parameters, those that a function reaches by itself among them, and the buffers."""
         loose = [tensor for tensor in self.tensors if isinstance(tensor, nn.Parameter)]
-        self.recorder.own([*self.model.parameters(), *loose], self.model.buffers())
+        self.recorder.own(
+            [*parameters_in(self.model).values(), *loose], buffers_in(self.model).values()
+        )
 
     def _forward(
         self, call: Callable[[], Any], loss: Loss | None, stack: ExitStack
@@ -220,7 +228,7 @@ class _RecordedCall:
     def _wanted(self, made: list[Tensor]) -> list[Tensor]:
         """Return the tensors at which the backward ends; it leaves a graph alone that existed before the call."""
         if self.function is None:
-            return [param for param in self.model.parameters() if param.requires_grad]
+            return [param for param in parameters_in(self.model).values() if param.requires_grad]
         own = [tensor for tensor in self.tensors if tensor.requires_grad]
         return [*own, *leaves_behind(made, [tensor.grad_fn for tensor in own])]
 
@@ -238,7 +246,7 @@ def _back(made: list[Tensor], wanted: list[Tensor]) -> None:
 def _as_before(model: nn.Module) -> Iterator[None]:
     """Context that restores random number generators and buffers at its end."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - models draw from it, not Kedge
-    buffers = [(module, dict(own_buffers(module))) for module in model.modules()]
+    buffers = [(module, dict(own_buffers(module))) for module in modules_in(model).values()]
     values = {
         id(b): (b, b.detach().clone()) for _, own in buffers for b in own.values() if b is not None
     }

@@ -18,6 +18,7 @@ from kedge.stderr import Shield
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.hook_tables import hook_gradient
 from kedge.torch_internals.modes import is_batched
+from kedge.torch_internals.module_tables import own_parameters
 from kedge.torch_internals.own_work import own_work
 
 
@@ -68,8 +69,8 @@ class GradientHooks:
 
     def follow_parameters(self, watched: WatchedModule, module: nn.Module) -> None:
         """Check the gradients of a module's own parameters."""
-        for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
-            if param.requires_grad and not is_lazy(param):
+        for name, param in own_parameters(module).items():
+            if param is not None and param.requires_grad and not is_lazy(param):
                 self._hook(param, partial(self._of_parameter, watched, name))
 
     def follow_input(self, call: RecordedCall, name: str, tensor: Tensor) -> None:

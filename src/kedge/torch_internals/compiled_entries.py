@@ -26,6 +26,7 @@ from torch import nn
 
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.corners import find, lacks
+from kedge.torch_internals.module_tables import buffers_in, modules_in, parameters_in
 
 IsHooked = Callable[[nn.Module], bool]
 
@@ -52,7 +53,9 @@ def set_aside(model: nn.Module, is_hooked: IsHooked) -> bool:
         return False
     if not dynamo.may_compile_again() or lacks("dynamo", "compiled_entries"):
         return dynamo.refresh()
-    types = {type(module) for module in model.modules()} if _was_compiled(model) else set()
+    types = (
+        {type(module) for module in modules_in(model).values()} if _was_compiled(model) else set()
+    )
     may_be_its = False
     reset: Any = find("torch:_C._dynamo.eval_frame.reset_code")
     for code, entries in _compiled():
@@ -158,5 +161,5 @@ def _add_condition(entry: Any, sources: tuple[str, ...], is_hooked: IsHooked) ->
 
 def _was_compiled(model: nn.Module) -> bool:
     """Whether Dynamo has traced a model, or may have: it marks parameters and buffers, of which there may be none."""
-    held: list[torch.Tensor] = [*model.parameters(), *model.buffers()]
+    held: list[torch.Tensor] = [*parameters_in(model).values(), *buffers_in(model).values()]
     return not held or any(hasattr(tensor, "_dynamo_static_input_type") for tensor in held)

@@ -246,3 +246,46 @@ def test_each_dtype_and_root_is_judged_by_itself():
     (finding,) = Underflow().check(Recording.build(sites, rows))
 
     assert (finding.evidence["concerned"], finding.evidence["gradients"]) == (2, 2)
+
+
+def with_loss(*losses: list[float]) -> list[Finding]:
+    """Run UNDERFLOW over gradients that lose digits, beside losses with one value a step."""
+    names = ["a:out.grad", "b:out.grad"]
+    sites: list[dict[str, Any]] = [{"site": name, "dtype": "float16"} for name in names]
+    rows = [
+        size(step, name, 1e-3) | {"exponents": histogram({-16: 50, -5: 50})}
+        for step in range(len(losses[0]))
+        for name in names
+    ]
+    for i, values in enumerate(losses):
+        name = f"loss_{i}"
+        sites.append(
+            {"site": name, "path": name, "kind": "loss", "type": "", "root": -1, "shape": []}
+        )
+        rows += [
+            {"step": step, "site": name, "count": 1, "sum": value, "sumsq": value * value}
+            for step, value in enumerate(values)
+        ]
+    return list(Underflow().check(Recording.build(sites, rows)))
+
+
+@pytest.mark.parametrize(("rest", "number"), [(0.0099, 0), (0.01, 1), (0.5, 1)])
+def test_a_loss_that_has_fallen_to_a_hundredth_was_not_held_up(rest, number):
+    """Its small gradients are left out: of 29 steps only nine are above a hundredth of the first values."""
+    assert len(with_loss([1.0] * 9 + [rest] * 20)) == number
+
+
+@pytest.mark.parametrize(("above", "number"), [(9, 0), (10, 1)])
+def test_the_steps_before_the_loss_fell_are_judged(above, number):
+    """If there are enough of them for a median."""
+    assert len(with_loss([1.0] * above + [1e-3] * 20)) == number
+
+
+def test_a_second_loss_that_has_not_fallen_keeps_the_finding():
+    """There is something left to learn."""
+    assert len(with_loss([1.0] * 5 + [1e-3] * 25, [1.0] * 30)) == 1
+
+
+def test_a_loss_below_zero_has_not_fallen_to_a_share_of_itself():
+    """A log-likelihood crosses zero, and its size says nothing."""
+    assert len(with_loss([1.0] * 5 + [-1e-3] * 25)) == 1

@@ -205,3 +205,79 @@ def test_a_loss_that_was_never_anything_but_zero_is_an_error():
     (finding,) = found(resting(0.0, begin=0.0))
 
     assert finding.severity == "error"
+
+
+def test_weights_that_are_zero_are_named_as_the_source():
+    """A product with them is zero; the general advice comes after."""
+    made = course(0.0)
+    made.weight("l1", steady(0.0, 1e-3, 1e-4))
+    (finding,) = found(made)
+
+    assert finding.remedy.startswith(
+        "l1.weight is zero in every measured step: a product with it is zero, so initialise it. Otherwise look "
+    )
+
+
+def test_several_zero_weights_are_named_together():
+    """The weight whose own gradient is zero and one behind it."""
+    made = Course(STEPS)
+    made.weight("l0", steady(0.0, 0.0, 0.0))
+    made.weight("l1", steady(0.0, 1e-3, 1e-4))
+    (finding,) = found(made)
+
+    assert finding.remedy.startswith("l0.weight, l1.weight are zero in every measured step")
+
+
+def test_a_weight_that_was_zero_at_first_only_is_not_the_source():
+    """It is what its gradient made of it since."""
+    made = course(0.0)
+    made.weight("l1", lambda i: (0.0 if i < 29 else 1e-6, 1e-3, 1e-4, None))
+    (finding,) = found(made)
+
+    assert finding.remedy.startswith("Look ")
+
+
+def test_a_zero_weight_before_the_cut_is_not_the_source():
+    """Gradients pass from the loss to it, so it blocks nothing nearer to the loss."""
+    made = Course(STEPS)
+    made.weight("l0", steady(0.0, 1e-3, 1e-4))
+    made.weight("l1", steady(0.1, 0.0, 0.0))
+    made.weight("l2", steady(0.1, 1e-3, 1e-4))
+    (finding,) = found(made)
+
+    assert finding.remedy.startswith("Look ")
+
+
+def test_a_vector_of_zeros_is_not_the_source():
+    """A bias is zero at first, and in nothing a factor."""
+    made = course(0.0)
+    made.weight("l1", steady(0.0, 1e-3, 1e-4), shape=[4])
+    for site in made.sites:
+        if site.get("owner") == "l1":
+            site["shape"] = [4]
+    (finding,) = found(made)
+
+    assert finding.remedy.startswith("Look ")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("weight_hh_l0_reverse", True), ("weight_ih_l0_reverse", False)]
+)
+def test_a_recurrent_weight_may_have_seen_no_state(name, says):
+    """Its gradient is a product with the state before; that of the input is not."""
+    made = course(1e-3)
+    made.sites.append(
+        {
+            "site": f"rnn.{name}:param.grad",
+            "path": f"rnn.{name}",
+            "kind": "param.grad",
+            "owner": "rnn",
+        }
+    )
+    made.rows += [
+        {"step": step, "site": f"rnn.{name}:param.grad", "count": 4, "sumsq": 0.0} for step in STEPS
+    ]
+    (finding,) = found(made)
+
+    assert ("its gradient is a product with the state before" in finding.remedy) == says
+    assert ("out[:, -1]" in finding.remedy) == says

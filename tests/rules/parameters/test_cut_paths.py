@@ -127,3 +127,53 @@ def test_without_graphs_of_any_module_the_gradients_decide():
     )
 
     assert (finding.evidence["last"], finding.evidence["next"]) == ("b", "c")
+
+
+def blocks(number: int, **odd: str) -> tuple[dict[str, tuple[str | None, bool]], dict[str, str]]:
+    """Make blocks of which each loses the gradient of its attention: modules, and silent parameters."""
+    modules: dict[str, tuple[str | None, bool]] = {}
+    for i in range(number):
+        modules[f"h.{i}.attn"] = ("Addmm", False)
+        modules[f"h.{i}.{odd.get(f'b{i}', 'mlp')}"] = ("Addmm", True)
+    silent = {f"h.{i}.attn.{name}": "" for i in range(number) for name in ("q", "k")}
+    return {**modules, "": ("Addmm", True)}, silent
+
+
+def test_a_cut_that_repeats_in_each_block_is_one_finding():
+    """It names the parameters of all, the first place, and the others."""
+    (finding,) = found(*blocks(12))
+
+    assert len(finding.evidence["sites"]) == 24
+    assert (finding.evidence["last"], finding.evidence["next"]) == ("h.0.attn", "h.0.mlp")
+    assert finding.evidence["again"] == [f"h.{i}.attn" for i in range(1, 12)]
+    assert finding.message.endswith(
+        "ends after h.0.attn: h.0.mlp after it got a gradient, and h.0.attn got none; it ends so at 11 other places, "
+        "too: h.1.attn, h.2.attn, h.3.attn and 8 more."
+    )
+
+
+def test_a_block_that_is_cut_elsewhere_is_a_finding_of_its_own():
+    """The names behind the cut differ in more than a number."""
+    one, other = found(*blocks(3, b1="norm"))
+
+    assert (one.evidence["last"], one.evidence["again"]) == ("h.0.attn", ["h.2.attn"])
+    assert (other.evidence["last"], other.evidence["next"]) == ("h.1.attn", "h.1.norm")
+    assert "again" not in other.evidence
+
+
+def test_a_single_cut_does_not_speak_of_others():
+    """There is nothing to fold."""
+    (finding,) = found(*blocks(1))
+
+    assert "again" not in finding.evidence
+    assert finding.message.endswith("and h.0.attn got none.")
+
+
+def test_digits_inside_of_a_name_are_no_number_of_a_block():
+    """``layer1`` and ``layer2`` may be anything."""
+    modules: dict[str, tuple[str | None, bool]] = {}
+    for name in ("layer1", "layer2"):
+        modules |= {f"{name}.a": ("Addmm", False), f"{name}.b": ("Addmm", True)}
+    findings = found({**modules, "": ("Addmm", True)}, {"layer1.a.w": "", "layer2.a.w": ""})
+
+    assert [finding.evidence["last"] for finding in findings] == ["layer1.a", "layer2.a"]

@@ -281,6 +281,53 @@ def test_train_forgotten_after_the_first_evaluation_is_found():
     assert (finding.step, finding.evidence["steps"]) == (6, 6)
 
 
+def phases(*lengths: int) -> list[dict[str, Any]]:
+    """Describe phases of so many steps, in evaluation mode first, and then in training mode in turns."""
+    made, step = [], 0
+    for i, length in enumerate(lengths):
+        training = bool(i % 2)
+        made.append(modes(step, training, ["drop"] * training, ["drop"] * (not training)))
+        step += length
+    return made
+
+
+def test_a_mode_that_is_interrupted_counts_from_its_first_phase():
+    """A short training phase between does not hide what was before it."""
+    (finding,) = found(EvalMode(), *phases(5, 1, 4, 1, 1))
+
+    assert finding.step == 0
+    assert "since step 0 with 1 interruption, in 9 of 12 measured steps" in finding.message
+    assert (finding.evidence["steps"], finding.evidence["interruptions"]) == (9, 1)
+
+
+def test_several_interruptions_are_counted():
+    """One fewer than the phases that count."""
+    (finding,) = found(EvalMode(), *phases(3, 1, 3, 1, 4))
+
+    assert "with 2 interruptions, in 10 of 12" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("lengths", "number"),
+    [((2, 2, 2, 2, 2, 2), 0), ((3, 2, 2, 2, 2, 1), 1), ((2, 1, 3, 6), 1)],
+    ids=["phases of two", "one of three", "the second of three"],
+)
+def test_a_phase_of_fewer_than_three_steps_is_a_check(lengths, number):
+    """It counts neither as a phase nor as an interruption."""
+    findings = found(EvalMode(), *phases(*lengths))
+
+    assert len(findings) == number
+    assert all(f.evidence["interruptions"] == 0 and f.evidence["steps"] == 3 for f in findings)
+
+
+@pytest.mark.parametrize(("steps", "number"), [(24, 1), (25, 0)])
+def test_the_share_is_of_all_phases_together(steps, number):
+    """Two phases of three steps are a quarter of 24."""
+    events = [*phases(3, 2, 3), modes(8, True, ["drop"], [])]
+
+    assert len(found(EvalMode(), *events, steps=range(steps))) == number
+
+
 def trained_until(end: int, *, stale: bool) -> list[Finding]:
     """Judge a model that is trained first, and is a teacher in evaluation mode from then on, which may keep gradients."""
     made = Course(range(12))

@@ -4,18 +4,19 @@ A value goes from `Meter` into the tables of the current step (`kedge.actions.me
 the end of the step to the finished ones (`finished`), and from there to a sink, or to the steps
 that are kept to be read (`results`).
 
-# Note [Leaves of an output]
-The tensors of one output mean different things: an LSTM's output and its cell state. So the row of
-``rnn:out`` is that of the first, and each other one has a row under its own name, ``rnn:out[1.0]``,
-also for gradients. A module may return hundreds: those after the first few share one row,
-``[rest]``. The first is known from the forward. Where only gradients are measured each has its own
-name, as they arrive in any order.
+# Note [Rows of leaves]
+The tensors of one output or input mean different things: an LSTM's output and its cell state, a
+query and a mask. So the row of ``rnn:out`` is that of the first, and each other one has a row under
+its own name, ``rnn:out[1.0]`` or ``attn:in[key]``, also for gradients. The first is that of the
+forward, in whichever order gradients arrive. There may be hundreds: those after the first few share
+one row, ``[rest]``.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import perf_counter
 
 from torch import Tensor
@@ -38,10 +39,10 @@ from kedge.torch_internals import device_graphs, modes
 
 Measure = Callable[..., None]
 
-_APART = frozenset({"out", "out.grad"})
+_APART = frozenset({"out", "out.grad", "in", "in.grad"})
 """The kinds of sites whose leaves have rows of their own."""
 _MOST_LEAVES = 8
-"""Most leaves of one output that have; further ones share the row `_REST`."""
+"""Most leaves of one value that have; further ones share the row `_REST`."""
 _REST = "rest"
 
 
@@ -74,7 +75,7 @@ class Meter(MeasuredValues):
         self._values = StepValues(self.sites, host, self.finished.departures)
         self.events, self.seconds = 0, 0.0
         self.lock = threading.RLock()
-        self._rows_of_leaves: dict[tuple[str, tuple[str, int | None] | None], dict[str, str]] = {}
+        self._rows_of_leaves: dict[Site, dict[str, str]] = {}
 
     def __repr__(self) -> str:
         """The call that makes this action."""
@@ -100,6 +101,7 @@ class Meter(MeasuredValues):
         )
         apart = site.leaf is None and site.kind in _APART
         others: dict[str, Measure] = {}
+        rows = self._rows_of(site)
 
         def measure(value: Tensor, step: int, leaf: str = "") -> None:
             nonlocal seat
@@ -108,11 +110,15 @@ class Meter(MeasuredValues):
                 return
             if not value.is_cpu and device_graphs.leaves_alone():
                 return
-            if leaf and apart and (name := self._row_of(site, leaf)):
-                if name not in others:
-                    others[name] = self._measure_at(site.at(leaf=name))
-                others[name](value, step)
-                return
+            if leaf and apart:
+                name = rows.get(leaf)
+                if name is None:
+                    name = _row_of(leaf, rows)
+                if name:
+                    if name not in others:
+                        others[name] = self._measure_at(site.at(leaf=name))
+                    others[name](value, step)
+                    return
             start = perf_counter()
             with self.lock:
                 if step != values.step:
@@ -130,16 +136,15 @@ class Meter(MeasuredValues):
 
         return measure
 
-    def _row_of(self, site: Site, leaf: str) -> str:
-        """Return the name of a leaf's row, empty for the first of an output; see Note [Leaves of an output]."""
-        rows = self._rows_of_leaves.setdefault((site.path, site.op), {})
-        if leaf not in rows:
-            known_from_forward = site.is_gradient and "" in rows.values()
-            if known_from_forward or len(rows) > _MOST_LEAVES:
-                return _REST
-            is_first = not rows and not site.is_gradient
-            rows[leaf] = "" if is_first else leaf
-        return rows[leaf]
+    def note_leaf(self, site: Site) -> None:
+        """Note, in the forward, that a leaf comes at a site, or will with a gradient; the first of all names the row."""
+        if site.kind in _APART and site.leaf is not None:
+            _row_of(site.leaf, self._rows_of(site))
+
+    def _rows_of(self, site: Site) -> dict[str, str]:
+        """Return the names of rows by leaf, of one side of a module; see Note [Rows of leaves]."""
+        side = replace(site, kind=site.kind.removesuffix(".grad"), leaf=None)
+        return self._rows_of_leaves.setdefault(side, {})
 
     def observe_all(
         self, seats: Sequence[MeasuredSite], values: Sequence[Tensor], step: int
@@ -209,6 +214,17 @@ class Meter(MeasuredValues):
             self.finished.pass_on()
 
 
+def _row_of(leaf: str, rows: dict[str, str]) -> str:
+    """Return the name of the row of a leaf, which may be new; see Note [Rows of leaves]."""
+    if leaf in rows:
+        return rows[leaf]
+    if len(rows) > _MOST_LEAVES:
+        return _REST
+    name = leaf if rows else ""
+    rows[leaf] = name
+    return name
+
+
 def _with_event(measure: Measure) -> Act:
     """Return a function that measures values, as an action that takes events."""
 
@@ -223,10 +239,10 @@ def measure(what: What = "full", *, keep: int | None = 1000, recomputes: bool = 
     """Measure statistics of the value in each step: an action for `kedge.hook`.
 
     There is one row of statistics for each site and step; several calls and passes of one step are
-    merged. Of an output with several tensors, ``"lstm"`` is the first, and the others have their
-    own names, such as ``"lstm[1.0]"``. Nothing waits for the device. ``stats["layer4"].rms`` reads
-    the newest step, ``stats.records("layer4")`` returns all steps, and ``print(stats)`` prints a
-    table of the newest step.
+    merged. Of several tensors in an output or input, ``"lstm"`` is the first, and the others have
+    their own names, such as ``"lstm[1.0]"``. Nothing waits for the device. ``stats["layer4"].rms``
+    reads the newest step, ``stats.records("layer4")`` returns all steps, and ``print(stats)``
+    prints a table of the newest step.
 
     Args:
         what: "full" for the count, sum, sum of squares, smallest and largest value, and the numbers

@@ -22,6 +22,8 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor, nn
 
+from kedge.torch_internals.module_tables import buffers_in, parameters_in
+
 Kind = Literal["samples", "channels", "positions", "mixed"]
 Source: TypeAlias = tuple[str, int]
 """A dimension of an argument, by the argument's name."""
@@ -176,7 +178,7 @@ class Axes:
 
     def put_parameters(self, model: nn.Module) -> None:
         """Note that a model's parameters and buffers come from no argument."""
-        for tensor in (*model.parameters(), *model.buffers()):
+        for tensor in (*parameters_in(model).values(), *buffers_in(model).values()):
             self.put(tensor, [Axis(sources=frozenset({PARAMETER})) for _ in range(tensor.dim())])
 
 

@@ -14,6 +14,7 @@ from kedge.flow import Event
 from kedge.hooks.session import Session
 from kedge.sites.site import escape
 from kedge.torch_internals.modes import seeing_operations
+from kedge.torch_internals.module_tables import modules_in
 
 _RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 _SEQUENCE = 3
@@ -31,7 +32,7 @@ def followed(model: nn.Module, given: Arguments) -> Iterator[Axes]:
         axes.put(value, mine)
     session = Session()
     try:
-        for path, module in model.named_modules():
+        for path, module in modules_in(model).items():
             _declare(session, model, axes, path, module, counted=given.counted)
         with seeing_operations(lambda *call: follow(axes, *call)):
             yield axes

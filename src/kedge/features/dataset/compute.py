@@ -25,6 +25,7 @@ from kedge.features.dataset.samples.inputs import called_with, given, moved, nar
 from kedge.features.dataset.samples.names import SampleKeys, name_of
 from kedge.features.dataset.samples.placed import LoadedBatch, bad
 from kedge.torch_internals.accelerators import to_host
+from kedge.torch_internals.module_tables import parameters_in
 
 _NOT_A_SAMPLES_FAULT = (KedgeError, MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
 
@@ -198,5 +199,7 @@ def _own(name: str, value: Any, size: int) -> tuple[Tensor, torch.Event | None]:
 
 
 def _device_of(features: Any) -> torch.device | None:
-    first = next(features.parameters(), None) if isinstance(features, nn.Module) else None
+    if not isinstance(features, nn.Module):
+        return None
+    first = next(iter(parameters_in(features).values()), None)
     return None if first is None else first.device

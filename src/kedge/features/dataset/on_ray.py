@@ -32,6 +32,7 @@ from kedge.features.dataset.samples.placed import why
 from kedge.files.atomic_write import told
 from kedge.files.given_path import given_path
 from kedge.stderr import shows_progress
+from kedge.torch_internals.module_tables import buffers_in, parameters_in
 
 #: Seconds that a task which still writes may take to release its files.
 PATIENCE = 30.0
@@ -111,7 +112,7 @@ def _on_cpu(features: TakesFeatures) -> TakesFeatures:
     """Return the model on the CPU, where every worker can unpickle it."""
     if not isinstance(features, nn.Module):
         return features
-    held = chain(features.parameters(), features.buffers())
+    held = chain(parameters_in(features).values(), buffers_in(features).values())
     if all(value.device.type == "cpu" for value in held):
         return features
     return copy.deepcopy(features).cpu()

@@ -19,6 +19,7 @@ from kedge.short_text import sized
 from kedge.sites import leaves
 from kedge.sites.select import Selector, runs, type_names
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.module_tables import modules_in
 
 MOST = 60
 
@@ -174,8 +175,8 @@ def graph(results: Any | Callable[[], Any], model: nn.Module | None = None) -> G
     else:
         _check(results)
         nodes, followed = read_graph(results, model), False
-    named = () if model is None else dynamo.unwrap(model).named_modules()
-    types = {path: type_names(module) for path, module in named if runs(module)}
+    named = {} if model is None else modules_in(dynamo.unwrap(model))
+    types = {path: type_names(module) for path, module in named.items() if runs(module)}
     placed = nodes if followed else by_parameters(nodes, types)
     return Graph(by_use(placed), types, followed=followed)
 

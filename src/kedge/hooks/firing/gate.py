@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from kedge.errors import ActionDisabled
-from kedge.flow import Event
+from kedge.flow import Event, NotingLeaves
 from kedge.hooks.firing.cause import Cause
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.measuring import measure_value
@@ -137,6 +137,9 @@ class Gate(KedgeHook):
         if site is None:
             site = self.sites[kind, leaf] = Site(self.passes.label(self.path), kind, leaf or None)
             self.seen.leaves[leaf] = None
+            for tap in self.taps.get(kind, ()):
+                if isinstance(tap.action, NotingLeaves):
+                    tap.action.note_leaf(site)
         return site
 
     def through(self, kind: str, found: Found, call: int, recompute: bool) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ import torch
 from kedge.calls.arguments import called_as, described
 from kedge.errors import WrongCall
 from kedge.flow import Event, Schedule
+from kedge.hooks.firing.program_calls import FollowedCalls, Holder, ProgramCall
 from kedge.hooks.firing.thread_position import ThreadPosition
 from kedge.sites.site import Site
 from kedge.torch_internals.autograd_nodes import behind
@@ -302,10 +303,12 @@ class ForwardPasses:
             themselves.
         whole: How many of them called the model.
         raised: How many of those ended with an error.
+        calls: What the program called in them.
     """
 
     def __init__(self) -> None:
         self.count = self.whole = self.raised = 0
+        self.calls = FollowedCalls()
 
 
 class PassCounter(threading.local):
@@ -329,6 +332,27 @@ class PassCounter(threading.local):
         """Return the path of a site for a path in the model."""
         return ".".join(part for part in (self.prefix, path) if part) if self.prefix else path
 
+    def note_program_calls(self, paths: dict[int, str]) -> None:
+        """Note from now on what the program calls of a model, whose modules have these paths by their ids."""
+        self.begun.calls.paths = {of: self.label(path) for of, path in paths.items()}
+
+    def add_holder(self, holder: Holder) -> None:
+        """Ask an action for its values when a part of the model is called again."""
+        self.begun.calls.holders.append(holder)
+
+    def differentiate(self, event: Event) -> None:
+        """Note that a followed site had a gradient."""
+        followed = self.begun.calls.on(event.replica)
+        if followed is not None:
+            followed.differentiate(event.site.path, event.pass_)
+
+    def end_of(self, event: Event) -> ProgramCall | None:
+        """Return the program's call that ended a value; None if the value is new."""
+        followed = self.begun.calls.on(event.replica)
+        if followed is None:
+            return None
+        return followed.end_of(event.site.path, event.pass_)
+
     def begin(self, *, inside: bool = True, graded: bool | None = None) -> None:
         """Start a forward pass.
 
@@ -348,6 +372,9 @@ class PassCounter(threading.local):
         here.calls.clear()
         here.past = None
         here.notes.begin_pass()
+        followed = self.begun.calls.on(here.replica)
+        if followed is not None and inside:
+            followed.begin_model(number, clock.step)
         look_for_hooks()
 
     def end(self, *, raised: bool = False) -> None:
@@ -381,12 +408,25 @@ class PassCounter(threading.local):
             self.begin(inside=False)
         call = calls.get(key, 0) or (here.past.get(key, 0) if here.past else 0)
         calls[key] = call + 1
+        if self.begun.calls.paths is not None:
+            self._reached(key)
         here.segment = None
         if top_hooks(True) is not None or (here.graded and not torch.is_grad_enabled()):
             here.segment = self.segments.forward(here)
             if here.segment is not None:
                 here.segment.add(key, call)
         return call, False
+
+    def _reached(self, key: Any) -> None:
+        """Note, for actions that follow the program's calls, that one has reached a site."""
+        here, path = self.here, getattr(key, "path", None)
+        followed = self.begun.calls.on(here.replica)
+        if path is None or followed is None:
+            return
+        if here.inside:
+            followed.reached_by_model(self.label(path))
+        else:
+            followed.reached_by_part(self.label(path), here.pass_, here.step)
 
     def _recount(self, task: int, key: Any) -> int:
         """Return the number of the call that is recomputed; see Note [Which call is recomputed]."""

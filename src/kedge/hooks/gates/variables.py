@@ -27,6 +27,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from kedge.frames import OWN
+from kedge.torch_internals.module_tables import parameters_in
 
 UNNAMED = "tensor"
 _LONGEST, _MOST = 60, 1_000
@@ -152,7 +153,7 @@ def _tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield "", value
     elif isinstance(value, nn.Module):
-        yield from value.named_parameters()
+        yield from parameters_in(value).items()
     elif isinstance(value, (list, tuple, dict)) and len(value) <= _MOST:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         yield from ((str(key), each) for key, each in list(items) if isinstance(each, Tensor))

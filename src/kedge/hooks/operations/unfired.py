@@ -12,6 +12,7 @@ from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
 from kedge.sites.language import op_pattern
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.module_tables import modules_in
 
 _SHOWN = 8
 
@@ -77,7 +78,7 @@ def _is_compiled(path: str, model: nn.Module | None, *, compiled: bool) -> bool:
         return False
     names = path.split(".") if path else []
     paths = [".".join(names[:n]) for n in range(len(names) + 1)]
-    around = [m for name, m in model.named_modules() if name in paths]
+    around = [m for name, m in modules_in(model).items() if name in paths]
     return compiled or any(dynamo.compiles(m) or dynamo.has_code(m.forward) for m in around)
 
 

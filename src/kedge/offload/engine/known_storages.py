@@ -30,6 +30,7 @@ from kedge.offload.held.raw_bytes import EntryKey, own_key
 from kedge.offload.held.steps import ModelCall
 from kedge.offload.outcomes import OffloadAccount
 from kedge.sites import leaves
+from kedge.torch_internals.module_tables import buffers_in, parameters_in
 from kedge.torch_internals.storages import identity_of
 from kedge.torch_internals.tensors import is_sharded, root_of
 
@@ -76,13 +77,15 @@ class ModelStorages:
 
     def update(self, inputs: Any) -> None:
         """Read the storages again at the beginning of a forward pass: some may have been replaced."""
-        self.lasting = self.lasting and not any(map(is_sharded, self._model.parameters()))
+        self.lasting = self.lasting and not any(
+            map(is_sharded, parameters_in(self._model).values())
+        )
         self._known = {
             identity_of(storage): (why, StorageWeakRef(storage))
             for why, tensors in (
                 ("input", (tensor for _, tensor in leaves.find(inputs))),
-                ("buffer", self._model.buffers()),
-                ("parameter", self._model.parameters()),
+                ("buffer", buffers_in(self._model).values()),
+                ("parameter", parameters_in(self._model).values()),
             )
             for storage in _storages(tensors)
         }

@@ -12,6 +12,7 @@ from kedge.errors import InTrainingMode, warn
 from kedge.sites.modal import shown_training
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.accelerators import same_random_numbers
+from kedge.torch_internals.module_tables import modules_in, own_buffers
 
 
 @contextmanager
@@ -47,9 +48,10 @@ def _gathered(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, torc
     """Return copies of the buffers that training may change, such as batch normalization's statistics."""
     return [
         (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
+        for module in modules_in(model).values()
         if module.training
-        for name, buffer in module.named_buffers(recurse=False)
+        for name, buffer in own_buffers(module).items()
+        if buffer is not None
     ]
 
 

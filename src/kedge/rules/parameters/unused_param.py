@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
@@ -14,7 +15,7 @@ from kedge.rules.recorded.roots import by_root, root_of, root_path, within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.rule import Finding, Lack, Severity
-from kedge.short_text import listed
+from kedge.short_text import counted, listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
 
@@ -35,7 +36,9 @@ class UnusedParam:
         called. If the parameter's module was called, its output has got a gradient, so the
         parameter is not used for it; or it got none, and the path from the loss ends somewhere
         behind it: after the last called module that had a graph and got no gradient, and before the
-        next one that got one. Modules are in the order in which they returned.
+        next one that got one. Modules are in the order in which they returned. Paths that end in
+        the same way in each block of a model, so that only numbers in the names differ, are one
+        finding.
 
         No optimizer: it got a gradient in min_samples measured steps, and no recorded optimizer
         step held it, although other parameters of the same root are in an optimizer. If the
@@ -50,8 +53,8 @@ class UnusedParam:
 
     Evidence:
         The parameters, and the cause: the one in the ledger, where the path from the loss ends
-        (last: the last module without a gradient, next: the next one with a gradient), or that no
-        optimizer holds them.
+        (last: the last module without a gradient, next: the next one with a gradient; again: the
+        other blocks where it ends so), or that no optimizer holds them.
 
     Remedy:
         Where the path is cut, remove detach(), .data or no_grad between the named modules, or give
@@ -77,12 +80,16 @@ class UnusedParam:
             and not any(within(path_of(entry), other) for other in paths)
         ]
         for root, entries in by_root(judged, lambda entry: root_of(recording, path_of(entry))):
-            for silence, silent in _silences(recording, root, entries).items():
-                sites = [str(entry["site"]) for entry in silent]
+            for alike in _alike(_silences(recording, root, entries)):
+                silence = alike[0][0]
+                sites = [str(entry["site"]) for _, silent in alike for entry in silent]
                 says = f"got no gradient in the whole run: {silence.cause}"
-                yield self._finding(
-                    sites, says, {"cause": silence.cause, **silence.evidence()}, silence.remedy
-                )
+                evidence = {"cause": silence.cause, **silence.evidence()}
+                again = [_named(other.last or "") for other, _ in alike[1:]]
+                if again:
+                    says += f"; it ends so at {counted(len(again), 'other place')}, too: {listed(again, 3)}"
+                    evidence["again"] = again
+                yield self._finding(sites, says, evidence, silence.remedy)
         if optimizers(recording) is None:
             yield from self._forgotten(recording)
 
@@ -209,6 +216,23 @@ def _silences(
             silence = _beside(end) if end.inside else _behind(end._replace(last=paths.whole(end)))
         groups.setdefault(silence, []).append(entry)
     return groups
+
+
+def _alike(
+    silences: dict[_Silence, list[Entry]],
+) -> list[list[tuple[_Silence, list[Entry]]]]:
+    """Return the silences in groups: those of one group differ only in the numbers of blocks, as in ``h.3.attn``."""
+    groups: dict[tuple[str | None, ...], list[tuple[_Silence, list[Entry]]]] = {}
+    for silence, entries in silences.items():
+        key = tuple(
+            None if text is None else _NUMBER_OF_BLOCK.sub("*", text)
+            for text in (silence.cause, silence.remedy, silence.last, silence.next)
+        )
+        groups.setdefault(key, []).append((silence, entries))
+    return list(groups.values())
+
+
+_NUMBER_OF_BLOCK = re.compile(r"(?<![^\s.,:;])\d+(?![^\s.,:;])")
 
 
 def _without_graph(mode: str, modules: list[str]) -> _Silence:

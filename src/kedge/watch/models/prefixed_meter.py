@@ -44,6 +44,10 @@ class PrefixedMeter:
         """Return a function that measures values of one site; see `kedge.hooks.firing.contract.Measuring`."""
         return self.meter.bind_value(replace(site, path=self.root.label(site.path)))
 
+    def note_leaf(self, site: Site) -> None:
+        """Note, in the forward, that a leaf comes at one site."""
+        self.meter.note_leaf(replace(site, path=self.root.label(site.path)))
+
 
 def channel_dims(
     model: nn.Module, modules: Mapping[str, nn.Module], root: RootModule

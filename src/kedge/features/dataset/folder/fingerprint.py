@@ -48,6 +48,7 @@ from kedge.calls.closure import enclosed, names_in
 from kedge.errors import ExtractionFailed
 from kedge.features.dataset.samples.names import name_of
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.module_tables import modules_in, own_buffers, parameters_in
 
 #: The version of the digest algorithm, and the version of Python.
 _MADE_BY = f"2/{sys.version_info.major}.{sys.version_info.minor}"
@@ -123,17 +124,17 @@ def weights(model: nn.Module) -> str:
     """
     modules = [
         (path, module)
-        for path, module in model.named_modules()
+        for path, module in modules_in(model).items()
         if not _is_kedges(type(module).__module__)
     ]
-    buffers = (
-        (path, module.named_buffers(path, recurse=False))
+    buffers = [
+        (f"{path}.{name}" if path else name, buffer)
         for path, module in modules
         if not module.training
-    )
-    named = sorted(
-        chain(model.named_parameters(), *(some for _, some in buffers)), key=lambda pair: pair[0]
-    )
+        for name, buffer in own_buffers(module).items()
+        if buffer is not None
+    ]
+    named = sorted([*parameters_in(model).items(), *buffers], key=lambda pair: pair[0])
     learnt = (part for name, tensor in named for part in (f"{name} ", *_of_tensor(tensor)))
     return _digest(chain((_made_of(path, module) for path, module in modules), learnt))
 
@@ -387,7 +388,7 @@ def _class(kind: type) -> Any:
 
 def _module(module: nn.Module) -> Any:
     inner = dynamo.unwrap(module)
-    return [(type(one), _attributes(one)) for one in inner.modules()], weights(inner)
+    return [(type(one), _attributes(one)) for one in modules_in(inner).values()], weights(inner)
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class Gate(KedgeHook):
 
     def attach(self, spec: Spec, site: Site) -> list[Tap]:
         """Add a tap for each action at a site, after those of the site's kind; returns the new taps."""
-        made, now = spec.make(replace(site, path=self.passes.label(site.path))), self.counts()
+        made, now = spec.make(site.moved(self.passes.label(site.path))), self.counts()
         for tap in made:
             tap.gate, tap.since = self, now
             self.taps[site.kind] += (tap,)

@@ -10,8 +10,8 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from kedge.flow import Action, Bindable, Event, Schedule, as_act
-from kedge.hooks.firing.contract import Measure, Measuring
+from kedge.flow import Act, Action, Bindable, Event, Schedule, as_act, with_event
+from kedge.hooks.firing.contract import Measure
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.present_call import PresentCall
 from kedge.sites.site import Site
@@ -73,13 +73,19 @@ class Tap:
 
     def __init__(self, site: Site, action: Action, when: Schedule | None, step: int) -> None:
         self.site, self.action, self.when = site, action, when
-        self.act = action.bind(site) if isinstance(action, Bindable) else as_act(action)
+        self.act: Act
         self.broad = site.leaf is None and site.call is None
+        # A model has thousands of taps: `isinstance` of a protocol would make attaching slower.
+        bind, bind_value = getattr(action, "bind", None), getattr(action, "bind_value", None)
         #: Called with the value and the step instead of `act` if no event is needed; see Note
         #: [Values alone].
-        self.measure: Measure | None = (
-            action.bind_value(site) if self.broad and isinstance(action, Measuring) else None
-        )
+        self.measure: Measure | None = None
+        if self.broad and bind_value is not None:
+            self.measure = bind_value(site)
+        if self.measure is not None:
+            self.act = with_event(self.measure)
+        else:
+            self.act = as_act(action) if bind is None else bind(site)
         #: Whether it is an observer of Kedge's, which runs as its own work; see Note [Own work].
         self.own = self.observes and type(action).__module__.startswith("kedge.")
         self.edited = False

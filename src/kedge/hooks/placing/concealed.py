@@ -52,12 +52,15 @@ class HiddenEntries:
     """The entries of Kedge's in one table, whose attributes are methods of this; see Note [Tables without Kedge's hooks].
 
     Attributes:
-        keys: The keys of the entries.
+        keys: The keys of the entries; a few, in a tuple, which Python's garbage collector leaves
+            alone.
     """
+
+    __slots__ = ("_table", "keys")
 
     def __init__(self, table: OrderedDict[int, Any]) -> None:
         self._table = weakref.ref(table)
-        self.keys: set[int] = set()
+        self.keys: tuple[int, ...] = ()
 
     def reduce(self, protocol: Any) -> Any:
         """The table's ``__reduce_ex__``: reduce a table with the program's entries alone."""
@@ -99,7 +102,8 @@ class ConcealedHooks:
                     vars(table).update(
                         (name, getattr(hidden, method)) for name, method in _METHODS.items()
                     )
-                hidden.keys.add(key)
+                if key not in hidden.keys:
+                    hidden.keys += (key,)
 
     def out(self) -> None:
         """Stop concealing the hooks; a table without hooks of Kedge's is as it was."""
@@ -108,7 +112,7 @@ class ConcealedHooks:
                 hidden = _hidden_in(table)
                 if hidden is None:
                     continue
-                hidden.keys.discard(key)
+                hidden.keys = tuple(known for known in hidden.keys if known != key)
                 if not hidden.keys:
                     for name in _METHODS:
                         vars(table).pop(name, None)

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import kedge
+from kedge.report import module_lines
 from kedge.report.apart import apart_blocks, apart_in_short, sentence
 from kedge.report.module_lines import folded, lines
-from kedge.store.recording import Recording
+from kedge.report.sparkline import ScaleSeries
+from kedge.store.recording import Recording, SiteInfo
 
 BLOCKS = 24
 
@@ -153,3 +155,26 @@ def test_the_ends_of_a_model_differ_by_nature(end: int) -> None:
 def test_blocks_that_are_all_alike_are_not_named() -> None:
     """Neither by the report nor by the run."""
     assert said(recording({})) == ("", "")
+
+
+def test_no_line_of_many_reads_its_own_course(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is apart is found in one table: a course is read for the lines that stand alone, and not for each module."""
+    read: list[str] = []
+    course = module_lines.scale_series
+
+    def counted(recording: Recording, site: SiteInfo) -> ScaleSeries:
+        read.append(site.site)
+        return course(recording, site)
+
+    monkeypatch.setattr(module_lines, "scale_series", counted)
+    blocks = 300
+    recording = Recording.build(
+        [f"h.{n}:out" for n in range(blocks)],
+        [
+            {"site": n, "step": step, "count": 4, "sumsq": 4.0 if n != 7 else 4e6}
+            for n in range(blocks)
+            for step in range(3)
+        ],
+    )
+    assert "h.7" in apart_in_short(recording, [])
+    assert set(read) <= {"h.7:out"}

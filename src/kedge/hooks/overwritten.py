@@ -80,10 +80,11 @@ def is_overwritten(model: nn.Module, path: str) -> bool:
         holder = ".".join(parts[:-above])
         name = parts[-above]
         parent: Any = model.get_submodule(holder)
-        if above == 2 and isinstance(parent.get_submodule(name), nn.Sequential):
-            break  # it is called as a whole
+        around = (parent, parent.get_submodule(name))
+        if above == 2 and any(isinstance(module, nn.Sequential) for module in around):
+            break  # what is inside is called as a whole
         if isinstance(parent, nn.Sequential):
-            is_last = above == 1 and name == next(reversed(own_children(parent)))
+            is_last = name == list(own_children(parent))[-1]
             return is_last and is_overwritten(model, holder)
         writes = _writes_of(type(parent))
         if name in writes.overwritten:

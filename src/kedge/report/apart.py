@@ -116,11 +116,10 @@ class _Others:
     def had_zeros(self, figure: str) -> Bools | None:
         """Return the steps in which any of them had only zeros; None if one has no course of the figure."""
         if figure not in self._zeros:
-            courses = [getattr(member, figure) for member in self.members]
-            alike = all(isinstance(course, ScaleSeries) for course in courses)
-            self._zeros[figure] = (
-                np.any([course.rms == 0 for course in courses], axis=0) if alike else None
-            )
+            sites, self._zeros[figure] = [member.scaled(figure) for member in self.members], None
+            if None not in sites:
+                scales = self.members[0].recording.matrix(sites, "rms")
+                self._zeros[figure] = np.any(scales == 0, axis=0)
         return self._zeros[figure]
 
     def hold(self, name: str) -> bool:

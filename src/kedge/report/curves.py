@@ -78,11 +78,6 @@ class ScaleSeries:
     broken_steps: int
     since: bool = False
 
-    @cached_property
-    def last_finite(self) -> float | None:
-        """The newest finite value."""
-        return newest_finite(self.rms)
-
     def drawn(self, width: int, style: str) -> Text:
         """Return the series as a line of blocks."""
         return coloured(sparkline(self.rms, self.broken, width), style)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,12 +12,14 @@ import numpy as np
 
 from kedge.errors import NoSuchSite
 from kedge.report.curves import ScaleSeries, median_series, newest_finite, scale_series
+from kedge.rules.recorded.once import once
 from kedge.rules.recorded.optimizers import unheld_parameters
 from kedge.rules.rule import Finding
 from kedge.sites.filters import SiteFilter
 from kedge.sites.folding import FEW_OUTLIERS, MOST_OUTLIERS, Folding, outliers
 from kedge.sites.site import escape
 from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import FULL, Floats, Ints
 
 
 @dataclass(eq=False)
@@ -76,19 +79,24 @@ class ModuleLine:
     @cached_property
     def out(self) -> ScaleSeries | None:
         """The scale of its output over the steps."""
-        if "out" not in self.sites:
-            return None
-        return scale_series(self.recording, self.sites["out"])
+        site = self.scaled("out")
+        return scale_series(self.recording, site) if site else None
 
     @cached_property
     def gradient(self) -> ScaleSeries | None:
         """The scale of its output's gradient, or else of its largest parameter's, over the steps."""
+        site = self.scaled("gradient")
+        return scale_series(self.recording, site) if site else None
+
+    def scaled(self, figure: str) -> SiteInfo | None:
+        """Return the site whose scale is a figure; None for a figure that is no scale, or without a site."""
+        if figure == "out":
+            return self.sites.get("out")
+        if figure != "gradient":
+            return None
         own = self.parameters.get("param.grad", [])
-        if "out.grad" in self.sites:
-            return scale_series(self.recording, self.sites["out.grad"])
-        if own and "out" not in self.sites:
-            return scale_series(self.recording, own[0])
-        return None
+        of_parameter = own[0] if own and "out" not in self.sites else None
+        return self.sites.get("out.grad") or of_parameter
 
     @cached_property
     def update(self) -> float | None:
@@ -104,14 +112,14 @@ class ModuleLine:
     @cached_property
     def zero(self) -> float | None:
         """The newest share of exact zeros in its output."""
-        if "out" not in self.sites:
-            return None
-        return newest_finite(self.recording.series(self.sites["out"], "zero"))
+        return self._newest_of(self.sites.get("out"), "zero")
 
     @property
     def broken(self) -> int:
         """The number of steps with a non-finite output, or with a non-finite gradient if those are more."""
-        return max(series.broken_steps if series else 0 for series in (self.out, self.gradient))
+        sites = (self.scaled("out"), self.scaled("gradient"))
+        steps = _broken_steps(self.recording)
+        return max(int(steps[site.id]) if site else 0 for site in sites)
 
     def newest(self, figure: str) -> list[float]:
         """Return the newest value of a figure, one of `FIGURES`; a folded line has one for each of its modules."""
@@ -122,15 +130,44 @@ class ModuleLine:
 
     def newest_finite(self, figure: str) -> float | None:
         """Return the newest finite value of a figure: what comes after a NaN tells no blocks apart."""
-        value = getattr(self, figure)
-        if isinstance(value, ScaleSeries):
-            return value.last_finite
-        return None if value is None else float(value)
+        site = self.scaled(figure)
+        if site is not None:
+            return self._newest_of(site, "rms")
+        return {"update": self.update, "zero": self.zero}.get(figure)
+
+    def _newest_of(self, site: SiteInfo | None, statistic: str) -> float | None:
+        """Return the newest finite value of a statistic of a site, if it has one."""
+        if site is None:
+            return None
+        value = float(_newest_finite(self.recording)(statistic)[site.id])
+        return None if math.isnan(value) else value
 
     @property
     def structure(self) -> Hashable:
         """What lines must have in common to fold: type, shapes, dtypes and kinds of their sites."""
         return tuple((site.kind, site.type, site.shape, site.dtype) for site in self.all_sites)
+
+
+@once
+def _broken_steps(recording: Recording) -> Ints:
+    """Return for each site, by its number, in how many steps a value was non-finite."""
+    every = recording.all_rows
+    return every.count(~every.rows.clean & (every.rows.count > 0))
+
+
+@once
+def _newest_finite(recording: Recording) -> Callable[[str], Floats]:
+    """Return a function from a statistic to its newest finite value of each site, by the site's number: NaN without one."""
+
+    @functools.cache
+    def newest(statistic: str) -> Floats:
+        every, values = recording.all_rows, recording.statistic(statistic)
+        known = (every.rows.level == FULL) & np.isfinite(values)
+        found = np.full(len(every.lengths), np.nan)
+        found[every.site[known]] = values[known]  # of several, the last: rows are in order of steps
+        return found
+
+    return newest
 
 
 FIGURES = ("out", "gradient", "update", "zero")
@@ -179,6 +216,16 @@ class FoldedLine(ModuleLine):
         """The median of the newest shares of exact zeros."""
         return _median(self.newest("zero"))
 
+    @property
+    def broken(self) -> int:
+        """The most steps with non-finite values of any of its modules."""
+        return max(line.broken for line in self.members)
+
+    def newest_finite(self, figure: str) -> float | None:
+        """Return the median of the newest finite values of a figure."""
+        values = (line.newest_finite(figure) for line in self.members)
+        return _median([value for value in values if value is not None])
+
     def newest(self, figure: str) -> list[float]:
         """Return the newest value of a figure for each of its modules that has one."""
         return [value for line in self.members for value in line.newest(figure)]
@@ -213,18 +260,20 @@ def folded(made: Sequence[ModuleLine], findings: Sequence[Finding] = ()) -> list
 
 def _outlying(group: Sequence[ModuleLine]) -> set[int]:
     """Return the places of the lines with a figure that is far from that of the others."""
-    found = _only_zeros([line.out for line in group])
-    found |= _only_zeros([line.gradient for line in group])
+    found = _only_zeros(group, "out") | _only_zeros(group, "gradient")
     for figure in FIGURES:
         values = [line.newest_finite(figure) for line in group]
         found |= set(outliers(values, share=figure == "zero"))
     return found
 
 
-def _only_zeros(group: Sequence[ScaleSeries | None]) -> set[int]:
+def _only_zeros(group: Sequence[ModuleLine], figure: str) -> set[int]:
     """Return the places of the few that had only zeros in a step in which the others had not."""
-    scales = np.array([series.rms for series in group if series is not None])
-    if len(scales) < len(group) or not scales.size:
+    sites = [line.scaled(figure) for line in group]
+    if None in sites:
+        return set()
+    scales = group[0].recording.matrix(sites, "rms")
+    if not scales.size:
         return set()
     zeros, known = scales == 0, (~np.isnan(scales)).sum(axis=0)
     few = zeros.sum(axis=0) <= np.maximum(FEW_OUTLIERS, known * MOST_OUTLIERS)

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -110,12 +110,15 @@ class Folding(Generic[T]):
                 single.append(item)
             else:
                 found[numbers] = item
+        boxes = _boxes(found)
+        box_of = {numbers: at for at, box in enumerate(boxes) for numbers in product(*box)}
+        within: list[list[T]] = [[] for _ in boxes]
+        for numbers, item in found.items():
+            within[box_of[numbers]].append(item)
         folds = []
-        for box in _boxes(found):
-            members = tuple(item for numbers, item in found.items() if _within(numbers, box))
-            folds.append(
-                Fold(self.name(members[0]) if len(members) == 1 else _named(around, box), members)
-            )
+        for box, members in zip(boxes, within, strict=True):
+            name = self.name(members[0]) if len(members) == 1 else _named(around, box)
+            folds.append(Fold(name, tuple(members)))
         return folds + self.each(single)
 
 
@@ -196,10 +199,6 @@ def _boxes(found: Collection[Numbers]) -> list[Box]:
     for number, rest in tails.items():
         merged.setdefault(tuple(_boxes(rest)), []).append(number)
     return [(tuple(sorted(numbers)), *rest) for boxes, numbers in merged.items() for rest in boxes]
-
-
-def _within(numbers: Numbers, box: Box) -> bool:
-    return all(number in allowed for number, allowed in zip(numbers, box, strict=True))
 
 
 def _named(around: Pattern, box: Box) -> str:

@@ -60,6 +60,10 @@ class Site:
         """Whether it fires in a backward pass."""
         return self.kind in GRADIENT_KINDS
 
+    def moved(self, path: str) -> Site:
+        """Return this site at another path; itself if that is its own: a model has thousands of sites."""
+        return self if path == self.path else replace(self, path=path)
+
     def at(self, leaf: str | None = None, call: int | None = None) -> Site:
         """Return this site narrowed to a leaf or a call."""
         return replace(

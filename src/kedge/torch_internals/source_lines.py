@@ -54,13 +54,22 @@ class SourceLine:
 
 
 def call_site(module: nn.Module | None = None) -> SourceLine | None:
-    """Return, inside a module's hook, the line of the program that calls it; see Note [Whose line].
+    """Return, inside a module's hook, the line of the program that calls it; None if there is none.
+
+    See Note [Whose line] and `calling_frame`.
+    """
+    frame = calling_frame(module)
+    return None if frame is None else source_of(frame)
+
+
+def calling_frame(module: nn.Module | None = None) -> FrameType | None:
+    """Return, inside a module's hook, the frame of the program that calls it; see Note [Whose line].
 
     Args:
         module: The module of the hook; its own ``__call__`` is skipped.
 
     Returns:
-        The line; None if there is none, for example in a thread that runs only the module.
+        The frame; None if there is none, for example in a thread that runs only the module.
     """
     passed = _own_calls(type(module)) if module is not None else ()
     frame: FrameType | None = sys._getframe(1)
@@ -68,7 +77,7 @@ def call_site(module: nn.Module | None = None) -> SourceLine | None:
         frame = frame.f_back  # the hook itself
     while frame is not None and (is_between(frame.f_code.co_filename) or frame.f_code in passed):
         frame = frame.f_back
-    return None if frame is None else source_of(frame)
+    return frame
 
 
 def forward_of(module: nn.Module) -> tuple[str, int] | None:

@@ -31,7 +31,7 @@ from kedge.actions.measure.values import MEASURED, StepValues, role_of
 from kedge.actions.naming import check_kept, each_operation
 from kedge.calls.arguments import called_as, described
 from kedge.errors import WrongCall
-from kedge.flow import Act, Event
+from kedge.flow import Act, with_event
 from kedge.native import What
 from kedge.sites.site import Site
 from kedge.store.rows import FULL, LIGHT
@@ -75,6 +75,7 @@ class Meter(MeasuredValues):
         self._values = StepValues(self.sites, host, self.finished.departures)
         self.events, self.seconds = 0, 0.0
         self.lock = threading.RLock()
+        self._makers: dict[tuple[str, bool], Callable[[Site], Measure]] = {}
         self._rows_of_leaves: dict[Site, dict[str, str]] = {}
 
     def __repr__(self) -> str:
@@ -84,57 +85,70 @@ class Meter(MeasuredValues):
     def bind(self, site: Site) -> Act:
         """Return the function that measures a site's values; if it matches operations, each of them separately."""
         if site.op is None:
-            return _with_event(self._measure_at(site))
-        return each_operation(site, lambda operation: _with_event(self._measure_at(operation)))
+            return with_event(self._measure_at(site))
+        return each_operation(site, lambda operation: with_event(self._measure_at(operation)))
 
     def bind_value(self, site: Site) -> Measure | None:
         """Return the function that measures values without an event; None for operations, which the event identifies."""
         return self._measure_at(site) if site.op is None else None
 
     def _measure_at(self, site: Site) -> Measure:
-        seat: MeasuredSite | None = None
+        kind = site.kind, site.leaf is None
+        if kind not in self._makers:
+            self._makers[kind] = self._maker(site)
+        return self._makers[kind](site)
+
+    def _maker(self, like: Site) -> Callable[[Site], Measure]:
+        """Return what makes the functions of all sites of a kind, which share all that is the kind's."""
         forward, role, values, host = (
-            not site.is_gradient,
-            role_of(site),
+            not like.is_gradient,
+            role_of(like),
             self._values,
             self._values.host,
         )
-        apart = site.leaf is None and site.kind in _APART
-        others: dict[str, Measure] = {}
-        rows = self._rows_of(site)
+        apart = like.leaf is None and like.kind in _APART
 
-        def measure(value: Tensor, step: int, leaf: str = "") -> None:
-            nonlocal seat
-            level = self.level
-            if not level or (self.muted if forward else level == LIGHT) or modes.is_under_jit():
-                return
-            if not value.is_cpu and device_graphs.leaves_alone():
-                return
-            if leaf and apart:
-                name = rows.get(leaf)
-                if name is None:
-                    name = _row_of(leaf, rows)
-                if name:
-                    if name not in others:
-                        others[name] = self._measure_at(site.at(leaf=name))
-                    others[name](value, step)
+        def at(site: Site) -> Measure:
+            seat: MeasuredSite | None = None
+            rows: dict[str, str] | None = None
+            others: dict[str, Measure] = {}
+
+            def measure(value: Tensor, step: int, leaf: str = "") -> None:
+                nonlocal seat, rows
+                level = self.level
+                if not level or (self.muted if forward else level == LIGHT) or modes.is_under_jit():
                     return
-            start = perf_counter()
-            with self.lock:
-                if step != values.step:
-                    self._begin(step)
-                if seat is None:
-                    seat = values.observe_first(site, value)
-                elif seat.is_special:
-                    values.observe(seat, value)
-                elif (
-                    done := host.observe(value, seat.id, role, values.code, values.draws)
-                ) not in MEASURED:
-                    values.settle(seat, value, done, draws=values.draws)
-            self.events += 1
-            self.seconds += perf_counter() - start
+                if not value.is_cpu and device_graphs.leaves_alone():
+                    return
+                if leaf and apart:
+                    if rows is None:
+                        rows = self._rows_of(site)
+                    name = rows.get(leaf)
+                    if name is None:
+                        name = _row_of(leaf, rows)
+                    if name:
+                        if name not in others:
+                            others[name] = self._measure_at(site.at(leaf=name))
+                        others[name](value, step)
+                        return
+                start = perf_counter()
+                with self.lock:
+                    if step != values.step:
+                        self._begin(step)
+                    if seat is None:
+                        seat = values.observe_first(site, value)
+                    elif seat.is_special:
+                        values.observe(seat, value)
+                    elif (
+                        done := host.observe(value, seat.id, role, values.code, values.draws)
+                    ) not in MEASURED:
+                        values.settle(seat, value, done, draws=values.draws)
+                self.events += 1
+                self.seconds += perf_counter() - start
 
-        return measure
+            return measure
+
+        return at
 
     def note_leaf(self, site: Site) -> None:
         """Note, in the forward, that a leaf comes at a site, or will with a gradient; the first of all names the row."""
@@ -223,15 +237,6 @@ def _row_of(leaf: str, rows: dict[str, str]) -> str:
     name = leaf if rows else ""
     rows[leaf] = name
     return name
-
-
-def _with_event(measure: Measure) -> Act:
-    """Return a function that measures values, as an action that takes events."""
-
-    def act(value: Tensor, event: Event) -> None:
-        measure(value, event.step, event.site.leaf or "")
-
-    return act
 
 
 @called_as('with kedge.hook(model, "layer4", kedge.measure()) as stats: model(x)')

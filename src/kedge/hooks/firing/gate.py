@@ -91,7 +91,7 @@ class Gate(KedgeHook):
 
     def attach(self, spec: Spec, site: Site) -> list[Tap]:
         """Add a tap for each action at a site, after those of the site's kind; returns the new taps."""
-        made, now = spec.make(replace(site, path=self.passes.label(site.path))), self.counts()
+        made, now = spec.make(site.moved(self.passes.label(site.path))), self.counts()
         for tap in made:
             tap.gate, tap.since = self, now
             self.taps[site.kind] += (tap,)
@@ -138,8 +138,9 @@ class Gate(KedgeHook):
             site = self.sites[kind, leaf] = Site(self.passes.label(self.path), kind, leaf or None)
             self.seen.leaves[leaf] = None
             for tap in self.taps.get(kind, ()):
-                if isinstance(tap.action, NotingLeaves):
-                    tap.action.note_leaf(site)
+                action: Any = tap.action
+                if isinstance(action, NotingLeaves):
+                    action.note_leaf(site)
         return site
 
     def through(self, kind: str, found: Found, call: int, recompute: bool) -> dict[str, Tensor]:

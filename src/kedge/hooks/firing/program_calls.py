@@ -41,7 +41,7 @@ class ProgramCall:
 
     def __init__(self, pass_: int, step: int, before: ProgramCall | None) -> None:
         self.pass_, self.step = pass_, step
-        self.differentiated = -1 if before is None else before.differentiated
+        self.differentiated: int = before.differentiated if before is not None else -1
         self.ended_by: ProgramCall | None = None
 
 

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from kedge.flow import Act, Action, Bindable, Event, Schedule, as_act
+from kedge.flow import Act, Action, Bindable, Event, Schedule, as_act, with_event
 from kedge.hooks.firing.contract import Measure
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.present_call import PresentCall
@@ -76,16 +76,20 @@ class Tap:
 
     def __init__(self, site: Site, action: Action, when: Schedule | None, step: int) -> None:
         self.site, self.action, self.when = site, action, when
-        # a `Bindable` and a `Measuring`; isinstance would make attaching slower
+        # A `Bindable` and a `Measuring`; isinstance would make attaching slower.
         bind: Callable[[Site], Act] | None = getattr(action, "bind", None)
         bind_value: Callable[[Site], Measure | None] | None = getattr(action, "bind_value", None)
-        self.act = as_act(action) if bind is None else bind(site)
+        self.act: Act
         self.broad = site.leaf is None and site.call is None
         #: Called with the value and the step instead of `act` if no event is needed; see Note
         #: [Values alone].
         self.measure: Measure | None = None
         if self.broad and bind_value is not None:
             self.measure = bind_value(site)
+        if self.measure is not None:
+            self.act = with_event(self.measure)
+        else:
+            self.act = as_act(action) if bind is None else bind(site)
         #: Whether it is an observer of Kedge's, which runs as its own work; see Note [Own work].
         self.own = self.observes and type(action).__module__.startswith("kedge.")
         self.edited = False

@@ -378,7 +378,8 @@ class ModuleGates:
         gate: InputGate | OutputGate
         if site.kind in InputGate.kinds or site.kind == "in.share":
             gate = before = self._before(module, site.path)
-            site = replace(site, leaf=before.canonical(site.leaf))
+            if site.leaf is not None:
+                site = replace(site, leaf=before.canonical(site.leaf))
         if site.kind in OutputGate.kinds:
             gate = after = self._after(module, site.path)
             if site.kind == "in.share":

@@ -25,8 +25,8 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.torch_internals.hook_tables import after_forward, before_forward
 
-_METHODS = ("__reduce_ex__", "copy", "values")
-"""The names of a table's attributes that are methods of `HiddenEntries`."""
+_METHODS = {"__reduce_ex__": "reduce", "copy": "copy", "values": "values"}
+"""The names of a table's attributes, and of the methods of `HiddenEntries` that they are."""
 _lock = threading.Lock()
 
 
@@ -52,15 +52,15 @@ class HiddenEntries:
     """The entries of Kedge's in one table, whose attributes are methods of this; see Note [Tables without Kedge's hooks].
 
     Attributes:
-        keys: The keys of the entries.
+        keys: The keys of the entries; a few, in a tuple, which Python's garbage collector leaves
+            alone.
     """
 
     __slots__ = ("_table", "keys")
 
     def __init__(self, table: OrderedDict[int, Any]) -> None:
         self._table = weakref.ref(table)
-        self.keys: set[int] = set()
-        vars(table).update(__reduce_ex__=self.reduce, copy=self.copy, values=self.values)
+        self.keys: tuple[int, ...] = ()
 
     def reduce(self, protocol: Any) -> Any:
         """The table's ``__reduce_ex__``: reduce a table with the program's entries alone."""
@@ -96,9 +96,16 @@ class ConcealedHooks:
         """Conceal the hooks."""
         with _lock:
             for key, table in self._tables():
-                if key in table:  # as a rule the hook has only one of its two flags
-                    hidden = _hidden_in(table) or HiddenEntries(table)
-                    hidden.keys.add(key)
+                if key not in table:
+                    continue  # as a rule the hook has only one of its two flags
+                hidden = _hidden_in(table)
+                if hidden is None:
+                    hidden = HiddenEntries(table)
+                    vars(table).update(
+                        (name, getattr(hidden, method)) for name, method in _METHODS.items()
+                    )
+                if key not in hidden.keys:
+                    hidden.keys += (key,)
 
     def out(self) -> None:
         """Stop concealing the hooks; a table without hooks of Kedge's is as it was."""
@@ -107,7 +114,7 @@ class ConcealedHooks:
                 hidden = _hidden_in(table)
                 if hidden is None:
                     continue
-                hidden.keys.discard(key)
+                hidden.keys = tuple(known for known in hidden.keys if known != key)
                 if not hidden.keys:
                     for name in _METHODS:
                         vars(table).pop(name, None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -38,15 +37,15 @@ class PrefixedMeter:
 
     def bind(self, site: Site) -> Act:
         """Return a function that measures one site of this root."""
-        return self.meter.bind(replace(site, path=self.root.label(site.path)))
+        return self.meter.bind(site.moved(self.root.label(site.path)))
 
     def bind_value(self, site: Site) -> Measure | None:
         """Return a function that measures values of one site; see `kedge.hooks.firing.contract.Measuring`."""
-        return self.meter.bind_value(replace(site, path=self.root.label(site.path)))
+        return self.meter.bind_value(site.moved(self.root.label(site.path)))
 
     def note_leaf(self, site: Site) -> None:
         """Note, in the forward, that a leaf comes at one site."""
-        self.meter.note_leaf(replace(site, path=self.root.label(site.path)))
+        self.meter.note_leaf(site.moved(self.root.label(site.path)))
 
 
 def channel_dims(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from time import perf_counter
+from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
 from torch import nn
@@ -13,7 +15,7 @@ from kedge.hooks.placing.module_calls import CallTracker, OpenCalls
 from kedge.stderr import Shield
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.module_tables import modules_in
-from kedge.torch_internals.source_lines import call_site
+from kedge.torch_internals.source_lines import calling_frame, source_of
 from kedge.watch.models.roots import RootModule
 from kedge.watch.records.saved_by_module import SavedByModule
 
@@ -67,15 +69,17 @@ class FirstStep:
             "recording saved tensors", "they are not recorded", on_failure=self._modules.clear
         )
         self.step_account: SavedTensorList | None = None
-        self._step_account_seconds = 0.0
+        self._seconds = self._step_account_seconds = 0.0
+        self._lines: dict[tuple[CodeType, int], dict[str, Any]] = {}
         self._leaving: Callable[[], SavedTensorList | None] = lambda: None
 
     @property
     def seconds(self) -> float:
-        """Seconds that the list of saved tensors has taken of the program's time."""
-        return self._step_account_seconds + (
-            self.step_account.seconds if self.step_account is not None else 0.0
-        )
+        """Seconds that it has taken of the program's time, the list of saved tensors included."""
+        seconds = self._seconds + self._step_account_seconds
+        if self.step_account is not None:
+            seconds += self.step_account.seconds
+        return seconds
 
     def add(self, module: nn.Module, root: RootModule) -> None:
         """Follow a root whose call is active, too late for a pre-hook on it.
@@ -106,12 +110,23 @@ class FirstStep:
         module: nn.Module,
         given: Any,
     ) -> tuple[Surveyed, nn.Module]:
+        start = perf_counter()
         if subject.path not in self.sources:  # its first call
-            site = call_site(module)
-            self.sources[subject.path] = asdict(site) if site is not None else None
+            self.sources[subject.path] = self._line_of(module)
         if self._by_module is not None:
             self._by_module.begin(subject.path, calls.notes[-1][0].path if calls.notes else None)
+        self._seconds += perf_counter() - start
         return subject, module
+
+    def _line_of(self, module: nn.Module) -> dict[str, Any] | None:
+        """Return the line that calls a module; read once, as one line may call thousands."""
+        frame = calling_frame(module)
+        if frame is None:
+            return None
+        place = frame.f_code, frame.f_lineno
+        if place not in self._lines:
+            self._lines[place] = asdict(source_of(frame))
+        return self._lines[place]
 
     def _end(
         self,
@@ -121,9 +136,11 @@ class FirstStep:
     ) -> None:
         if self._by_module is None:
             return
+        start = perf_counter()
         self._by_module.end(calls.notes[-1][0].path if calls.notes else None)
         if ended[0].is_root:
             self._modules[:] = self._by_module.account(output, ended[1])
+        self._seconds += perf_counter() - start
 
     def close(self, step: int) -> list[Mapping[str, Any]]:
         """Remove the hooks.
@@ -135,6 +152,7 @@ class FirstStep:
             self._calls.close()
         modules, self._by_module, self._calls = list(self._modules), None, None
         self._modules.clear()
+        self._lines.clear()
         if (event := self._close_step_account(step)) is not None:
             return [event]
         total = sum(m["bytes"] for m in modules)

@@ -140,6 +140,8 @@ class BackwardNumbers:
     def __init__(self) -> None:
         self.count = 0
         self.ending = -1
+        #: Held while a backward pass is numbered: threads may run backward passes side by side.
+        self._numbering = threading.RLock()
         self._known: dict[int, int] = {}
         self._calls: deque[NumberedCall] = deque(maxlen=_CALLS_KEPT)
         self._searched = (-1, False)
@@ -154,11 +156,14 @@ class BackwardNumbers:
         task = graph_task()
         if task == -1:
             return -1
-        if task not in self._known:
-            self._known[task] = within if within >= 0 else self._number()
-            while len(self._known) > _TASKS_KEPT:
-                del self._known[next(iter(self._known))]
-        return self._known[task]
+        number = self._known.get(task)
+        if number is None:
+            with self._numbering:
+                number = within if within >= 0 else self._number()
+                self._known[task] = number
+                while len(self._known) > _TASKS_KEPT:
+                    del self._known[next(iter(self._known))]
+        return number
 
     def may_nest(self) -> bool:
         """Whether the current backward pass is inside of another one, or leads to a checkpoint that runs one inside of it."""

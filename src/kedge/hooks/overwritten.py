@@ -80,7 +80,7 @@ def is_overwritten(model: nn.Module, path: str) -> bool:
         holder = ".".join(parts[:-above])
         name = parts[-above]
         parent: Any = model.get_submodule(holder)
-        around = (parent, parent.get_submodule(name))
+        around = (parent, own_children(parent)[name])
         if above == 2 and any(isinstance(module, nn.Sequential) for module in around):
             break  # what is inside is called as a whole
         if isinstance(parent, nn.Sequential):

@@ -12,7 +12,7 @@ from kedge.report.verdict import advice, verdict
 from kedge.rules.command import again, closer_look, with_dump_on
 from kedge.rules.judgement import judge, judgement_of
 from kedge.rules.registry import ALL
-from kedge.rules.rule import Finding, Lack
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording
 from tests.rules.scenes import Course, chain, steady
 
@@ -26,7 +26,7 @@ MANIFEST = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Lacking:
+class Lacking(Rule):
     """A rule that lacks the given evidence, and finds something if asked to."""
 
     code: str

@@ -13,12 +13,12 @@ from kedge.rules.recorded.roots import by_root, names_of, root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.weights import Weight, finite_median, first_finite, rms, share, weights
 from kedge.rules.recorded.wiring import ModuleSites, wire
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording, SiteInfo
 
 
 @dataclass(frozen=True)
-class InputScale:
+class InputScale(Rule):
     """The inputs are not scaled: they are far from the scale that the initialisation of layers expects.
 
     Meaning:
@@ -68,9 +68,14 @@ class InputScale:
     small: float = 1e-4
     min_samples: int = 3
 
-    code: ClassVar[str] = "INPUT-SCALE"
-    name: ClassVar[str] = "the inputs are not scaled"
-    severity: ClassVar[Severity] = "warning"
+    code = "INPUT-SCALE"
+    name = "the inputs are not scaled"
+    severity = "warning"
+    words: ClassVar[Words] = {
+        "input": "input {}",
+        "output": "output {}",
+        "gradient_to_others": "its gradient is {} times that of the others",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""

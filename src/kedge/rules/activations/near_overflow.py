@@ -11,7 +11,7 @@ import numpy as np
 from kedge.rules.activations.underflow import SCALED
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.samples import measured, too_few
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import counted
 from kedge.store.formats import FORMATS, NumberFormat
 from kedge.store.recording import Recording, SiteInfo
@@ -19,7 +19,7 @@ from kedge.store.rows import Floats, Ints
 
 
 @dataclass(frozen=True)
-class NearOverflow:
+class NearOverflow(Rule):
     """Values come close to the largest number that their dtype can hold.
 
     Meaning:
@@ -54,9 +54,15 @@ class NearOverflow:
     headroom: float = 2.0
     min_samples: int = 3
 
-    code: ClassVar[str] = "NEAR-OVERFLOW"
-    name: ClassVar[str] = "values close to the largest number of their dtype"
-    severity: ClassVar[Severity] = "warning"
+    code = "NEAR-OVERFLOW"
+    name = "values close to the largest number of their dtype"
+    severity = "warning"
+    statistic = "absmax"
+    words: ClassVar[Words] = {
+        "largest": "largest {}",
+        "limit": "the limit is {}",
+        "headroom": "room for {} doublings",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every root and kind of site: the first site of the flow that comes near."""

@@ -12,7 +12,7 @@ from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.recorded.wiring import Wiring, wire
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import counted
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
@@ -34,7 +34,7 @@ FLAT_BY_DESIGN = frozenset(
 
 
 @dataclass(frozen=True)
-class Saturated:
+class Saturated(Rule):
     """The inputs of a tanh or sigmoid are so large that it is flat there: hardly any gradient passes.
 
     Meaning:
@@ -72,9 +72,12 @@ class Saturated:
     window: int = 20
     min_samples: int = 10
 
-    code: ClassVar[str] = "SATURATED"
-    name: ClassVar[str] = "most outputs of an activation are where it is flat"
-    severity: ClassVar[Severity] = "warning"
+    code = "SATURATED"
+    name = "most outputs of an activation are where it is flat"
+    severity = "warning"
+    statistic = "saturated"
+    follows = "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT RATE-TOO-LARGE"
+    words: ClassVar[Words] = {"saturated_sites": "{} saturated sites"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root: the first saturated site of the flow."""

@@ -12,7 +12,7 @@ from kedge.rules.activations.trends import log2, outputs_of_weights, theil_sen
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import counted
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
@@ -22,7 +22,7 @@ _POINTS = 200
 
 
 @dataclass(frozen=True)
-class ScaleDrift:
+class ScaleDrift(Rule):
     """The scale of an activation grows or shrinks steadily, and does not level off.
 
     Meaning:
@@ -65,9 +65,17 @@ class ScaleDrift:
     straight: float = 0.1
     min_samples: int = 10
 
-    code: ClassVar[str] = "SCALE-DRIFT"
-    name: ClassVar[str] = "the scale of an activation keeps changing and does not level off"
-    severity: ClassVar[Severity] = "warning"
+    code = "SCALE-DRIFT"
+    name = "the scale of an activation keeps changing and does not level off"
+    severity = "warning"
+    follows = (
+        "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT "
+        "RATE-TOO-LARGE GRAD-EXPLODE"
+    )
+    words: ClassVar[Words] = {
+        "doublings_per_1000_steps": "{} doublings in 1,000 steps",
+        "doublings": "{} doublings",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root: the module that drifts fastest."""

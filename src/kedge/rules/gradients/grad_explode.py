@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -14,13 +14,13 @@ from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.recorded.weights import Weight, middle, rms, share, weights
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Bools, Floats, Ints, Rows
 
 
 @dataclass(frozen=True)
-class GradExplode:
+class GradExplode(Rule):
     """The gradient grew far beyond all earlier gradients of the run and stayed there.
 
     Meaning:
@@ -81,9 +81,21 @@ class GradExplode:
     min_history: int = 20
     rising: int = 3
 
-    code: ClassVar[str] = "GRAD-EXPLODE"
-    name: ClassVar[str] = "the gradient grew far beyond its past and stayed there"
-    severity: ClassVar[Severity] = "error"
+    code = "GRAD-EXPLODE"
+    name = "the gradient grew far beyond its past and stayed there"
+    severity = "error"
+    follows = (
+        "NEVER-INITIALISED INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO "
+        "GRADS-KEPT RATE-TOO-LARGE"
+    )
+    words: ClassVar[Words] = {
+        "norm": "norm {}",
+        "bar": "the limit is {}",
+        "largest": "largest {}",
+        "samples_before": "{} measured steps before",
+        "update_ratio": "update relative to the parameter {}",
+        "ends_badly": ("the run ends with values that are not finite", ""),
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -113,6 +125,12 @@ class GradExplode:
         # bar.
         need = -(-4 * self.min_history // 3) + self.sustained
         return too_few(self.code, min(known), need) if any(known) else None
+
+    def drawn(self, recording: Recording, finding: Finding) -> Sequence[str]:
+        """Return the norm of the gradients, which the finding is about; its site has the largest share of it."""
+        roots = {site.site: site.root for site in recording.sites}
+        norms = [s.site for s in recording.of_kind("grad.norm") if s.root == roots[finding.site]]
+        return norms or [finding.site]
 
     def _lag(self, norms: _Norms) -> float:
         """Return the number of steps between a sample and the end of its past."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,13 +12,13 @@ from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import by_root, names_of
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.weights import Weight, finite_median, middle, rms, share, weights
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats, Ints
 
 
 @dataclass(frozen=True)
-class GradVanish:
+class GradVanish(Rule):
     """The gradient fades on its way to the first layers, so that they do not learn.
 
     Meaning:
@@ -75,9 +75,19 @@ class GradVanish:
     window: int = 100
     min_weights: int = 6
 
-    code: ClassVar[str] = "GRAD-VANISH"
-    name: ClassVar[str] = "the gradient fades before it reaches the first layers"
-    severity: ClassVar[Severity] = "warning"
+    code = "GRAD-VANISH"
+    name = "the gradient fades before it reaches the first layers"
+    severity = "warning"
+    follows = "NEVER-INITIALISED INPUT-SCALE INIT-SCALE UNDERFLOW DEAD-CHANNEL SATURATED"
+    captions: ClassVar[Mapping[str, str]] = {
+        "profile": "gradient of each weight relative to its size"
+    }
+    words: ClassVar[Words] = {
+        "ratio": "ratio {}",
+        "ratio_of_output_gradients": "the first output gradients are {} times the last",
+        "shallow_update_ratio": "relative updates of the first third {}",
+        "deep_update_ratio": "relative updates of the last third {}",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""

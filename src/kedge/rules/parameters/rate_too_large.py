@@ -15,14 +15,14 @@ from kedge.rules.recorded.optimizers import rates_of, trained_by
 from kedge.rules.recorded.roots import by_root, names_of
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.weights import Weight, rms, share, weights
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import listed
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats, Ints
 
 
 @dataclass(frozen=True)
-class RateTooLarge:
+class RateTooLarge(Rule):
     """The first steps overwrite the weights: they change by more than their own size, and the loss does not fall.
 
     Meaning:
@@ -69,9 +69,12 @@ class RateTooLarge:
     harm: float = 0.1
     min_steps: int = 3
 
-    code: ClassVar[str] = "RATE-TOO-LARGE"
-    name: ClassVar[str] = "the first steps overwrite the weights"
-    severity: ClassVar[Severity] = "error"
+    code = "RATE-TOO-LARGE"
+    name = "the first steps overwrite the weights"
+    severity = "error"
+    of_the_beginning = True
+    follows = "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT"
+    words: ClassVar[Words] = {"losses": "{} losses"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,13 +13,13 @@ from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trains
 from kedge.rules.recorded.weights import Weight, finite_median, first_finite, rms, share, weights
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording
 from kedge.store.rows import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
-class UpdateRatio:
+class UpdateRatio(Rule):
     """Optimizer steps change the weights far too much, or hardly at all.
 
     Meaning:
@@ -68,9 +68,19 @@ class UpdateRatio:
     window: int = 40
     min_samples: int = 20
 
-    code: ClassVar[str] = "UPDATE-RATIO"
-    name: ClassVar[str] = "steps change the weights too much, or hardly at all"
-    severity: ClassVar[Severity] = "warning"
+    code = "UPDATE-RATIO"
+    name = "steps change the weights too much, or hardly at all"
+    severity = "warning"
+    follows: ClassVar[Mapping[str, str]] = {
+        "large": (
+            "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT "
+            "RATE-TOO-LARGE GRAD-EXPLODE"
+        ),
+        "small": (
+            "NOT-OPTIMIZED UNUSED-PARAM UNDERFLOW GRAD-ZERO:all DEAD-CHANNEL SATURATED GRAD-ZERO"
+        ),
+    }
+    words: ClassVar[Words] = {"weights": "of {} weights"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for too large and one for too small, for every root."""

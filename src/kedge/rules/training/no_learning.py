@@ -15,13 +15,13 @@ from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_roots, trains
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
 
 
 @dataclass(frozen=True)
-class NoLearning:
+class NoLearning(Rule):
     """The loss at the end is not below that at the start by more than its noise, or is no better than chance.
 
     Meaning:
@@ -66,9 +66,23 @@ class NoLearning:
     sure: float = 3.0
     chance: float = 0.98
 
-    code: ClassVar[str] = "NO-LEARNING"
-    name: ClassVar[str] = "the loss ends where it began"
-    severity: ClassVar[Severity] = "info"
+    code = "NO-LEARNING"
+    name = "the loss ends where it began"
+    severity = "info"
+    of_the_beginning = True
+    is_symptom = True
+    follows = (
+        "NEVER-INITIALISED INPUT-SCALE INIT-SCALE GRADS-KEPT BATCH-OF-ONE "
+        "RATE-TOO-LARGE NOT-OPTIMIZED UNDERFLOW DEAD-CHANNEL SATURATED GRAD-ZERO "
+        "GRAD-VANISH GRAD-EXPLODE"
+    )
+    words: ClassVar[Words] = {
+        "first": "at first {}",
+        "last": "at last {}",
+        "noise": "noise {}",
+        "losses": "{} losses",
+        "classes": "{} classes",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding: for the loss with most values."""

@@ -14,13 +14,13 @@ from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.losses import LossCourse, losses, whole_steps
 from kedge.rules.recorded.optimizers import later_starts
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Floats, Ints
 
 
 @dataclass(frozen=True)
-class Spike:
+class Spike(Rule):
     """The loss or the norm of the gradients jumped far above its usual range.
 
     Meaning:
@@ -86,9 +86,19 @@ class Spike:
     history: int = 100
     min_history: int = 20
 
-    code: ClassVar[str] = "SPIKE"
-    name: ClassVar[str] = "the loss or the gradient jumped"
-    severity: ClassVar[Severity] = "warning"
+    code = "SPIKE"
+    name = "the loss or the gradient jumped"
+    severity = "warning"
+    follows = (
+        "NEVER-INITIALISED INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO "
+        "GRADS-KEPT BATCH-OF-ONE RATE-TOO-LARGE GRAD-EXPLODE"
+    )
+    words: ClassVar[Words] = {
+        "height": "height {}",
+        "usual": "usually {}",
+        "spikes": "{} spikes",
+        "came_back": ("it came back to the level before", "it did not come back"),
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every loss, and one for the gradient of every root."""

@@ -13,7 +13,7 @@ from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_sites
-from kedge.rules.recorded.weights import Weight, middle, rms, share, weights
+from kedge.rules.recorded.weights import WeightCourses, middle, share, weight_courses
 from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Bools, Floats, Ints, Rows
@@ -270,28 +270,25 @@ class _Norms:
 
     def harm(self, at: int) -> float:
         """Return the largest update ratio from a sample on, infinite if none was recorded."""
-        ratios = middle(share(rms(self.recording, [w.update for w in self.weights]), self.size))
-        later = ratios[self.recording.steps >= self.steps[at]]
+        later = middle(self.weights.update)[self.weights.steps >= self.steps[at]]
         return float(np.nanmax(later)) if np.isfinite(later).any() else np.inf
 
     def change(self, at: int) -> float:
         """Return the change of the weights' sizes around a step, from the last measured one before it to the next after it."""
-        later = self.recording.steps > self.steps[at]
-        before, after = np.flatnonzero(~later)[-1:], np.flatnonzero(later)[:1]
-        if not len(before) or not len(after):
+        after = int(np.searchsorted(self.weights.steps, self.steps[at], side="right"))
+        if not 0 < after < len(self.weights.steps):
             return 0.0
-        changed = middle(np.abs(share(self.size[:, after], self.size[:, before]) - 1))
+        size = self.weights.size
+        changed = middle(np.abs(share(size[:, after : after + 1], size[:, after - 1 : after]) - 1))
         return float(np.nan_to_num(changed[0]))
 
     @cached_property
-    def weights(self) -> list[Weight]:
+    def weights(self) -> WeightCourses:
         """The weights of the root."""
-        return [w for w in weights(self.recording) if w.root == self.sites[0].root]
-
-    @cached_property
-    def size(self) -> Floats:
-        """Their sizes: a row a weight, a column a measured step."""
-        return rms(self.recording, [w.param for w in self.weights])
+        every = weight_courses(self.recording)
+        root = self.sites[0].root
+        own = [row for row, weight in enumerate(every.weights) if weight.root == root]
+        return every.part(np.array(own, dtype=np.int64))
 
     def parts(self, step: int) -> dict[str, float | None]:
         """Return the gradients with the largest shares of the squared norm, in a step or the next one known."""

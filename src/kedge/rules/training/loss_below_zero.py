@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from kedge.rules.naming import line_of, plain
 from kedge.rules.nonfinite.wording.advice import operations
-from kedge.rules.recorded.losses import LossCourse, losses
+from kedge.rules.recorded.losses import Loss, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule, Words
@@ -100,7 +100,7 @@ class LossBelowZero(Rule):
         """Return the lack of a recorded graph of the loss; without training there is none."""
         return no_loss_graph(self.code, recording)
 
-    def _finding(self, loss: LossCourse, below: Bools, name: str, *, turned: bool) -> Finding:
+    def _finding(self, loss: Loss, below: Bools, name: str, *, turned: bool) -> Finding:
         first, source = int(loss.steps[below.argmax()]), loss.site.source
         where = f" at {line_of(source)}" if source else ""
         least = float(loss.values.min())

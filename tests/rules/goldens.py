@@ -34,11 +34,22 @@ Maker = Callable[..., Golden]
 _MAKERS: dict[str, Maker] = {}
 
 
-def golden(code: str) -> Callable[[Maker], Maker]:
+#: The number of samples that a rule has, and the number that it needs, in a run of one healthy step.
+LACKS: dict[str, tuple[int, int]] = {}
+
+
+def golden(code: str, lacks: tuple[int, int] | None = None) -> Callable[[Maker], Maker]:
     """Mark the function that makes the golden pair of a rule, in any test of `tests.rules`.
 
     It takes ``fires``, whether the rule has a finding, and returns what `Recording.build` takes.
+
+    Args:
+        code: The code of the rule.
+        lacks: What the rule lacks in a run of one healthy step: the samples that it has, and those
+            that it needs; None if it can judge such a run.
     """
+    if lacks is not None:
+        LACKS[code] = lacks
 
     def marked(maker: Maker) -> Maker:
         _MAKERS[code] = maker

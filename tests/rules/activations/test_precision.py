@@ -292,7 +292,7 @@ def test_a_loss_below_zero_has_not_fallen_to_a_share_of_itself():
     assert len(with_loss([1.0] * 5 + [-1e-3] * 25)) == 1
 
 
-@golden("NEAR-OVERFLOW")
+@golden("NEAR-OVERFLOW", lacks=(1, 3))
 def golden_near_overflow(*, fires: bool) -> Golden:
     """Make a float16 activation reach half of 65,504, or stay three doublings below it."""
     rows = [
@@ -302,7 +302,7 @@ def golden_near_overflow(*, fires: bool) -> Golden:
     return {"roots": [], "sites": [{"site": "fc:out", "dtype": "float16"}], "rows": rows}
 
 
-@golden("UNDERFLOW")
+@golden("UNDERFLOW", lacks=(0, 10))
 def golden_underflow(*, fires: bool) -> Golden:
     """Put a tenth of float16 gradients below 2^-14, or a hundredth."""
     names = ["fc:out.grad", "head:out.grad"]

@@ -174,7 +174,7 @@ def test_without_a_ledger_there_is_nothing_to_say():
     assert list(UnusedParam().check(Recording.build())) == []
 
 
-@golden("NEVER-CALLED")
+@golden("NEVER-CALLED", lacks=(0, 1))
 def golden_never_called(*, fires: bool) -> Golden:
     """List a trainable module that was never called, or a frozen parameter."""
     uncalled = {

@@ -154,7 +154,7 @@ def test_a_root_without_any_gradient_is_for_another_rule():
     assert found(made) == []
 
 
-@golden("UPDATE-RATIO")
+@golden("UPDATE-RATIO", lacks=(1, 20))
 def golden_update_ratio(*, fires: bool) -> Golden:
     """Change one weight by a half of its size in every step, or by a thousandth."""
     course = Course(SAMPLES[:20])

@@ -12,7 +12,7 @@ import pytest
 from kedge.cli.main import main
 from kedge.rules import registry
 from kedge.rules.judgement import Judgement
-from kedge.rules.rule import Finding
+from kedge.rules.rule import Finding, Rule
 from kedge.store.recording import Recording
 
 Recorded = Callable[..., Path]
@@ -20,7 +20,7 @@ FIELDS = ["code", "severity", "site", "step", "message", "evidence", "confidence
 
 
 @dataclass(frozen=True)
-class Fixed:
+class Fixed(Rule):
     """A rule that always finds the same."""
 
     code: str
@@ -39,9 +39,6 @@ class Fixed:
             0.5,
             "Do so.",
         )
-
-    def lacking(self, recording: Recording) -> None:
-        return None
 
 
 @pytest.fixture

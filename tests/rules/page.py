@@ -43,8 +43,8 @@ another. Options on the command line take precedence over the file. [All thresho
 ## Causes and effects
 
 One cause gives one warning. A learning rate that is too large, for example, kills units, stops gradients and makes the loss
-jump, and there is a rule for each of these. If a finding may follow from another one, according to a table in
-`kedge.rules.consequences`, it becomes info: its message ends with the code of its cause, and so does its evidence (`follows`).
+jump, and there is a rule for each of these. If a finding may follow from another one, as its rule says (`follows` in its
+file), it becomes info: its message ends with the code of its cause, and so does its evidence (`follows`).
 This applies within one model, or to models that one optimizer trains, unless the effect clearly began earlier. The cause gets the
 worst severity of its effects. A NaN is an error even if it follows from another finding. Rules that you did not choose are never causes.
 

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from kedge.rules import ALL, check
-from kedge.rules.consequences import FOLLOWS
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.consequences import causes_and_effects
+from kedge.rules.rule import Finding, Rule, Severity
 from kedge.store.recording import Recording
 from tests.rules.scenes import size
 
+FOLLOWS = causes_and_effects(ALL)
 RATE, DEAD, NAN = "RATE-TOO-LARGE", "DEAD-CHANNEL", "NAN-BORN"
 
 
 @dataclass(frozen=True)
-class Told:
+class Told(Rule):
     """A rule that finds what it is given."""
 
     findings: Sequence[Finding] = field(default_factory=tuple)
 
-    code: ClassVar[str] = "TOLD"
-    name: ClassVar[str] = "what a test says"
-    severity: ClassVar[Severity] = "error"
+    code = "TOLD"
+    name = "what a test says"
+    severity = "error"
 
     def check(self, recording: Recording) -> Sequence[Finding]:
         """Return it."""
         return self.findings
-
-    def lacking(self, recording: Recording) -> Lack | None:
-        """It has all that it needs."""
-        return None
 
 
 def of(
@@ -230,3 +227,42 @@ def test_a_cause_is_as_severe_as_what_follows_from_it():
 
     assert (found["INPUT-SCALE"].severity, found["GRAD-ZERO"].severity) == ("error", "info")
     assert found["GRAD-ZERO"].remedy == "Fix INPUT-SCALE first."
+
+
+@dataclass(frozen=True)
+class Cause(Told):
+    """A rule of one's own, whose fault others follow from."""
+
+    code = "OWN-CAUSE"
+    leads_to = "SPIKE UPDATE-RATIO:large"
+
+
+@dataclass(frozen=True)
+class Effect(Told):
+    """A rule of one's own, whose fault follows from others."""
+
+    code = "OWN-EFFECT"
+    follows = "RATE-TOO-LARGE OWN-CAUSE"
+    leads_to = "SCALE-DRIFT"
+
+
+def test_a_rule_of_ones_own_has_its_place_among_the_causes():
+    """It names what it follows from, and what follows from it, and no other rule is changed for it."""
+    table = causes_and_effects([*ALL, Effect(), Cause()])
+    order = [cause for cause, _ in table]
+
+    assert dict(table)["OWN-CAUSE"] == {"SPIKE", "UPDATE-RATIO:large", "OWN-EFFECT"}
+    assert "OWN-EFFECT" in dict(table)[RATE]
+    assert order.index(RATE) < order.index("OWN-CAUSE") < order.index("OWN-EFFECT")
+    assert [cause for cause in order if not cause.startswith("OWN")] == [
+        cause for cause, _ in FOLLOWS
+    ]
+
+
+def test_a_finding_of_ones_own_rule_follows_from_others():
+    """As one of Kedge's does."""
+    findings = (of(RATE), of("OWN-EFFECT"))
+
+    found = {finding.code: finding for finding in check(Recording.build(), [Effect(findings)])}
+
+    assert found["OWN-EFFECT"].evidence == {"follows": RATE}

@@ -10,6 +10,7 @@ import pytest
 from kedge.rules.rank_departs import RankDeparts
 from kedge.rules.registry import check
 from kedge.store.recording import Recording
+from tests.rules.goldens import Golden, golden
 from tests.rules.scenes import NAN, Scene, all_of, chain, size
 
 NET = [{"name": "Net", "prefix": "", "parameters": 16}]
@@ -252,3 +253,33 @@ def test_a_norm_that_fewer_ranks_measured_is_no_spike() -> None:
     ]
 
     assert check(Recording.build([{"site": ":grad.norm", "shape": [16]}], rows, roots=NET)) == ()
+
+
+@golden("RANK-DEPARTS")
+def golden_rank_departs(*, fires: bool) -> Golden:
+    """Make one of four ranks diverge from step 30 on, or only see different data."""
+    sites = [{"site": "fc:out", "type": "Linear", "shape": [8, 16]}]
+    sites += [
+        {
+            "site": f"fc.weight:{kind}",
+            "path": "fc.weight",
+            "kind": kind,
+            "owner": "fc",
+            "shape": [4, 4],
+        }
+        for kind in ("param", "param.grad")
+    ]
+    sites.append({"site": ":grad.norm", "shape": [16]})
+    rows: list[dict[str, Any]] = []
+    for rank in range(4):
+        for step in range(0, 60, 10):
+            own = 1.001 if fires and rank == 2 and step >= 30 else 1.0
+            rows.append({"rank": rank, **size(step, "fc:out", 1 + 0.1 * rank, 128)})
+            rows.append({"rank": rank, **size(step, "fc.weight:param", 0.25 * own)})
+            rows.append({"rank": rank, **size(step, "fc.weight:param.grad", 1e-3 * (1 + rank))})
+            rows.append({"rank": rank, **size(step, ":grad.norm", 2.5e-3)})
+    return {
+        "roots": [{"name": "Net", "prefix": "", "parameters": 16}],
+        "sites": sites,
+        "rows": rows,
+    }

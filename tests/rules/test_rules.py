@@ -11,9 +11,9 @@ import pytest
 
 from kedge.errors import KedgeError, NoSuchRule
 from kedge.rules.registry import ALL, check, explain
-from kedge.rules.rule import SEVERITIES, Finding
+from kedge.rules.rule import SEVERITIES, Finding, Rule
 from kedge.store.recording import Recording
-from tests.rules.goldens import DOCS, FOLDER, MAKERS, findings, load, write
+from tests.rules.goldens import DOCS, FOLDER, findings, load, makers, write
 from tests.rules.page import markdown
 from tests.rules.scenes import NAN, all_of, chain
 
@@ -23,21 +23,18 @@ each_rule = pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.code)
 
 
 @dataclasses.dataclass(frozen=True)
-class Says:
+class Says(Rule):
     """A rule that gives the findings it was made of."""
 
     given: tuple[Finding, ...]
-    code: str = "SAYS"
-    name: str = "says what it is told"
-    severity: str = "error"
+
+    code = "SAYS"
+    name = "says what it is told"
+    severity = "error"
 
     def check(self, recording):
         """Return the given findings."""
         return self.given
-
-    def lacking(self, recording):
-        """It needs nothing."""
-        return
 
 
 def test_codes_are_unique_and_written_alike():
@@ -90,7 +87,7 @@ def test_every_rule_has_a_golden_pair():
     """And no pair is left over from a rule that is gone."""
     codes = {rule.code for rule in ALL}
 
-    assert codes == set(MAKERS) == {path.name for path in FOLDER.iterdir()}
+    assert codes == set(makers()) == {path.name for path in FOLDER.iterdir()}
 
 
 @pytest.mark.parametrize("name", ["fires", "clean"])
@@ -118,18 +115,17 @@ def test_clean_recordings_are_clean_for_all_rules(rule):
     assert check(recording) == ()
 
 
-@pytest.mark.parametrize("code", MAKERS)
-def test_golden_recordings_are_written_by_their_makers(code, tmp_path, monkeypatch):
+@each_rule
+def test_golden_recordings_are_written_by_their_makers(rule, tmp_path):
     """No golden file was changed by hand: ``python -m tests.rules.goldens`` makes the same."""
-    monkeypatch.setattr("tests.rules.goldens.FOLDER", tmp_path)
-    monkeypatch.setattr("tests.rules.goldens.MAKERS", {code: MAKERS[code]})
-
-    write()
+    write(tmp_path, {rule.code: makers()[rule.code]})
 
     for name in ("fires.json", "clean.json"):
-        golden = FOLDER / code / name
-        assert golden.exists(), f"{code} has no {name}: run `make generated`"
-        assert (tmp_path / code / name).read_text() == golden.read_text(), "run `make generated`"
+        golden = FOLDER / rule.code / name
+        assert golden.exists(), f"{rule.code} has no {name}: run `make generated`"
+        assert (tmp_path / rule.code / name).read_text() == golden.read_text(), (
+            "run `make generated`"
+        )
 
 
 @each_rule

@@ -9,6 +9,8 @@ import pytest
 from kedge.rules.rule import Finding
 from kedge.rules.saved_memory import MIB, SavedMemory
 from kedge.store.recording import Recording
+from tests.rules.goldens import Golden, golden
+from tests.rules.scenes import size
 
 
 def saved(step: int = 0, **modules: float) -> dict[str, Any]:
@@ -68,3 +70,20 @@ def test_the_step_in_which_most_was_saved_counts():
 def test_without_such_an_event_there_is_nothing_to_say():
     """It is not always recorded."""
     assert found({"kind": "note", "step": 0, "text": "saved"}) == []
+
+
+@golden("SAVED-MEMORY")
+def golden_saved_memory(*, fires: bool) -> Golden:
+    """Make one module save most of a large total, or of a tiny one."""
+    mib = 2**20 if fires else 2**10
+    modules = [
+        {"path": "attn", "bytes": 300 * mib, "tensors": 3},
+        {"path": "mlp", "bytes": 50 * mib, "tensors": 2},
+    ]
+    saved = {"kind": "saved", "step": 0, "bytes": 350 * mib, "modules": modules}
+    return {
+        "roots": [],
+        "sites": [{"site": "attn:out"}],
+        "rows": [size(0, "attn:out", 1.0)],
+        "events": [saved],
+    }

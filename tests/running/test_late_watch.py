@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from kedge.rules.judgement import judge
-from kedge.rules.registry import OF_THE_BEGINNING, check
+from kedge.rules.registry import ALL, check
 from kedge.running import late_watch
 from kedge.running.entry import CannotEnter, LentModules
 from kedge.running.late_watch import LateWatch
@@ -163,8 +163,9 @@ def test_rules_about_the_beginning_do_not_judge_a_late_recording(command):
     command.leave(training.step)
 
     judgement = judge(Recording.open(command.place))
-    assert {lack.code for lack in judgement.unjudged} >= OF_THE_BEGINNING
-    assert {finding.code for finding in judgement.findings} & OF_THE_BEGINNING == set()
+    early = {rule.code for rule in ALL if rule.of_the_beginning}
+    assert {lack.code for lack in judgement.unjudged} >= early
+    assert {finding.code for finding in judgement.findings} & early == set()
 
 
 def test_a_second_watch_of_the_process_is_refused(command, tmp_path):

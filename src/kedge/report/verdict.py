@@ -104,5 +104,5 @@ def advice(judgement: Judgement) -> Iterator[str]:
         yield (
             f"the run is too short for {named}"
             if judgement.sound is None
-            else f"to get enough for {named}, mend NAN-BORN first: nothing counts from step {judgement.sound} on"
+            else f"to get enough for {named}, mend {judgement.fatal} first: nothing counts from step {judgement.sound} on"
         )

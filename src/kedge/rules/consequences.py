@@ -4,109 +4,82 @@
 A learning rate that is too large kills units, stops gradients and makes the loss jump. A rule of
 its own finds each of these, and the remedies of all but one would mislead. So a finding becomes
 info if a cause of it was found as a warning or an error, in the same model or in one that the same
-optimizer trains, and not clearly later. A finding that is info is not a cause: the first in the
-table decides, and there are no circles. The cause gets the worst severity of its effects: an input
-that stops all training is an error. A NaN ends the training, so it stays an error by itself.
-NO-LEARNING is info in any case, but gets the remedy of its cause.
+optimizer trains, and not clearly later. Each rule names its causes, the deepest first, and a
+finding that is info is not a cause: so the deepest is named, and there are no circles. The cause
+gets the worst severity of its effects: an input that stops all training is an error. A NaN ends
+the training, so it stays an error by itself. A symptom is info in any case, but gets the remedy of
+its cause.
+
+Why faults follow from others: equal weights get equal gradients, and weights of zero get none and
+pass none on. Inputs or weights of the wrong size make outputs, gradients and steps so. A loss
+without a lower bound moves the weights without end, and logarithms of logits make such a loss.
+Gradients that add up make steps that are too long, which overwrite the weights. One sample less its
+own mean is zero, whatever it was. Parameters that are not trained stay in their first state.
+Numbers below the range of a narrow dtype become zero. Units without a slope pass no gradient on. If
+all gradients were always zero, no weight has changed, and dead units were dead at the start. The
+gradient that grew is also the one that jumps, and it makes the steps long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from graphlib import TopologicalSorter
+from itertools import pairwise
 
 import numpy as np
 
 from kedge.rules.recorded.roots import root_of
-from kedge.rules.rule import SEVERITIES, Finding
+from kedge.rules.rule import SEVERITIES, Finding, Rule
 from kedge.store.recording import Recording
 
 #: A finding that begins more than this number of measured steps before another one does not follow
 #: from it.
 LAG = 3
 
-#: What many faults lead to. It is always a hint, but its own remedy misleads where the fault is
-#: known.
-SYMPTOM = "NO-LEARNING"
 
-#: Each cause with its effects, the deepest cause first. After a colon stands the ``kind`` in the
-#: finding's evidence.
-FOLLOWS: tuple[tuple[str, frozenset[str]], ...] = tuple(
-    (cause, frozenset(effects.split()))
-    for cause, effects in (
-        # Equal weights get equal gradients; weights of zero get none, and pass none on.
-        (
-            "NEVER-INITIALISED",
-            "INIT-SCALE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SPIKE NO-LEARNING",
-        ),
-        # Inputs or weights that are too large or too small at the first step make outputs,
-        # gradients and steps so.
-        (
-            "INPUT-SCALE",
-            (
-                "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large "
-                "NO-LEARNING"
-            ),
-        ),
-        (
-            "INIT-SCALE",
-            (
-                "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-VANISH GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large "
-                "NO-LEARNING"
-            ),
-        ),
-        # A loss without a lower bound moves the weights without end; logarithms of logits make one.
-        (
-            "DOUBLE-SOFTMAX",
-            "LOSS-BELOW-ZERO RATE-TOO-LARGE GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
-        ),
-        (
-            "LOSS-BELOW-ZERO",
-            "RATE-TOO-LARGE GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large",
-        ),
-        # Gradients that add up make steps that are too long.
-        (
-            "GRADS-KEPT",
-            "RATE-TOO-LARGE DEAD-CHANNEL GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large NO-LEARNING",
-        ),
-        # One sample less its own mean is zero, whatever it was.
-        ("BATCH-OF-ONE", "DEAD-CHANNEL GRAD-ZERO SPIKE NO-LEARNING"),
-        # Steps that are too long overwrite the weights.
-        (
-            "RATE-TOO-LARGE",
-            "DEAD-CHANNEL GRAD-ZERO GRAD-EXPLODE SATURATED SPIKE SCALE-DRIFT UPDATE-RATIO:large NO-LEARNING",
-        ),
-        # Parameters that are not trained stay in their first state.
-        ("NOT-OPTIMIZED", "DEAD-CHANNEL UPDATE-RATIO:small NO-LEARNING"),
-        ("UNUSED-PARAM", "UPDATE-RATIO:small"),
-        # Numbers below the range of a narrow dtype become zero.
-        ("UNDERFLOW", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small NO-LEARNING"),
-        # If all gradients were always zero, no weight has changed, and dead units were dead at the
-        # start.
-        ("GRAD-ZERO:all", "DEAD-CHANNEL UPDATE-RATIO:small"),
-        # Units without a slope pass no gradient on.
-        ("DEAD-CHANNEL", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small NO-LEARNING"),
-        ("SATURATED", "GRAD-ZERO GRAD-VANISH UPDATE-RATIO:small NO-LEARNING"),
-        ("GRAD-ZERO", "UPDATE-RATIO:small NO-LEARNING"),
-        # The first layers get nothing to learn from.
-        ("GRAD-VANISH", "NO-LEARNING"),
-        # The gradient that grew is also the one that jumps, and it makes the steps long.
-        ("GRAD-EXPLODE", "SPIKE SCALE-DRIFT UPDATE-RATIO:large NO-LEARNING"),
-    )
-)
+def causes_and_effects(rules: Iterable[Rule]) -> list[tuple[str, frozenset[str]]]:
+    """Return each cause with its effects, a cause before what follows from it, as the rules name them.
+
+    After a colon stands the ``kind`` in the finding's evidence.
+    """
+    effects: dict[str, set[str]] = {}
+    order: TopologicalSorter[str] = TopologicalSorter()
+
+    def put(effect: str, causes: list[str]) -> None:
+        for before, after in pairwise((*causes, effect)):
+            order.add(after, before)
+        for cause in causes:
+            effects.setdefault(cause, set()).add(effect)
+
+    for rule in rules:
+        if isinstance(rule.follows, Mapping):
+            for kind, causes in rule.follows.items():
+                put(f"{rule.code}:{kind}", causes.split())
+        else:
+            put(rule.code, rule.follows.split())
+        for effect in rule.leads_to.split():
+            put(effect, [rule.code])
+    return [
+        (cause, frozenset(effects[cause])) for cause in order.static_order() if cause in effects
+    ]
 
 
-def follow(recording: Recording, findings: Iterable[Finding]) -> list[Finding]:
+def follow(
+    recording: Recording, findings: Iterable[Finding], rules: Iterable[Rule]
+) -> list[Finding]:
     """Return findings, with those that may follow from others as hints that name these; see Note [Consequences]."""
     found = list(findings)
+    known = list(rules)
+    symptoms = {rule.code for rule in known if rule.is_symptom}
     models = _Models(recording)
-    for cause, effects in FOLLOWS:
+    for cause, effects in causes_and_effects(known) if len(found) > 1 else ():
         causes = [
             i for i, each in enumerate(found) if each.severity != "info" and cause in _kinds(each)
         ]
         for at, finding in enumerate(found):
-            hinted = finding.severity == "info" and finding.code != SYMPTOM
+            hinted = finding.severity == "info" and finding.code not in symptoms
             if hinted or "follows" in finding.evidence or not _kinds(finding) & effects:
                 continue
             why = next((i for i in causes if models.may_follow(finding, found[i])), None)

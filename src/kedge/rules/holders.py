@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from kedge.rules.rank_departs import RankDeparts
 from kedge.rules.rule import Finding, Rule
 from kedge.store.recording import Recording
 
@@ -27,15 +26,15 @@ def naming_ranks(
     ranks = recording.ranks
     if not findings or not 1 < len(ranks) <= MOST:
         return list(findings)
-    by_code = {rule.code: rule for rule in rules}
+    judging = {rule.code: rule for rule in rules if not rule.compares_ranks}
 
     @cache
     def places(code: str, rank: int) -> frozenset[str]:
-        return frozenset(finding.site for finding in by_code[code].check(recording.of_rank(rank)))
+        return frozenset(finding.site for finding in judging[code].check(recording.of_rank(rank)))
 
     named = []
     for finding in findings:
-        alone = finding.code != RankDeparts.code and finding.code in by_code
+        alone = finding.code in judging
         holding = [rank for rank in ranks if alone and finding.site in places(finding.code, rank)]
         holding = holding or (_having(recording, finding.site) if alone else [])
         named.append(_with_ranks(finding, holding, len(ranks)) if holding else finding)

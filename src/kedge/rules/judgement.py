@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kedge.rules.command import closer_look
-from kedge.rules.registry import ALL, can_judge, in_order
+from kedge.rules.registry import ALL, by_code, can_judge, in_order
 from kedge.rules.rule import Finding, Lack, Rule
 from kedge.store.recording import Recording
 
@@ -30,8 +30,9 @@ class Judgement:
         command: The command with which all or most of the others can judge; empty if no option
             would help.
         helped: The codes of the rules that the command helps.
-        sound: The number of steps before the first NaN; None if there was none, or the run
-            recovered.
+        sound: The number of steps before the training was ended by a fault, as by the first NaN;
+            None if there was none, or the run recovered.
+        fatal: The code of the rule that found this fault.
         ended: Whether the recording has its end.
     """
 
@@ -42,6 +43,7 @@ class Judgement:
     command: str = ""
     helped: tuple[str, ...] = ()
     sound: int | None = None
+    fatal: str = ""
     ended: bool = False
     unseen: tuple[str, ...] = ()
     "Computations that Kedge could not watch, in words."
@@ -90,10 +92,13 @@ def judgement_of(
         for rule in asked
         if rule.code not in spoke and (lack := _lack_of(rule, recording)) is not None
     ]
-    sound = min(
-        (f.step for f in found if f.code == "NAN-BORN" and f.severity == "error" and f.step >= 0),
+    ends = {code for code, rule in by_code(asked).items() if rule.ends_training}
+    fatal = min(
+        (f for f in found if f.code in ends and f.severity == "error" and f.step >= 0),
+        key=lambda finding: finding.step,
         default=None,
     )
+    sound = None if fatal is None else fatal.step
     helped = tuple(lack.code for lack in lacks if helps(recording, lack, sound))
     command = closer_look(recording) if helped else ""
     return Judgement(
@@ -104,6 +109,7 @@ def judgement_of(
         command=command,
         helped=helped if command else (),
         sound=sound,
+        fatal="" if fatal is None else fatal.code,
         ended=recording.end is not None,
         unseen=tuple(
             dict.fromkeys(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -13,7 +13,7 @@ import numpy as np
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Bools, Floats, Ints
 
@@ -21,7 +21,7 @@ FORWARD = ("in", "out", "param")
 
 
 @dataclass(frozen=True)
-class RankDeparts:
+class RankDeparts(Rule):
     """One rank of a distributed run differs from the others.
 
     Meaning:
@@ -73,9 +73,17 @@ class RankDeparts:
     sustained: int = 5
     least: int = 64
 
-    code: ClassVar[str] = "RANK-DEPARTS"
-    name: ClassVar[str] = "one rank differs from the others"
-    severity: ClassVar[Severity] = "error"
+    code = "RANK-DEPARTS"
+    name = "one rank differs from the others"
+    severity = "error"
+    compares_ranks = True
+    compares_places = True
+    captions: ClassVar[Mapping[str, str]] = {"rms": "root mean square on each rank"}
+    words: ClassVar[Words] = {
+        "rank": "rank {}",
+        "parameters": "parameters {}",
+        "gradients_part_at": "gradients differ from step {} on",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind; one for each rank that is far away."""

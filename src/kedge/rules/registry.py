@@ -71,15 +71,14 @@ ALL: tuple[Rule, ...] = (
 )
 
 
-OF_THE_BEGINNING = frozenset(
-    rule.code for rule in (NeverInitialised(), RateTooLarge(), InitScale(), NoLearning())
-)
-"""Rules about the first steps of a training."""
+def by_code(rules: Iterable[Rule] | None = None) -> dict[str, Rule]:
+    """Return all rules by code, with some rules in place of the usual ones."""
+    return {rule.code: rule for rule in (*ALL, *(rules or ()))}
 
 
 def can_judge(rule: Rule, recording: Recording) -> bool:
     """Whether a rule fits a recording: one that begins in the midst of a training does not show how that began."""
-    return not (recording.manifest.get("late") and rule.code in OF_THE_BEGINNING)
+    return not (recording.manifest.get("late") and rule.of_the_beginning)
 
 
 def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Finding, ...]:
@@ -106,7 +105,7 @@ def in_order(
     found = naming_ranks(recording, judging, each)
     return tuple(
         sorted(
-            follow(recording, found),
+            follow(recording, found, by_code(judging).values()),
             key=lambda finding: (SEVERITIES.index(finding.severity), finding.step),
         )
     )

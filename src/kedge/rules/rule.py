@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from kedge.calls.arguments import called_as
 from kedge.store.recording import Recording
@@ -62,23 +63,61 @@ class Lack:
     grows: bool = True
 
 
-class Rule(Protocol):
-    """A pure function of a recording, with its thresholds as fields and its page as docstring."""
+#: Words for a figure in the evidence, by its name: ``"{} dead channels"``; of a yes or no, the words for
+#: each. Empty ones leave the figure out.
+Words = Mapping[str, str | tuple[str, str]]
 
-    @property
-    def code(self) -> str:
-        """The name that users type: ``NAN-BORN``."""
 
-    @property
-    def name(self) -> str:
-        """The fault, in a few words."""
+class Rule(ABC):
+    """A pure function of a recording, with its thresholds as fields and its page as docstring.
 
-    @property
-    def severity(self) -> Severity:
-        """The worst severity that its findings have."""
+    What reports, the page and other rules know about a rule is an attribute of it.
 
+    Attributes:
+        code: The name that users type: ``NAN-BORN``.
+        name: The fault, in a few words.
+        severity: The worst severity that its findings have.
+        follows: The codes of the rules whose faults lead to this one, the deepest first, with
+            spaces between; see Note [Consequences]. After a colon stands the ``kind`` in their
+            evidence. A mapping by kind if the findings of this rule follow from different faults.
+        leads_to: The codes of more rules whose faults follow from this one.
+        is_symptom: Whether its findings are always hints, whose remedies mislead where the fault
+            is known.
+        of_the_beginning: Whether it judges the first steps of a training, and so no recording that
+            begins later.
+        ends_training: Whether the steps after an error of this rule show nothing else.
+        compares_ranks: Whether its findings name ranks themselves.
+        words: The words on the page for the figures in the evidence, beside those that all rules
+            share.
+        captions: The words above a figure of several places, by its name in the evidence.
+        statistic: The statistic whose curve shows a finding; by default the scale of its site.
+        compares_places: Whether the page draws figures of several places rather than a curve.
+    """
+
+    code: ClassVar[str]
+    name: ClassVar[str]
+    severity: ClassVar[Severity]
+
+    follows: ClassVar[str | Mapping[str, str]] = ""
+    leads_to: ClassVar[str] = ""
+    is_symptom: ClassVar[bool] = False
+    of_the_beginning: ClassVar[bool] = False
+    ends_training: ClassVar[bool] = False
+    compares_ranks: ClassVar[bool] = False
+
+    words: ClassVar[Words] = {}
+    captions: ClassVar[Mapping[str, str]] = {}
+    statistic: ClassVar[str] = ""
+    compares_places: ClassVar[bool] = False
+
+    @abstractmethod
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Return the findings of this rule in a recording."""
 
-    def lacking(self, recording: Recording) -> Lack | None:
+    def lacking(self, recording: Recording) -> Lack | None:  # noqa: ARG002 - others need it
         """Return what the rule lacks to judge a recording; None if it could judge, or if it does not apply."""
+        return None
+
+    def drawn(self, recording: Recording, finding: Finding) -> Sequence[str]:  # noqa: ARG002 - others need it
+        """Return the sites whose curves the page draws beside a finding, as text."""
+        return [finding.site]

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kedge.rules.naming import NAMED, plain
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording
 
 MIB = 2**20
 
 
 @dataclass(frozen=True)
-class SavedMemory:
+class SavedMemory(Rule):
     """One module accounts for a large part of the memory that autograd saves for backward.
 
     Meaning:
@@ -46,9 +46,16 @@ class SavedMemory:
     share: float = 0.2
     floor: int = 67_108_864
 
-    code: ClassVar[str] = "SAVED-MEMORY"
-    name: ClassVar[str] = "one module holds a large part of the memory saved for backward"
-    severity: ClassVar[Severity] = "info"
+    code = "SAVED-MEMORY"
+    name = "one module holds a large part of the memory saved for backward"
+    severity = "info"
+    compares_places = True
+    captions: ClassVar[Mapping[str, str]] = {"next": "bytes held by the next modules"}
+    words: ClassVar[Words] = {
+        "bytes": "{} bytes",
+        "tensors": "{} tensors",
+        "total": "of {} bytes in all",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every such module of the step in which most was saved."""

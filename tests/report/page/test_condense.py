@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from kedge.report.page.columns import form_of, packed
 from kedge.report.page.document import Document, condense
-from kedge.report.page.figures import STATES, WORDS, words
+from kedge.report.page.figures import SHARED_WORDS, words
 from kedge.report.page.redact import shareable
 from kedge.report.page.render import page_of, render_page
 from kedge.report.page.step_bins import MOST, Bins, Grouping
 from kedge.report.shown_run import ShownRun
-from kedge.rules.registry import ALL, check
+from kedge.rules.registry import ALL, by_code, check
 from kedge.rules.rule import Finding
 from kedge.store.exponents import quantile
 from kedge.store.recording import Recording
@@ -547,12 +547,13 @@ def test_a_page_to_share_has_no_line_of_the_producer() -> None:
 def test_the_evidence_of_every_rule_has_words(golden: Path) -> None:
     """No raw key of it stands on the page."""
     _, findings = load(golden)
+    rule = by_code()[golden.parent.name]
 
     keys = {
         key
         for finding in findings
         for key, value in finding["evidence"].items()
-        if words({key: value})
+        if words({key: value}, rule)
     }
 
-    assert keys <= {*WORDS, *STATES}
+    assert keys <= {*SHARED_WORDS, *rule.words}

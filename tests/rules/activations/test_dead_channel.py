@@ -11,6 +11,7 @@ import pytest
 from kedge.rules.activations.dead_channel import DeadChannel
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.rules.goldens import Golden, golden
 
 CHANNELS = 16
 Above = Callable[[int], Sequence[bool]]
@@ -208,3 +209,21 @@ def test_a_layer_that_died_lately_is_judged_by_what_came_since():
 def test_a_layer_that_is_dead_in_part_needs_its_samples():
     """Some channels are rarely awake."""
     assert found(*layer("relu:out", without(15), steps=20, samples=10)) == []
+
+
+@golden("DEAD-CHANNEL")
+def golden_dead_channel(*, fires: bool) -> Golden:
+    """Silence six of eight channels from the third sample on, or another half of them in every step."""
+    bits = [
+        [c > 5 or i < 2 for c in range(8)] if fires else [(c + i) % 2 == 0 for c in range(8)]
+        for i in range(14)
+    ]
+    rows = [
+        {"step": 10 * i, "site": "relu:out", "count": 2048, "sum": 1.0, "active": b}
+        for i, b in enumerate(bits)
+    ]
+    return {
+        "roots": [],
+        "sites": [{"site": "relu:out", "type": "ReLU", "channels": 8, "shape": [256, 8]}],
+        "rows": rows,
+    }

@@ -12,6 +12,7 @@ from kedge.rules.activations.near_overflow import NearOverflow
 from kedge.rules.activations.underflow import Underflow
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.rules.goldens import Golden, golden
 from tests.rules.scenes import histogram, size
 
 HALF = 65504.0
@@ -289,3 +290,26 @@ def test_a_second_loss_that_has_not_fallen_keeps_the_finding():
 def test_a_loss_below_zero_has_not_fallen_to_a_share_of_itself():
     """A log-likelihood crosses zero, and its size says nothing."""
     assert len(with_loss([1.0] * 5 + [-1e-3] * 25)) == 1
+
+
+@golden("NEAR-OVERFLOW", lacks=(1, 3))
+def golden_near_overflow(*, fires: bool) -> Golden:
+    """Make a float16 activation reach half of 65,504, or stay three doublings below it."""
+    rows = [
+        size(step, "fc:out", 100.0) | {"min": -9.0, "max": (3e4 if fires else 8e3) + step}
+        for step in range(0, 50, 10)
+    ]
+    return {"roots": [], "sites": [{"site": "fc:out", "dtype": "float16"}], "rows": rows}
+
+
+@golden("UNDERFLOW", lacks=(0, 10))
+def golden_underflow(*, fires: bool) -> Golden:
+    """Put a tenth of float16 gradients below 2^-14, or a hundredth."""
+    names = ["fc:out.grad", "head:out.grad"]
+    drawn = histogram({-16: 10, -10: 90} if fires else {-16: 1, -10: 99})
+    rows = [size(step, name, 1e-3) | {"exponents": drawn} for step in range(12) for name in names]
+    return {
+        "roots": [],
+        "sites": [{"site": name, "dtype": "float16"} for name in names],
+        "rows": rows,
+    }

@@ -10,6 +10,7 @@ import pytest
 from kedge.rules.activations.saturated import Saturated
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.rules.goldens import Golden, golden
 from tests.rules.scenes import size
 
 Share = float | Callable[[int], float]
@@ -134,3 +135,18 @@ def test_roots_are_judged_one_by_one():
         "G.a:out",
         "D.a:out",
     ]
+
+
+@golden("SATURATED")
+def golden_saturated(*, fires: bool) -> Golden:
+    """Drive two thirds of a hidden tanh to its ends, or a third."""
+    rows = [
+        size(step, "tanh:out", 0.9) | {"sampled": 30, "saturated": 20 if fires else 10}
+        for step in range(10)
+    ]
+    rows += [size(step, "head:out", 0.9) for step in range(10)]
+    return {
+        "roots": [],
+        "sites": [{"site": "tanh:out", "type": "Tanh"}, {"site": "head:out"}],
+        "rows": rows,
+    }

@@ -11,6 +11,7 @@ import pytest
 from kedge.rules.activations.init_scale import InitScale
 from kedge.rules.activations.scale_drift import ScaleDrift
 from kedge.rules.rule import Finding
+from tests.rules.goldens import SAMPLES, Golden, golden, written
 from tests.rules.scenes import Course, steady
 
 FIGURES = steady(0.1, 1e-3, 1e-4)
@@ -212,3 +213,22 @@ def test_embeddings_and_steps_that_are_not_finite_are_left_out():
     """They say nothing of a scale."""
     assert drift(lambda i: 2.0**i, type="Embedding") == []
     assert len(drift(lambda i: math.inf if i == 70 else 2.0 ** (i / 10))) == 1
+
+
+@golden("INIT-SCALE")
+def golden_init_scale(*, fires: bool) -> Golden:
+    """Multiply the scale by four from layer to layer, or by a half."""
+    course = Course(SAMPLES[:3])
+    for i in range(6):
+        course.weight(f"l{i}", steady(0.1, 1e-3, 1e-4), out=(4.0 if fires else 0.5) ** i)
+    return written(course)
+
+
+@golden("SCALE-DRIFT", lacks=(1, 19))
+def golden_scale_drift(*, fires: bool) -> Golden:
+    """Double an output every hundred steps without end, or bring it to rest."""
+    course = Course(range(0, 600, 10))
+    course.weight(
+        "fc", steady(0.1, 1e-3, 1e-4), out=lambda i: 2.0 ** (i / 8 if fires else 6 * i / (i + 10))
+    )
+    return written(course)

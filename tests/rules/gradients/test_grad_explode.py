@@ -9,6 +9,7 @@ import pytest
 
 from kedge.rules.gradients.grad_explode import GradExplode
 from kedge.rules.rule import Finding
+from tests.rules.goldens import SAMPLES, Golden, golden, written
 from tests.rules.scenes import INF, NAN, Course, size
 
 HARMFUL = 0.05
@@ -374,3 +375,20 @@ def test_the_unit_of_a_gradient_does_not_matter(scale):
 def test_gradients_that_were_zero_are_no_past():
     """A part of a model that begins to train late has nothing to be held against."""
     assert found([*[0.0] * 60, *BURST]) == []
+
+
+@golden("GRAD-EXPLODE", lacks=(1, 30))
+def golden_grad_explode(*, fires: bool) -> Golden:
+    """Make the norm of the gradients leave its past range for good, or for one bad batch."""
+    course = Course(SAMPLES)
+    high = range(26, 30) if fires else range(26, 27)
+    course.weight(
+        "fc",
+        lambda i: (
+            0.1,
+            9.0 if i in high else 0.1 + 0.01 * (i % 3),
+            0.02 if i in high else 1e-4,
+            None,
+        ),
+    )
+    return written(course)

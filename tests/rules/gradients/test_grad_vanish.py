@@ -8,9 +8,8 @@ import pytest
 
 from kedge.rules.gradients.grad_vanish import GradVanish
 from kedge.rules.rule import Finding
+from tests.rules.goldens import SAMPLES, Golden, golden, written
 from tests.rules.scenes import Course, steady
-
-SAMPLES = range(0, 300, 10)
 
 
 def fading(
@@ -214,3 +213,13 @@ def test_steps_that_are_not_finite_are_left_out():
     (finding,) = found(course)
 
     assert finding.evidence["samples"] == 28
+
+
+@golden("GRAD-VANISH")
+def golden_grad_vanish(*, fires: bool) -> Golden:
+    """Fade the gradient by ten from layer to layer, or by less than two."""
+    course = Course(SAMPLES[:20])
+    for i in range(6):
+        gradient = 1e-2 * (0.1 if fires else 0.6) ** (5 - i)
+        course.weight(f"l{i}", steady(0.1, gradient, gradient / 100))
+    return written(course)

@@ -9,6 +9,7 @@ import pytest
 
 from kedge.rules.gradients.grad_zero import GradZero
 from kedge.rules.rule import Finding
+from tests.rules.goldens import SAMPLES, Golden, golden, written
 from tests.rules.scenes import Course, steady
 
 STEPS = range(0, 300, 10)
@@ -281,3 +282,12 @@ def test_a_recurrent_weight_may_have_seen_no_state(name, says):
 
     assert ("its gradient is a product with the state before" in finding.remedy) == says
     assert ("out[:, -1]" in finding.remedy) == says
+
+
+@golden("GRAD-ZERO", lacks=(1, 20))
+def golden_grad_zero(*, fires: bool) -> Golden:
+    """Cut the gradient before the first of two layers, in all of twenty samples or in nineteen."""
+    course = Course(SAMPLES[:20])
+    course.weight("fc", lambda i: (0.1, 0.0 if fires or i else 1e-3, 0.0, 0.0))
+    course.weight("head", steady(0.1, 1e-3, 1e-4))
+    return written(course)

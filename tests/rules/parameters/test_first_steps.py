@@ -11,6 +11,7 @@ from kedge.rules.activations.input_scale import InputScale
 from kedge.rules.parameters.never_initialised import NeverInitialised
 from kedge.rules.parameters.rate_too_large import RateTooLarge
 from kedge.rules.rule import Finding
+from tests.rules.goldens import SAMPLES, Golden, golden, written
 from tests.rules.scenes import INF, NAN, Course, size, steady
 
 RANDOM = (-0.5, 0.5)
@@ -334,3 +335,47 @@ def test_indices_and_short_runs_are_not_judged():
     """Whole numbers are looked up; three measured steps are asked for."""
     assert fed(85.0, 85.0, 40.0, 1e-2, dtype="int64") == []
     assert fed(85.0, 85.0, 40.0, 1e-2, steps=2) == []
+
+
+@golden("NEVER-INITIALISED")
+def golden_never_initialised(*, fires: bool) -> Golden:
+    """Start two layers in a row from ones, or the second alone."""
+    course = Course(SAMPLES[:3])
+    for i in range(3):
+        course.weight(f"l{i}", steady(1.0, 1e-3, 1e-4))
+    alike = {"l1.weight:param", "l2.weight:param"} if fires else {"l2.weight:param"}
+    course.rows = [
+        row | ({"min": 1.0, "max": 1.0} if row["site"] in alike else {"min": -1.5, "max": 1.5})
+        if row["site"].endswith(":param")
+        else row
+        for row in course.rows
+    ]
+    return written(course)
+
+
+@golden("RATE-TOO-LARGE", lacks=(1, 3))
+def golden_rate_too_large(*, fires: bool) -> Golden:
+    """Take steps of ten times the weights' size that raise the loss, or ones of a hundredth that lower it."""
+    course = Course(range(12))
+    for i in range(3):
+        course.weight(
+            f"l{i}",
+            lambda n: (
+                (0.1 if n == 0 else 1 + 0.1 * n, 1e-2, 1.0 / (1 + n), None)
+                if fires
+                else (0.1, 1e-2, 1e-3, None)
+            ),
+        )
+    course.loss([2.3] + [20.0 - n if fires else 2.2 - 0.1 * n for n in range(11)])
+    return written(course)
+
+
+@golden("INPUT-SCALE", lacks=(1, 3))
+def golden_input_scale(*, fires: bool) -> Golden:
+    """Feed pixels from 0 to 255, or the same divided by that."""
+    course = Course(SAMPLES[:4])
+    course.sites.append({"site": "fc:in", "type": "Linear"})
+    course.weight("fc", steady(0.1, 1e-2 if fires else 1e-4, 1e-4), out=40.0 if fires else 0.5)
+    course.weight("head", steady(0.1, 1e-4, 1e-4), out=0.5)
+    course.rows += [size(step, "fc:in", 85.0 if fires else 0.33) for step in course.steps]
+    return written(course)

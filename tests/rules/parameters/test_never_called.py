@@ -10,6 +10,8 @@ from kedge.rules.parameters.never_called import NeverCalled
 from kedge.rules.parameters.unused_param import UnusedParam
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.rules.goldens import Golden, golden
+from tests.rules.scenes import size
 
 UNCALLED = "never called while the hook was attached"
 UNREACHED = "the backward that ran did not reach it"
@@ -170,3 +172,28 @@ def test_without_a_ledger_there_is_nothing_to_say():
     """A program that is still running, or was killed, has not drawn one up."""
     assert list(NeverCalled().check(Recording.build())) == []
     assert list(UnusedParam().check(Recording.build())) == []
+
+
+@golden("NEVER-CALLED", lacks=(0, 1))
+def golden_never_called(*, fires: bool) -> Golden:
+    """List a trainable module that was never called, or a frozen parameter."""
+    uncalled = {
+        "fired": 0,
+        "cause": "never called while the hook was attached",
+        "remedy": "call it",
+    }
+    unreached = {"fired": 0, "cause": "the backward that ran did not reach it", "remedy": "use it"}
+    frozen = {
+        "fired": 0,
+        "cause": "it requires no grad, or did not when it was hooked",
+        "remedy": "leave it",
+    }
+    missed = [{"site": "aux:out", **uncalled}, {"site": "aux.weight:param.grad", **unreached}]
+    sites = missed if fires else [{"site": "old.weight:param.grad", **frozen}]
+    rows = [size(0, "fc:out", 1.0)]
+    return {
+        "roots": [],
+        "sites": [{"site": "fc:out"}],
+        "rows": rows,
+        "events": [{"kind": "ledger", "sites": sites}],
+    }

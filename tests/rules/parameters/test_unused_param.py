@@ -6,6 +6,7 @@ import pytest
 
 from kedge.rules.parameters.unused_param import UnusedParam
 from kedge.rules.rule import Finding
+from tests.rules.goldens import SAMPLES, Golden, golden, written
 from tests.rules.scenes import Course, steady
 
 FIGURES = steady(0.1, 1e-3, 1e-4)
@@ -131,3 +132,17 @@ def test_a_parameter_that_its_optimizer_skips_is_reported():
 def test_a_parameter_that_was_moved_is_trained_whatever_the_ledger_says():
     """As by an optimizer that makes its gradients itself."""
     assert found(in_ledger(1e-4)) == []
+
+
+@golden("UNUSED-PARAM", lacks=(0, 1))
+def golden_unused_param(*, fires: bool) -> Golden:
+    """Pass one of two weights that get gradients to the optimizer, or both."""
+    course = Course(SAMPLES[:4])
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    course.weight("head", steady(0.1, 1e-3, 1e-4))
+    left_out = {"head.weight:param", "head.weight:update"} if fires else set()
+    course.sites = [
+        site for site in course.sites if f"{site.get('path')}:{site.get('kind')}" not in left_out
+    ]
+    course.rows = [row for row in course.rows if row["site"] not in left_out]
+    return written(course)

@@ -6,6 +6,7 @@ import pytest
 
 from kedge.rules.parameters.update_ratio import UpdateRatio
 from kedge.rules.rule import Finding
+from tests.rules.goldens import Golden, golden, written
 from tests.rules.scenes import Course, steady
 
 SAMPLES = range(0, 600, 10)
@@ -151,3 +152,12 @@ def test_a_root_without_any_gradient_is_for_another_rule():
     made.weight("Other.fc", lambda i: (0.1, None, 0.0, None), root=1)
 
     assert found(made) == []
+
+
+@golden("UPDATE-RATIO", lacks=(1, 20))
+def golden_update_ratio(*, fires: bool) -> Golden:
+    """Change one weight by a half of its size in every step, or by a thousandth."""
+    course = Course(SAMPLES[:20])
+    course.weight("fc", steady(0.1, 1e-3, 0.05 if fires else 1e-4))
+    course.weight("head", steady(0.1, 1e-3, 1e-4))
+    return written(course)

@@ -10,6 +10,7 @@ import pytest
 from kedge.rules.recorded.losses import losses
 from kedge.rules.rule import Finding
 from kedge.rules.training.no_learning import NoLearning
+from tests.rules.goldens import Golden, golden, written
 from tests.rules.scenes import Course, steady
 
 NOISE = (0.3, -0.2, 0.5, -0.4, 0.1, -0.5, 0.4, -0.1, 0.2, -0.3)
@@ -132,3 +133,12 @@ def test_steps_with_fewer_calls_than_usual_are_left_out():
     for i, row in enumerate(made.rows):
         row["calls"] = i + 1
     assert len(losses(made.recording())[0].values) == 6
+
+
+@golden("NO-LEARNING", lacks=(1, 50))
+def golden_no_learning(*, fires: bool) -> Golden:
+    """Make the loss swing around its first value, or fall below it."""
+    course = Course(range(0, 60, 10))
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    course.loss([2.3 + 0.05 * (i * 7 % 5 - 2) - (0.0 if fires else 0.02 * i) for i in range(60)])
+    return written(course)

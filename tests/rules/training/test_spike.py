@@ -11,6 +11,7 @@ import pytest
 from kedge.rules.rule import Finding
 from kedge.rules.training.spike import Spike
 from kedge.store.recording import Recording
+from tests.rules.goldens import Golden, golden
 
 ROOTS = [{"name": "Net", "prefix": ""}, {"name": "Loss", "prefix": "Loss"}]
 
@@ -374,3 +375,19 @@ def test_a_loss_whose_goal_moves_may_jump(
     found = list(Spike().check(Recording.build(sites, rows, roots=roots)))
     assert [finding.severity for finding in found] == [severity] * number_of_losses
     assert all(("Its goal moves" in finding.message) is (severity == "info") for finding in found)
+
+
+@golden("SPIKE", lacks=(1, 21))
+def golden_spike(*, fires: bool) -> Golden:
+    """Make the loss of one unsampled step unlike any before it, or only double it."""
+    jump = {33: 9.0 if fires else 0.55}
+    losses = [2.0 / (1 + i / 4) + 0.01 * (i % 3) if i not in jump else jump[i] for i in range(50)]
+    rows = [
+        {"step": i, "site": "Loss:out", "count": 1, "sum": x, "level": 1 + (i % 10 == 0)}
+        for i, x in enumerate(losses)
+    ]
+    return {
+        "roots": [{"name": "Net", "prefix": ""}, {"name": "Loss", "prefix": "Loss"}],
+        "sites": [{"site": "Loss:out", "root": 1, "shape": []}],
+        "rows": rows,
+    }

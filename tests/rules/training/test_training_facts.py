@@ -13,6 +13,7 @@ from kedge.rules.training.batch_of_one import BatchOfOne
 from kedge.rules.training.double_softmax import DoubleSoftmax
 from kedge.rules.training.eval_mode import EvalMode
 from kedge.rules.training.loss_below_zero import LossBelowZero
+from tests.rules.goldens import SAMPLES, Golden, golden, written
 from tests.rules.scenes import Course, size, steady
 
 ADAM = {"index": 0, "type": "Adam", "roots": [0], "rates": [0.001], "steps": 9}
@@ -584,3 +585,97 @@ def test_a_loss_of_what_it_does_not_take_is_reported(nodes, severity, says):
 def test_a_loss_of_what_it_takes_is_no_finding(nodes):
     """Softmax in an attention, probabilities into a mean squared error, log of softmax into nll_loss."""
     assert of_graph(*nodes) == []
+
+
+@golden("NOT-OPTIMIZED", lacks=(0, 1))
+def golden_not_optimized(*, fires: bool) -> Golden:
+    """Replace a head after the optimizer was made, or before."""
+    course = Course(SAMPLES[:4])
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    course.roots[0]["trained"] = True
+    course.events = [
+        {
+            "kind": "optimizers",
+            "optimizers": [{"index": 0, "type": "SGD", "roots": [0], "rates": [0.1]}],
+        }
+    ]
+    if fires:
+        lost = {
+            "unheld": ["head.weight"],
+            "unheld_elements": 40,
+            "graded": ["head.weight"],
+            "replaced": ["head.weight"],
+        }
+        course.events.append({"kind": "not-optimized", "root": 0, **lost})
+    return written(course)
+
+
+@golden("GRADS-KEPT", lacks=(1, 4))
+def golden_grads_kept(*, fires: bool) -> Golden:
+    """Keep the gradients in three measured steps in a row, or in two of them."""
+    course = Course(SAMPLES[:6])
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    kept = {"kind": "grads-kept", "optimizer": 0, "checked": 4, "kept": 4}
+    course.events = [{**kept, "step": step} for step in (10, 20, 30 if fires else 50)]
+    return written(course)
+
+
+@golden("DOUBLE-SOFTMAX", lacks=(0, 1))
+def golden_double_softmax(*, fires: bool) -> Golden:
+    """Pass what softmax returned to cross-entropy, or logits."""
+    course = Course(SAMPLES[:3])
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    course.loss([2.3, 2.2, 2.1], every=10, source={"file": "train.py", "line": 12})
+    nodes = [
+        "NllLossBackward0",
+        "LogSoftmaxBackward0",
+        *(["SoftmaxBackward0"] if fires else []),
+        "AddmmBackward0",
+    ]
+    course.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "nodes": nodes}]
+    return written(course)
+
+
+@golden("EVAL-MODE", lacks=(0, 1))
+def golden_eval_mode(*, fires: bool) -> Golden:
+    """Train the whole model in evaluation mode, or its frozen statistics alone."""
+    course = Course(SAMPLES[:5])
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    modes = {
+        "kind": "modes",
+        "step": 0,
+        "root": 0,
+        "training": not fires,
+        "eval": ["norm"],
+        "train": [] if fires else ["drop"],
+    }
+    course.events = [modes]
+    return written(course)
+
+
+@golden("LOSS-BELOW-ZERO", lacks=(0, 1))
+def golden_loss_below_zero(*, fires: bool) -> Golden:
+    """Make nll_loss fall below zero, or the squared error that a program subtracts from something."""
+    course = Course(SAMPLES[:3])
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    course.loss([0.1, -0.2, -0.9], every=10, source={"file": "train.py", "line": 12})
+    nodes = ["NllLossBackward0", "LogBackward0"] if fires else ["SubBackward0", "MseLossBackward0"]
+    course.events = [{"kind": "loss-graph", "step": 0, "site": "loss", "nodes": nodes}]
+    return written(course)
+
+
+@golden("BATCH-OF-ONE")
+def golden_batch_of_one(*, fires: bool) -> Golden:
+    """Pass a single sample to batch normalisation twice, or never fewer than two."""
+    course = Course(SAMPLES[:5])
+    course.sites.append({"site": "norm:out", "type": "BatchNorm2d", "shape": [32, 4, 2, 2]})
+    course.sites.append({"site": "head:out", "type": "Linear", "shape": [32, 10]})
+    course.weight("fc", steady(0.1, 1e-3, 1e-4))
+    samples = [32, 1, 32, 1, 32] if fires else [32, 2, 32, 2, 32]
+    course.rows += [
+        size(step, "head:out", 1.0, 10 * n) for step, n in zip(course.steps, samples, strict=True)
+    ]
+    course.rows += [
+        size(step, "norm:out", 1.0, 16 * n) for step, n in zip(course.steps, samples, strict=True)
+    ]
+    return written(course)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kedge.rules.registry import ALL
 from kedge.short_text import percent, seconds
 from kedge.store.writing.folder import create
 from kedge.watch.run.end_clock import EndClock
@@ -69,7 +70,7 @@ def test_a_judgement_without_time_left_is_cut_short_with_a_word(tmp_path: Path) 
     """It says how many rules judged, and the command that does the rest."""
     told = words(tmp_path / "cut.kedge", EndClock(0.1, 2.0, now=Clock(by=3.0)))
     assert (
-        "judged 3 of 26 rules, as the rest would take longer than 10 s; it does: kedge check 'my run.kedge'"
+        f"judged 3 of {len(ALL)} rules, as the rest would take longer than 10 s; it does: kedge check 'my run.kedge'"
         in told
     )
     assert not any("✓" in line for line in told)

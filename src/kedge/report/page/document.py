@@ -17,8 +17,8 @@ from kedge.report.page.sheets import sheets_of, shown_steps
 from kedge.report.page.step_bins import Bins, Grouping
 from kedge.report.shown_run import ShownRun
 from kedge.report.verdict import advice, lack_of
-from kedge.rules.registry import explain
-from kedge.rules.rule import Finding
+from kedge.rules.registry import by_code, explain
+from kedge.rules.rule import Finding, Rule
 from kedge.short_text import for_json
 from kedge.sites.folding import block
 from kedge.store.formats import FORMATS
@@ -67,6 +67,7 @@ def condense(shown_run: ShownRun) -> Document:
     ranks, of_ranks = _ranks(recording, bins)
     modules, owners = modules_of(shown_run), owners_of(recording)
 
+    known = by_code(rules)
     explained = {}
     codes = {finding.code for finding in findings}
     for rule in rules:
@@ -87,7 +88,8 @@ def condense(shown_run: ShownRun) -> Document:
         "advice": list(advice(judgement)),
         "explained": explained,
         "findings": [
-            _finding(recording, finding) | {"owner": owners.get(finding.site)}
+            _finding(recording, finding, known.get(finding.code))
+            | {"owner": owners.get(finding.site)}
             for finding in findings
         ],
         "roots": roots,
@@ -158,11 +160,11 @@ def packed_curves(curves: Iterable[Curve], most: int = MOST_POINTS) -> list[dict
     return made
 
 
-def _finding(recording: Recording, finding: Finding) -> dict[str, Any]:
+def _finding(recording: Recording, finding: Finding, rule: Rule | None) -> dict[str, Any]:
     shown = asdict(finding)
     shown["evidence"] = for_json(finding.evidence)
-    shown["figure"] = figure(recording, finding)
-    shown["words"] = words(finding.evidence)
+    shown["figure"] = figure(recording, finding, rule)
+    shown["words"] = words(finding.evidence, rule)
     return shown
 
 

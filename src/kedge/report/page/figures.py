@@ -10,7 +10,7 @@ import numpy as np
 
 from kedge.report.curves import is_number, number
 from kedge.report.page.sheets import statistic
-from kedge.rules.rule import Finding
+from kedge.rules.rule import Finding, Rule, Words
 from kedge.short_text import compact, for_json, percent
 from kedge.store.recording import STATISTICS, Recording, SiteInfo
 from kedge.store.rows import Floats, Ints
@@ -23,136 +23,63 @@ LEAST_PROFILE = 3
 #: From this many steps on, a series in the evidence is preferred to the site's own.
 MANY_STEPS = 12
 
-#: The statistics that show the findings of some rules; others are shown by the scale of their
-#: sites.
-SHOWN_BY = {
-    "DEAD-CHANNEL": "zero",
-    "SATURATED": "saturated",
-    "NEAR-OVERFLOW": "absmax",
-    "UNDERFLOW": "q05",
-}
 #: The most names that a list in the evidence is written with.
 MOST_NAMES = 8
-#: The words for figures of the evidence; none for those that the message or the figure tells.
-WORDS: dict[str, str] = {
-    "also": "also at {}",
-    "bar": "the limit is {}",
-    "below": "{} of them below zero",
-    "bytes": "{} bytes",
+#: The words for figures that several rules have; none for those that the message or the figure
+#: shows. For a yes or no, the words for each.
+SHARED_WORDS: Words = {
     "cause": "{}",
     "causes": "{}",
-    "channels": "of {} channels",
-    "checked": "{} parameters checked",
-    "classes": "{} classes",
     "concerned": "{} of this kind",
-    "count": "of {} elements",
     "course": "",
-    "dead": "{} dead channels",
-    "deep_update_ratio": "relative updates of the last third {}",
-    "doublings": "{} doublings",
-    "doublings_per_1000_steps": "{} doublings in 1,000 steps",
     "dtype": "in {}",
-    "elements": "{} elements",
-    "factor": "a factor of {} from layer to layer",
-    "first": "at first {}",
-    "first_dead": "dead channels {}",
     "follows": "it follows from {}",
-    "foreign": "{} tensors of no model",
-    "graded": "with a gradient: {}",
-    "gradient_to_others": "its gradient is {} times that of the others",
-    "gradients": "of {} gradients",
-    "gradients_part_at": "gradients differ from step {} on",
-    "headroom": "room for {} doublings",
-    "healed": "finite again at {}",
-    "height": "height {}",
-    "how": "",
-    "input": "input {}",
-    "interruptions": "",
-    "kept": "{} of them kept a gradient",
     "kind": "",
-    "largest": "largest {}",
-    "last": "at last {}",
-    "least": "least {}",
-    "limit": "the limit is {}",
-    "losses": "{} losses",
-    "module": "",
     "modules": "modules {}",
-    "next_with_gradient": "the next with a gradient is {}",
-    "node": "",
-    "noise": "noise {}",
-    "nan": "{} of them NaN",
-    "nonfinite": "{} not finite",
-    "norm": "norm {}",
     "of": "of {} in all",
-    "once_alive": "{} of them were alive before",
+    "samples": "{} measured steps",
+    "share": "a share of {}",
+    "sites": "sites {}",
+    "steps": "steps {}",
+    "times": "{} times",
+    # of NAN-BORN
+    "also": "also at {}",
+    "count": "of {} elements",
+    "healed": "finite again at {}",
+    "how": "",
+    "module": "",
+    "nan": "{} of them NaN",
+    "node": "",
+    "nonfinite": "{} not finite",
     "operation": "operation {}",
-    "operations": "operations {}",
-    "optimizer": "",
-    "output": "output {}",
-    "parameters": "parameters {}",
     "propagated": "{} more sites not finite in that step",
     "propagators": "not finite too: {}",
-    "rank": "rank {}",
-    "rank_correlation": "rank correlation {}",
-    "ratio": "ratio {}",
-    "ratio_of_output_gradients": "the first output gradients are {} times the last",
-    "replaced": "replaced since: {}",
-    "samples": "{} measured steps",
-    "samples_before": "{} measured steps before",
-    "saturated_sites": "{} saturated sites",
-    "shallow_update_ratio": "relative updates of the first third {}",
-    "share": "a share of {}",
-    "since": "since step {}",
-    "site": "",
-    "sites": "sites {}",
-    "spikes": "{} spikes",
-    "steps": "steps {}",
-    "tensors": "{} tensors",
-    "times": "{} times",
-    "total": "of {} bytes in all",
+    "recovered": ("finite again later", "not finite again until the end"),
     "type": "",
-    "types": "of type {}",
-    "update_ratio": "update relative to the parameter {}",
-    "usual": "usually {}",
     "value": "its value is {}",
-    "weights": "of {} weights",
 }
-#: The words for what is so or not; none where it is the usual case.
-STATES: dict[str, dict[bool, str]] = {
-    "came_back": {True: "it came back to the level before", False: "it did not come back"},
-    "ends_badly": {True: "the run ends with values that are not finite", False: ""},
-    "once_alive": {True: "they were alive before", False: "they were never alive"},
-    "recovered": {True: "finite again later", False: "not finite again until the end"},
-}
-#: The words above figures of several places, by the rule, if it matters, and the name in its
-#: evidence.
-CAPTIONS: dict[tuple[str, str], str] = {
-    ("GRAD-VANISH", "profile"): "gradient of each weight relative to its size",
-    ("INIT-SCALE", "profile"): "root mean square of each layer's output",
-    ("", "profile"): "value of each layer",
-    ("", "next"): "bytes held by the next modules",
-    ("", "rms"): "root mean square on each rank",
-    ("", "shares"): "share at each site",
-}
-#: The rules that compare places, not steps.
-COMPARED = {"SAVED-MEMORY", "RANK-DEPARTS"}
+#: The words above figures of several places that several rules have.
+SHARED_CAPTIONS = {"profile": "value of each layer", "shares": "share at each site"}
 
 
-def figure(recording: Recording, finding: Finding) -> dict[str, Any] | None:
-    """Return the figure for a finding; None if there is nothing to draw.
+def figure(
+    recording: Recording, finding: Finding, rule: Rule | None = None
+) -> dict[str, Any] | None:
+    """Return the figure for a finding of a rule; None if there is nothing to draw.
 
     A profile over the depth is preferred, then the series of the site around the step, at full
     resolution, then other figures of the evidence.
     """
-    profile, places = finding.evidence.get("profile"), _places(finding)
+    captions = {**SHARED_CAPTIONS, **(rule.captions if rule else {})}
+    profile, places = finding.evidence.get("profile"), _places(finding, captions)
     if _is_profile(profile):
-        return _profile(_caption(finding.code, "profile"), profile)
-    if finding.code in COMPARED and places is not None:
+        return _profile(captions["profile"], profile)
+    if rule and rule.compares_places and places is not None:
         return places
     given = _series_of_evidence(finding.evidence)
     if given is not None and len(given["series"][0]["steps"]) >= MANY_STEPS:
         return given
-    drawn = list(_series(recording, finding))
+    drawn = list(_series(recording, finding, rule))
     if not drawn:
         return places or given
     return {
@@ -163,24 +90,26 @@ def figure(recording: Recording, finding: Finding) -> dict[str, Any] | None:
     }
 
 
-def words(evidence: Mapping[str, Any]) -> list[str]:
-    """Return the plain figures of the evidence in words; what else it holds is left to the figure."""
-    return [said for name, value in evidence.items() if (said := _said(name, value))]
+def words(evidence: Mapping[str, Any], rule: Rule | None = None) -> list[str]:
+    """Return the plain figures of a rule's evidence in words; what else it holds is left to the figure."""
+    known = {**SHARED_WORDS, **(rule.words if rule else {})}
+    return [said for name, value in evidence.items() if (said := _said(name, value, known))]
 
 
-def _said(name: str, value: object) -> str:
+def _said(name: str, value: object, known: Words) -> str:
+    wording = known.get(name)
     if isinstance(value, bool):
-        return (
-            STATES[name][value]
-            if name in STATES
-            else f"{name.replace('_', ' ')}: {'yes' if value else 'no'}"
-        )
+        if isinstance(wording, tuple):
+            return wording[0] if value else wording[1]
+        return f"{name.replace('_', ' ')}: {'yes' if value else 'no'}"
     if name == "births":
         return f"it began at {value} places" if isinstance(value, int) and value > 1 else ""
     if name in ("count", "of") and not isinstance(value, int | float):
         return ""
     text = _written(value, share=name == "share")
-    return WORDS.get(name, f"{name.replace('_', ' ')}: {{}}").format(text) if text else ""
+    if not isinstance(wording, str):
+        wording = f"{name.replace('_', ' ')}: {{}}"
+    return wording.format(text) if text else ""
 
 
 def _written(value: object, *, share: bool = False) -> str:
@@ -207,15 +136,12 @@ def _is_profile(value: object) -> TypeGuard[Mapping[str, Any]]:
     )
 
 
-def _places(finding: Finding) -> dict[str, Any] | None:
+def _places(finding: Finding, captions: Mapping[str, str]) -> dict[str, Any] | None:
     """Return figures of several places in the evidence: ``{"conv1.weight": 1e-9, ...}``."""
-    named = ((name, value) for name, value in finding.evidence.items() if _is_profile(value))
-    return next((_profile(_caption(finding.code, name), value) for name, value in named), None)
-
-
-def _caption(code: str, name: str) -> str:
-    """Return the words above a figure of several places, given the rule and the name in its evidence."""
-    return CAPTIONS.get((code, name)) or CAPTIONS.get(("", name)) or name.replace("_", " ")
+    for name, value in finding.evidence.items():
+        if _is_profile(value):
+            return _profile(captions.get(name, name.replace("_", " ")), value)
+    return None
 
 
 def _profile(name: str, figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,29 +182,25 @@ def _is_number(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _series(recording: Recording, finding: Finding) -> Iterator[dict[str, Any]]:
+def _series(recording: Recording, finding: Finding, rule: Rule | None) -> Iterator[dict[str, Any]]:
     """Yield the series of the finding's site, and of sites named by its evidence, around its step."""
     known = {site.site: site for site in recording.sites}
     if finding.site not in known:
         return
     near = finding.evidence.get("near")
-    named = [finding.site, *(near if isinstance(near, Mapping) else ())]
-    if (
-        finding.code == "GRAD-EXPLODE"
-    ):  # it is about the norm, and its site is the parameter with most of it
-        named = [
-            site.site
-            for site in recording.of_kind("grad.norm")
-            if site.root == known[finding.site].root
-        ] or named
+    named = [*(rule.drawn(recording, finding) if rule else [finding.site])]
+    named += near if isinstance(near, Mapping) else ()
     for text in dict.fromkeys(named[:MOST_SERIES]):
         if text in known:
-            yield from _around(recording, known[text], finding)
+            yield from _around(recording, known[text], finding, rule)
 
 
-def _around(recording: Recording, site: SiteInfo, finding: Finding) -> Iterator[dict[str, Any]]:
+def _around(
+    recording: Recording, site: SiteInfo, finding: Finding, rule: Rule | None
+) -> Iterator[dict[str, Any]]:
     rows = recording.rows(site)
-    name = _statistic_of(recording, site, finding)
+    wanted = finding.evidence.get("statistic", rule.statistic if rule else "")
+    name = _statistic_of(recording, site, wanted)
     values = _values(recording, site, name)
     part = _window(rows.step, finding.step)
     bad = ~rows.clean[part] & (rows.count[part] > 0)
@@ -286,11 +208,10 @@ def _around(recording: Recording, site: SiteInfo, finding: Finding) -> Iterator[
         yield _drawn(_label(site, name), name, (rows.step[part], values[part]), bad)
 
 
-def _statistic_of(recording: Recording, site: SiteInfo, finding: Finding) -> str:
-    """Return the statistic that shows a finding, which its evidence may name."""
-    said = finding.evidence.get("statistic", SHOWN_BY.get(finding.code))
-    if said in STATISTICS and not np.isnan(recording.rows(site).statistic(said)).all():
-        return str(said)
+def _statistic_of(recording: Recording, site: SiteInfo, wanted: object) -> str:
+    """Return the statistic that shows a site: the wanted one, if it was measured."""
+    if wanted in STATISTICS and not np.isnan(recording.rows(site).statistic(str(wanted))).all():
+        return str(wanted)
     if site.kind == "grad.norm":
         return "norm"
     if site.kind == "loss" or is_number(recording, site):

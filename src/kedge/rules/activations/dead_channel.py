@@ -11,14 +11,14 @@ import numpy as np
 from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.trained import trained_sites
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Bools, Ints
 
 
 @dataclass(frozen=True)
-class DeadChannel:
+class DeadChannel(Rule):
     """Channels of a ReLU are zero for every input: they compute nothing and cannot recover.
 
     Meaning:
@@ -71,9 +71,20 @@ class DeadChannel:
     min_dead: int = 2
     starving: float = 0.95
 
-    code: ClassVar[str] = "DEAD-CHANNEL"
-    name: ClassVar[str] = "channels that no input activates"
-    severity: ClassVar[Severity] = "error"
+    code = "DEAD-CHANNEL"
+    name = "channels that no input activates"
+    severity = "error"
+    statistic = "zero"
+    follows = (
+        "NEVER-INITIALISED INPUT-SCALE INIT-SCALE GRADS-KEPT BATCH-OF-ONE "
+        "RATE-TOO-LARGE NOT-OPTIMIZED GRAD-ZERO:all"
+    )
+    words: ClassVar[Words] = {
+        "dead": "{} dead channels",
+        "channels": "of {} channels",
+        "once_alive": "{} of them were alive before",
+        "first_dead": "dead channels {}",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every layer, except for layers that a layer before them starves."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,13 +11,13 @@ import numpy as np
 from kedge.rules.activations.trends import log2, outputs_of_weights, theil_sen
 from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import by_root, names_of
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import Floats
 
 
 @dataclass(frozen=True)
-class InitScale:
+class InitScale(Rule):
     """At the start, the signal grows or shrinks from layer to layer: the initialisation does not fit.
 
     Meaning:
@@ -60,9 +60,17 @@ class InitScale:
     min_weights: int = 4
     first: int = 10
 
-    code: ClassVar[str] = "INIT-SCALE"
-    name: ClassVar[str] = "at the start the signal grows or shrinks with depth"
-    severity: ClassVar[Severity] = "warning"
+    code = "INIT-SCALE"
+    name = "at the start the signal grows or shrinks with depth"
+    severity = "warning"
+    of_the_beginning = True
+    follows = "NEVER-INITIALISED"
+    captions: ClassVar[Mapping[str, str]] = {"profile": "root mean square of each layer's output"}
+    words: ClassVar[Words] = {
+        "doublings": "{} doublings",
+        "factor": "a factor of {} from layer to layer",
+        "rank_correlation": "rank correlation {}",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""

@@ -9,16 +9,22 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.naming import plain
-from kedge.rules.recorded.roots import by_root, names_of, root_path
+from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.recorded.weights import Weight, finite_median, first_finite, rms, share, weights
+from kedge.rules.recorded.weights import (
+    WeightCourses,
+    finite_median,
+    first_finite,
+    rms,
+    weight_courses,
+)
 from kedge.rules.recorded.wiring import ModuleSites, wire
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording, SiteInfo
 
 
 @dataclass(frozen=True)
-class InputScale:
+class InputScale(Rule):
     """The inputs are not scaled: they are far from the scale that the initialisation of layers expects.
 
     Meaning:
@@ -68,9 +74,14 @@ class InputScale:
     small: float = 1e-4
     min_samples: int = 3
 
-    code: ClassVar[str] = "INPUT-SCALE"
-    name: ClassVar[str] = "the inputs are not scaled"
-    severity: ClassVar[Severity] = "warning"
+    code = "INPUT-SCALE"
+    name = "the inputs are not scaled"
+    severity = "warning"
+    words: ClassVar[Words] = {
+        "input": "input {}",
+        "output": "output {}",
+        "gradient_to_others": "its gradient is {} times that of the others",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -95,7 +106,7 @@ class InputScale:
 
     def _shown(self, recording: Recording, entry: _FirstWeight) -> list[str]:
         """Return the signs, in words, that the first layer's input is too large; empty if there are none."""
-        returned, contrast = _usual(recording, entry.outputs), _contrast(recording, entry)
+        returned, contrast = _usual(recording, entry.outputs), _contrast(entry)
         shown = [f"it returns {returned:.3g}"] if returned > self.output else []
         return shown + (
             [f"its relative gradient is {contrast:.2g} times the others'"]
@@ -117,7 +128,7 @@ class InputScale:
             evidence={
                 "input": plain(scale),
                 "output": plain(_usual(recording, entry.outputs)),
-                "gradient_to_others": plain(_contrast(recording, entry)),
+                "gradient_to_others": plain(_contrast(entry)),
                 "samples": entry.samples,
             },
             confidence=0.8,
@@ -131,16 +142,14 @@ class _FirstWeight:
     """The first weight of a root, with the sites around it.
 
     Attributes:
-        weight: The weight.
-        others: The other weights of the root.
+        weights: The weights of the root, this one first.
         inputs: The floating-point inputs of its module.
         outputs: The outputs of its module.
         heads: The floating-point inputs of the root.
         samples: The number of measured steps in which the input was finite.
     """
 
-    weight: Weight
-    others: list[Weight]
+    weights: WeightCourses
     inputs: list[SiteInfo]
     outputs: list[SiteInfo]
     heads: list[SiteInfo]
@@ -148,9 +157,9 @@ class _FirstWeight:
 
 
 def _entries(recording: Recording) -> Iterator[_FirstWeight]:
-    wiring, known = wire(recording), weights(recording)
-    for root, own in by_root(known, lambda w: w.root):
-        first = own[0]
+    wiring = wire(recording)
+    for root, own in weight_courses(recording).by_root(lambda _: True):
+        first = own.weights[0]
         module = wiring.modules.get(first.param.owner)
         inputs = _floats(recording, module)
         if module is None or first.table or not inputs:
@@ -158,9 +167,8 @@ def _entries(recording: Recording) -> Iterator[_FirstWeight]:
         samples = int(np.isfinite(rms(recording, inputs[:1])).sum())
         outputs = [recording.sites[site] for site in module.outs]
         heads = _floats(recording, wiring.modules.get(root_path(recording, root)))
-        yield _FirstWeight(
-            first, own[1:], inputs, outputs, [s for s in heads if s.root == root], samples
-        )
+        heads = [site for site in heads if site.root == root]
+        yield _FirstWeight(own, inputs, outputs, heads, samples)
 
 
 def _floats(recording: Recording, module: ModuleSites | None) -> list[SiteInfo]:
@@ -182,14 +190,8 @@ def _first(recording: Recording, sites: list[SiteInfo]) -> float:
     )
 
 
-def _contrast(recording: Recording, entry: _FirstWeight) -> float:
+def _contrast(entry: _FirstWeight) -> float:
     """Return the first weight's relative gradient in units of the others'; NaN if either is unknown."""
-    own, *others = (
-        _relative_gradient(recording, weight) for weight in (entry.weight, *entry.others)
-    )
+    own, *others = (finite_median(row) for row in entry.weights.gradient)
     known = [value for value in others if np.isfinite(value) and value > 0]
     return own / float(np.median(known)) if known else float("nan")
-
-
-def _relative_gradient(recording: Recording, weight: Weight) -> float:
-    return finite_median(share(rms(recording, [weight.grad]), rms(recording, [weight.param])))

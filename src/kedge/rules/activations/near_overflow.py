@@ -10,16 +10,17 @@ import numpy as np
 
 from kedge.rules.activations.underflow import SCALED
 from kedge.rules.naming import NAMED, plain
+from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.samples import measured, too_few
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import counted
-from kedge.store.formats import FORMATS, NumberFormat
+from kedge.store.formats import FORMATS
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import Floats, Ints
+from kedge.store.rows import Floats
 
 
 @dataclass(frozen=True)
-class NearOverflow:
+class NearOverflow(Rule):
     """Values come close to the largest number that their dtype can hold.
 
     Meaning:
@@ -54,22 +55,29 @@ class NearOverflow:
     headroom: float = 2.0
     min_samples: int = 3
 
-    code: ClassVar[str] = "NEAR-OVERFLOW"
-    name: ClassVar[str] = "values close to the largest number of their dtype"
-    severity: ClassVar[Severity] = "warning"
+    code = "NEAR-OVERFLOW"
+    name = "values close to the largest number of their dtype"
+    severity = "warning"
+    statistic = "absmax"
+    words: ClassVar[Words] = {
+        "largest": "largest {}",
+        "limit": "the limit is {}",
+        "headroom": "room for {} doublings",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every root and kind of site: the first site of the flow that comes near."""
-        groups: dict[tuple[int, str], list[_Magnitudes]] = {}
+        groups: dict[tuple[int, str], list[Course]] = {}
         rows = recording.all_rows
         measured = np.isfinite(rows.rows.min) & np.isfinite(rows.rows.max)
         largest = np.maximum(np.abs(rows.rows.min), np.abs(rows.rows.max))
         limits = np.array([self._limit(site) for site in recording.sites])
         counts = rows.count(measured & (largest > limits[rows.site]))
         for number in np.flatnonzero(np.isfinite(limits) & (counts >= self.min_samples)).tolist():
-            extreme = self._near(recording, recording.sites[number])
-            if extreme is not None:
-                groups.setdefault((extreme.site.root, extreme.site.kind), []).append(extreme)
+            site = recording.sites[number]
+            course = _magnitudes(recording, site)
+            if (course.values > limits[number]).sum() >= self.min_samples:
+                groups.setdefault((site.root, site.kind), []).append(course)
         for near in groups.values():
             yield self._finding(near)
 
@@ -86,53 +94,39 @@ class NearOverflow:
             return np.inf
         return form.largest / 2**self.headroom
 
-    def _near(self, recording: Recording, site: SiteInfo) -> _Magnitudes | None:
-        extreme = _Magnitudes.of(recording, site, FORMATS[site.dtype])
-        near = extreme.largest > self._limit(site)
-        return extreme if near.sum() >= self.min_samples else None
-
-    def _finding(self, near: list[_Magnitudes]) -> Finding:
+    def _finding(self, near: list[Course]) -> Finding:
         first = near[0]
-        limit = first.form.largest / 2**self.headroom
-        step, largest = int(first.steps[first.largest > limit][0]), float(first.largest.max())
+        form = FORMATS[first.site.dtype]
+        step = first.first_step(first.values > self._limit(first.site))
+        largest = float(first.values.max())
         others = f"; also close: {counted(len(near) - 1, 'more site')}" if len(near) > 1 else ""
         return Finding(
             code=self.code,
             severity=self.severity,
             site=first.site.site,
             step=step,
-            message=f"{first.site.site} reaches {largest:.3g}; the largest {first.site.dtype} is {first.form.largest:.3g} "
+            message=f"{first.site.site} reaches {largest:.3g}; the largest {first.site.dtype} is {form.largest:.3g} "
             f"(first close to it at step {step}){others}.",
             evidence={
                 "largest": plain(largest),
-                "limit": plain(first.form.largest),
-                "headroom": plain(first.form.headroom(largest)),
+                "limit": plain(form.largest),
+                "headroom": plain(form.headroom(largest)),
                 "dtype": first.site.dtype,
-                "sites": [extreme.site.site for extreme in near[:NAMED]],
+                "sites": [course.site.site for course in near[:NAMED]],
                 "steps": first.steps[-NAMED:].tolist(),
-                "course": [plain(value) for value in first.largest[-NAMED:]],
+                "course": [plain(value) for value in first.values[-NAMED:]],
             },
             confidence=0.9,
             remedy="Normalise before it, scale its input or its weights down, or compute it in bfloat16 or float32.",
         )
 
 
-@dataclass(frozen=True)
-class _Magnitudes:
-    """The greatest magnitude at one site in every step that measured it, without constants of the program."""
-
-    site: SiteInfo
-    form: NumberFormat
-    steps: Ints
-    largest: Floats
-
-    @classmethod
-    def of(cls, recording: Recording, site: SiteInfo, form: NumberFormat) -> _Magnitudes:
-        """Return the steps in which the extremes were measured and finite."""
-        rows = recording.rows(site)
-        measured = np.isfinite(rows.min) & np.isfinite(rows.max)
-        low, high = _varying(rows.min[measured]), _varying(rows.max[measured])
-        return cls(site, form, rows.step[measured], np.maximum(np.abs(low), np.abs(high)))
+def _magnitudes(recording: Recording, site: SiteInfo) -> Course:
+    """Return the greatest magnitude in the steps in which the extremes were finite, without constants of the program."""
+    rows = recording.rows(site)
+    measured = np.isfinite(rows.min) & np.isfinite(rows.max)
+    low, high = _varying(rows.min[measured]), _varying(rows.max[measured])
+    return Course(site, rows.step[measured], np.maximum(np.abs(low), np.abs(high)))
 
 
 def _varying(extreme: Floats) -> Floats:

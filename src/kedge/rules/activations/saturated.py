@@ -9,13 +9,13 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.naming import NAMED, plain
+from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.recorded.wiring import Wiring, wire
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import counted
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import Bools, Floats, Ints
 
 #: Activations that are flat on purpose for a good part of their inputs: below zero, or for every
 #: class but one.
@@ -34,7 +34,7 @@ FLAT_BY_DESIGN = frozenset(
 
 
 @dataclass(frozen=True)
-class Saturated:
+class Saturated(Rule):
     """The inputs of a tanh or sigmoid are so large that it is flat there: hardly any gradient passes.
 
     Meaning:
@@ -72,46 +72,39 @@ class Saturated:
     window: int = 20
     min_samples: int = 10
 
-    code: ClassVar[str] = "SATURATED"
-    name: ClassVar[str] = "most outputs of an activation are where it is flat"
-    severity: ClassVar[Severity] = "warning"
+    code = "SATURATED"
+    name = "most outputs of an activation are where it is flat"
+    severity = "warning"
+    statistic = "saturated"
+    follows = "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT RATE-TOO-LARGE"
+    words: ClassVar[Words] = {"saturated_sites": "{} saturated sites"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root: the first saturated site of the flow."""
-        wiring = wire(recording)
-        found: dict[int, list[tuple[SiteInfo, float, Ints, Floats]]] = {}
-        shown = _shown(recording)
-        for site in (site for site in trained_sites(recording, "out") if shown[site.id]):
-            steps, course = _course(recording, site)
-            usual = (
-                float(np.median(course[-self.window :])) if len(course) >= self.min_samples else 0.0
-            )
-            if (
-                usual > self.share
-                and site.type not in FLAT_BY_DESIGN
-                and not _is_last(wiring, site)
-            ):
-                found.setdefault(site.root, []).append((site, usual, steps, course))
-        for sites in found.values():
-            yield self._finding(sites)
+        found: dict[int, list[tuple[Course, float]]] = {}
+        for course in _shares(recording):
+            if len(course) < self.min_samples:
+                continue
+            usual = float(np.median(course.values[-self.window :]))
+            if usual > self.share:
+                found.setdefault(course.site.root, []).append((course, usual))
+        for courses in found.values():
+            yield self._finding(courses)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured shares; a model without such activations has nothing to judge."""
-        wiring, shown = wire(recording), _shown(recording)
-        courses = [
-            len(_course(recording, site)[0])
-            for site in trained_sites(recording, "out")
-            if shown[site.id] and site.type not in FLAT_BY_DESIGN and not _is_last(wiring, site)
-        ]
-        return too_few(self.code, max(courses), self.min_samples) if courses else None
+        have = max(map(len, _shares(recording)), default=None)
+        return None if have is None else too_few(self.code, have, self.min_samples)
 
-    def _finding(self, sites: list[tuple[SiteInfo, float, Ints, Floats]]) -> Finding:
-        site, usual, steps, course = sites[0]
-        last, rate = course[-self.window :], "" if course[0] > self.share else " or learning rate"
-        step = int(steps[course > self.share][0])
+    def _finding(self, courses: list[tuple[Course, float]]) -> Finding:
+        course, usual = courses[0]
+        site = course.site
+        judged = min(len(course), self.window)
+        rate = "" if course.values[0] > self.share else " or learning rate"
+        step = course.first_step(course.values > self.share)
         others = (
-            f"; also saturated: {counted(len(sites) - 1, 'more activation')}"
-            if len(sites) > 1
+            f"; also saturated: {counted(len(courses) - 1, 'more activation')}"
+            if len(courses) > 1
             else ""
         )
         return Finding(
@@ -120,12 +113,12 @@ class Saturated:
             site=site.site,
             step=step,
             message=f"{usual:.0%} of the outputs of {site.site} ({site.type}) are where its slope is below 0.001 "
-            f"(median of the last {len(last)} measured steps; first at step {step}){others}.",
+            f"(median of the last {judged} measured steps; first at step {step}){others}.",
             evidence={
-                "shares": {other.site: plain(share) for other, share, _, _ in sites[:NAMED]},
-                "saturated_sites": len(sites),
-                "steps": steps[-NAMED:].tolist(),
-                "course": [plain(value) for value in course[-NAMED:]],
+                "shares": {other.site.site: plain(share) for other, share in courses[:NAMED]},
+                "saturated_sites": len(courses),
+                "steps": course.steps[-NAMED:].tolist(),
+                "course": [plain(value) for value in course.values[-NAMED:]],
             },
             confidence=0.9,
             remedy=f"Scale its input down: a smaller initialisation (Xavier){rate}"
@@ -133,18 +126,16 @@ class Saturated:
         )
 
 
-def _shown(recording: Recording) -> Bools:
-    """Return for each site whether any of its rows has a share of saturated outputs."""
+def _shares(recording: Recording) -> list[Course]:
+    """Return the shares of saturated outputs at the activations that are judged."""
     rows = recording.all_rows
-    return rows.any(np.isfinite(rows.rows.statistic("saturated")) & rows.rows.clean)
-
-
-def _course(recording: Recording, site: SiteInfo) -> tuple[Ints, Floats]:
-    """Return the share of saturated outputs in every step that measured it."""
-    rows = recording.rows(site)
-    shares = rows.statistic("saturated")
-    known = np.isfinite(shares) & rows.clean
-    return rows.step[known], shares[known]
+    shown = rows.any(np.isfinite(rows.rows.statistic("saturated")) & rows.rows.clean)
+    wiring = wire(recording)
+    return [
+        Course.of(recording, site, "saturated")
+        for site in trained_sites(recording, "out")
+        if shown[site.id] and site.type not in FLAT_BY_DESIGN and not _is_last(wiring, site)
+    ]
 
 
 def _is_last(wiring: Wiring, site: SiteInfo) -> bool:

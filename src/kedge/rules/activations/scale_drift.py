@@ -10,19 +10,19 @@ import numpy as np
 
 from kedge.rules.activations.trends import log2, outputs_of_weights, theil_sen
 from kedge.rules.naming import NAMED, plain
+from kedge.rules.recorded.course import Course
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import counted
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import Floats, Ints
 
 #: So many points are enough for a slope, which compares all pairs of them.
 _POINTS = 200
 
 
 @dataclass(frozen=True)
-class ScaleDrift:
+class ScaleDrift(Rule):
     """The scale of an activation grows or shrinks steadily, and does not level off.
 
     Meaning:
@@ -65,9 +65,17 @@ class ScaleDrift:
     straight: float = 0.1
     min_samples: int = 10
 
-    code: ClassVar[str] = "SCALE-DRIFT"
-    name: ClassVar[str] = "the scale of an activation keeps changing and does not level off"
-    severity: ClassVar[Severity] = "warning"
+    code = "SCALE-DRIFT"
+    name = "the scale of an activation keeps changing and does not level off"
+    severity = "warning"
+    follows = (
+        "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT "
+        "RATE-TOO-LARGE GRAD-EXPLODE"
+    )
+    words: ClassVar[Words] = {
+        "doublings_per_1000_steps": "{} doublings in 1,000 steps",
+        "doublings": "{} doublings",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root: the module that drifts fastest."""
@@ -76,7 +84,7 @@ class ScaleDrift:
             for site in outputs_of_weights(recording)
             if (drift := self._drift(recording, site))
         ]
-        for _, own in by_root(drifts, lambda drift: drift.site.root):
+        for _, own in by_root(drifts, lambda drift: drift.course.site.root):
             yield self._finding(sorted(own, key=lambda drift: -abs(drift.slope)))
 
     def lacking(self, recording: Recording) -> Lack | None:
@@ -89,40 +97,37 @@ class ScaleDrift:
         )
 
     def _drift(self, recording: Recording, site: SiteInfo) -> _Drift | None:
-        steps, scales = recording.steps, log2(recording.series(site, "rms"))
-        known = np.isfinite(scales)
-        steps, scales = steps[known], scales[known]
-        if len(steps) < 2 * self.min_samples - 1:
+        scales = log2(recording.series(site, "rms"))
+        course = Course(site, recording.steps, scales).where(np.isfinite(scales))
+        if len(course) < 2 * self.min_samples - 1:
             return None
-        start = min(
-            int(np.searchsorted(steps, (steps[0] + steps[-1]) / 2)), len(steps) - self.min_samples
-        )
-        steps, scales = steps[start:], scales[start:]
-        thinned = slice(None, None, -(-len(steps) // _POINTS))
-        steps, scales = steps[thinned], scales[thinned]
-        slope = theil_sen(steps, scales)
-        length = float(steps[-1] - steps[0])
-        fast = abs(slope) * 1000 > self.slope and abs(slope) * length > self.doublings
-        if not fast or _bent(steps, scales, slope) > self.straight * abs(slope) * length:
-            return None
-        return _Drift(site, slope, length, steps[0], scales)
+        half = np.searchsorted(course.steps, (course.steps[0] + course.steps[-1]) / 2)
+        course = course.where(slice(min(int(half), len(course) - self.min_samples), None))
+        course = course.where(slice(None, None, -(-len(course) // _POINTS)))
+        drift = _Drift(course, theil_sen(course.steps, course.values))
+        fast = abs(drift.slope) * 1000 > self.slope and abs(drift.doublings) > self.doublings
+        return drift if fast and drift.bend <= self.straight * abs(drift.doublings) else None
 
     def _finding(self, own: list[_Drift]) -> Finding:
-        worst = own[0]
-        start, end = 2 ** float(worst.scales[0]), 2 ** float(worst.scales[-1])
+        worst, course = own[0], own[0].course
+        start, end = 2 ** float(course.values[0]), 2 ** float(course.values[-1])
+        first = int(course.steps[0])
+        changed = "grew" if worst.slope > 0 else "shrank"
         others = f"; also drifting: {counted(len(own) - 1, 'more module')}" if len(own) > 1 else ""
         return Finding(
             code=self.code,
             severity=self.severity,
-            site=worst.site.site,
-            step=int(worst.first),
-            message=f"{worst.site.site} {'grew' if worst.slope > 0 else 'shrank'} from {start:.3g} to {end:.3g} (rms) since step "
-            f"{worst.first}, {abs(worst.slope) * 1000:.2g} doublings per 1,000 steps, and has not levelled off{others}.",
+            site=course.site.site,
+            step=first,
+            message=f"{course.site.site} {changed} from {start:.3g} to {end:.3g} (rms) since step {first}, "
+            f"{abs(worst.slope) * 1000:.2g} doublings per 1,000 steps, and has not levelled off{others}.",
             evidence={
                 "doublings_per_1000_steps": plain(worst.slope * 1000),
-                "doublings": plain(worst.slope * worst.length),
-                "sites": {drift.site.site: plain(drift.slope * 1000) for drift in own[:NAMED]},
-                "course": [plain(2**scale) for scale in worst.scales[-NAMED:]],
+                "doublings": plain(worst.doublings),
+                "sites": {
+                    drift.course.site.site: plain(drift.slope * 1000) for drift in own[:NAMED]
+                },
+                "course": [plain(2**scale) for scale in course.values[-NAMED:]],
             },
             confidence=0.8,
             remedy="Add normalisation or weight decay, lower the learning rate, and look for a value that is scaled again "
@@ -132,16 +137,19 @@ class ScaleDrift:
 
 @dataclass(frozen=True)
 class _Drift:
-    """A site whose scale changes by so many doublings a step, from a first step on."""
+    """The logarithm of a scale, and its slope."""
 
-    site: SiteInfo
+    course: Course
     slope: float
-    length: float
-    first: int
-    scales: Floats
 
+    @property
+    def doublings(self) -> float:
+        """How often the scale doubled from the first step to the last."""
+        return self.slope * float(self.course.steps[-1] - self.course.steps[0])
 
-def _bent(x: Ints, y: Floats, slope: float) -> float:
-    """Return the largest distance of a course from a line of some slope, by the medians of its eighths."""
-    rest = y - slope * x
-    return max(abs(float(np.median(part) - np.median(rest))) for part in np.array_split(rest, 8))
+    @property
+    def bend(self) -> float:
+        """The largest distance of the course from a line of its slope, by the medians of its eighths."""
+        rest = self.course.values - self.slope * self.course.steps
+        middle = np.median(rest)
+        return max(abs(float(np.median(part) - middle)) for part in np.array_split(rest, 8))

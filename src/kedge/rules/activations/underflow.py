@@ -12,7 +12,7 @@ from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.losses import steps_with_little_loss
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.exponents import SMALLEST_NORMAL, below
 from kedge.store.formats import FORMATS, NumberFormat
 from kedge.store.recording import Recording, SiteInfo
@@ -27,7 +27,7 @@ _SEARCHED = 4
 
 
 @dataclass(frozen=True)
-class Underflow:
+class Underflow(Rule):
     """Gradients are too small for their dtype: many have lost digits, and others have become zero.
 
     Meaning:
@@ -71,9 +71,11 @@ class Underflow:
     min_samples: int = 10
     settled: float = 0.01
 
-    code: ClassVar[str] = "UNDERFLOW"
-    name: ClassVar[str] = "gradients too small for their dtype"
-    severity: ClassVar[Severity] = "warning"
+    code = "UNDERFLOW"
+    name = "gradients too small for their dtype"
+    severity = "warning"
+    statistic = "q05"
+    words: ClassVar[Words] = {"gradients": "of {} gradients"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root and dtype."""

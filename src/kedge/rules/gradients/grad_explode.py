@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -13,14 +13,14 @@ from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_sites
-from kedge.rules.recorded.weights import Weight, middle, rms, share, weights
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.recorded.weights import WeightCourses, middle, share, weight_courses
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Bools, Floats, Ints, Rows
 
 
 @dataclass(frozen=True)
-class GradExplode:
+class GradExplode(Rule):
     """The gradient grew far beyond all earlier gradients of the run and stayed there.
 
     Meaning:
@@ -81,9 +81,21 @@ class GradExplode:
     min_history: int = 20
     rising: int = 3
 
-    code: ClassVar[str] = "GRAD-EXPLODE"
-    name: ClassVar[str] = "the gradient grew far beyond its past and stayed there"
-    severity: ClassVar[Severity] = "error"
+    code = "GRAD-EXPLODE"
+    name = "the gradient grew far beyond its past and stayed there"
+    severity = "error"
+    follows = (
+        "NEVER-INITIALISED INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO "
+        "GRADS-KEPT RATE-TOO-LARGE"
+    )
+    words: ClassVar[Words] = {
+        "norm": "norm {}",
+        "bar": "the limit is {}",
+        "largest": "largest {}",
+        "samples_before": "{} measured steps before",
+        "update_ratio": "update relative to the parameter {}",
+        "ends_badly": ("the run ends with values that are not finite", ""),
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
@@ -113,6 +125,12 @@ class GradExplode:
         # bar.
         need = -(-4 * self.min_history // 3) + self.sustained
         return too_few(self.code, min(known), need) if any(known) else None
+
+    def drawn(self, recording: Recording, finding: Finding) -> Sequence[str]:
+        """Return the norm of the gradients, which the finding is about; its site has the largest share of it."""
+        roots = {site.site: site.root for site in recording.sites}
+        norms = [s.site for s in recording.of_kind("grad.norm") if s.root == roots[finding.site]]
+        return norms or [finding.site]
 
     def _lag(self, norms: _Norms) -> float:
         """Return the number of steps between a sample and the end of its past."""
@@ -252,28 +270,25 @@ class _Norms:
 
     def harm(self, at: int) -> float:
         """Return the largest update ratio from a sample on, infinite if none was recorded."""
-        ratios = middle(share(rms(self.recording, [w.update for w in self.weights]), self.size))
-        later = ratios[self.recording.steps >= self.steps[at]]
+        later = middle(self.weights.update)[self.weights.steps >= self.steps[at]]
         return float(np.nanmax(later)) if np.isfinite(later).any() else np.inf
 
     def change(self, at: int) -> float:
         """Return the change of the weights' sizes around a step, from the last measured one before it to the next after it."""
-        later = self.recording.steps > self.steps[at]
-        before, after = np.flatnonzero(~later)[-1:], np.flatnonzero(later)[:1]
-        if not len(before) or not len(after):
+        after = int(np.searchsorted(self.weights.steps, self.steps[at], side="right"))
+        if not 0 < after < len(self.weights.steps):
             return 0.0
-        changed = middle(np.abs(share(self.size[:, after], self.size[:, before]) - 1))
+        size = self.weights.size
+        changed = middle(np.abs(share(size[:, after : after + 1], size[:, after - 1 : after]) - 1))
         return float(np.nan_to_num(changed[0]))
 
     @cached_property
-    def weights(self) -> list[Weight]:
+    def weights(self) -> WeightCourses:
         """The weights of the root."""
-        return [w for w in weights(self.recording) if w.root == self.sites[0].root]
-
-    @cached_property
-    def size(self) -> Floats:
-        """Their sizes: a row a weight, a column a measured step."""
-        return rms(self.recording, [w.param for w in self.weights])
+        every = weight_courses(self.recording)
+        root = self.sites[0].root
+        own = [row for row, weight in enumerate(every.weights) if weight.root == root]
+        return every.part(np.array(own, dtype=np.int64))
 
     def parts(self, step: int) -> dict[str, float | None]:
         """Return the gradients with the largest shares of the squared norm, in a step or the next one known."""

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from kedge.rules.naming import plain
-from kedge.rules.recorded.roots import by_root, names_of
+from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.recorded.weights import Weight, finite_median, middle, rms, share, weights
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.recorded.weights import (
+    Weight,
+    WeightCourses,
+    finite_median,
+    middle,
+    share,
+    weight_courses,
+)
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording
-from kedge.store.rows import Floats, Ints
+from kedge.store.rows import Floats
 
 
 @dataclass(frozen=True)
-class GradVanish:
+class GradVanish(Rule):
     """The gradient fades on its way to the first layers, so that they do not learn.
 
     Meaning:
@@ -75,55 +82,66 @@ class GradVanish:
     window: int = 100
     min_weights: int = 6
 
-    code: ClassVar[str] = "GRAD-VANISH"
-    name: ClassVar[str] = "the gradient fades before it reaches the first layers"
-    severity: ClassVar[Severity] = "warning"
+    code = "GRAD-VANISH"
+    name = "the gradient fades before it reaches the first layers"
+    severity = "warning"
+    follows = "NEVER-INITIALISED INPUT-SCALE INIT-SCALE UNDERFLOW DEAD-CHANNEL SATURATED"
+    captions: ClassVar[Mapping[str, str]] = {
+        "profile": "gradient of each weight relative to its size"
+    }
+    words: ClassVar[Words] = {
+        "ratio": "ratio {}",
+        "ratio_of_output_gradients": "the first output gradients are {} times the last",
+        "shallow_update_ratio": "relative updates of the first third {}",
+        "deep_update_ratio": "relative updates of the last third {}",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
-        for root, depth in self._depths(recording):
-            if self._vanishes(depth):
-                yield self._finding(recording, root, depth)
+        for root, own in self._depths(recording):
+            if self._vanishes(own):
+                yield self._finding(recording, root, own)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured gradients; a model with few weights has no depth to judge."""
-        samples = [
-            int(np.isfinite(depth.relative).any(axis=0).sum())
-            for _, depth in self._depths(recording)
-        ]
-        return too_few(self.code, min(samples), self.min_samples) if samples else None
+        have = min((len(own.steps) for _, own in self._depths(recording)), default=None)
+        return None if have is None else too_few(self.code, have, self.min_samples)
 
-    def _depths(self, recording: Recording) -> Iterator[tuple[int, _Depth]]:
-        """Yield the weights of each root that is deep enough."""
-        usable = [w for w in weights(recording) if w.grad is not None and not w.table]
-        for root, group in by_root(usable, lambda w: w.root):
-            depth = _Depth.of(recording, group, self.window)
-            if depth is not None and len(depth.weights) >= self.min_weights:
-                yield root, depth
+    def _depths(self, recording: Recording) -> Iterator[tuple[int, WeightCourses]]:
+        """Yield the weights with gradients of each root that is deep enough, in the last steps that have gradients."""
+        for root, own in weight_courses(recording).by_root(_has_depth):
+            known = np.isfinite(own.gradient)
+            seen = np.flatnonzero(known.any(axis=0))[-self.window :]
+            alive = np.flatnonzero(known[:, seen].any(axis=1))
+            if len(alive) >= self.min_weights:
+                yield root, own.part(alive, seen)
 
-    def _vanishes(self, depth: _Depth) -> bool:
-        gradient, arriving = depth.contrast(depth.relative), depth.contrast(depth.arriving)
+    def _vanishes(self, own: WeightCourses) -> bool:
+        gradient, arriving = _contrast(own.gradient), _contrast(own.arriving)
         samples, hopeless = int(np.isfinite(gradient).sum()), bool((gradient < self.hopeless).all())
         enough = self.few if hopeless else self.min_samples
         if samples < enough or not 0 < np.nanmedian(gradient) < self.ratio:
             return False
         if np.isfinite(arriving).sum() >= enough and np.nanmedian(arriving) >= self.ratio:
             return False
-        return bool(np.nanmedian(gradient) < self.hopeless) or self._still(depth)
+        return bool(np.nanmedian(gradient) < self.hopeless) or self._is_still(own)
 
-    def _still(self, depth: _Depth) -> bool:
-        shallow, deep = (finite_median(depth.updates[part]) for part in (depth.shallow, depth.deep))
+    def _is_still(self, own: WeightCourses) -> bool:
+        shallow, deep = (finite_median(part) for part in _thirds(own.update))
         return np.isnan(shallow) or shallow < self.still or shallow < self.slow * deep
 
-    def _finding(self, recording: Recording, root: int, depth: _Depth) -> Finding:
-        contrast = depth.contrast(depth.relative)
+    def _finding(self, recording: Recording, root: int, own: WeightCourses) -> Finding:
+        contrast = _contrast(own.gradient)
         samples = int(np.isfinite(contrast).sum())
-        ratio, first, last = (
-            float(np.nanmedian(contrast)),
-            depth.weights[0],
-            depth.weights[depth.shallow.stop - 1],
-        )
-        step = int(depth.steps[np.flatnonzero(contrast < self.ratio)[0]])
+        ratio = float(np.nanmedian(contrast))
+        first, last = own.weights[0], own.weights[len(own.weights) // 3 - 1]
+        step = int(own.steps[(contrast < self.ratio).argmax()])
+        shallow, deep = (plain(finite_median(part)) for part in _thirds(own.update))
+        profile = {
+            weight.param.path: plain(finite_median(row))
+            for weight, row in zip(own.weights, own.gradient, strict=True)
+        }
+        sure = np.isfinite(own.update).any() and np.isfinite(own.arriving).any()
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -132,63 +150,33 @@ class GradVanish:
             message=f"The first third of the layers of {names_of(recording, [root])} ({first.param.path} to "
             f"{last.param.path}) hardly learns: its gradient relative to the weights is {ratio:.1e} times that of the last "
             f"third (median of {samples} measured steps, from step {step} on).",
-            evidence=depth.evidence() | {"ratio": plain(ratio), "samples": samples},
-            confidence=0.9
-            if np.isfinite(depth.updates).any() and np.isfinite(depth.arriving).any()
-            else 0.7,
+            evidence={
+                "ratio_of_output_gradients": plain(finite_median(_contrast(own.arriving))),
+                "shallow_update_ratio": shallow,
+                "deep_update_ratio": deep,
+                "profile": profile,
+                "ratio": plain(ratio),
+                "samples": samples,
+            },
+            confidence=0.9 if sure else 0.7,
             remedy="Replace sigmoid and tanh, if there are any, by ReLU or GELU, and initialise the weights to fit the "
             "activation (torch.nn.init.kaiming_normal_ for ReLU, xavier_normal_ for tanh). If that is not enough, add "
             "normalisation, such as BatchNorm or LayerNorm, or residual connections.",
         )
 
 
-@dataclass(frozen=True)
-class _Depth:
-    """The weights of one root in the order of depth; tables have a row a weight, a column a step."""
+def _has_depth(weight: Weight) -> bool:
+    """Whether a weight has a gradient in every step, which shows how far gradients come."""
+    return weight.grad is not None and not weight.table
 
-    weights: list[Weight]
-    steps: Ints
-    relative: Floats
-    arriving: Floats
-    updates: Floats
 
-    @classmethod
-    def of(cls, recording: Recording, group: list[Weight], window: int) -> _Depth | None:
-        """Return the last steps that have gradients; None if there are none."""
-        size = rms(recording, [w.param for w in group])
-        relative = share(rms(recording, [w.grad for w in group]), size)
-        seen = np.flatnonzero(np.isfinite(relative).any(axis=0))[-window:]
-        alive = np.flatnonzero(np.isfinite(relative[:, seen]).any(axis=1))
-        if not len(seen):
-            return None
-        group = [group[i] for i in alive]
-        arriving = rms(recording, [w.arriving for w in group])
-        updates = share(rms(recording, [w.update for w in group])[:, seen], size[alive][:, seen])
-        return cls(
-            group, recording.steps[seen], relative[alive][:, seen], arriving[:, seen], updates
-        )
+def _thirds(table: Floats) -> tuple[Floats, Floats]:
+    """Return the rows of the first and of the last third of the weights."""
+    third = len(table) // 3
+    return table[:third], table[len(table) - third :]
 
-    @property
-    def shallow(self) -> slice:
-        return slice(0, len(self.weights) // 3)
 
-    @property
-    def deep(self) -> slice:
-        return slice(len(self.weights) - len(self.weights) // 3, len(self.weights))
-
-    def contrast(self, table: Floats) -> Floats:
-        """Return the shallow third's median over the deep third's, for each step."""
-        return share(middle(table[self.shallow]), middle(table[self.deep]))
-
-    def evidence(self) -> dict[str, Any]:
-        """Return the figures of both thirds and the gradient of each weight over the depth."""
-        arriving = self.contrast(self.arriving)
-        return {
-            "ratio_of_output_gradients": plain(finite_median(arriving)),
-            "shallow_update_ratio": plain(finite_median(self.updates[self.shallow])),
-            "deep_update_ratio": plain(finite_median(self.updates[self.deep])),
-            "profile": {
-                w.param.path: plain(finite_median(row))
-                for w, row in zip(self.weights, self.relative, strict=True)
-            },
-        }
+def _contrast(table: Floats) -> Floats:
+    """Return the first third's median over the last third's, for each step."""
+    shallow, deep = _thirds(table)
+    return share(middle(shallow), middle(deep))

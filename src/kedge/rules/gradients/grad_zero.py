@@ -14,14 +14,14 @@ from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import recorded_gradients, trained_sites
 from kedge.rules.recorded.wiring import wire
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
 
 
 @dataclass(frozen=True)
-class GradZero:
+class GradZero(Rule):
     """A parameter gets a gradient that is exactly zero, step after step.
 
     Meaning:
@@ -67,9 +67,17 @@ class GradZero:
     samples: int = 20
     few: int = 5
 
-    code: ClassVar[str] = "GRAD-ZERO"
-    name: ClassVar[str] = "a gradient is exactly zero"
-    severity: ClassVar[Severity] = "error"
+    code = "GRAD-ZERO"
+    name = "a gradient is exactly zero"
+    severity = "error"
+    follows = (
+        "NEVER-INITIALISED INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO "
+        "GRADS-KEPT BATCH-OF-ONE RATE-TOO-LARGE UNDERFLOW DEAD-CHANNEL SATURATED"
+    )
+    words: ClassVar[Words] = {
+        "parameters": "parameters {}",
+        "next_with_gradient": "the next with a gradient is {}",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""

@@ -13,12 +13,12 @@ from kedge.rules.recorded.optimizers import Entry, events_of, optimizers
 from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import recorded_gradients, trained_sites
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording
 
 
 @dataclass(frozen=True)
-class GradsKept:
+class GradsKept(Rule):
     """Each step's gradients are added to those of the steps before: zero_grad is missing.
 
     Meaning:
@@ -51,9 +51,14 @@ class GradsKept:
     share: float = 0.5
     in_a_row: int = 3
 
-    code: ClassVar[str] = "GRADS-KEPT"
-    name: ClassVar[str] = "gradients of the last step are still there: zero_grad is missing"
-    severity: ClassVar[Severity] = "error"
+    code = "GRADS-KEPT"
+    name = "gradients of the last step are still there: zero_grad is missing"
+    severity = "error"
+    words: ClassVar[Words] = {
+        "optimizer": "",
+        "checked": "{} parameters checked",
+        "kept": "{} of them kept a gradient",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every optimizer."""

@@ -42,7 +42,7 @@ from kedge.rules.nonfinite.wording.birth_in_step import BirthInStep
 from kedge.rules.nonfinite.wording.birth_wording import BirthWording
 from kedge.rules.nonfinite.wording.gradient_only_wording import GradientOnlyWording
 from kedge.rules.recorded.wiring import Wiring, wire
-from kedge.rules.rule import SEVERITIES, Finding, Lack, Severity
+from kedge.rules.rule import SEVERITIES, Finding, Lack, Rule, Severity
 from kedge.store.recording import Recording, SiteInfo
 
 #: Births between a backward and the next forward, and in parameters.
@@ -50,7 +50,7 @@ OPTIMIZER = ("parameter", "stepped", "unseen", "update", "within", "written")
 
 
 @dataclass(frozen=True)
-class NanBorn:
+class NanBorn(Rule):
     """A NaN or an infinity was made from finite numbers.
 
     Meaning:
@@ -137,6 +137,7 @@ class NanBorn:
     code: ClassVar[str] = "NAN-BORN"
     name: ClassVar[str] = "a NaN or an infinity was made here"
     severity: ClassVar[Severity] = "error"
+    ends_training: ClassVar[bool] = True
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Return one finding for every independent birth."""

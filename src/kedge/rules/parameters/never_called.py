@@ -19,13 +19,13 @@ from kedge.rules.recorded.ledger import (
 )
 from kedge.rules.recorded.roots import within
 from kedge.rules.recorded.samples import no_end
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
 from kedge.short_text import listed
 from kedge.store.recording import Recording
 
 
 @dataclass(frozen=True)
-class NeverCalled:
+class NeverCalled(Rule):
     """The program never calls a module of the model.
 
     Meaning:
@@ -63,9 +63,10 @@ class NeverCalled:
 
     named: int = 6
 
-    code: ClassVar[str] = "NEVER-CALLED"
-    name: ClassVar[str] = "a module is never called"
-    severity: ClassVar[Severity] = "warning"
+    code = "NEVER-CALLED"
+    name = "a module is never called"
+    severity = "warning"
+    words: ClassVar[Words] = {"parameters": "parameters {}"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every cause and severity."""

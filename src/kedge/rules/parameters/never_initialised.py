@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar
 
 import numpy as np
 
@@ -13,14 +12,14 @@ from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.once import once
 from kedge.rules.recorded.roots import by_root, names_of
 from kedge.rules.recorded.weights import Weight, weights
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
 
 
 @dataclass(frozen=True)
-class NeverInitialised:
+class NeverInitialised(Rule):
     """Weights start as leftover memory, or all equal, so that the units of a layer never become different.
 
     Meaning:
@@ -57,9 +56,10 @@ class NeverInitialised:
     tiny: float = 1e-20
     in_a_row: int = 2
 
-    code: ClassVar[str] = "NEVER-INITIALISED"
-    name: ClassVar[str] = "weights start as leftover memory, or all equal"
-    severity: ClassVar[Severity] = "error"
+    code = "NEVER-INITIALISED"
+    name = "weights start as leftover memory, or all equal"
+    severity = "error"
+    of_the_beginning = True
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind for every root."""

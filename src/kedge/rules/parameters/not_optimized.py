@@ -10,13 +10,13 @@ from kedge.rules.recorded.optimizers import Entry, events_of, has_optimizer, opt
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_roots
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
 from kedge.short_text import listed
 from kedge.store.recording import Recording
 
 
 @dataclass(frozen=True)
-class NotOptimized:
+class NotOptimized(Rule):
     """Trainable parameters are in no optimizer that steps, or an optimizer holds tensors that the model no longer uses.
 
     Meaning:
@@ -70,9 +70,17 @@ class NotOptimized:
     named: int = 6
     min_passes: int = 10
 
-    code: ClassVar[str] = "NOT-OPTIMIZED"
-    name: ClassVar[str] = "a trainable parameter is in no optimizer"
-    severity: ClassVar[Severity] = "error"
+    code = "NOT-OPTIMIZED"
+    name = "a trainable parameter is in no optimizer"
+    severity = "error"
+    words: ClassVar[Words] = {
+        "parameters": "parameters {}",
+        "elements": "{} elements",
+        "graded": "with a gradient: {}",
+        "replaced": "replaced since: {}",
+        "foreign": "{} tensors of no model",
+        "site": "",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding of each kind for every root, and one for parameters of no recorded model."""

@@ -10,19 +10,20 @@ import numpy as np
 
 from kedge.rules.naming import plain
 from kedge.rules.parameters.update_ratio import FROM_ZERO
-from kedge.rules.recorded.losses import LossCourse, losses
+from kedge.rules.recorded.course import Course
+from kedge.rules.recorded.losses import Loss, losses
 from kedge.rules.recorded.optimizers import rates_of, trained_by
-from kedge.rules.recorded.roots import by_root, names_of
+from kedge.rules.recorded.roots import names_of
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.recorded.weights import Weight, rms, share, weights
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.recorded.weights import Weight, WeightCourses, share, weight_courses, weights
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import listed
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats, Ints
 
 
 @dataclass(frozen=True)
-class RateTooLarge:
+class RateTooLarge(Rule):
     """The first steps overwrite the weights: they change by more than their own size, and the loss does not fall.
 
     Meaning:
@@ -69,24 +70,32 @@ class RateTooLarge:
     harm: float = 0.1
     min_steps: int = 3
 
-    code: ClassVar[str] = "RATE-TOO-LARGE"
-    name: ClassVar[str] = "the first steps overwrite the weights"
-    severity: ClassVar[Severity] = "error"
+    code = "RATE-TOO-LARGE"
+    name = "the first steps overwrite the weights"
+    severity = "error"
+    of_the_beginning = True
+    follows = "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT"
+    words: ClassVar[Words] = {"losses": "{} losses"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""
-        course = [_Early.of(loss, self.soon) for loss in losses(recording)]
-        for root, group in by_root(_updated(recording), lambda w: w.root):
-            own = _Sizes.of(recording, group, self.soon)
-            if own is None or (course and all(early is None for early in course)):
-                continue
-            found = self._overwritten(own, [early for early in course if early is not None])
+        known = losses(recording)
+        beginnings = [early for loss in known if (early := _Beginning.of_loss(loss, self.soon))]
+        if known and not beginnings:
+            return
+        soon = np.flatnonzero(recording.steps <= self.soon)
+        if len(soon) < 2 or recording.steps[0] > 1:
+            return
+        for root, group in weight_courses(recording).by_root(_is_updated):
+            from_nonzero = np.flatnonzero(group.size[:, 0] > FROM_ZERO)
+            own = group.part(from_nonzero, soon)
+            found = self._overwritten(own, beginnings) if own.weights else None
             if found is not None:
                 yield self._finding(recording, root, own, *found)
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured first steps; without updates of weights there is nothing to judge."""
-        if not _updated(recording):
+        if not any(_is_updated(weight) for weight in weights(recording)):
             return None
         have = int((recording.steps <= self.soon).sum())
         return too_few(
@@ -94,49 +103,61 @@ class RateTooLarge:
         )
 
     def _overwritten(
-        self, own: _Sizes, course: list[_Early]
-    ) -> tuple[list[int], int, _Early | None] | None:
+        self, own: WeightCourses, beginnings: list[_Beginning]
+    ) -> tuple[list[int], int, _Beginning | None] | None:
         """Return the weights that were overwritten, the step by which they were, and a loss that did not fall."""
         needed = max(min(2, len(own.weights)), int(np.ceil(self.part * len(own.weights))))
         bar = np.where(own.steps == 0, self.grown, self.whole)
-        large = (own.ratio >= bar) | (own.growth >= 1 + self.grown)
+        large = (own.update >= bar) | (_growth(own) >= 1 + self.grown)
         first = _reached(large, own.steps, needed)
-        if first is not None and all(early.stays(first) for early in course):
-            return list(np.flatnonzero(large.any(axis=1))), first, next(iter(course), None)
-        risen = [at for early in course if (at := early.risen(self.jump)) is not None]
-        if course and len(risen) == len(course):
-            harmed = (own.ratio > self.harm) & (own.steps < min(risen))
+        if first is not None and all(early.stays(first) for early in beginnings):
+            return list(np.flatnonzero(large.any(axis=1))), first, next(iter(beginnings), None)
+        risen = [at for early in beginnings if (at := early.risen(self.jump)) is not None]
+        if beginnings and len(risen) == len(beginnings):
+            harmed = (own.update > self.harm) & (own.steps < min(risen))
             if harmed.any(axis=1).sum() >= needed:
-                return list(np.flatnonzero(harmed.any(axis=1))), min(risen), course[0]
+                return list(np.flatnonzero(harmed.any(axis=1))), min(risen), beginnings[0]
         return None
 
     def _finding(
         self,
         recording: Recording,
         root: int,
-        own: _Sizes,
+        own: WeightCourses,
         found: list[int],
         step: int,
-        loss: _Early | None,
+        loss: _Beginning | None,
     ) -> Finding:
-        order = sorted(found, key=lambda i: -own.strongest(i))
-        names, worst = [own.weights[i].param.path for i in order], order[0]
-        by, model = trained_by(recording, root), names_of(recording, [root])
-        fell = (
-            f", and the loss went from {loss.first:.3g} to {loss.height(step):.3g}"
-            if loss is not None
-            else ""
-        )
+        updates = np.nanmax(own.update, axis=1, initial=0)
+        strongest = np.fmax(updates, np.nanmax(_growth(own) - 1, axis=1, initial=0))
+        order = sorted(found, key=lambda i: -strongest[i])
+        names = [own.weights[i].param.path for i in order]
+        worst = order[0]
+        weight = own.weights[worst]
+        model = names_of(recording, [root])
+        by = trained_by(recording, root)
+        by = f" ({by})" if by else ""
+        fell = ""
+        if loss is not None:
+            fell = f", and the loss went from {loss.first:.3g} to {loss.height(step):.3g}"
+        figures = {}
+        for i in order[:6]:
+            sizes = own.size[i][np.isfinite(own.size[i])]
+            figures[own.weights[i].param.path] = {
+                "first": plain(sizes[0]),
+                "largest": plain(sizes.max()),
+                "update_ratio": plain(updates[i]),
+            }
         return Finding(
             code=self.code,
             severity=self.severity,
-            site=(own.weights[worst].update or own.weights[worst].param).site,
+            site=(weight.update or weight.param).site,
             step=step,
-            message=f"By step {step} the optimizer{f' ({by})' if by else ''} had overwritten {len(found)} of "
+            message=f"By step {step} the optimizer{by} had overwritten {len(found)} of "
             f"{len(own.weights)} weights of {model}, {listed(names, 3)}: a step changed {names[0]} by "
-            f"{np.nanmax(own.ratio[worst], initial=0):.2g} times its size{fell}.",
+            f"{updates[worst]:.2g} times its size{fell}.",
             evidence={
-                "weights": {own.weights[i].param.path: own.figures(i) for i in order[:6]},
+                "weights": figures,
                 "concerned": len(found),
                 "of": len(own.weights),
                 "losses": [plain(value) for value in loss.values] if loss is not None else [],
@@ -148,20 +169,17 @@ class RateTooLarge:
         )
 
 
-@dataclass(frozen=True)
-class _Early:
+class _Beginning(Course):
     """The first values of a loss; non-finite ones count as infinite."""
 
-    steps: Ints
-    values: Floats
-
     @classmethod
-    def of(cls, loss: LossCourse, soon: int) -> _Early | None:
+    def of_loss(cls, loss: Loss, soon: int) -> _Beginning | None:
         """Return the first values of a loss; None if its beginning was not recorded."""
-        values, kept = loss.rows.statistic("mean"), loss.rows.step <= 2 * soon
-        values = np.where(np.isfinite(values), values, np.inf)[kept]
-        usable = len(values) > 1 and loss.rows.step[0] <= 1 and np.isfinite(values[0])
-        return cls(loss.rows.step[kept], values) if usable else None
+        values = loss.rows.statistic("mean")
+        values = np.where(np.isfinite(values), values, np.inf)
+        early = cls(loss.site, loss.rows.step, values).where(loss.rows.step <= 2 * soon)
+        usable = len(early) > 1 and early.steps[0] <= 1 and np.isfinite(early.first)
+        return early if usable else None
 
     @property
     def first(self) -> float:
@@ -184,50 +202,9 @@ class _Early:
         return float(near.max()) if len(near) else float(self.values[-1])
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """The weights of one root in the first steps: a row a weight, a column a measured step."""
-
-    weights: list[Weight]
-    steps: Ints
-    size: Floats
-    ratio: Floats
-    growth: Floats
-
-    @classmethod
-    def of(cls, recording: Recording, own: list[Weight], soon: int) -> _Sizes | None:
-        """Return the weights that did not start at zero; None if the start was not measured."""
-        early = recording.steps <= soon
-        if early.sum() < 2 or recording.steps[0] > 1:
-            return None
-        size = rms(recording, [w.param for w in own])[:, early]
-        kept = np.flatnonzero(size[:, 0] > FROM_ZERO)
-        if not len(kept):
-            return None
-        update = rms(recording, [own[i].update for i in kept])[:, early]
-        growth = share(size[kept], np.broadcast_to(size[kept][:, :1], size[kept].shape))
-        return cls(
-            [own[i] for i in kept],
-            recording.steps[early],
-            size[kept],
-            share(update, size[kept]),
-            growth,
-        )
-
-    def strongest(self, weight: int) -> float:
-        """Return the largest change of a weight, in times of its size."""
-        both = np.concatenate([self.ratio[weight], self.growth[weight] - 1])
-        return float(np.nanmax(both, initial=0))
-
-    def figures(self, weight: int) -> dict[str, float | None]:
-        """Return the sizes of a weight and its largest update."""
-        known = self.size[weight][np.isfinite(self.size[weight])]
-        largest = float(np.nanmax(self.ratio[weight], initial=0))
-        return {
-            "first": plain(known[0]),
-            "largest": plain(known.max()),
-            "update_ratio": plain(largest),
-        }
+def _growth(own: WeightCourses) -> Floats:
+    """Return the sizes of weights in units of their first."""
+    return share(own.size, own.size[:, :1])
 
 
 def _reached(large: np.ndarray, steps: Ints, needed: int) -> int | None:
@@ -237,6 +214,6 @@ def _reached(large: np.ndarray, steps: Ints, needed: int) -> int | None:
     return int(steps[enough[0]]) + 1 if len(enough) else None
 
 
-def _updated(recording: Recording) -> list[Weight]:
-    """Return the weights whose updates are recorded."""
-    return [w for w in weights(recording) if w.update is not None]
+def _is_updated(weight: Weight) -> bool:
+    """Whether the changes of a weight are recorded."""
+    return weight.update is not None

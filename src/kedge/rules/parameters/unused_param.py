@@ -14,14 +14,14 @@ from kedge.rules.recorded.optimizers import optimizers
 from kedge.rules.recorded.roots import by_root, root_of, root_path, within
 from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_sites
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import counted, listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
 
 
 @dataclass(frozen=True)
-class UnusedParam:
+class UnusedParam(Rule):
     """A parameter requires a gradient but gets none, or is in no optimizer.
 
     Meaning:
@@ -66,9 +66,10 @@ class UnusedParam:
     min_samples: int = 3
     named: int = NAMED
 
-    code: ClassVar[str] = "UNUSED-PARAM"
-    name: ClassVar[str] = "a trainable parameter is not trained"
-    severity: ClassVar[Severity] = "warning"
+    code = "UNUSED-PARAM"
+    name = "a trainable parameter is not trained"
+    severity = "warning"
+    words: ClassVar[Words] = {"last": "at last {}"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for every cause, and one for every root with parameters that no optimizer holds."""

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from kedge.rules.naming import NAMED, plain
-from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trains
-from kedge.rules.recorded.weights import Weight, finite_median, first_finite, rms, share, weights
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.recorded.weights import (
+    WeightCourses,
+    finite_median,
+    first_finite,
+    weight_courses,
+    weights,
+)
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording
-from kedge.store.rows import Bools, Floats, Ints
+from kedge.store.rows import Floats
 
 
 @dataclass(frozen=True)
-class UpdateRatio:
+class UpdateRatio(Rule):
     """Optimizer steps change the weights far too much, or hardly at all.
 
     Meaning:
@@ -68,19 +73,25 @@ class UpdateRatio:
     window: int = 40
     min_samples: int = 20
 
-    code: ClassVar[str] = "UPDATE-RATIO"
-    name: ClassVar[str] = "steps change the weights too much, or hardly at all"
-    severity: ClassVar[Severity] = "warning"
+    code = "UPDATE-RATIO"
+    name = "steps change the weights too much, or hardly at all"
+    severity = "warning"
+    follows: ClassVar[Mapping[str, str]] = {
+        "large": (
+            "INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO GRADS-KEPT "
+            "RATE-TOO-LARGE GRAD-EXPLODE"
+        ),
+        "small": (
+            "NOT-OPTIMIZED UNUSED-PARAM UNDERFLOW GRAD-ZERO:all DEAD-CHANNEL SATURATED GRAD-ZERO"
+        ),
+    }
+    words: ClassVar[Words] = {"weights": "of {} weights"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for too large and one for too small, for every root."""
-        known = [w for w in weights(recording) if w.update is not None]
-        for _, group in by_root(known, lambda w: w.root):
-            own = _Ratios.of(recording, group)
-            large = own.judge(own.grown, self.window, 0.5, self.min_samples)
-            small = own.judge(own.driven, len(recording.steps), self.quantile, self.min_samples)
-            yield from self._too_large(own, large)
-            yield from self._too_small(own, small)
+        for _, own in weight_courses(recording).by_root(lambda weight: weight.update is not None):
+            yield from self._too_large(own)
+            yield from self._too_small(own, trained=trains(recording))
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of measured updates; a recording without weights has nothing to judge."""
@@ -89,103 +100,82 @@ class UpdateRatio:
             too_few(self.code, measured(recording, updates), self.min_samples) if updates else None
         )
 
-    def _too_large(self, own: _Ratios, ratios: Floats) -> Iterator[Finding]:
-        outside = np.flatnonzero(ratios > self.high)
-        if len(outside):
-            worst = outside[np.argmax(ratios[outside])]
-            says = f"changed by more than {self.high:g} times its size in half of the last optimizer steps"
-            step = own.first_step(worst, own.grown[worst] > self.high)
-            words = (says, _TOO_LARGE, "large", step)
-            yield self._finding(own, ratios, [worst, *outside[outside != worst]], words)
+    def _too_large(self, own: WeightCourses) -> Iterator[Finding]:
+        from_zero = np.array([first_finite(row, 0.0) < FROM_ZERO for row in own.size])
+        grown = np.where(from_zero[:, None], np.nan, own.update)
+        ratios = self._quantiles(grown, self.window, 0.5)
+        large = np.flatnonzero(ratios > self.high)
+        if len(large):
+            worst = large[np.argmax(ratios[large])]
+            others = large[large != worst]
+            step = int(own.steps[(grown[worst] > self.high).argmax()])
+            says = f"more than {self.high:g} times its size in half of the last optimizer steps"
+            yield self._finding(own, ratios, [worst, *others], "large", says, step)
 
-    def _too_small(self, own: _Ratios, ratios: Floats) -> Iterator[Finding]:
-        outside = np.flatnonzero(ratios < self.low)
-        if len(outside):
-            worst = outside[np.argmin(ratios[outside])]
-            says = f"changed by less than {self.low:g} times its size in {self.quantile:.0%} of the optimizer steps"
-            step = own.first_step(worst, own.driven[worst] < self.low)
-            words = (says, _TOO_SMALL, "small", step)
-            yield self._finding(own, ratios, [worst, *outside[outside != worst]], words)
+    def _too_small(self, own: WeightCourses, *, trained: bool) -> Iterator[Finding]:
+        usual = np.array([finite_median(row, np.inf) for row in own.gradient])
+        starved = usual < STARVED * np.max(usual[np.isfinite(usual)], initial=0)
+        starved |= np.array([weight.table for weight in own.weights])
+        driven = np.where(starved[:, None] | (own.gradient == 0), np.nan, own.update)
+        if trained:
+            driven[~np.isfinite(own.gradient)] = np.nan
+        ratios = self._quantiles(driven, len(own.steps), self.quantile)
+        small = np.flatnonzero(ratios < self.low)
+        if len(small):
+            worst = small[np.argmin(ratios[small])]
+            others = small[small != worst]
+            step = int(own.steps[(driven[worst] < self.low).argmax()])
+            says = f"less than {self.low:g} times its size in {self.quantile:.0%} of the optimizer steps"
+            yield self._finding(own, ratios, [worst, *others], "small", says, step)
+
+    def _quantiles(self, table: Floats, window: int, quantile: float) -> Floats:
+        """Return a quantile of each weight's last ratios, NaN where there are too few."""
+        found = np.full(len(table), np.nan)
+        for place, row in enumerate(table):
+            last = row[np.isfinite(row)][-window:]
+            if len(last) >= self.min_samples:
+                found[place] = np.quantile(last, quantile)
+        return found
 
     def _finding(
-        self, own: _Ratios, ratios: Floats, outside: Sequence[int], words: tuple[str, str, str, int]
+        self,
+        own: WeightCourses,
+        ratios: Floats,
+        outside: Sequence[int],
+        kind: str,
+        says: str,
+        step: int,
     ) -> Finding:
-        says, remedy, kind, step = words
-        first = own.weights[outside[0]]
-        others = (
-            f"; so did {len(outside) - 1} more of {len(own.weights)} weights"
-            if len(outside) > 1
-            else ""
-        )
+        worst = outside[0]
+        weight = own.weights[worst]
+        others = ""
+        if len(outside) > 1:
+            others = f"; so did {len(outside) - 1} more of {len(own.weights)} weights"
         return Finding(
             code=self.code,
             severity=self.severity,
-            site=(first.update or first.param).site,
+            site=(weight.update or weight.param).site,
             step=step,
-            message=f"{first.param.path} {says} ({ratios[outside[0]]:.2g}; first seen at step {step}){others}.",
+            message=f"{weight.param.path} changed by {says} ({ratios[worst]:.2g}; first seen at step {step}){others}.",
             evidence={
                 "kind": kind,
                 "ratios": {own.weights[i].param.path: plain(ratios[i]) for i in outside[:NAMED]},
                 "weights": len(own.weights),
                 "concerned": len(outside),
-                "samples": int(np.isfinite(own.table[outside[0]]).sum()),
-                "dtype": first.param.dtype,
+                "samples": int(np.isfinite(own.update[worst]).sum()),
+                "dtype": weight.param.dtype,
             },
             confidence=0.8,
-            remedy=remedy,
+            remedy=_REMEDIES[kind],
         )
 
 
-_TOO_LARGE = "Lower the learning rate, or raise it slowly over the first steps."
-_TOO_SMALL = (
-    "Raise the learning rate; check that the scheduler does not hold it at zero and that the gradient is not clipped "
-    "or scaled to nothing. In bfloat16 and float16 an update below a thousandth of the weight is rounded away: "
-    "keep float32 master weights."
-)
-
-
-@dataclass(frozen=True)
-class _Ratios:
-    """Update ratios: a row a weight, a column a measured step.
-
-    ``grown`` has no values for weights that started at zero, ``driven`` none for embeddings, for
-    weights that hardly get a gradient, and for steps whose gradient was zero or missing.
-    """
-
-    weights: list[Weight]
-    steps: Ints
-    table: Floats
-    grown: Floats
-    driven: Floats
-
-    @classmethod
-    def of(cls, recording: Recording, own: list[Weight]) -> _Ratios:
-        """Return the ratios of some weights."""
-        size = rms(recording, [w.param for w in own])
-        gradient = share(rms(recording, [w.grad for w in own]), size)
-        table = share(rms(recording, [w.update for w in own]), size)
-        from_zero = np.array([first_finite(row, 0.0) < FROM_ZERO for row in size])
-        usual = np.array([finite_median(row, np.inf) for row in gradient])
-        starved = np.array([w.table for w in own]) | (
-            usual < STARVED * np.max(usual[np.isfinite(usual)], initial=0)
-        )
-        grown = np.where(from_zero[:, None], np.nan, table)
-        driven = np.where(starved[:, None] | (gradient == 0), np.nan, table)
-        if trains(recording):
-            driven[~np.isfinite(gradient)] = np.nan
-        return cls(own, recording.steps, table, grown, driven)
-
-    def judge(self, table: Floats, window: int, quantile: float, enough: int) -> Floats:
-        """Return a quantile of each weight's last ratios, NaN where there are too few."""
-        last = [row[np.isfinite(row)][-window:] for row in table]
-        return np.array(
-            [np.quantile(row, quantile) if len(row) >= enough else np.nan for row in last]
-        )
-
-    def first_step(self, weight: int, outside: Bools) -> int:
-        """Return the first step in which a weight's ratio was outside its bounds."""
-        return int(self.steps[np.flatnonzero(outside & np.isfinite(self.table[weight]))[0]])
-
+_REMEDIES = {
+    "large": "Lower the learning rate, or raise it slowly over the first steps.",
+    "small": "Raise the learning rate; check that the scheduler does not hold it at zero and that the gradient is not "
+    "clipped or scaled to nothing. In bfloat16 and float16 an update below a thousandth of the weight is rounded away: "
+    "keep float32 master weights.",
+}
 
 #: A weight smaller than this at its first sample was set to zero on purpose.
 FROM_ZERO = 1e-6

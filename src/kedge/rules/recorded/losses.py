@@ -5,62 +5,55 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from kedge.rules.recorded.course import Course
+from kedge.rules.recorded.once import once
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_paths
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import Bools, Floats, Ints, Rows
+from kedge.store.rows import Bools, Ints, Rows
 
 #: The kind of the site of the values that one line of the program calls backward on.
 LOSS = "loss"
 
 
 @dataclass(frozen=True)
-class LossCourse:
-    """One loss in the whole steps in which it was recorded.
+class Loss(Course):
+    """One loss in the whole steps in which it was finite.
 
-    ``values`` are means over the calls of a step. Steps with fewer or more calls than usual, such
+    The values are means over the calls of a step. Steps with fewer or more calls than usual, such
     as the last one of a GAN or of an epoch, are left out: their mean is of something else.
+
+    Attributes:
+        rows: Everything that was recorded of it.
     """
 
-    site: SiteInfo
     rows: Rows
-
-    @cached_property
-    def _kept(self) -> Bools:
-        return (
-            whole_steps(self.rows.calls)
-            & self.rows.clean
-            & np.isfinite(self.rows.statistic("mean"))
-        )
-
-    @cached_property
-    def steps(self) -> Ints:
-        """The steps in which the loss was finite."""
-        return self.rows.step[self._kept]
-
-    @cached_property
-    def values(self) -> Floats:
-        """The loss in these steps."""
-        return self.rows.statistic("mean")[self._kept]
 
     @property
     def ends_badly(self) -> bool:
         """Whether the last recorded loss was not finite."""
-        return len(self.rows) > 0 and not bool(self.rows.clean[-1])
+        return not bool(self.rows.clean[-1])
 
 
-def losses(recording: Recording) -> list[LossCourse]:
+@once
+def losses(recording: Recording) -> tuple[Loss, ...]:
     """Return the losses of a recording that have any rows."""
     found = [site for site in recording.of_kind(LOSS) if len(recording.rows(site))]
-    found = found or [
-        site for site in recording.of_kind("out") if is_single_output(recording, site)
-    ]
-    return [LossCourse(site, recording.rows(site)) for site in found if len(recording.rows(site))]
+    if not found:
+        outputs = recording.of_kind("out")
+        found = [site for site in outputs if is_single_output(recording, site)]
+    made = []
+    for site in found:
+        rows = recording.rows(site)
+        if len(rows):
+            values = rows.statistic("mean")
+            kept = whole_steps(rows.calls) & rows.clean & np.isfinite(values)
+            made.append(Loss(site, rows.step, values, rows).where(kept))
+    return tuple(made)
 
 
 def steps_with_little_loss(recording: Recording, share: float) -> Ints:

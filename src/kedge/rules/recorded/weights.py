@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kedge.rules.recorded.once import once
+from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.recorded.wiring import Wiring, wire
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import Floats
+from kedge.store.rows import Floats, Ints
 
 #: Modules whose weights are looked up and not multiplied: most of their rows get no gradient in a
 #: step.
@@ -53,6 +54,59 @@ def weights(recording: Recording) -> tuple[Weight, ...]:
         if len(site.shape) >= 2
     ]
     return tuple(sorted(found, key=lambda weight: weight.position))
+
+
+@dataclass(frozen=True)
+class WeightCourses:
+    """Weights over the measured steps: a row a weight, a column a step, NaN where nothing was measured.
+
+    Attributes:
+        weights: The weights, in the order in which their modules return.
+        steps: The steps.
+        size: The root mean squares.
+        gradient: Those of the gradients, relative to the weight.
+        update: Those of the changes by the optimizer, relative to the weight.
+        arriving: Those of the gradients of their modules' outputs.
+    """
+
+    weights: tuple[Weight, ...]
+    steps: Ints
+    size: Floats
+    gradient: Floats
+    update: Floats
+    arriving: Floats
+
+    def by_root(self, chosen: Callable[[Weight], bool]) -> list[tuple[int, WeightCourses]]:
+        """Return the chosen weights of each root."""
+        rows = [row for row, weight in enumerate(self.weights) if chosen(weight)]
+        groups = by_root(rows, lambda row: self.weights[row].root)
+        return [(root, self.part(np.array(own))) for root, own in groups]
+
+    def part(self, rows: Ints, columns: Ints | slice = slice(None)) -> WeightCourses:
+        """Return some of the weights, in some of the steps."""
+        return WeightCourses(
+            weights=tuple(self.weights[row] for row in rows),
+            steps=self.steps[columns],
+            size=self.size[rows][:, columns],
+            gradient=self.gradient[rows][:, columns],
+            update=self.update[rows][:, columns],
+            arriving=self.arriving[rows][:, columns],
+        )
+
+
+@once
+def weight_courses(recording: Recording) -> WeightCourses:
+    """Return the weights of trained models over the measured steps."""
+    known = weights(recording)
+    size = rms(recording, [weight.param for weight in known])
+    return WeightCourses(
+        weights=known,
+        steps=recording.steps,
+        size=size,
+        gradient=share(rms(recording, [weight.grad for weight in known]), size),
+        update=share(rms(recording, [weight.update for weight in known]), size),
+        arriving=rms(recording, [weight.arriving for weight in known]),
+    )
 
 
 def rms(recording: Recording, sites: Sequence[SiteInfo | None]) -> Floats:

@@ -13,14 +13,14 @@ from kedge.rules.naming import NAMED
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trained_sites, trains
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import listed
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL, Ints
 
 
 @dataclass(frozen=True)
-class BatchOfOne:
+class BatchOfOne(Rule):
     """Batch normalisation got a batch of one sample in training.
 
     Meaning:
@@ -54,9 +54,10 @@ class BatchOfOne:
 
     named: int = 3
 
-    code: ClassVar[str] = "BATCH-OF-ONE"
-    name: ClassVar[str] = "batch statistics of a single sample"
-    severity: ClassVar[Severity] = "warning"
+    code = "BATCH-OF-ONE"
+    name = "batch statistics of a single sample"
+    severity = "warning"
+    words: ClassVar[Words] = {"types": "of type {}"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield one finding for all modules."""

@@ -11,7 +11,7 @@ from kedge.rules.naming import line_of
 from kedge.rules.nonfinite.wording.advice import operations
 from kedge.rules.recorded.optimizers import Entry, events_of
 from kedge.rules.recorded.samples import no_loss_graph
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
 from kedge.store.recording import Recording, SiteInfo
 
 #: Operations that return their input's values in another shape, layout or dtype.
@@ -51,7 +51,7 @@ _WITH_LOGITS = "binary_cross_entropy_with_logits"
 
 
 @dataclass(frozen=True)
-class DoubleSoftmax:
+class DoubleSoftmax(Rule):
     """Softmax or sigmoid is applied twice before the loss, or not at all where the loss needs it.
 
     Meaning:
@@ -89,9 +89,10 @@ class DoubleSoftmax:
 
     shown: int = 6
 
-    code: ClassVar[str] = "DOUBLE-SOFTMAX"
-    name: ClassVar[str] = "softmax or sigmoid twice before the loss, or not at all"
-    severity: ClassVar[Severity] = "warning"
+    code = "DOUBLE-SOFTMAX"
+    name = "softmax or sigmoid twice before the loss, or not at all"
+    severity = "warning"
+    words: ClassVar[Words] = {"operations": "operations {}"}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""

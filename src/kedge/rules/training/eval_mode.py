@@ -11,14 +11,14 @@ from kedge.rules.recorded.optimizers import Entry, events_of, has_optimizer
 from kedge.rules.recorded.roots import names_of, root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import steps_of_training, trained_roots
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import counted, listed
 from kedge.store.recording import Recording
 from kedge.store.rows import Ints
 
 
 @dataclass(frozen=True)
-class EvalMode:
+class EvalMode(Rule):
     """The model is trained in evaluation mode: dropout is off, or batch statistics do not change.
 
     Meaning:
@@ -52,9 +52,10 @@ class EvalMode:
     min_steps: int = 3
     share: float = 0.25
 
-    code: ClassVar[str] = "EVAL-MODE"
-    name: ClassVar[str] = "the model is trained in evaluation mode"
-    severity: ClassVar[Severity] = "warning"
+    code = "EVAL-MODE"
+    name = "the model is trained in evaluation mode"
+    severity = "warning"
+    words: ClassVar[Words] = {"since": "since step {}", "interruptions": ""}
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root."""

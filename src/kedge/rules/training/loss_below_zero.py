@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from kedge.rules.naming import line_of, plain
 from kedge.rules.nonfinite.wording.advice import operations
-from kedge.rules.recorded.losses import LossCourse, losses
+from kedge.rules.recorded.losses import Loss, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording
 from kedge.store.rows import Bools
 
@@ -36,7 +36,7 @@ _KEEPS = frozenset(
 
 
 @dataclass(frozen=True)
-class LossBelowZero:
+class LossBelowZero(Rule):
     """A loss that cannot be negative is below zero, or has the wrong sign.
 
     Meaning:
@@ -71,9 +71,16 @@ class LossBelowZero:
 
     least: float = 1e-3
 
-    code: ClassVar[str] = "LOSS-BELOW-ZERO"
-    name: ClassVar[str] = "a loss is below its lowest possible value"
-    severity: ClassVar[Severity] = "warning"
+    code = "LOSS-BELOW-ZERO"
+    name = "a loss is below its lowest possible value"
+    severity = "warning"
+    follows = "DOUBLE-SOFTMAX"
+    words: ClassVar[Words] = {
+        "operation": "operation {}",
+        "least": "least {}",
+        "below": "{} of them below zero",
+        "losses": "{} losses",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""
@@ -93,7 +100,7 @@ class LossBelowZero:
         """Return the lack of a recorded graph of the loss; without training there is none."""
         return no_loss_graph(self.code, recording)
 
-    def _finding(self, loss: LossCourse, below: Bools, name: str, *, turned: bool) -> Finding:
+    def _finding(self, loss: Loss, below: Bools, name: str, *, turned: bool) -> Finding:
         first, source = int(loss.steps[below.argmax()]), loss.site.source
         where = f" at {line_of(source)}" if source else ""
         least = float(loss.values.min())

@@ -10,18 +10,18 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.naming import plain
-from kedge.rules.recorded.losses import LossCourse, losses
+from kedge.rules.recorded.losses import Loss, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.roots import root_path
 from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.trained import trained_roots, trains
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording
 from kedge.store.rows import Floats
 
 
 @dataclass(frozen=True)
-class NoLearning:
+class NoLearning(Rule):
     """The loss at the end is not below that at the start by more than its noise, or is no better than chance.
 
     Meaning:
@@ -66,9 +66,23 @@ class NoLearning:
     sure: float = 3.0
     chance: float = 0.98
 
-    code: ClassVar[str] = "NO-LEARNING"
-    name: ClassVar[str] = "the loss ends where it began"
-    severity: ClassVar[Severity] = "info"
+    code = "NO-LEARNING"
+    name = "the loss ends where it began"
+    severity = "info"
+    of_the_beginning = True
+    is_symptom = True
+    follows = (
+        "NEVER-INITIALISED INPUT-SCALE INIT-SCALE GRADS-KEPT BATCH-OF-ONE "
+        "RATE-TOO-LARGE NOT-OPTIMIZED UNDERFLOW DEAD-CHANNEL SATURATED GRAD-ZERO "
+        "GRAD-VANISH GRAD-EXPLODE"
+    )
+    words: ClassVar[Words] = {
+        "first": "at first {}",
+        "last": "at last {}",
+        "noise": "noise {}",
+        "losses": "{} losses",
+        "classes": "{} classes",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding: for the loss with most values."""
@@ -91,7 +105,7 @@ class NoLearning:
             return Lack(self.code, "loss", 0, 1, grows=False)
         return too_few(self.code, have, self.min_losses, "steps with a loss")
 
-    def _judged(self, recording: Recording) -> list[LossCourse]:
+    def _judged(self, recording: Recording) -> list[Loss]:
         return [
             x
             for x in losses(recording)
@@ -107,13 +121,13 @@ class NoLearning:
                 return True
         return False
 
-    def _at_chance(self, recording: Recording, loss: LossCourse) -> bool:
+    def _at_chance(self, recording: Recording, loss: Loss) -> bool:
         classes = _classes(recording, loss)
         return classes is not None and bool(
             np.median(_last(loss)) >= self.chance * math.log(classes)
         )
 
-    def _finding(self, recording: Recording, loss: LossCourse) -> Finding:
+    def _finding(self, recording: Recording, loss: Loss) -> Finding:
         first, last = float(np.median(loss.values[: self.head])), float(np.median(_last(loss)))
         noise, classes = _noise(loss.values), _classes(recording, loss)
         stays = classes is not None and self._at_chance(recording, loss)
@@ -150,7 +164,7 @@ _START = 10
 _MEDIAN, _DEVIATION = 1.2533, 1.4826
 
 
-def _last(loss: LossCourse) -> Floats:
+def _last(loss: Loss) -> Floats:
     return loss.values[-(len(loss.values) // 4) :]
 
 
@@ -159,7 +173,7 @@ def _noise(values: Floats) -> float:
     return float(_DEVIATION * np.median(np.abs(np.diff(values))) / math.sqrt(2))
 
 
-def _classes(recording: Recording, loss: LossCourse) -> int | None:
+def _classes(recording: Recording, loss: Loss) -> int | None:
     """Return the number of classes if a loss is cross-entropy of the output of the only trained model; else None."""
     trained = trained_roots(recording)
     roots = [root for root in range(len(recording.roots)) if root in trained]
@@ -173,7 +187,7 @@ def _classes(recording: Recording, loss: LossCourse) -> int | None:
     return classes if classes > 1 else None
 
 
-def _is_over_classes(recording: Recording, loss: LossCourse) -> bool:
+def _is_over_classes(recording: Recording, loss: Loss) -> bool:
     """Whether the graph of a loss has a softmax over its last dimension; older recordings do not show the dimension."""
     graphs = [
         event for event in events_of(recording, "loss-graph") if event.get("site") == loss.site.site

@@ -11,16 +11,17 @@ from typing import ClassVar
 import numpy as np
 
 from kedge.rules.naming import NAMED, plain
-from kedge.rules.recorded.losses import LossCourse, losses, whole_steps
+from kedge.rules.recorded.course import Course
+from kedge.rules.recorded.losses import losses, whole_steps
 from kedge.rules.recorded.optimizers import later_starts
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.rule import Finding, Lack, Severity
+from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.store.recording import Recording, SiteInfo
-from kedge.store.rows import Bools, Floats, Ints
+from kedge.store.rows import Floats
 
 
 @dataclass(frozen=True)
-class Spike:
+class Spike(Rule):
     """The loss or the norm of the gradients jumped far above its usual range.
 
     Meaning:
@@ -86,22 +87,32 @@ class Spike:
     history: int = 100
     min_history: int = 20
 
-    code: ClassVar[str] = "SPIKE"
-    name: ClassVar[str] = "the loss or the gradient jumped"
-    severity: ClassVar[Severity] = "warning"
+    code = "SPIKE"
+    name = "the loss or the gradient jumped"
+    severity = "warning"
+    follows = (
+        "NEVER-INITIALISED INPUT-SCALE INIT-SCALE DOUBLE-SOFTMAX LOSS-BELOW-ZERO "
+        "GRADS-KEPT BATCH-OF-ONE RATE-TOO-LARGE GRAD-EXPLODE"
+    )
+    words: ClassVar[Words] = {
+        "height": "height {}",
+        "usual": "usually {}",
+        "spikes": "{} spikes",
+        "came_back": ("it came back to the level before", "it did not come back"),
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every loss, and one for the gradient of every root."""
-        for norms in _norms(recording):
-            starts = later_starts(recording, norms.site.root)
+        for site in recording.of_kind("grad.norm"):
+            norms = _norm(recording, site)
+            starts = later_starts(recording, site.root)
             found = _in_each(norms, starts, self._jumps)
-            yield from self._finding(norms, found, f"The norm of the gradients ({norms.site.site})")
+            yield from self._finding(norms, found, f"The norm of the gradients ({site.site})")
         known = losses(recording)
         moves = has_moving_goal(recording, len(known))
         for loss in known:
-            course = _Values.of_loss(loss)
-            found = _in_each(course, later_starts(recording), self._losses)
-            for finding in self._finding(course, found, f"The loss ({loss.site.site})"):
+            found = _in_each(loss, later_starts(recording), self._losses)
+            for finding in self._finding(loss, found, f"The loss ({loss.site.site})"):
                 yield (
                     replace(finding, severity="info", message=finding.message + _MOVING)
                     if moves
@@ -110,9 +121,9 @@ class Spike:
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of steps with a loss or a norm for a past to compare with."""
-        known = [len(x.steps) for x in losses(recording)] + [
-            len(x.steps) for x in _norms(recording)
-        ]
+        courses: list[Course] = [*losses(recording)]
+        courses += [_norm(recording, site) for site in recording.of_kind("grad.norm")]
+        known = [len(course) for course in courses]
         return (
             too_few(self.code, max(known), self.min_history + 1, "steps with a loss")
             if known
@@ -143,7 +154,7 @@ class Spike:
             if values[at] > self.factor * past.max() > 0:
                 yield at
 
-    def _finding(self, course: _Values, found: Iterable[int], what: str) -> Iterator[Finding]:
+    def _finding(self, course: Course, found: Iterable[int], what: str) -> Iterator[Finding]:
         at = list(found)
         spikes = [
             place
@@ -152,14 +163,11 @@ class Spike:
         ]
         if not spikes:
             return
-        highest = max(
-            spikes, key=lambda place: course.values[place] / course.usual(place, self.recent)
-        )
-        usual, height, step = (
-            course.usual(highest, self.recent),
-            course.values[highest],
-            int(course.steps[highest]),
-        )
+        means = {at: float(course.values[max(0, at - self.recent) : at].mean()) for at in spikes}
+        highest = max(spikes, key=lambda at: course.values[at] / means[at])
+        usual = means[highest]
+        height = course.values[highest]
+        step = int(course.steps[highest])
         after = course.values[spikes[-1] + 1 :][-self.recent :]
         passed = len(after) > 0 and bool(np.median(after) < (usual + height) / 2)
         often = f", the highest of {len(spikes)} spikes" if len(spikes) > 1 else ""
@@ -210,45 +218,21 @@ def has_moving_goal(recording: Recording, number: int) -> bool:
     return against or any((root.name, root.parameters) in copies for root in trained)
 
 
-@dataclass(frozen=True)
-class _Values:
-    """One number in every step in which it was finite, also between the measured ones."""
-
-    site: SiteInfo
-    steps: Ints
-    values: Floats
-
-    @classmethod
-    def of_norm(cls, recording: Recording, site: SiteInfo) -> _Values:
-        """Return the norm of the gradients, in the steps that had all of them."""
-        rows = recording.rows(site)
-        values, whole = np.sqrt(rows.sumsq), whole_steps(rows.count)
-        if len(recording.ranks) > 1:  # not every rank has a row in every step
-            values, whole = (
-                rows.statistic("rms") * math.sqrt(math.prod(site.shape)),
-                np.ones(len(rows), dtype=bool),
-            )
-        known: Bools = np.asarray(rows.clean & np.isfinite(values) & whole)
-        return cls(site, rows.step[known], values[known])
-
-    @classmethod
-    def of_loss(cls, loss: LossCourse) -> _Values:
-        """Return a loss."""
-        return cls(loss.site, loss.steps, loss.values)
-
-    def usual(self, at: int, recent: int) -> float:
-        """Return the mean of the values right before a place."""
-        return float(self.values[max(0, at - recent) : at].mean())
+def _norm(recording: Recording, site: SiteInfo) -> Course:
+    """Return the norm of the gradients, in the steps that had all of them."""
+    rows = recording.rows(site)
+    values = np.sqrt(rows.sumsq)
+    whole = whole_steps(rows.count)
+    if len(recording.ranks) > 1:  # not every rank has a row in every step
+        values = rows.statistic("rms") * math.sqrt(math.prod(site.shape))
+        whole = np.ones(len(rows), dtype=bool)
+    return Course(site, rows.step, values).where(rows.clean & np.isfinite(values) & whole)
 
 
 def _in_each(
-    course: _Values, starts: Sequence[int], find: Callable[[Floats], Iterator[int]]
+    course: Course, starts: Sequence[int], find: Callable[[Floats], Iterator[int]]
 ) -> Iterator[int]:
     """Yield the places that are found in each part of a course; the parts begin at some steps."""
     cuts = [0, *np.searchsorted(course.steps, starts).tolist(), len(course.steps)]
     for begin, end in pairwise(cuts):
         yield from (begin + at for at in find(course.values[begin:end]))
-
-
-def _norms(recording: Recording) -> list[_Values]:
-    return [_Values.of_norm(recording, site) for site in recording.of_kind("grad.norm")]

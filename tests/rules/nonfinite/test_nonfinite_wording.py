@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kedge.rules.nonfinite.advice import OperationAdvice, operation
 from kedge.rules.nonfinite.nan_born import NanBorn
-from kedge.rules.nonfinite.wording.advice import OperationAdvice, operation
 from kedge.rules.rule import Finding
 from tests.rules.scenes import (
     AFTER_LOG,
@@ -17,6 +17,7 @@ from tests.rules.scenes import (
     Scene,
     all_of,
     chain,
+    made_at,
     row,
     size,
 )
@@ -249,7 +250,7 @@ def test_a_dump_names_what_the_recording_did_not_see():
 
     finding = only(scene)
 
-    assert (finding.site, finding.step, finding.evidence["how"]) == ("log:out", 17, "kept")
+    assert (finding.site, finding.step, made_at(finding)) == ("log:out", 17, "forward, seen")
     assert finding.message.startswith(
         "log:out was the first to contain NaN, at step 17: --dump checks every"
     )

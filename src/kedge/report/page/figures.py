@@ -41,6 +41,7 @@ WORDS: dict[str, str] = {
     "bytes": "{} bytes",
     "cause": "{}",
     "causes": "{}",
+    "certainty": "",
     "channels": "of {} channels",
     "checked": "{} parameters checked",
     "classes": "{} classes",

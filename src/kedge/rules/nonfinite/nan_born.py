@@ -185,16 +185,18 @@ def _seen(wiring: Wiring, bad_steps: BadSteps) -> Iterator[Birth]:
             severity = _severity(recording, sighting, recovered)
             if severity is None:
                 continue
-            first = sighting.guarded or sighting.bad_step
+            step, sure = sighting.bad_step.step, sighting.sure
+            if sighting.guarded is not None:
+                step, sure = sighting.guarded.step, round(sure * _AGAIN, 2)
             totals = [site.id for site in recording.of_kind(TOTAL)]
             yield Birth(
                 place=sighting.place,
                 certainty=sighting.certainty,
                 site=wiring.text(sighting.site),
-                step=first.step,
+                step=step,
                 severity=severity,
                 recovered=recovered,
-                sure=sighting.sure,
+                sure=sure,
                 sighting=sighting,
                 times=sighting.bad_step.steps,
                 kept_away=sighting.bad_step.are_finite(totals) is True,
@@ -212,8 +214,7 @@ def _of_gradients(search: Search, later: Iterable[Search]) -> Sighting:
             break
         for sighting in other.sightings():
             if other.makes_again(sighting):
-                sure = round(sighting.sure * _AGAIN, 2)
-                return replace(sighting, guarded=search.bad_step, sure=sure)
+                return replace(sighting, guarded=search.bad_step)
         return search.only_gradients(other.bad_step)
     return search.only_gradients(None)
 

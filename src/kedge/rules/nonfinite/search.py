@@ -315,14 +315,13 @@ class Search:
                 "backward", "inferred", site, holder, near, sure, cleared=tuple(able)
             )
 
-        also = [*suspects[1:], *holders]
+        also = (*suspects[1:], *holders)
+        if not near:
+            # What arrived at the suspects may have been bad already.
+            return self._sighting("backward", "among", site, suspects[0], sure=0.6, also=also)
         if also or self._is_used_outside(same):
-            sure = 0.7 if near else 0.6
-            return self._sighting(
-                "backward", "among", site, suspects[0], near, sure, also=tuple(also)
-            )
-        sure = 0.9 if near else 0.7
-        return self._sighting("backward", "seen", site, suspects[0], near, sure)
+            return self._sighting("backward", "among", site, suspects[0], near, 0.7, also=also)
+        return self._sighting("backward", "seen", site, suspects[0], near, 0.9)
 
     def _returned_while_bad(self, module: ModuleSites) -> Iterator[ModuleSites]:
         """Yield a container, the module inside it whose output it returned, and so on, while the gradient is bad."""

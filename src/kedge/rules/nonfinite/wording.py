@@ -104,6 +104,10 @@ _BESIDE = (
     "the backward of an operation in {name}'s own forward made it, or of one on its output, which "
     "takes the same value."
 )
+_OF_USERS = (
+    _GRADIENT + "{name} takes the value, and the gradient that arrived there was not recorded: its "
+    "backward made it, or that of an operation nearer to the loss."
+)
 _OF_A_FINITE_LOSS = (
     _GRADIENT + "the loss was finite, and so was {near}, nearer to it: a backward between the two "
     "made it{between}."
@@ -321,6 +325,8 @@ class _RowWords:
         place = (sighting.place, sighting.certainty)
         if sighting.cleared:
             return _BESIDE
+        if place == ("backward", "among") and not near:
+            return _OF_USERS
         if place == ("backward", "between") and bad_step.in_backward:
             return _OF_A_FINITE_LOSS if near else _ALL_OF_A_FINITE_LOSS
         if place == ("backward", "between") and not near:

@@ -95,14 +95,15 @@ class NanBorn:
           design.
 
     Evidence:
-        The kind of value and the number of elements; the line of the program that calls the module,
-        and the autograd node of the value; the range of the values next to it; other sites with
-        non-finite values in the same step (propagators); modules with non-finite input and finite
-        output (healed); other modules that may have made it (also); the records of a guarded step
-        and of the step after it (guarded); a parameter that had grown a thousandfold (growth); and
-        the last 16 recorded steps of the site and of its inputs (before), with rms, absmax and
-        state. The severities follow those of msProbe for overflows: normal input with abnormal
-        output is the critical case.
+        Where it was made (how) and how that is known (certainty): seen, inferred, among several,
+        between two sites or steps, or unknown; the kind of value and the number of elements; the
+        line of the program that calls the module, and the autograd node of the value; the range of
+        the values next to it; other sites with non-finite values in the same step (propagators);
+        modules with non-finite input and finite output (healed); other modules that may have made
+        it (also); the records of a guarded step and of the step after it (guarded); a parameter
+        that had grown a thousandfold (growth); and the last 16 recorded steps of the site and of
+        its inputs (before), with rms, absmax and state. The severities follow those of msProbe for
+        overflows: normal input with abnormal output is the critical case.
 
     Remedy:
         Each finding has the remedy for its own cause: an operation outside its domain, a product
@@ -140,9 +141,9 @@ def _births(recording: Recording, bad_steps: BadSteps) -> list[Birth]:
     wiring = wire(recording)
     groups: dict[object, list[Birth]] = {}
     for birth in _seen(wiring, bad_steps):
-        sighting = birth.sighting
         key: object = (birth.place, birth.site)
-        if birth.recovered and (birth.place == "backward" or sighting.is_of_gradients):
+        is_of_gradients = birth.sighting is not None and birth.sighting.is_of_gradients
+        if birth.recovered and (birth.place == "backward" or is_of_gradients):
             # Between measured steps gradients have fewer sites, so the same birth may show at
             # another one.
             key = "backward"
@@ -186,8 +187,8 @@ def _seen(wiring: Wiring, bad_steps: BadSteps) -> Iterator[Birth]:
             if severity is None:
                 continue
             step, sure = sighting.bad_step.step, sighting.sure
-            if sighting.guarded is not None:
-                step, sure = sighting.guarded.step, round(sure * _AGAIN, 2)
+            if sighting.shown_first is not None:
+                step, sure = sighting.shown_first.step, round(sure * _AGAIN, 2)
             totals = [site.id for site in recording.of_kind(TOTAL)]
             yield Birth(
                 place=sighting.place,
@@ -214,7 +215,7 @@ def _of_gradients(search: Search, later: Iterable[Search]) -> Sighting:
             break
         for sighting in other.sightings():
             if other.makes_again(sighting):
-                return replace(sighting, guarded=search.bad_step)
+                return replace(sighting, shown_first=search.bad_step)
         return search.only_gradients(other.bad_step)
     return search.only_gradients(None)
 
@@ -224,7 +225,7 @@ def _severity(recording: Recording, sighting: Sighting, recovered: bool) -> Seve
     place, bad_step = sighting.place, sighting.bad_step
     gradients, returned = judged(recording)
     gradient_sites = [site.id for site in gradients]
-    if sighting.guarded is not None:
+    if sighting.shown_first is not None:
         return "warning" if recovered else "error"
     if place == "loss":
         # With finite gradients the optimizer has trained on such a loss, and nothing else of the

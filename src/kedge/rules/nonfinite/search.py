@@ -83,7 +83,7 @@ class Sighting:
         also: Modules that may have made it too, or hold the operation that did; see Note [Beside].
         cleared: Modules that use the value and cannot have made it.
         stale: Whether the last rows of the module's parameters are of an earlier step.
-        guarded: The step before, of which only gradients are recorded and in which the value showed
+        shown_first: The step before, of which only gradients are recorded and in which the value showed
             first; None if it showed first in this step.
         later: If this is such a step: the first step after it with other rows, if there is one.
     """
@@ -98,7 +98,7 @@ class Sighting:
     also: tuple[ModuleSites, ...] = ()
     cleared: tuple[ModuleSites, ...] = ()
     stale: bool = False
-    guarded: BadStep | None = None
+    shown_first: BadStep | None = None
     later: BadStep | None = None
 
     @property

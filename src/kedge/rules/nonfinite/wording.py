@@ -266,14 +266,12 @@ class _RowWords:
 
     def message(self) -> str:
         """Return the site, the value and the step in one sentence, the program's line in another, and how it went on."""
-        guarded = self.sighting.guarded
+        first = self.sighting.shown_first
         message = self._sentence() + self._line()
-        if self.sighting.is_of_gradients:
-            message = ". ".join(self._of_gradients()) + "."
-        if guarded is not None:
+        if first is not None:
             message = (
-                f"Gradients were not finite at step {guarded.step}, of which nothing else was "
-                f"recorded; the value was made {_span(guarded)}. The next recorded step shows where "
+                f"Gradients were not finite at step {first.step}, of which nothing else was "
+                f"recorded; the value was made {_span(first)}. The next recorded step shows where "
                 f"it is still made: {message}"
             )
         if not self.birth.recovered:
@@ -288,6 +286,8 @@ class _RowWords:
 
     def _sentence(self) -> str:
         sighting, figures = self.sighting, self.figures
+        if sighting.is_of_gradients:
+            return ". ".join(self._of_gradients()) + "."
         bad_step, kept = sighting.bad_step, self.birth.kept
         # The autograd node of a result names the last operation; a kept call knows the one that
         # made the value.
@@ -335,7 +335,7 @@ class _RowWords:
             return _AT_THE_START
         if self.figures.unmeasured():
             return _OWN_OR_UNSEEN
-        return _SENTENCES.get(place, "")
+        return _SENTENCES[place]
 
     def _line(self) -> str:
         """Return the sentence about the program's line; empty if there is none."""
@@ -499,19 +499,19 @@ class _RowWords:
             "healed": healed[:NAMED],
             "before": figures.before(),
         }
-        if sighting.guarded or self.sighting.is_of_gradients:
-            found["guarded"] = self._guarded()
+        if sighting.shown_first or self.sighting.is_of_gradients:
+            found["guarded"] = self._of_first_step()
         found |= {"recovered": birth.recovered, "births": birth.births}
         if birth.recovered:
             found |= {"steps": birth.times, "skipped": birth.kept_away}
         return found
 
-    def _guarded(self) -> dict[str, Any]:
+    def _of_first_step(self) -> dict[str, Any]:
         """Return what is recorded of the step of which only gradients are, and of the next one."""
         sighting = self.sighting
         first, later, near = sighting.bad_step, sighting.later, sighting.near
-        if sighting.guarded:
-            first, later, near = sighting.guarded, sighting.bad_step, ()
+        if sighting.shown_first:
+            first, later, near = sighting.shown_first, sighting.bad_step, ()
         return {
             "step": first.step,
             "sound": first.last_sound if first.last_sound >= 0 else None,
@@ -987,7 +987,12 @@ class _EndWords:
     def evidence(self) -> dict[str, Any]:
         """Return what else was not finite at the end, and how many elements."""
         birth, exam = self.birth, self.birth.exam
-        found = {"module": None, "also": [], "recovered": birth.recovered, "births": birth.births}
+        found: dict[str, Any] = {
+            "module": None,
+            "also": [],
+            "recovered": birth.recovered,
+            "births": birth.births,
+        }
         if exam is not None:
             worst = exam["worst"]
             found |= {"also": self._others(), "nan": worst["nan"], "inf": worst["inf"]}

@@ -166,7 +166,8 @@ def _births(recording: Recording, bad_steps: BadSteps) -> list[Birth]:
 
 
 def _badness(birth: Birth) -> tuple[int, float, int]:
-    return SEVERITIES.index(birth.severity), -birth.sure, birth.step
+    sure = birth.sighting.sure if birth.sighting else birth.sure
+    return SEVERITIES.index(birth.severity), -sure, birth.step
 
 
 def _seen(wiring: Wiring, bad_steps: BadSteps) -> Iterator[Birth]:

@@ -6,11 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from kedge.rules.rule import Finding
 from kedge.store.exponents import BUCKETS, LOWEST, SMALLEST_NORMAL
 from kedge.store.recording import Recording
 
 NAN, INF = math.nan, math.inf
 FULL, FINITENESS = 2, 1
+
+
+def made_at(finding: Finding) -> str:
+    """Return where the value of a NAN-BORN was made, and how certain that is: ``forward, seen``."""
+    return f"{finding.evidence['how']}, {finding.evidence['certainty']}"
 
 
 class Scene:

@@ -17,6 +17,7 @@ from kedge.rules.registry import check
 from kedge.rules.rule import Finding
 from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
+from tests.rules.scenes import made_at
 from tests.watch.watched import (
     GUARDED,
     MEASURED,
@@ -115,8 +116,8 @@ def test_an_operation_that_leaves_its_domain_in_a_guarded_step(
     finding = born(train(Net(middle), zero_at(13)))
 
     assert (finding.site, finding.step, finding.severity) == ("loss", 13, "error")
-    assert (finding.evidence["how"], finding.evidence["operation"]["operation"]) == (
-        "produced",
+    assert (made_at(finding), finding.evidence["operation"]["operation"]) == (
+        "forward, seen",
         "log",
     )
     assert (
@@ -143,20 +144,22 @@ def test_a_derivative_that_is_infinite() -> None:
     """In a full step the module whose backward made it is named."""
     finding = born(train(Net(Root()), zero_at(10)))
 
-    assert (finding.evidence["how"], finding.evidence["module"], finding.step) == (
-        "backward",
+    assert (made_at(finding), finding.evidence["module"], finding.step) == (
+        "backward, seen",
         "middle",
         10,
     )
     assert finding.evidence["source"]["function"] == "Net.forward"
 
 
-@pytest.mark.parametrize(("step", "site", "how"), [(10, ":in", "entry"), (7, "loss", "produced")])
+@pytest.mark.parametrize(
+    ("step", "site", "how"), [(10, ":in", "entry, seen"), (7, "loss", "entry, seen")]
+)
 def test_a_batch_with_a_nan(step: int, site: str, how: str) -> None:
     """What came in is distinguished from what was made, in measured steps and in guarded ones."""
     finding = born(train(Net(nn.Tanh()), lambda at, x: x * math.nan if at == step else x))
 
-    assert (finding.site, finding.evidence["how"], finding.step) == (site, how, step)
+    assert (finding.site, made_at(finding), finding.step) == (site, how, step)
     assert "it came from outside the model" in finding.message
     assert "Check the batch" in finding.remedy
 
@@ -179,7 +182,7 @@ def test_a_learning_rate_that_is_far_too_large(step: int) -> None:
     finding = born(program)
 
     assert finding.severity == "error"
-    assert finding.remedy.startswith("The optimizer's steps are too large")
+    assert finding.remedy.startswith("The optimizer's steps are probably too large")
     assert finding.step == step + 1
 
 
@@ -192,7 +195,7 @@ def test_gradients_that_the_program_writes() -> None:
 
     finding = born(train(Net(nn.Tanh()), lambda step, x: x, before=write))
 
-    assert (finding.site, finding.evidence["how"], finding.step) == (":grad.norm", "written", 10)
+    assert (finding.site, made_at(finding), finding.step) == (":grad.norm", "written, seen", 10)
 
 
 def test_loss_scaling_that_skips_steps_is_no_error() -> None:
@@ -219,7 +222,7 @@ def test_loss_scaling_that_skips_steps_is_no_error() -> None:
 
 
 def test_a_value_beyond_float16() -> None:
-    """The message names the headroom of the dtype."""
+    """The message says what the dtype can hold: the input was beyond that before anything was summed."""
     gc.collect()  # optimizers of other tests would be waited for
 
     def program() -> None:
@@ -231,7 +234,7 @@ def test_a_value_beyond_float16() -> None:
     finding = born(program)
 
     assert finding.evidence["module"] == "0"
-    assert "overflowed float16 (it ends at 6.55e+04; the input reached" in finding.remedy
+    assert "float16 cannot hold: it ends at 6.55e+04" in finding.remedy
 
 
 def test_two_models_of_which_one_goes_on() -> None:

@@ -195,7 +195,8 @@ def test_paper_has_the_whole_page_in_dark_on_light(saved: Callable[..., str], ta
 def test_evidence_is_in_words(saved: Callable[..., str], tab: Any) -> None:
     """No raw key of it, no mark of code in the text, and the commands stand as code."""
     evidence = {
-        "how": "produced",
+        "how": "forward",
+        "certainty": "seen",
         "module": None,
         "births": 1,
         "recovered": False,

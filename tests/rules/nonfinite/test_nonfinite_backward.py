@@ -6,7 +6,7 @@ import pytest
 
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
-from tests.rules.scenes import ALL_GRADIENTS, FINITENESS, INF, NAN, Scene, all_of, chain
+from tests.rules.scenes import ALL_GRADIENTS, FINITENESS, INF, NAN, Scene, all_of, chain, made_at
 
 
 def only(scene: Scene) -> Finding:
@@ -34,11 +34,11 @@ def test_it_was_born_in_the_backward_of_the_module_that_takes_the_output():
         "the gradient that arrived at log (Log) was finite, so its backward made it."
     )
     assert (
-        finding.evidence["how"],
+        made_at(finding),
         finding.evidence["module"],
         finding.evidence["propagated"],
     ) == (
-        "backward",
+        "backward, seen",
         "log",
         2,
     )
@@ -117,7 +117,7 @@ def test_a_container_without_a_gradient_of_its_own_is_looked_through():
 
     finding = only(broken(scene, all_of(["left.fc:out.grad", "left.fc.weight:param.grad"], INF)))
 
-    assert (finding.evidence["how"], finding.evidence["module"]) == ("backward", "right")
+    assert (made_at(finding), finding.evidence["module"]) == ("backward, seen", "right")
 
 
 def test_a_loss_module_is_named():
@@ -131,9 +131,9 @@ def test_a_loss_outside_of_modules_is_named():
     """If the gradient that enters the model is bad, what the program computed from its output made it."""
     finding = only(broken(chain(), all_of(ALL_GRADIENTS, NAN)))
 
-    assert (finding.site, finding.evidence["how"], finding.evidence["module"]) == (
+    assert (finding.site, made_at(finding), finding.evidence["module"]) == (
         "head:out.grad",
-        "loss",
+        "backward, inferred",
         None,
     )
     assert "the loss, computed outside any watched module, made it" in finding.message
@@ -192,8 +192,8 @@ def test_another_use_of_the_output_is_not_ruled_out():
 
     finding = only(broken(scene, {"fc:out.grad": NAN}))
 
-    assert (finding.evidence["how"], finding.evidence["module"], finding.confidence) == (
-        "either",
+    assert (made_at(finding), finding.evidence["module"], finding.confidence) == (
+        "backward, among",
         "branch",
         0.7,
     )
@@ -277,7 +277,7 @@ def test_off_schedule_clipping_may_have_spread_it():
 
     finding = only(scene)
 
-    assert (finding.site, finding.evidence["how"]) == ("head.weight:param.grad", "gap")
+    assert (finding.site, made_at(finding)) == ("head.weight:param.grad", "backward, between")
     assert "clipping by norm spreads it to all gradients" in finding.message
 
 

@@ -13,6 +13,7 @@ import kedge
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.rules.scenes import made_at
 
 Values = Callable[[Tensor], Tensor]
 
@@ -101,48 +102,48 @@ def only(model: nn.Module, folder: Path, head: Values = lambda y: y) -> Finding:
 #: What the program does, what is found, the module, and which others it may have been.
 CASES = {
     # The value is taken by one alone, and so it is its backward.
-    "in the module": (lambda: Net(Root(), lambda net, h: net.b(h)), ("backward", "b", [])),
+    "in the module": (lambda: Net(Root(), lambda net, h: net.b(h)), ("backward, seen", "b", [])),
     "in a module in a row": (
-        lambda: Net(nn.Sequential(Root(), linear()), lambda net, h: net.b(h)), ("backward", "b.0", []),
+        lambda: Net(nn.Sequential(Root(), linear()), lambda net, h: net.b(h)), ("backward, seen", "b.0", []),
     ),
-    "in a module that is named as PyTorch's": (lambda: Net(Linear(4, 4), lambda net, h: net.b(h)), ("backward", "b", [])),
+    "in a module that is named as PyTorch's": (lambda: Net(Linear(4, 4), lambda net, h: net.b(h)), ("backward, seen", "b", [])),
     "inside a container that has an operation beside": (
-        lambda: Net(nn.Sequential(linear(), Root(), linear()), lambda net, h: net.b(h) + h), ("backward", "b.1", []),
+        lambda: Net(nn.Sequential(linear(), Root(), linear()), lambda net, h: net.b(h) + h), ("backward, seen", "b.1", []),
     ),
     # A parameter's gradient is made inside its module, whatever else takes the value.
     "in the module, beside an operation, with its weight": (
-        lambda: Net(Weighted(), lambda net, h: net.b(h) + h), ("backward", "b", []),
+        lambda: Net(Weighted(), lambda net, h: net.b(h) + h), ("backward, seen", "b", []),
     ),
     # The value is taken by an operation of the container too.
-    "in the module, beside an operation": (lambda: Net(Root(), lambda net, h: net.b(h) + h), ("either", "b", [""])),
+    "in the module, beside an operation": (lambda: Net(Root(), lambda net, h: net.b(h) + h), ("backward, among", "b", [""])),
     "beside a norm": (
-        lambda: Net(nn.LayerNorm(4), lambda net, h: net.b(h) + (h * 0).abs().pow(0.5)), ("either", "b", [""]),
+        lambda: Net(nn.LayerNorm(4), lambda net, h: net.b(h) + (h * 0).abs().pow(0.5)), ("backward, among", "b", [""]),
     ),
-    "beside a linear map of one's own": (lambda: Net(Linear(4, 4), lambda net, h: net.b(h) + distance(h)), ("either", "b", [""])),
+    "beside a linear map of one's own": (lambda: Net(Linear(4, 4), lambda net, h: net.b(h) + distance(h)), ("backward, among", "b", [""])),
     "beside two modules": (
         lambda: Net(nn.LayerNorm(4), lambda net, h: net.b(h) + net.c(h) + distance(h), nn.LayerNorm(4)),
-        ("either", "b", ["c", ""]),
+        ("backward, among", "b", ["c", ""]),
     ),
     "on the way into a later module": (
-        lambda: Net(nn.LayerNorm(4), lambda net, h: net.c(net.b(h) + distance(h)), linear()), ("either", "b", [""]),
+        lambda: Net(nn.LayerNorm(4), lambda net, h: net.c(net.b(h) + distance(h)), linear()), ("backward, among", "b", [""]),
     ),
     "on the way into a module that is called first": (
-        lambda: Net(nn.LayerNorm(4), lambda net, h: net.c(h + distance(h)) + net.b(h), linear()), ("either", "b", [""]),
+        lambda: Net(nn.LayerNorm(4), lambda net, h: net.c(h + distance(h)) + net.b(h), linear()), ("backward, among", "b", [""]),
     ),
     "in a container that was given the value": (
-        lambda: Net(Pair(nn.LayerNorm(4), distance), lambda net, h: net.b(h)), ("either", "b.inner", ["b"]),
+        lambda: Net(Pair(nn.LayerNorm(4), distance), lambda net, h: net.b(h)), ("backward, among", "b.inner", ["b"]),
     ),
     "in the program, of what was returned beside": (
-        lambda: Net(nn.LayerNorm(4), lambda net, h: (net.b(h), h)), ("loss", None, []),
+        lambda: Net(nn.LayerNorm(4), lambda net, h: (net.b(h), h)), ("backward, inferred", None, []),
     ),
     # Of two modules that take it, either may be.
     "in one of two modules": (
-        lambda: Net(nn.Softplus(), lambda net, h: torch.cat([net.b(h), net.c(h)]), Root()), ("either", "b", ["c", ""]),
+        lambda: Net(nn.Softplus(), lambda net, h: torch.cat([net.b(h), net.c(h)]), Root()), ("backward, among", "b", ["c", ""]),
     ),
     # A sum of products of small numbers makes nothing, so it was the operation.
-    "beside a linear map": (lambda: Net(linear(), lambda net, h: net.b(h) + distance(h)), ("beside", "", ["b"])),
-    "beside an activation": (lambda: Net(nn.ReLU(), lambda net, h: net.b(h) + distance(h)), ("beside", "", ["b"])),
-    "into a linear map": (lambda: Net(linear(), lambda net, h: net.b(h + distance(h))), ("gap", "a", [])),
+    "beside a linear map": (lambda: Net(linear(), lambda net, h: net.b(h) + distance(h)), ("backward, inferred", "", [])),
+    "beside an activation": (lambda: Net(nn.ReLU(), lambda net, h: net.b(h) + distance(h)), ("backward, inferred", "", [])),
+    "into a linear map": (lambda: Net(linear(), lambda net, h: net.b(h + distance(h))), ("backward, between", "a", [])),
 }  # fmt: skip
 
 
@@ -154,12 +155,17 @@ def test_the_one_that_spoiled_it_is_among_those_that_are_named(name, tmp_path):
 
     found = only(make(), tmp_path, head)
 
-    assert (found.evidence["how"], found.evidence["module"], found.evidence["also"]) == (
+    assert (made_at(found), found.evidence["module"], found.evidence["also"]) == (
         how,
         module,
         also,
     )
-    sure = {"backward": 0.9, "either": 0.7, "beside": 0.8, "gap": 0.8, "loss": 0.9}[how]
+    sure = {
+        "backward, seen": 0.9,
+        "backward, among": 0.7,
+        "backward, inferred": 0.9 if module is None else 0.8,
+        "backward, between": 0.8,
+    }[how]
     assert found.confidence == (1.0 if "with its weight" in name else sure)
 
 
@@ -200,7 +206,7 @@ def test_a_linear_map_that_can_overflow_is_not_excused(tmp_path):
 
     found = only(model, tmp_path, lambda y: y * 1e-30 + (y - y.detach()) * 1e10)
 
-    assert (found.evidence["how"], found.evidence["module"]) == ("backward", "b")
+    assert (made_at(found), found.evidence["module"]) == ("backward, seen", "b")
     assert "Scale the loss down" in found.remedy
 
 

@@ -19,6 +19,7 @@ from tests.rules.scenes import (
     Scene,
     all_of,
     chain,
+    made_at,
     row,
 )
 
@@ -83,7 +84,7 @@ def test_a_container_is_not_named_for_what_its_child_made():
 
     finding = only(scene)
 
-    assert (finding.site, finding.evidence["how"]) == ("block.inner.act:out", "module")
+    assert (finding.site, made_at(finding)) == ("block.inner.act:out", "forward, seen")
     assert finding.evidence["propagated"] == 3
 
 
@@ -91,7 +92,7 @@ def test_an_operation_after_the_last_child_is_its_containers_own():
     """If all children returned finite values and the container did not, its own forward made it."""
     finding = only(broken(chain(), {":out": NAN}))
 
-    assert (finding.site, finding.evidence["how"]) == (":out", "own")
+    assert (finding.site, made_at(finding)) == (":out", "forward, inferred")
     assert finding.message == (
         ":out was the first to contain NaN (1 of 4 elements), at step 20; "
         "the modules inside it returned finite values, so an operation in its own forward made it."
@@ -315,10 +316,10 @@ def test_a_parameter_that_was_loaded_broken():
 
     finding = only(scene)
 
-    assert (finding.site, finding.step, finding.evidence["how"]) == (
+    assert (finding.site, finding.step, made_at(finding)) == (
         "head.weight:param",
         0,
-        "parameter",
+        "parameter, inferred",
     )
     assert "checkpoint" in finding.message
 
@@ -418,10 +419,10 @@ def test_a_module_fed_by_itself_is_named_with_little_confidence():
 
     finding = only(scene)
 
-    assert (finding.site, finding.confidence, finding.evidence["how"]) == (
+    assert (finding.site, finding.confidence, made_at(finding)) == (
         "cell:out",
         0.5,
-        "unclear",
+        "forward, unknown",
     )
 
 

@@ -16,6 +16,7 @@ from tests.rules.scenes import (
     Scene,
     all_of,
     chain,
+    made_at,
     row,
     size,
 )
@@ -84,7 +85,7 @@ def test_weights_that_the_optimizer_blew_up_are_the_cause_of_what_overflows_next
 
     assert finding.site == "head:out"
     assert finding.remedy.startswith(
-        "The optimizer's steps are too large: the rms of fc.weight:param had gone from 0.31 at step 0 to more than 1e19 at step 7."
+        "The optimizer's steps are probably too large: the rms of fc.weight:param had gone from 0.31 at step 0 to more than 1e19 at step 7."
     )
     assert finding.evidence["growth"]["site"] == "fc.weight:param"
 
@@ -111,7 +112,7 @@ def test_gradients_that_the_program_spoiled_are_distinguished_from_those_a_backw
 
     finding = only(scene)
 
-    assert (finding.severity, finding.site, finding.evidence["how"]) == ("error", TOTAL, "written")
+    assert (finding.severity, finding.site, made_at(finding)) == ("error", TOTAL, "written, seen")
     assert finding.message == (
         ":grad.norm contained NaN (1 of 4 elements) when the optimizer got the gradients of step 10, although all of them "
         "were finite after backward: they were changed in between, by accumulation, unscaling, clipping or the program itself."
@@ -130,7 +131,7 @@ def test_between_full_steps_a_spoiled_gradient_is_not_blamed_on_the_program(weig
         level=FINITENESS,
     )
 
-    assert (only(scene).evidence["how"], only(scene).confidence) == ("gap", confidence)
+    assert (made_at(only(scene)), only(scene).confidence) == ("backward, between", confidence)
 
 
 def test_a_parameter_that_was_finite_a_step_before_was_made_by_the_step_between():
@@ -142,9 +143,9 @@ def test_a_parameter_that_was_finite_a_step_before_was_made_by_the_step_between(
 
     finding = only(scene)
 
-    assert (finding.site, finding.evidence["how"], finding.confidence) == (
+    assert (finding.site, made_at(finding), finding.confidence) == (
         "fc.weight:param",
-        "stepped",
+        "optimizer, between",
         0.9,
     )
     assert finding.message.endswith(
@@ -161,9 +162,9 @@ def test_steps_that_were_not_looked_at_are_said_so():
 
     finding = only(scene)
 
-    assert (finding.severity, finding.evidence["how"], finding.confidence) == (
+    assert (finding.severity, made_at(finding), finding.confidence) == (
         "error",
-        "unseen",
+        "unseen, between",
         0.6,
     )
     assert finding.message == (
@@ -222,10 +223,10 @@ def test_an_optimizer_that_was_fed_bad_gradients_shows_no_place():
 
     finding = only(scene)
 
-    assert (finding.site, finding.step, finding.evidence["how"]) == (
+    assert (finding.site, finding.step, made_at(finding)) == (
         "fc.weight:param.grad",
         17,
-        "guarded",
+        "unseen, unknown",
     )
 
 
@@ -236,7 +237,7 @@ def test_a_module_that_breaks_again_with_sound_parameters_is_the_place():
 
     finding = only(scene)
 
-    assert (finding.site, finding.evidence["how"]) == ("log:out", "module")
+    assert (finding.site, made_at(finding)) == ("log:out", "forward, seen")
     assert (finding.step, finding.confidence) == (17, 0.8)
 
 

@@ -18,6 +18,7 @@ from tests.rules.scenes import (
     Scene,
     all_of,
     chain,
+    made_at,
     row,
 )
 
@@ -90,7 +91,7 @@ def test_a_loss_of_finite_outputs_is_named_with_its_line():
         "loss contained NaN (1 of 4 elements) at step 20, while the modules' outputs were finite: the program's own operations "
         'after them made it (mean was its last operation). backward() is called on it at train.py:38, in <module>: "loss.backward()".'
     )
-    assert finding.evidence["how"] == "made"
+    assert made_at(finding) == "loss, seen"
     assert "Look at the loss" in finding.remedy
 
 
@@ -217,7 +218,7 @@ def test_a_producer_inside_a_module_is_a_site_of_it():
     assert (finding.site, finding.confidence) == ("log:out", 0.7)
     assert "probably log made it, in log, at train.py:37" in finding.message
     assert finding.remedy.startswith(
-        "Print the inputs of these operations in step 27. Keep the input of log above zero"
+        "Print the inputs of these operations in step 27. If the input of log came to zero or below, keep "
     )
 
 

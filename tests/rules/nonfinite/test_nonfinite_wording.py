@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from kedge.rules.nonfinite.advice import OperationAdvice, operation
 from kedge.rules.nonfinite.nan_born import NanBorn
-from kedge.rules.nonfinite.wording.advice import OperationAdvice, operation
 from kedge.rules.rule import Finding
 from tests.rules.scenes import (
     AFTER_LOG,
@@ -17,6 +17,7 @@ from tests.rules.scenes import (
     Scene,
     all_of,
     chain,
+    made_at,
     row,
     size,
 )
@@ -249,7 +250,7 @@ def test_a_dump_names_what_the_recording_did_not_see():
 
     finding = only(scene)
 
-    assert (finding.site, finding.step, finding.evidence["how"]) == ("log:out", 17, "kept")
+    assert (finding.site, finding.step, made_at(finding)) == ("log:out", 17, "forward, seen")
     assert finding.message.startswith(
         "log:out was the first to contain NaN, at step 17: --dump checks every"
     )
@@ -389,3 +390,65 @@ def test_in_compiled_code_the_command_that_names_the_operation_is_given(bad):
     assert command not in only(scene).remedy
     scene.events.append({"kind": "compiled", "step": 0})
     assert only(scene).remedy.endswith(f" To have the operation named, run {command}.")
+
+
+def kept_operation(name: str, value: str) -> Finding:
+    """Return the finding of a kept call of attention in which one operation made the value."""
+    scene = chain()
+    scene.events = [
+        {"kind": "dump", "step": 17, "folder": "dump-17", "site": "log:out", "value": value},
+        {
+            "kind": "operation",
+            "folder": "dump-17",
+            "operations": [{"site": f"log/{name}:out", "name": name, "value": value}],
+        },
+    ]
+    scene.sites = [site | {"type": "MultiheadAttention"} for site in scene.sites]
+    scene.step(0)
+    return only(scene)
+
+
+def test_a_softmax_that_a_kept_call_shows_is_not_called_an_overflow():
+    """The operation is known, so the module's kind says nothing about what can have happened."""
+    finding = kept_operation("softmax", "nan")
+
+    assert "The softmax of a row that is -inf everywhere is NaN" in finding.remedy
+    assert "overflowed" not in finding.remedy
+
+
+def test_an_update_of_usual_numbers_is_not_said_to_have_overflowed():
+    """Zero divided by zero is NaN at any learning rate; an infinity did overflow."""
+    remedies = []
+    for value in (NAN, INF):
+        scene = broken(chain(), {"fc.weight:update": value})
+        remedies.append(only(scene).remedy)
+
+    assert "of numbers of usual size" in remedies[0]
+    assert "overflowed" not in remedies[0]
+    assert "the step overflowed" in remedies[1]
+
+
+def test_gradients_that_were_written_have_no_line_of_a_call():
+    """What changed them is no call of a module, so the line of the first backward is not shown."""
+    scene = chain()
+    scene.site(":grad.norm", kind="grad.norm", path="", owner="", source=LINE)
+    scene.step(0)
+    scene.step(10, {":grad.norm": NAN})
+
+    assert " is called at " not in only(scene).message
+
+
+def test_a_gradient_whose_user_got_one_that_was_not_recorded_is_not_blamed_on_it_alone():
+    """What arrived at the user may have been bad already."""
+    scene = chain()
+    scene.step(0)
+    scene.step(10, all_of(["relu:out.grad", "fc:out.grad", "fc.weight:param.grad"], NAN))
+    later = ("log:out.grad", "head:out.grad", "head.weight:param.grad", ":out.grad")
+    scene.rows = [r for r in scene.rows if r["step"] != 10 or r["site"] not in later]
+
+    message = only(scene).message
+
+    assert (
+        "log (Log) takes the value, and the gradient that arrived there was not recorded" in message
+    )
+    assert "was finite" not in message

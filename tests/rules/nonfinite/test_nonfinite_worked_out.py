@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from kedge.rules.nonfinite.advice import OperationAdvice
 from kedge.rules.nonfinite.nan_born import NanBorn
-from kedge.rules.nonfinite.wording.advice import OperationAdvice
 from kedge.rules.rule import Finding
 from tests.rules.scenes import FINITENESS, INF, NAN, Scene, all_of, row
 

@@ -223,3 +223,20 @@ def test_of_the_operations_that_can_have_spoiled_a_gradient_those_that_explain_a
     (found,) = (event for event in watch(program, every=100).events if event["kind"] == "producer")
     assert found["operation"] == ("sqrt", "pow", "acos")[at]
     assert f"kept[{at}]" in found["text"]
+
+
+def test_a_square_after_a_root_is_not_suspected_of_an_infinite_slope() -> None:
+    """The slope of a square is finite everywhere, so the root before it alone can have spoiled the gradient."""
+    layer = nn.Linear(4, 4)
+
+    def program() -> None:
+        optimizer = torch.optim.SGD(layer.parameters(), 0.0)
+        for step in range(BAD + 1):
+            optimizer.zero_grad()
+            distance = (float(step != BAD) * layer(torch.randn(6, 4)).abs()).sqrt()
+            (distance - 1).pow(2).mean().backward()
+            optimizer.step()
+
+    (found,) = (event for event in watch(program, every=100).events if event["kind"] == "producer")
+    assert found["operation"] == "sqrt"
+    assert "pow" not in found["detail"]

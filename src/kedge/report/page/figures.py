@@ -44,6 +44,7 @@ SHARED_WORDS: Words = {
     "times": "{} times",
     # of NAN-BORN
     "also": "also at {}",
+    "certainty": "",
     "count": "of {} elements",
     "healed": "finite again at {}",
     "how": "",

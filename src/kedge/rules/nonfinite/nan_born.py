@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
-from kedge.rules.nonfinite.at_the_end import with_end
 from kedge.rules.nonfinite.bad_steps import (
     NAN,
     TOTAL,
@@ -19,34 +18,15 @@ from kedge.rules.nonfinite.bad_steps import (
     infer_states,
     judged,
 )
-from kedge.rules.nonfinite.from_repro import with_kept_calls
-from kedge.rules.nonfinite.producer import with_producer
-from kedge.rules.nonfinite.search.births import (
-    BACKWARD,
-    Birth,
-    backward_birth,
-    explains,
-    forward_births,
-    loss_birth,
-    parameter_birth,
-    update_birth,
-    written_birth,
-)
-from kedge.rules.nonfinite.search.gradient_only_steps import (
-    AGAIN,
-    gradient_only_birth,
-    makes_again,
-    shows_only_gradients,
-)
-from kedge.rules.nonfinite.wording.birth_in_step import BirthInStep
-from kedge.rules.nonfinite.wording.birth_wording import BirthWording
-from kedge.rules.nonfinite.wording.gradient_only_wording import GradientOnlyWording
+from kedge.rules.nonfinite.evidence import Birth, with_end, with_kept_calls, with_producer
+from kedge.rules.nonfinite.search import Search, Sighting
+from kedge.rules.nonfinite.wording import finding
 from kedge.rules.recorded.wiring import Wiring, wire
 from kedge.rules.rule import SEVERITIES, Finding, Lack, Rule, Severity
-from kedge.store.recording import Recording, SiteInfo
+from kedge.store.recording import Recording
 
-#: Births between a backward and the next forward, and in parameters.
-OPTIMIZER = ("parameter", "stepped", "unseen", "update", "within", "written")
+#: The share of the certainty about a step that holds for the guarded step before it.
+_AGAIN = 0.8
 
 
 @dataclass(frozen=True)
@@ -115,14 +95,15 @@ class NanBorn(Rule):
           design.
 
     Evidence:
-        The kind of value and the number of elements; the line of the program that calls the module,
-        and the autograd node of the value; the range of the values next to it; other sites with
-        non-finite values in the same step (propagators); modules with non-finite input and finite
-        output (healed); other modules that may have made it (also); the records of a guarded step
-        and of the step after it (guarded); a parameter that had grown a thousandfold (growth); and
-        the last 16 recorded steps of the site and of its inputs (before), with rms, absmax and
-        state. The severities follow those of msProbe for overflows: normal input with abnormal
-        output is the critical case.
+        Where it was made (how) and how that is known (certainty): seen, inferred, among several,
+        between two sites or steps, or unknown; the kind of value and the number of elements; the
+        line of the program that calls the module, and the autograd node of the value; the range of
+        the values next to it; other sites with non-finite values in the same step (propagators);
+        modules with non-finite input and finite output (healed); other modules that may have made
+        it (also); the records of a guarded step and of the step after it (guarded); a parameter
+        that had grown a thousandfold (growth); and the last 16 recorded steps of the site and of
+        its inputs (before), with rms, absmax and state. The severities follow those of msProbe for
+        overflows: normal input with abnormal output is the critical case.
 
     Remedy:
         Each finding has the remedy for its own cause: an operation outside its domain, a product
@@ -142,17 +123,11 @@ class NanBorn(Rule):
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Return one finding for every independent birth."""
         bad_steps = find_bad_steps(recording)
-        cases: dict[tuple[str, int], list[_Case]] = {}
-        if bad_steps.steps:
-            for case in _cases(recording, wire(recording), bad_steps):
-                cases.setdefault(case.kind, []).append(case)
-        found = [
-            _finding(recording, same, len(cases))
-            for same in list(cases.values())[: self.max_findings]
-        ]
-        found = with_kept_calls(recording, bad_steps, found)
-        found = with_producer(recording, bad_steps, found)
-        return with_end(recording, found)
+        births = _births(recording, bad_steps)[: self.max_findings]
+        births = with_kept_calls(recording, bad_steps, births)
+        births = with_producer(recording, bad_steps, births)
+        births = with_end(recording, births)
+        return [finding(recording, birth) for birth in births]
 
     def lacking(self, recording: Recording) -> Lack | None:
         """Return the lack of any recorded step; a single one can be judged."""
@@ -160,182 +135,138 @@ class NanBorn(Rule):
         return None if recorded else Lack(self.code, "recorded step", 0, 1)
 
 
-@dataclass(frozen=True)
-class _Case:
-    """One birth in one step.
+def _births(recording: Recording, bad_steps: BadSteps) -> list[Birth]:
+    """Return the independent births that the rows show, each once for all steps in which it was seen."""
+    if not bad_steps.steps:
+        return []
+    wiring = wire(recording)
+    groups: dict[object, list[Birth]] = {}
+    for birth in _seen(wiring, bad_steps):
+        key: object = (birth.place, birth.site)
+        is_of_gradients = birth.sighting is not None and birth.sighting.is_of_gradients
+        if birth.recovered and (birth.place == "backward" or is_of_gradients):
+            # Between measured steps gradients have fewer sites, so the same birth may show at
+            # another one.
+            key = "backward"
+        groups.setdefault(key, []).append(birth)
 
-    If it showed first in a guarded step before this one, ``shown_first`` is that step. If this one
-    is a guarded step, ``later`` is the next step with more records.
-    """
-
-    wiring: Wiring
-    bad_step: BadStep
-    birth: Birth
-    severity: Severity
-    recovered: bool
-    later: BadStep | None = None
-    shown_first: BadStep | None = None
-
-    @property
-    def kind(self) -> tuple[str, int]:
-        """The key that it shares with the same birth in another step.
-
-        Between measured steps gradients have fewer sites, so the same birth may show at another
-        one.
-        """
-        skipped = self.recovered and self.birth.how in (*BACKWARD, "guarded")
-        return ("backward", -1) if skipped else (self.birth.how, self.birth.site)
-
-    @property
-    def step(self) -> int:
-        """The first step in which it showed."""
-        return self.bad_step.step if self.shown_first is None else self.shown_first.step
-
-    def wording(self, recording: Recording) -> BirthWording | GradientOnlyWording:
-        """Return the words for it."""
-        words = BirthWording(BirthInStep(recording, self.wiring, self.bad_step, self.birth))
-        if self.birth.how == "guarded" or self.shown_first is not None:
-            return GradientOnlyWording(words, self.shown_first or self.bad_step, self.later)
-        return words
-
-
-def _cases(recording: Recording, wiring: Wiring, bad_steps: BadSteps) -> Iterator[_Case]:
-    def known(start: int) -> Iterator[BadStep]:
-        return (
-            infer_states(excuse(raw, bad_steps.habitual), wiring) for raw in bad_steps.steps[start:]
+    found = []
+    for same in groups.values():
+        worst = min(same, key=_badness)
+        kept_away = worst.place == "backward" and all(birth.kept_away for birth in same)
+        found.append(
+            replace(
+                worst,
+                times=sum(birth.times for birth in same),
+                since=same[0].step,
+                kept_away=kept_away,
+                births=len(groups),
+            )
         )
+    return found
 
-    returned = judged(recording)[1]
-    for at, bad_step in enumerate(known(0)):
-        recovered = bad_steps.recovered(recording, bad_step)
-        if shows_only_gradients(wiring, bad_step):
-            yield from _gradient_only(wiring, bad_step, known(at + 1), recovered)
-        else:
-            for birth in _births(wiring, bad_step, returned):
-                severity = _severity(recording, bad_step, birth, recovered)
-                if severity:
-                    yield _Case(wiring, bad_step, birth, severity, recovered)
+
+def _badness(birth: Birth) -> tuple[int, float, int]:
+    sure = birth.sighting.sure if birth.sighting else birth.sure
+    return SEVERITIES.index(birth.severity), -sure, birth.step
+
+
+def _seen(wiring: Wiring, bad_steps: BadSteps) -> Iterator[Birth]:
+    """Yield the births of each step until one from which the run never recovers: everything later follows from it."""
+    recording = wiring.recording
+    searches = []
+    for raw in bad_steps.steps:
+        bad_step = infer_states(excuse(raw, bad_steps.habitual), wiring)
+        searches.append(Search(wiring, bad_step))
+
+    for at, search in enumerate(searches):
+        recovered = bad_steps.recovered(recording, search.bad_step)
+        sightings = search.sightings()
+        if search.shows_only_gradients():
+            sightings = [_of_gradients(search, searches[at + 1 :])]
+        for sighting in sightings:
+            severity = _severity(recording, sighting, recovered)
+            if severity is None:
+                continue
+            step, sure = sighting.bad_step.step, sighting.sure
+            if sighting.shown_first is not None:
+                step, sure = sighting.shown_first.step, round(sure * _AGAIN, 2)
+            totals = [site.id for site in recording.of_kind(TOTAL)]
+            yield Birth(
+                place=sighting.place,
+                certainty=sighting.certainty,
+                site=wiring.text(sighting.site),
+                step=step,
+                severity=severity,
+                recovered=recovered,
+                sure=sure,
+                sighting=sighting,
+                times=sighting.bad_step.steps,
+                kept_away=sighting.bad_step.are_finite(totals) is True,
+            )
         if not recovered:
             return
 
 
-def _gradient_only(
-    wiring: Wiring, bad_step: BadStep, others: Iterable[BadStep], recovered: bool
-) -> Iterator[_Case]:
-    """Yield the birth of a step with records of gradients alone, by the next step with more records if that shows it."""
-    severity: Severity = "warning" if recovered else "error"
-    later = next((m for m in others if not shows_only_gradients(wiring, m)), None)
-    if later is None or later.last_sound > bad_step.step:
-        later = None
-    else:
-        for birth in _births(wiring, later, judged(wiring.recording)[1]):
-            if makes_again(wiring, later, birth):
-                yield _Case(wiring, later, birth, severity, recovered, shown_first=bad_step)
-                return
-    yield _Case(
-        wiring, bad_step, gradient_only_birth(wiring, bad_step), severity, recovered, later=later
-    )
+def _of_gradients(search: Search, later: Iterable[Search]) -> Sighting:
+    """Return the birth of a step with records of gradients alone, by the next step with more records if that shows it."""
+    for other in later:
+        if other.shows_only_gradients():
+            continue
+        if other.bad_step.last_sound > search.bad_step.step:
+            break
+        for sighting in other.sightings():
+            if other.makes_again(sighting):
+                return replace(sighting, shown_first=search.bad_step)
+        return search.only_gradients(other.bad_step)
+    return search.only_gradients(None)
 
 
-def _births(wiring: Wiring, bad_step: BadStep, returned: Iterable[SiteInfo]) -> list[Birth]:
-    """Return the births of one step: forward, backward, in the optimizer, in this order."""
-    forward = forward_births(wiring, bad_step)
-    if not forward and (lost := loss_birth(wiring, bad_step)):
-        return [lost]
-    backward = None
-    if not bad_step.bad_params and not bad_step.nonfinite(site.id for site in returned):
-        backward = backward_birth(wiring, bad_step)
-    if backward:
-        causes = [birth for birth in forward if explains(wiring, bad_step, birth, backward)]
-        return causes or [backward]
-    if forward:
-        return forward
-    other = (
-        written_birth(wiring, bad_step)
-        or parameter_birth(wiring, bad_step)
-        or update_birth(wiring, bad_step)
-    )
-    return [other] if other else []
-
-
-def _severity(
-    recording: Recording, bad_step: BadStep, birth: Birth, recovered: bool
-) -> Severity | None:
-    if birth.how == "made":
+def _severity(recording: Recording, sighting: Sighting, recovered: bool) -> Severity | None:
+    """Return how bad a birth is; None if it is no fault, such as masked values."""
+    place, bad_step = sighting.place, sighting.bad_step
+    gradients, returned = judged(recording)
+    gradient_sites = [site.id for site in gradients]
+    if sighting.shown_first is not None:
+        return "warning" if recovered else "error"
+    if place == "loss":
         # With finite gradients the optimizer has trained on such a loss, and nothing else of the
         # run shows it. Those of a pass whose step a scaler has skipped are known at the outputs
         # alone.
-        backward = (*judged(recording)[0], *recording.of_kind("out.grad"))
-        spoiled = bad_step.are_finite(site.id for site in backward) is False
-        return "warning" if recovered and spoiled else "error"
-    if birth.how in OPTIMIZER:
+        outputs = [site.id for site in recording.of_kind("out.grad")]
+        is_spoiled = bad_step.are_finite([*gradient_sites, *outputs]) is False
+        return "warning" if recovered and is_spoiled else "error"
+    if place in ("written", "optimizer", "parameter", "unseen"):
         return "warning" if recovered else "error"
-    if birth.how in BACKWARD:
-        half = any(site.dtype == "float16" for site in recording.sites)
-        harmless = recovered or (half and not _stepped(recording, bad_step))
-        return "error" if not harmless else "info" if half else "warning"
+    if place == "backward":
+        is_half = any(site.dtype == "float16" for site in recording.sites)
+        if recovered or (is_half and not _stepped(recording, bad_step)):
+            return "info" if is_half else "warning"
+        return "error"
+
     if (bad_step.states == NAN).any():
         return "warning" if bad_step.sound else "error"
     if bad_step.sound:
         return None
-    gradients, returned = judged(recording)
-    reached = bad_step.nonfinite(site.id for site in (*gradients, *returned))
+    reached = bad_step.nonfinite([*gradient_sites, *(site.id for site in returned)])
     if not reached:
         return "info"
-    trained = bad_step.are_finite(site.id for site in gradients) is not None
-    return "error" if trained or _above(recording, bad_step, reached) else "warning"
+    is_trained = bad_step.are_finite(gradient_sites) is not None
+    return "error" if is_trained or _above(recording, bad_step, reached) else "warning"
 
 
 def _stepped(recording: Recording, bad_step: BadStep) -> bool:
     """Whether an optimizer stepped in a step: then its parameters are recorded before it does."""
-    known = bad_step.are_finite(
-        site.id for kind in ("param", TOTAL) for site in recording.of_kind(kind)
-    )
-    return known is not None
-
-
-def _kept_away(bad_step: BadStep, totals: Iterable[SiteInfo]) -> bool:
-    """Whether the optimizer never got the non-finite gradients: those that it got were finite."""
-    return bad_step.are_finite(site.id for site in totals) is True
+    sites = (*recording.of_kind("param"), *recording.of_kind(TOTAL))
+    return bad_step.are_finite(site.id for site in sites) is not None
 
 
 def _above(recording: Recording, bad_step: BadStep, sites: Iterable[int]) -> bool:
     """Whether any of some sites holds more than a few -inf: +inf, or a bad loss."""
     for site in sites:
-        info, rows = recording.sites[site], recording.rows(recording.sites[site])
+        info = recording.sites[site]
+        rows = recording.rows(info)
         now = rows.step == bad_step.step
         if not info.shape or (rows.sum[now] != -np.inf).any() or (rows.max[now] == np.inf).any():
             return True
     return False
-
-
-def _finding(recording: Recording, same: list[_Case], births: int) -> Finding:
-    worst = min(
-        same, key=lambda case: (SEVERITIES.index(case.severity), -case.birth.sure, case.step)
-    )
-    wording = worst.wording(recording)
-    evidence = wording.evidence() | {"recovered": worst.recovered, "births": births}
-    message = wording.message()
-    if worst.recovered:
-        evidence["steps"] = steps = sum(case.bad_step.steps for case in same)
-        often = (
-            f"This happened in {steps} steps from step {same[0].step} on, and the"
-            if steps > 1
-            else "The"
-        )
-        kept = all(_kept_away(case.bad_step, recording.of_kind(TOTAL)) for case in same)
-        skipped = kept and worst.birth.how in BACKWARD
-        evidence["skipped"] = skipped
-        message = f"{message} {often} run went on{', because the optimizer never got these gradients' if skipped else ''}."
-    return Finding(
-        code=NanBorn.code,
-        severity=worst.severity,
-        site=worst.wiring.text(worst.birth.site),
-        step=worst.step,
-        message=message,
-        evidence=evidence,
-        confidence=worst.birth.sure
-        if worst.shown_first is None
-        else round(worst.birth.sure * AGAIN, 2),
-        remedy=wording.remedy(),
-    )

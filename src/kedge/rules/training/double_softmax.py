@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from kedge.rules.naming import line_of
-from kedge.rules.nonfinite.wording.advice import operations
+from kedge.rules.nonfinite.advice import operations
 from kedge.rules.recorded.optimizers import Entry, events_of
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule, Severity, Words

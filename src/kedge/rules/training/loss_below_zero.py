@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kedge.rules.naming import line_of, plain
-from kedge.rules.nonfinite.wording.advice import operations
+from kedge.rules.nonfinite.advice import operations
 from kedge.rules.recorded.losses import Loss, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph

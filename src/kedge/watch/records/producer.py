@@ -374,7 +374,12 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[st
                 node, {}
             )
             return _found(node, where[node], detail, certain=can_make_it) | {"where": "backward"}
-    steep = [node for node in nodes if plain_name(node.name()) in _STEEP]
+    # A square has a finite slope everywhere.
+    steep = [
+        node
+        for node in nodes
+        if plain_name(node.name()) in _STEEP and not _only_overflows(node, {})
+    ]
     if not steep:
         return None
     explaining = _explaining(began.tensors, steep)

@@ -1,1 +1,0 @@
-"""The search for births in the states of one step; free of words."""

@@ -1,1 +1,0 @@
-"""The words for a birth: messages, evidence and remedies."""

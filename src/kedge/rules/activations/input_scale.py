@@ -11,7 +11,15 @@ import numpy as np
 from kedge.rules.naming import plain
 from kedge.rules.recorded.roots import by_root, names_of, root_path
 from kedge.rules.recorded.samples import too_few
-from kedge.rules.recorded.weights import Weight, finite_median, first_finite, rms, share, weights
+from kedge.rules.recorded.weights import (
+    Weight,
+    finite_median,
+    finite_medians,
+    first_finites,
+    rms,
+    share,
+    weights,
+)
 from kedge.rules.recorded.wiring import ModuleSites, wire
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.store.recording import Recording, SiteInfo
@@ -170,16 +178,12 @@ def _floats(recording: Recording, module: ModuleSites | None) -> list[SiteInfo]:
 
 def _usual(recording: Recording, sites: list[SiteInfo]) -> float:
     """Return the median size of the largest of some values; NaN if none was measured."""
-    return float(
-        np.fmax.reduce([finite_median(row) for row in rms(recording, sites)], initial=np.nan)
-    )
+    return float(np.fmax.reduce(finite_medians(rms(recording, sites)), initial=np.nan))
 
 
 def _first(recording: Recording, sites: list[SiteInfo]) -> float:
     """Return the size of the largest of some values when they were measured first; NaN if none was."""
-    return float(
-        np.fmax.reduce([first_finite(row) for row in rms(recording, sites)], initial=np.nan)
-    )
+    return float(np.fmax.reduce(first_finites(rms(recording, sites)), initial=np.nan))
 
 
 def _contrast(recording: Recording, entry: _FirstWeight) -> float:

@@ -71,10 +71,14 @@ class ScaleDrift:
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root: the module that drifts fastest."""
+        if len(recording.steps) < 2 * self.min_samples - 1:
+            return
+        sites = outputs_of_weights(recording)
+        scales = log2(recording.matrix(sites, "rms"))
         drifts = [
             drift
-            for site in outputs_of_weights(recording)
-            if (drift := self._drift(recording, site))
+            for site, course in zip(sites, scales, strict=True)
+            if (drift := self._drift(site, recording.steps, course))
         ]
         for _, own in by_root(drifts, lambda drift: drift.site.root):
             yield self._finding(sorted(own, key=lambda drift: -abs(drift.slope)))
@@ -88,8 +92,7 @@ class ScaleDrift:
             else None
         )
 
-    def _drift(self, recording: Recording, site: SiteInfo) -> _Drift | None:
-        steps, scales = recording.steps, log2(recording.series(site, "rms"))
+    def _drift(self, site: SiteInfo, steps: Ints, scales: Floats) -> _Drift | None:
         known = np.isfinite(scales)
         steps, scales = steps[known], scales[known]
         if len(steps) < 2 * self.min_samples - 1:

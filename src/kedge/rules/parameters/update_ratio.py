@@ -12,7 +12,7 @@ from kedge.rules.naming import NAMED, plain
 from kedge.rules.recorded.roots import by_root
 from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trains
-from kedge.rules.recorded.weights import Weight, finite_median, first_finite, rms, share, weights
+from kedge.rules.recorded.weights import Weight, finite_medians, first_finites, rms, share, weights
 from kedge.rules.rule import Finding, Lack, Severity
 from kedge.store.recording import Recording
 from kedge.store.rows import Bools, Floats, Ints
@@ -164,8 +164,8 @@ class _Ratios:
         size = rms(recording, [w.param for w in own])
         gradient = share(rms(recording, [w.grad for w in own]), size)
         table = share(rms(recording, [w.update for w in own]), size)
-        from_zero = np.array([first_finite(row, 0.0) < FROM_ZERO for row in size])
-        usual = np.array([finite_median(row, np.inf) for row in gradient])
+        from_zero = ~(first_finites(size) >= FROM_ZERO)  # also those without a size
+        usual = np.nan_to_num(finite_medians(gradient), nan=np.inf)
         starved = np.array([w.table for w in own]) | (
             usual < STARVED * np.max(usual[np.isfinite(usual)], initial=0)
         )
@@ -177,10 +177,11 @@ class _Ratios:
 
     def judge(self, table: Floats, window: int, quantile: float, enough: int) -> Floats:
         """Return a quantile of each weight's last ratios, NaN where there are too few."""
-        last = [row[np.isfinite(row)][-window:] for row in table]
-        return np.array(
-            [np.quantile(row, quantile) if len(row) >= enough else np.nan for row in last]
-        )
+        known = np.isfinite(table)
+        result = np.full(len(table), np.nan)
+        for place in np.flatnonzero(np.minimum(known.sum(axis=1), window) >= enough):
+            result[place] = np.quantile(table[place][known[place]][-window:], quantile)
+        return result
 
     def first_step(self, weight: int, outside: Bools) -> int:
         """Return the first step in which a weight's ratio was outside its bounds."""

@@ -76,12 +76,13 @@ class Watcher:
         self.session = WatchSession(self.steps)
         self.models = Models(self.session, meter, WantedSites(Selector(sites), say), places)
         self.record = TrainingRecord(log, meter, self.models, optimizers, self.step)
-        self.costs.others = lambda: self.record.first_step.seconds
+        passes, first_step = self.models.passes, self.record.first_step
+        self.costs.others = lambda: first_step.seconds + passes.seconds
         self.training = Training(self.models, self.record.updates, self.steps)
         self.kinds = StepKinds(self.steps, self.record, self.training, self.shield)
         self._undo = ExitStack()
         self._final: WatchSummary | None = None
-        around, passes, steps = self.shield.around, self.models.passes, self.steps
+        around, steps = self.shield.around, self.steps
         passes.on_begin = around(self._backward_began, BACKWARD)
         passes.on_end = around(self._backward_ended, BACKWARD)
         passes.on_skipped_end = around(self._count_backward, BACKWARD)

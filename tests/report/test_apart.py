@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import kedge
 from kedge.report import module_lines
 from kedge.report.apart import apart_blocks, apart_in_short, sentence
+from kedge.report.curves import ScaleSeries
 from kedge.report.module_lines import folded, lines
-from kedge.report.sparkline import ScaleSeries
 from kedge.store.recording import Recording, SiteInfo
 
 BLOCKS = 24

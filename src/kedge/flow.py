@@ -145,7 +145,6 @@ class Following(Protocol):
         """Called with each of its taps in a model, and with what counts the model's passes."""
 
 
-@runtime_checkable
 class NotingLeaves(Protocol):
     """An action that needs to know in which order the leaves of a value come in the forward."""
 

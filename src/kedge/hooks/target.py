@@ -166,7 +166,9 @@ class HookedModel:
     def release(self) -> None:
         """Drop the references to the model when the session has ended."""
         self.held = None
-        self.passes.here.frame = None  # of a call that this ended in
+        here = self.passes.here
+        here.frame = None  # of a call that this ended in
+        here.calls.clear()  # they hold the gates, which hold this
         self.modules.release()
 
 

@@ -109,11 +109,14 @@ def _visible(value: Any, key: Any) -> Any:
     return value
 
 
+_NESTED = (dict, list)
+
+
 def _check_levels(document: Any) -> None:
-    level = [document] if isinstance(document, dict | list) else []
+    level = [document] if type(document) in _NESTED else []
     for _ in range(MOST_LEVELS):
         within = (outer.values() if isinstance(outer, dict) else outer for outer in level)
-        level = [inner for values in within for inner in values if isinstance(inner, dict | list)]
+        level = [inner for values in within for inner in values if type(inner) in _NESTED]
         if not level:
             return
     raise BadJson(f"it has more than {MOST_LEVELS} levels")

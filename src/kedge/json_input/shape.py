@@ -106,11 +106,12 @@ def list_of(check: Check, length: int | None = None) -> Check:
     def check_list(value: Any) -> None:
         if type(value) is not list or (length is not None and len(value) != length):
             raise _unlike("a list" if length is None else f"a list of {length}", value)
-        for place, each in enumerate(value):
-            try:
+        place = 0
+        try:
+            for place, each in enumerate(value):  # noqa: B007 - for the error
                 check(each)
-            except Misshapen as error:
-                raise error.within(f"[{place}]") from None
+        except Misshapen as error:
+            raise error.within(f"[{place}]") from None
 
     return check_list
 
@@ -155,10 +156,14 @@ def fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None =
         for name in required:
             if name not in value:
                 raise Misshapen(f"has no {name!r}")
-        for name, each in value.items():
-            check = known.get(name)
-            if check is not None:
-                _check_field(name, check, each)
+        name = ""
+        try:
+            for name, each in value.items():
+                check = known.get(name)
+                if check is not None:
+                    check(each)
+        except Misshapen as error:
+            raise error.within(f".{name}") from None
 
     return check_fields
 

@@ -103,6 +103,7 @@ class _Others:
     def __init__(self, members: Sequence[ModuleLine]) -> None:
         self.members = members
         self._known: dict[str, Floats] = {}
+        self._said: dict[str, str] = {}
         self._zeros: dict[str, Bools | None] = {}
         self._numbers: dict[int, tuple[int, int]] = {}
 
@@ -112,6 +113,12 @@ class _Others:
             values = (member.newest_finite(figure) for member in self.members)
             self._known[figure] = np.array([value for value in values if value is not None])
         return self._known[figure]
+
+    def said(self, figure: str) -> str:
+        """Return these values in words."""
+        if figure not in self._said:
+            self._said[figure] = spread(self.known(figure).tolist(), share=figure == "zero").plain
+        return self._said[figure]
 
     def had_zeros(self, figure: str) -> Bools | None:
         """Return the steps in which any of them had only zeros; None if one has no course of the figure."""
@@ -160,12 +167,10 @@ def _reasons(line: ModuleLine, others: _Others) -> Iterator[tuple[float, str]]:
         own, known = line.newest_finite(figure), others.known(figure)
         distance = _distance(own, known, share=figure == "zero")
         if own is not None and distance:
-            said = [
-                spread(values, share=figure == "zero").plain for values in ([own], known.tolist())
-            ]
+            said = spread([own], share=figure == "zero").plain
             yield (
                 distance,
-                f"{line.label} has {_TITLES.get(figure, figure)} {said[0]}, the others {said[1]}",
+                f"{line.label} has {_TITLES.get(figure, figure)} {said}, the others {others.said(figure)}",
             )
         else:
             yield from _zeros(line, others, figure)

@@ -83,12 +83,6 @@ class ScaleSeries:
         return coloured(sparkline(self.rms, self.broken, width), style)
 
 
-def newest_finite(values: Floats) -> float | None:
-    """Return the last value that is finite; None if there is none."""
-    known = values[np.isfinite(values)]
-    return float(known[-1]) if len(known) else None
-
-
 def scale_series(recording: Recording, site: SiteInfo) -> ScaleSeries:
     """Return the scale of one site over the steps of a recording."""
     rows, rms = recording.rows(site), recording.series(site, "rms")

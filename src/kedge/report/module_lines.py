@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from kedge.errors import NoSuchSite
-from kedge.report.curves import ScaleSeries, median_series, newest_finite, scale_series
+from kedge.report.curves import ScaleSeries, median_series, scale_series
 from kedge.rules.recorded.once import once
 from kedge.rules.recorded.optimizers import unheld_parameters
 from kedge.rules.rule import Finding
@@ -101,13 +101,11 @@ class ModuleLine:
     @cached_property
     def update(self) -> float | None:
         """The newest ratio of the update of its largest parameter to that parameter."""
-        changes, values = self.parameters.get("update", []), self.parameters.get("param", [])
-        value = next((site for site in values if changes and site.path == changes[0].path), None)
-        if value is None:
+        changes = self.parameters.get("update")
+        if not changes:
             return None
-        sizes = self.recording.series(value, "rms")
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            return newest_finite(self.recording.series(changes[0], "rms") / sizes)
+        newest = float(_newest_updates(self.recording)[changes[0].id])
+        return None if math.isnan(newest) else newest
 
     @cached_property
     def zero(self) -> float | None:
@@ -153,6 +151,22 @@ def _broken_steps(recording: Recording) -> Ints:
     """Return for each site, by its number, in how many steps a value was non-finite."""
     every = recording.all_rows
     return every.count(~every.rows.clean & (every.rows.count > 0))
+
+
+@once
+def _newest_updates(recording: Recording) -> Floats:
+    """Return the newest finite ratio of each update to its parameter, by the update's number: NaN without one."""
+    changes, values = recording.of_kind("update"), recording.of_kind("param")
+    by_path = {site.path: site for site in values}
+    own = [by_path.get(site.path) for site in changes]
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratios = recording.matrix(changes, "rms") / recording.matrix(own, "rms")
+    known = np.isfinite(ratios)
+    found = np.full(len(recording.all_rows.lengths), np.nan)
+    for place in range(ratios.shape[1]):  # of several steps, the last
+        lines = np.flatnonzero(known[:, place])
+        found[[changes[line].id for line in lines]] = ratios[lines, place]
+    return found
 
 
 @once

@@ -76,11 +76,13 @@ class Watcher:
         self.session = WatchSession(self.steps)
         self.models = Models(self.session, meter, WantedSites(Selector(sites), say), places)
         self.record = TrainingRecord(log, meter, self.models, optimizers, self.step)
-        self.costs.others = lambda: self.record.first_step.seconds
+        passes, first_step = self.models.passes, self.record.first_step
+        self.costs.others = lambda: first_step.seconds + passes.seconds
         self.training = Training(self.models, self.record.updates, self.steps)
         self.kinds = StepKinds(self.steps, self.record, self.training, self.shield)
         self._undo = ExitStack()
-        around, passes, steps = self.shield.around, self.models.passes, self.steps
+        self._final: WatchSummary | None = None
+        around, steps = self.shield.around, self.steps
         passes.on_begin = around(self._backward_began, BACKWARD)
         passes.on_end = around(self._backward_ended, BACKWARD)
         passes.on_skipped_end = around(self._count_backward, BACKWARD)
@@ -131,6 +133,18 @@ class Watcher:
         finally:
             self._undo.close()
             self.session.end(quiet=True)
+            self._release()
+
+    def _release(self) -> None:
+        """Drop what was kept for each module, parameter and site: the parts of a watch hold each other.
+
+        Of thousands of modules, Python's search for garbage would take seconds to find that nobody
+        needs it. What the end of a run asks for stays.
+        """
+        self._final = self.summary
+        self.session.release()
+        self.models.release()
+        self.record.release()
 
     def _end(self) -> list[dict[str, Any]]:
         """Write the rest; another thread may still train, but its work is over.
@@ -151,7 +165,9 @@ class Watcher:
 
     @property
     def summary(self) -> WatchSummary:
-        """The figures so far."""
+        """The figures so far; at last those of the end."""
+        if self._final is not None:
+            return self._final
         budget, steps = self.budget, self.steps.begun
         under_way = (
             steps > self.step()

@@ -6,9 +6,13 @@ import gc
 import weakref
 from typing import Any
 
+import pytest
 from torch import nn
 
+from kedge.actions.measure.site_table import MeasuredSite
+from kedge.hooks.firing.tap import Tap
 from kedge.hooks.placing.concealed import KedgeHook
+from kedge.watch.models.parameters import ParameterSites
 from kedge.watch.models.roots import RootModule
 from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
@@ -143,3 +147,21 @@ def test_a_model_that_is_deleted_is_freed_and_the_next_one_is_another() -> None:
     log = watch(program, every=1)
     assert [r["prefix"] for r in log.roots] == ["", "Conv", "Conv_2", "Conv_3"]
     assert {f"{p}conv:out" for p in ("", "Conv.", "Conv_2.", "Conv_3.")} <= set(log.texts("out"))
+
+
+@pytest.mark.parametrize("layers", [2, 20])
+def test_the_end_leaves_no_hooks_to_the_garbage_collector(layers: int) -> None:
+    """What was kept for each module, parameter and site is gone without a search for cycles."""
+    kinds = (KedgeHook, Tap, MeasuredSite, ParameterSites)
+
+    def alive() -> int:
+        return sum(issubclass(type(one), kinds) for one in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        watch(lambda: descend(nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers))), 3))
+        assert alive() - before < 8  # of the root alone, however many modules it has
+    finally:
+        gc.enable()

@@ -205,9 +205,16 @@ def test_what_is_a_root(
 
     Each step counts once.
     """
-    log = watch(program, every=every)
+    log, hooked = Memory(), []
+
+    def counted() -> None:
+        program()
+        hooked.append(len(log.watch.session.targets) if log.watch else 0)
+
+    watch(counted, every=every, log=log)
     assert [root["name"] for root in log.roots] == roots
-    assert len(log.watch.session.targets) == len(roots)
+    assert hooked == [len(roots)]
+    assert log.watch is not None
     assert {site: log.recording().rows(site).step.tolist() for site in steps} == steps
     assert log.watch.summary.steps == len(next(iter(steps.values())))
 

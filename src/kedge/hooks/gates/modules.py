@@ -11,7 +11,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.compiler import is_compiling
@@ -350,9 +352,24 @@ def _cannot_skip(taps: Iterable[Tap]) -> bool:
 
 
 def _positional_names(module: nn.Module) -> tuple[str, ...]:
-    """The names of the arguments that a module's forward takes by position."""
+    """Return the names of the arguments that a module's forward takes by position."""
+    forward = module.forward
+    function = getattr(forward, "__func__", None)
+    if not isinstance(function, FunctionType):  # of one module alone
+        return _names_of(forward)
+    names = _of_functions.get(function)
+    if names is None:
+        names = _of_functions[function] = _names_of(forward)
+    return names
+
+
+_of_functions: WeakKeyDictionary[FunctionType, tuple[str, ...]] = WeakKeyDictionary()
+"""The names by the method of a class: a model has thousands of modules of a few classes."""
+
+
+def _names_of(forward: Any) -> tuple[str, ...]:
     try:
-        params = inspect.signature(module.forward).parameters.values()
+        params = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):  # a compiled or scripted forward has no signature
         return ()
     return tuple(p.name for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))

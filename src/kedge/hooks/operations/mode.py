@@ -61,7 +61,8 @@ from kedge.hooks.operations.gates import (
     refuse_inside,
 )
 from kedge.hooks.operations.names import name_of, overwrites
-from kedge.hooks.placing.concealed import ConcealedHooks, KedgeHook
+from kedge.hooks.placing.concealed import KedgeHook
+from kedge.hooks.placing.installed import ConcealedHook
 from kedge.sites import leaves
 from kedge.torch_internals import modes
 from kedge.torch_internals.checkpoint import owners_around
@@ -190,8 +191,7 @@ class ModesOffLater(KedgeHook):
 
     def __init__(self, module: nn.Module) -> None:
         self._modes: list[tuple[int, OperationMode]] = []  # each with its thread
-        self._handle = module.register_forward_hook(self, always_call=True)
-        self._concealed = ConcealedHooks(self._handle)
+        self._hook = ConcealedHook(module.register_forward_hook(self, always_call=True))
 
     @classmethod
     def on(cls, module: nn.Module) -> Self:
@@ -209,8 +209,7 @@ class ModesOffLater(KedgeHook):
         due = [mode for thread, mode in self._modes if thread == here]
         self._modes = [each for each in self._modes if each[0] != here]
         if not self._modes and last_hook(after_forward(module)) is self:
-            self._handle.remove()
-            self._concealed.remove()
+            self._hook.remove()
         for mode in due:
             mode.settle()
 

@@ -25,8 +25,8 @@ from torch.utils.hooks import RemovableHandle
 
 from kedge.torch_internals.hook_tables import after_forward, before_forward
 
-_METHODS = {"__reduce_ex__": "reduce", "copy": "copy", "values": "values"}
-"""The names of a table's attributes, and of the methods of `HiddenEntries` that they are."""
+_ATTRIBUTES = frozenset({"__reduce_ex__", "copy", "values"})
+"""The names of a table's attributes, which are methods of `HiddenEntries`."""
 _lock = threading.Lock()
 
 
@@ -74,7 +74,7 @@ class HiddenEntries:
             (key, held) for key, held in entries if key not in self.keys
         )
         vars(twin).update(
-            (name, held) for name, held in vars(table).items() if name not in _METHODS
+            (name, held) for name, held in vars(table).items() if name not in _ATTRIBUTES
         )
         return twin
 
@@ -83,53 +83,46 @@ class HiddenEntries:
         return self.copy().values()
 
 
-class ConcealedHooks:
-    """Conceals hooks on a module, given by their handles, until `remove`."""
+def conceal(handle: RemovableHandle) -> None:
+    """Conceal a hook on a module, until `reveal`."""
+    key = handle.id
+    with _lock:
+        for table in _tables(handle):
+            if key not in table:
+                continue  # as a rule the hook has only one of its two flags
+            hidden = _hidden_in(table)
+            if hidden is None:
+                hidden = HiddenEntries(table)
+                vars(table).update(
+                    {
+                        "__reduce_ex__": hidden.reduce,
+                        "copy": hidden.copy,
+                        "values": hidden.values,
+                    }
+                )
+            if key not in hidden.keys:
+                hidden.keys += (key,)
 
-    __slots__ = ("_handles",)
 
-    def __init__(self, *handles: RemovableHandle) -> None:
-        self._handles = handles
-        self.back()
+def reveal(handle: RemovableHandle) -> None:
+    """Stop concealing a hook; a table without hooks of Kedge's is as it was."""
+    with _lock:
+        for table in _tables(handle):
+            hidden = _hidden_in(table)
+            if hidden is None:
+                continue
+            hidden.keys = tuple(known for known in hidden.keys if known != handle.id)
+            if not hidden.keys:
+                for name in _ATTRIBUTES:
+                    vars(table).pop(name, None)
 
-    def back(self) -> None:
-        """Conceal the hooks."""
-        with _lock:
-            for key, table in self._tables():
-                if key not in table:
-                    continue  # as a rule the hook has only one of its two flags
-                hidden = _hidden_in(table)
-                if hidden is None:
-                    hidden = HiddenEntries(table)
-                    vars(table).update(
-                        (name, getattr(hidden, method)) for name, method in _METHODS.items()
-                    )
-                if key not in hidden.keys:
-                    hidden.keys += (key,)
 
-    def out(self) -> None:
-        """Stop concealing the hooks; a table without hooks of Kedge's is as it was."""
-        with _lock:
-            for key, table in self._tables():
-                hidden = _hidden_in(table)
-                if hidden is None:
-                    continue
-                hidden.keys = tuple(known for known in hidden.keys if known != key)
-                if not hidden.keys:
-                    for name in _METHODS:
-                        vars(table).pop(name, None)
-
-    def remove(self) -> None:
-        """Stop concealing the hooks."""
-        self.out()
-
-    def _tables(self) -> Iterator[tuple[int, Any]]:
-        """Yield each table of a hook and of its flags that still exists, with the hook's key."""
-        for handle in self._handles:
-            for known in (handle.hooks_dict_ref, *handle.extra_dict_ref):
-                table = known()
-                if hasattr(table, "__dict__"):
-                    yield handle.id, table
+def _tables(handle: RemovableHandle) -> Iterator[Any]:
+    """Yield each table of a hook and of its flags that still exists."""
+    for known in (handle.hooks_dict_ref, *handle.extra_dict_ref):
+        table = known()
+        if hasattr(table, "__dict__"):
+            yield table
 
 
 def is_hooked(module: nn.Module) -> bool:

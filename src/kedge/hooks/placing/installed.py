@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from kedge.hooks.placing.concealed import ConcealedHooks
+from kedge.hooks.placing.concealed import conceal, reveal
 from kedge.torch_internals.dynamo import frames
 from kedge.torch_internals.torchscript import takes_hooks
 
@@ -65,7 +65,15 @@ class InstalledHook:
         )
 
     def out(self) -> None:
-        """Remove the hook from its table until `back`; a removal that an interrupt cuts short can be repeated."""
+        """Remove the hook until `back`."""
+        self.take_out()
+
+    def back(self) -> None:
+        """Restore the hook."""
+        self.put_back()
+
+    def take_out(self) -> None:
+        """Remove the hook from its table until `put_back`; a removal that an interrupt cuts short can be repeated."""
         handle = self.handle
         table, key = handle.hooks_dict_ref(), handle.id
         if table is None or key not in table:
@@ -79,12 +87,12 @@ class InstalledHook:
         for flag in self._flags:
             flag.pop(key, None)
 
-    def back(self, cleared: Any = None) -> None:
-        """Restore the hook; see Note [Back in its place].
+    def put_back(self, cleared: Any = None) -> None:
+        """Put the hook back into its table; see Note [Back in its place].
 
         Args:
-            cleared: The callable to restore if `out` found none because the program had cleared the
-                table.
+            cleared: The callable to restore if `take_out` found none because the program had
+                cleared the table.
         """
         table: Any = self.handle.hooks_dict_ref()
         hook, key = self._hook, self.handle.id
@@ -120,6 +128,34 @@ class InstalledHook:
         self.handle.remove()
 
 
+class ConcealedHook(InstalledHook):
+    """One hook on a module, which is concealed; see Note [Tables without Kedge's hooks].
+
+    It stays so while `HooksTogether` has it out of its table for a step.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, handle: RemovableHandle) -> None:
+        super().__init__(handle)
+        conceal(handle)
+
+    def out(self) -> None:
+        """Remove the hook until `back`; without hooks of Kedge's its table is as it was."""
+        reveal(self.handle)
+        super().out()
+
+    def back(self) -> None:
+        """Restore the hook, and conceal it."""
+        super().back()
+        conceal(self.handle)
+
+    def remove(self) -> None:
+        """Remove the hook for good."""
+        reveal(self.handle)
+        super().remove()
+
+
 def _around(table: MutableMapping[int, Any], key: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     keys = list(table)
     at = keys.index(key)
@@ -146,7 +182,7 @@ class HooksTogether:
         if not self.are_out:
             self.are_out = True
             for installed, _ in self._hooks:
-                installed.out()
+                installed.take_out()
 
     def remove(self) -> None:
         """Remove the hooks for good."""
@@ -158,7 +194,7 @@ class HooksTogether:
         if self.are_out:
             self.are_out = False
             for installed, hook in self._hooks:
-                installed.back(hook)
+                installed.put_back(hook)
 
 
 class Removal:
@@ -231,8 +267,7 @@ class InstalledHooks:
 
     def put(self, handle: RemovableHandle) -> None:
         """Keep a hook on a module until the session ends, and conceal it."""
-        self.install(InstalledHook(handle))
-        self.install(ConcealedHooks(handle))
+        self.install(ConcealedHook(handle))
 
     def hooks(self) -> list[tuple[InstalledHook, Any]]:
         """Return the hooks of modules and optimizers, each with its callable."""

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from kedge.hooks.placing.concealed import ConcealedHooks, KedgeHook
-from kedge.hooks.placing.installed import HooksTogether, InstalledHook
+from kedge.hooks.placing.concealed import KedgeHook
+from kedge.hooks.placing.installed import ConcealedHook, HooksTogether, InstalledHook
 from kedge.hooks.placing.strict_export import spare_export
 from kedge.sites import leaves
 from kedge.stderr import Shield
@@ -190,8 +190,7 @@ class CallTracker(Generic[S, T]):
             handles.append(
                 module.register_forward_hook(CallEnds(self.end), prepend=inside, always_call=True)
             )
-        self._undos += [handle.remove for handle in handles]
-        self._undos.append(ConcealedHooks(*handles).remove)
+        self._undos += [ConcealedHook(handle).remove for handle in handles]
 
     def follow_all(self, subject: S) -> None:
         """Follow the calls of every module, by PyTorch's global hooks, which do not receive keyword arguments."""

@@ -32,8 +32,8 @@ import torch
 from torch import Tensor, nn
 
 from kedge.errors import SavedAside, warn
-from kedge.hooks.placing.concealed import ConcealedHooks, KedgeHook
-from kedge.hooks.placing.installed import InstalledHook, InstalledHooks
+from kedge.hooks.placing.concealed import KedgeHook
+from kedge.hooks.placing.installed import ConcealedHook, InstalledHooks
 from kedge.hooks.placing.module_calls import running
 from kedge.hooks.saved import torch_func
 from kedge.hooks.saved.checkpoint_inputs import PendingCheckpoints
@@ -386,8 +386,8 @@ class KeeperInForce:
         spot.enter = SavingBegins(self, spot)
         enter = module.register_forward_pre_hook(spot.enter)
         leave = module.register_forward_hook(SavingEnds(self, spot), always_call=True)
-        for standing in (InstalledHook(enter), InstalledHook(leave), ConcealedHooks(enter, leave)):
-            self._undo.callback(self.installed.add(standing))
+        for handle in (enter, leave):
+            self._undo.callback(self.installed.add(ConcealedHook(handle)))
 
 
 def keep(

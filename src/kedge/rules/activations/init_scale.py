@@ -129,11 +129,9 @@ def _profile(recording: Recording, first: int) -> dict[SiteInfo, float]:
     """Return the scale of every module with a weight in the first measured step, as a power of two."""
     if not len(recording.steps) or recording.steps[0] > first:
         return {}
-    found = {
-        site: float(log2(recording.series(site, "rms"))[0])
-        for site in outputs_of_weights(recording)
-    }
-    return {site: scale for site, scale in found.items() if np.isfinite(scale)}
+    sites = outputs_of_weights(recording)
+    scales = log2(recording.matrix(sites, "rms")[:, 0])
+    return {sites[i]: float(scales[i]) for i in np.flatnonzero(np.isfinite(scales))}
 
 
 def _ranked(y: Floats) -> float:

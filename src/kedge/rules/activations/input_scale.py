@@ -14,7 +14,8 @@ from kedge.rules.recorded.samples import too_few
 from kedge.rules.recorded.weights import (
     WeightCourses,
     finite_median,
-    first_finite,
+    finite_medians,
+    first_finites,
     rms,
     weight_courses,
 )
@@ -178,16 +179,12 @@ def _floats(recording: Recording, module: ModuleSites | None) -> list[SiteInfo]:
 
 def _usual(recording: Recording, sites: list[SiteInfo]) -> float:
     """Return the median size of the largest of some values; NaN if none was measured."""
-    return float(
-        np.fmax.reduce([finite_median(row) for row in rms(recording, sites)], initial=np.nan)
-    )
+    return float(np.fmax.reduce(finite_medians(rms(recording, sites)), initial=np.nan))
 
 
 def _first(recording: Recording, sites: list[SiteInfo]) -> float:
     """Return the size of the largest of some values when they were measured first; NaN if none was."""
-    return float(
-        np.fmax.reduce([first_finite(row) for row in rms(recording, sites)], initial=np.nan)
-    )
+    return float(np.fmax.reduce(first_finites(rms(recording, sites)), initial=np.nan))
 
 
 def _contrast(entry: _FirstWeight) -> float:

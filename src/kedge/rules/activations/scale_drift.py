@@ -16,6 +16,7 @@ from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import counted
 from kedge.store.recording import Recording, SiteInfo
+from kedge.store.rows import Floats, Ints
 
 #: So many points are enough for a slope, which compares all pairs of them.
 _POINTS = 200
@@ -79,10 +80,14 @@ class ScaleDrift(Rule):
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every root: the module that drifts fastest."""
+        if len(recording.steps) < 2 * self.min_samples - 1:
+            return
+        sites = outputs_of_weights(recording)
+        scales = log2(recording.matrix(sites, "rms"))
         drifts = [
             drift
-            for site in outputs_of_weights(recording)
-            if (drift := self._drift(recording, site))
+            for site, course in zip(sites, scales, strict=True)
+            if (drift := self._drift(site, recording.steps, course))
         ]
         for _, own in by_root(drifts, lambda drift: drift.course.site.root):
             yield self._finding(sorted(own, key=lambda drift: -abs(drift.slope)))
@@ -96,9 +101,8 @@ class ScaleDrift(Rule):
             else None
         )
 
-    def _drift(self, recording: Recording, site: SiteInfo) -> _Drift | None:
-        scales = log2(recording.series(site, "rms"))
-        course = Course(site, recording.steps, scales).where(np.isfinite(scales))
+    def _drift(self, site: SiteInfo, steps: Ints, scales: Floats) -> _Drift | None:
+        course = Course(site, steps, scales).where(np.isfinite(scales))
         if len(course) < 2 * self.min_samples - 1:
             return None
         half = np.searchsorted(course.steps, (course.steps[0] + course.steps[-1]) / 2)

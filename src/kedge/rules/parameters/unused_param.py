@@ -146,17 +146,17 @@ class _Alive:
     @classmethod
     def of(cls, recording: Recording) -> _Alive:
         """Return the trained parameters of a recording."""
-        kinds = ("param.grad", "param.acc")
-        seen = [
-            site for kind in kinds for site in recording.of_kind(kind) if len(recording.rows(site))
-        ]
+        every = recording.all_rows
         # An optimizer skips parameters without a gradient: their updates are recorded as zero.
-        seen += [
+        there, moved = every.lengths > 0, every.any(every.rows.sumsq > 0)
+        kinds = {"param.grad": there, "param.acc": there, "update": moved}
+        seen = [
             site
-            for site in recording.of_kind("update")
-            if bool((recording.rows(site).sumsq > 0).any())
+            for kind, shown in kinds.items()
+            for site in recording.of_kind(kind)
+            if shown[site.id]
         ]
-        graded = [site for site in recording.of_kind("out.grad") if len(recording.rows(site))]
+        graded = [site for site in recording.of_kind("out.grad") if there[site.id]]
         return cls(
             recording, frozenset(s.path for s in seen), frozenset(s.root for s in (*seen, *graded))
         )

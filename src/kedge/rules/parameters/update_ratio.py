@@ -13,8 +13,8 @@ from kedge.rules.recorded.samples import measured, too_few
 from kedge.rules.recorded.trained import trains
 from kedge.rules.recorded.weights import (
     WeightCourses,
-    finite_median,
-    first_finite,
+    finite_medians,
+    first_finites,
     weight_courses,
     weights,
 )
@@ -101,7 +101,7 @@ class UpdateRatio(Rule):
         )
 
     def _too_large(self, own: WeightCourses) -> Iterator[Finding]:
-        from_zero = np.array([first_finite(row, 0.0) < FROM_ZERO for row in own.size])
+        from_zero = ~(first_finites(own.size) >= FROM_ZERO)  # also those without a size
         grown = np.where(from_zero[:, None], np.nan, own.update)
         ratios = self._quantiles(grown, self.window, 0.5)
         large = np.flatnonzero(ratios > self.high)
@@ -113,7 +113,7 @@ class UpdateRatio(Rule):
             yield self._finding(own, ratios, [worst, *others], "large", says, step)
 
     def _too_small(self, own: WeightCourses, *, trained: bool) -> Iterator[Finding]:
-        usual = np.array([finite_median(row, np.inf) for row in own.gradient])
+        usual = np.nan_to_num(finite_medians(own.gradient), nan=np.inf)
         starved = usual < STARVED * np.max(usual[np.isfinite(usual)], initial=0)
         starved |= np.array([weight.table for weight in own.weights])
         driven = np.where(starved[:, None] | (own.gradient == 0), np.nan, own.update)

@@ -51,12 +51,14 @@ def steps_of_training(recording: Recording, root: int) -> Ints:
     keep its last ones. All measured steps, if no gradient of the program was recorded.
     """
     graded, stepped = (_measured(recording, root, kind) for kind in ("param.grad", "update"))
-    if not any(len(recording.rows(site)) for site in recording.of_kind("param.grad")):
+    lengths = recording.all_rows.lengths
+    if not any(lengths[site.id] for site in recording.of_kind("param.grad")):
         return recording.steps
     return np.intersect1d(graded, stepped) if len(stepped) else graded
 
 
 def _measured(recording: Recording, root: int, kind: str) -> Ints:
-    rows = [recording.rows(site) for site in recording.of_kind(kind) if site.root == root]
-    steps = [own.step[own.level == FULL] for own in rows]
-    return np.unique(np.concatenate(steps)) if steps else np.zeros(0, dtype=np.int64)
+    every = recording.all_rows
+    own = np.zeros(len(every.lengths), dtype=bool)
+    own[[site.id for site in recording.of_kind(kind) if site.root == root]] = True
+    return np.unique(every.rows.step[own[every.site] & (every.rows.level == FULL)])

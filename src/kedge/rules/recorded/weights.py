@@ -131,16 +131,24 @@ def middle(table: Floats) -> Floats:
     return result
 
 
-def finite_median(values: Floats, otherwise: float = float("nan")) -> float:
-    """Return the median of the finite ones of some values; the other number if there are none."""
+def finite_median(values: Floats) -> float:
+    """Return the median of the finite ones of some values; NaN if there are none."""
     finite = values[np.isfinite(values)]
-    return float(np.median(finite)) if len(finite) else otherwise
+    return float(np.median(finite)) if len(finite) else float("nan")
 
 
-def first_finite(values: Floats, otherwise: float = float("nan")) -> float:
-    """Return the first finite one of some values; the other number if there is none."""
-    finite = values[np.isfinite(values)]
-    return float(finite[0]) if len(finite) else otherwise
+def finite_medians(table: Floats) -> Floats:
+    """Return the median of the finite values of each row, NaN for a row without one."""
+    return middle(np.where(np.isfinite(table), table, np.nan).T)
+
+
+def first_finites(table: Floats) -> Floats:
+    """Return the first finite value of each row, NaN for a row without one."""
+    known = np.isfinite(table)
+    result = np.full(len(table), np.nan)
+    some = known.any(axis=1)
+    result[some] = table[some, known[some].argmax(axis=1)]
+    return result
 
 
 def _weight(

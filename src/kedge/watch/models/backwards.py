@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+from time import perf_counter
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -40,6 +41,7 @@ class BackwardPasses:
             unless that is on a device.
         on_bad: Called in skipped steps when the loss of a pass, or a gradient that it made, is not
             finite.
+        seconds: Seconds that the hooks took to note the order in which gradients arrive.
         on_skipped_end: Called in skipped steps at the end of a pass; None if nothing counts the
             passes.
     """
@@ -51,6 +53,7 @@ class BackwardPasses:
         self.on_bad: Callable[[], None] = lambda: None
         self.on_skipped_end: Callable[[], None] | None = None
         self.skipped = LossCheck()
+        self.seconds = 0.0
         self._arrived, self._settled = 0, False
         self._kept: dict[int, ParameterSites] = {}
         self._threads: set[int] = set()
@@ -119,11 +122,12 @@ class BackwardPasses:
         if place is not None and self.on_skipped_end is None and self.skipped.is_finite():
             place.times += 1
             return
-        task = graph_task()
+        start, task = perf_counter(), graph_task()
         if place is None:
             place = self.places.of(param)
             if place is not None:
                 self._note(place)
+        self.seconds += perf_counter() - start
         if place is None:  # the program has swapped it for another
             self.reached(task)
             return

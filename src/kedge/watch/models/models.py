@@ -169,6 +169,12 @@ class Models:
         if [root for root in self.roots if root.release(self.session)]:
             self.places.forget_gone()
 
+    def release(self) -> None:
+        """Drop what is kept of each module and parameter, at the end of the watch."""
+        for root in self.roots:
+            root.hooks.target = None
+        self.places.clear()
+
     def in_training(self) -> bool:
         """Whether a root is in training mode."""
         return any(module.training for root in self.roots if (module := root.module()) is not None)

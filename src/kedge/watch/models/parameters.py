@@ -132,3 +132,7 @@ class WatchedParameters:
         self._places = {
             key: place for key, place in self._places.items() if place.param() is not None
         }
+
+    def clear(self) -> None:
+        """Drop all entries; their hooks have been removed."""
+        self._places = {}

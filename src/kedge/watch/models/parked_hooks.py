@@ -71,6 +71,12 @@ class WatchSession(Session):
             for path in paths:
                 self.hook_each(module, [path], kind, action)
 
+    def release(self) -> None:
+        """Drop its taps and gates, which hold each other, when it has ended and nobody reads it."""
+        for tap in self.taps:
+            tap.gate.taps = dict.fromkeys(tap.gate.taps, ())  # another thread may be in its hook
+        self.taps, self.targets = [], {}
+
     def begin_call(self, module: nn.Module, args: Any) -> None:
         """Start the current call of a root by hand: PyTorch had collected its hooks before ours were registered."""
         target = self.targets[id(module)]
@@ -111,9 +117,12 @@ class StepHooks:
         self._undo = spare_export(self._finder)
 
     def close(self) -> None:
-        """Remove the hook that finds roots for good."""
+        """Remove the hook that finds roots for good; the others are the session's to remove."""
         self._undo()
         self._finder.remove()
+        for hooks in (self._calls, self._root_gates, self._inner_gates):
+            hooks.take_over(())
+        self._waiting = []
 
     def gather(self) -> None:
         """Take over the hooks of modules that were called in a measured step.

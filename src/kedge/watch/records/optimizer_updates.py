@@ -181,6 +181,10 @@ class Updates:
             seats = each.seats(self.meter, "update", dict(enumerate(each.params)))
             self.meter.add_squares(seats, self.step(), counts, squares)
 
+    def release(self) -> None:
+        """Drop the entries of the optimizers' parameters, at the end of the watch."""
+        self._held.clear()
+
     def _recheck_norms(self, held: Iterable[HeldParameters]) -> None:
         """Compute the norms again, in case the program wrote non-finite values after the backward pass."""
         for each in (each for each in held if each.elements):

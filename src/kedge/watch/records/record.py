@@ -188,3 +188,8 @@ class TrainingRecord:
         self.losses.checks.close()
         if self.dump is not None:
             self.dump.close()
+
+    def release(self) -> None:
+        """Drop the entries of all sites, when everything is written."""
+        self.meter.sites.seats.clear()
+        self.updates.release()

@@ -35,6 +35,9 @@ OFF = 0
 BACKWARD, OPTIMIZER, STEP = "a backward pass", "the optimizer", "a step"
 """Things that some work is about."""
 
+_MANY = 20
+"""How many times the objects that Python makes between two searches for garbage are many."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -122,9 +125,9 @@ class WatchShield:
     def alone(self, work: Callable[P, T], *args: P.args, **named: P.kwargs) -> T:
         """Return the result of some work, which is timed, and runs in one thread at a time; see Note [Interrupts].
 
-        Python collects no garbage meanwhile: attaching to thousands of modules makes so many
-        objects that all of the program's would be searched again and again, which took a third of
-        the time.
+        Python collects no garbage meanwhile, and does not search for it among what the work has made
+        and keeps: attaching to thousands of modules makes so many objects that all of the program's
+        would be searched again and again, which took a third of the time.
         """
         with self.meter.lock:
             is_inside, collects = self._is_working, gc.isenabled()
@@ -141,11 +144,24 @@ class WatchShield:
                 self._is_working = is_inside
                 if collects:
                     self.pauses_collection = False
+                    _make_old()
                     gc.enable()
 
     def _unless_over(self, work: Callable[..., None], args: tuple[Any, ...]) -> None:
         if not self.over:  # as another thread may have ended the watch meanwhile
             work(*args)
+
+
+def _make_old() -> None:
+    """Count the objects that are new as old ones, where some work has made thousands that it keeps.
+
+    Else Python would search them three times, as it searches all new ones: two seconds for
+    10,000 modules. Garbage among the program's newest objects waits for the next full collection.
+    """
+    new, often = gc.get_count()[0], gc.get_threshold()[0]
+    if new > _MANY * often > 0 and not gc.get_freeze_count():  # else the program's would be thawed
+        gc.freeze()
+        gc.unfreeze()
 
 
 def _named(of: str, args: tuple[Any, ...]) -> str:

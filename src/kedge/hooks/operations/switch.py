@@ -39,7 +39,7 @@ class ModeOn(KedgeHook):
             return
         mode, passes = self.here.mode, self.here.passes
         if not operations.live:
-            if mode.entries:
+            if mode.calls.notes:
                 mode.pass_over(operations, module_frame(sys._getframe(1)))
             return
         operations.called += 1

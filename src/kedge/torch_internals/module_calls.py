@@ -74,3 +74,11 @@ def inside(code: CodeType | None, name: str) -> Iterator[int]:
 
 CALLS = frozenset(() if CALL is None else (id(CALL), *inside(CALL, "inner")))
 """The ids of all code from which a module's hooks and its forward are called."""
+
+
+def module_frame(frame: FrameType) -> FrameType:
+    """Return the frame that calls a module's hooks and its forward, searched from `frame` outwards; `frame` if there is none."""
+    within: FrameType | None = frame
+    while within is not None and id(within.f_code) not in CALLS:
+        within = within.f_back
+    return within or frame

@@ -20,10 +20,12 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from kedge.actions.measure.meter import Meter
 from kedge.hooks.firing.schedule import PassCounter
+from kedge.hooks.roots import new_hooks
 from kedge.sites.select import Selector
 from kedge.sites.spread import averaged_over
 from kedge.stderr import say
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.hook_tables import before_forward
 from kedge.torch_internals.module_tables import modules_in
 from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.models.models import Models
@@ -186,7 +188,9 @@ class Watcher:
             self.models.known.add(modules_in(module).values())
             record.facts.unoptimized.called_inside(module, running)
             return
+        known = set(before_forward(module))
         root = self.training.watch(inner)
+        missed = new_hooks(module, known)
         root.averaged = averaged_over(module)
         self.shield.attempt(
             "the end of its training", record.exam.begin, inner, root, self._on_last_sight
@@ -199,7 +203,8 @@ class Watcher:
         ):  # PyTorch had collected the hooks of this call before ours were registered
             if not root.hooks.follows:
                 self.shield.attempt(inside, record.first_step.add, module, root)
-            self.session.begin_call(module, args)
+            if root.hooks.hooked is not None:
+                root.hooks.hooked.begin_call(module, args, missed)
 
     def _pass_began(self, passes: PassCounter, graded: bool) -> None:
         self.steps.count_pass(passes, graded)

@@ -392,14 +392,6 @@ def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
     return False
 
 
-def module_frame(frame: FrameType) -> FrameType:
-    """The frame that calls a module's hooks and its forward, searched from `frame` outwards; `frame` if there is none."""
-    within: FrameType | None = frame
-    while within is not None and id(within.f_code) not in CALLS:
-        within = within.f_back
-    return within or frame
-
-
 OPERATE, _ONWARD = id(_operate.__code__), id(_onward.__code__)
 _AGAIN = next(inside(_wrap.__code__, "again"))
 _ENDS = CALLS | {OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}

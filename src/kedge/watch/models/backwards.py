@@ -22,7 +22,6 @@ from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
 from kedge.torch_internals.own_work import OwnWork, is_watched
 from kedge.watch.models.backward_start import BackwardStart, LossCheck, began
 from kedge.watch.models.parameters import ParameterSites, WatchedParameters
-from kedge.watch.models.roots import RootModule
 
 _REMEMBERED = 16
 
@@ -177,8 +176,8 @@ class Reached:
     observes = True
     recomputes = False
 
-    def __init__(self, passes: BackwardPasses, root: RootModule) -> None:
-        self.passes, self.root = passes, root
+    def __init__(self, passes: BackwardPasses) -> None:
+        self.passes = passes
 
     def bind(self, site: Site) -> Act:
         """Return a function that is called with each gradient."""

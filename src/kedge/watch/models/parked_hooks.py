@@ -71,14 +71,6 @@ class WatchSession(Session):
             for path in paths:
                 self.hook_each(module, [path], kind, action)
 
-    def begin_call(self, module: nn.Module, args: Any) -> None:
-        """Start the current call of a root by hand: PyTorch had collected its hooks before ours were registered."""
-        target = self.targets[id(module)]
-        target.begin(module, args)
-        before = target.modules.before
-        if id(module) in before:
-            before[id(module)](module, args, {})
-
     def refresh(self, *models: nn.Module) -> None:
         """Does nothing: a root is hooked before its first forward, so before it is compiled."""
 
@@ -128,7 +120,9 @@ class StepHooks:
         gates = [(installed, hook) for installed, hook in hooks if isinstance(hook, Gate)]
         fused = {id(target.passes): _fused(target.model()) for target in session.targets.values()}
         called = [
-            (m, gate) for m, gate in gates if gate.called or gate.path in fused.get(gate.whose, ())
+            (installed, gate)
+            for installed, gate in gates
+            if gate.called or gate.path in fused.get(id(gate.passes), ())
         ]
         with self._changing:
             self._seen = size

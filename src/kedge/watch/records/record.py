@@ -13,7 +13,7 @@ from kedge.watch.models.backward_start import BackwardStart, began
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, Optimizers, params_of
 from kedge.watch.models.parameters import ParameterSites
-from kedge.watch.models.prefixed_meter import silent_sites
+from kedge.watch.models.root_hooks import silent_sites
 from kedge.watch.records.closing_exam import ClosingExam
 from kedge.watch.records.curves import Curves
 from kedge.watch.records.facts.facts import Facts, unused
@@ -173,7 +173,8 @@ class TrainingRecord:
             _AT_THE_END, self.facts.at_end, self.optimizers, models.roots, models.places
         )
         exam = shield.attempt(_AT_THE_END, self.exam.end, models.roots)
-        silent = shield.attempt(_SILENT, silent_sites, models.roots, models.session)
+        hooks = [root.hooks for root in models.roots]
+        silent = shield.attempt(_SILENT, silent_sites, hooks, models.session)
         self.writer.notes += [*(facts or ()), *(exam or ()), *shield.notes()]
         if partial:
             self.curves.drop(step)

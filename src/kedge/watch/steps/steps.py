@@ -70,7 +70,7 @@ class Steps(StepClock):
 
     def add(self, root: RootModule, roots: Sequence[RootModule]) -> None:
         """Make the forward passes of a new root the steps, if it alone has parameters and nothing else ends steps."""
-        others = any(r.parameters and r.hooks.target for r in roots if r is not root)
+        others = any(r.parameters and r.hooks.hooked for r in roots if r is not root)
         if (
             self.by >= StepSource.BACKWARD
             or root.hooks.passes is None

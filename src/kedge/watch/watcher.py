@@ -34,12 +34,13 @@ from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
 from kedge.watch.models.roots import WantedSites
 from kedge.watch.optimizer_hooks import OptimizerHooks
+from kedge.watch.records.first_step import FirstStep
 from kedge.watch.records.record import TrainingRecord
 from kedge.watch.records.writer import StepSink
+from kedge.watch.step import StepKind
 from kedge.watch.step_kinds import StepKinds
 from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.costs import Costs
-from kedge.watch.steps.kind import StepKind
 from kedge.watch.steps.shield import BACKWARD, OFF, STEP, WatchShield, stop_in_children
 from kedge.watch.steps.steps import Steps
 from kedge.watch.totals import WatchSummary
@@ -69,30 +70,29 @@ class Watcher:
         budget: float | None = None,
     ) -> None:
         meter.draws = True
-        self.budget, self.costs = Budget(n, budget), Costs(meter)
-        self.shield = WatchShield(meter, self.costs)
-        places = WatchedParameters()
+        first_step, places = FirstStep(), WatchedParameters()
         optimizers = Optimizers(places, self.step)
-        self.budget.spacing.others = optimizers.until_own
-        self.steps = Steps(optimizers, self.budget)
-        self.session = WatchSession(self.steps)
-        self.models = Models(self.session, meter, WantedSites(Selector(sites), say), places)
-        self.record = TrainingRecord(log, meter, self.models, optimizers, self.step)
-        self.costs.others = lambda: self.record.first_step.seconds
+        wanted = WantedSites(Selector(sites), say)
+        self.budget = Budget(n, budget, optimizers.until_own)
+        self.costs = Costs(meter, lambda: first_step.seconds)
+        self.shield = WatchShield(meter, self.costs)
+        self.steps = Steps(optimizers, self.budget, self)
+        self.session = WatchSession(self.steps, self.shield.lose)
+        self.models = Models(self.session, meter, wanted, places, self)
+        self.record = TrainingRecord(log, meter, self.models, optimizers, self.step, first_step)
         self.training = Training(self.models, self.record.updates, self.steps)
         self.kinds = StepKinds(self.steps, self.record, self.training, self.shield)
         self._undo = ExitStack()
-        around, passes, steps = self.shield.around, self.models.passes, self.steps
-        passes.on_begin = around(self._backward_began, BACKWARD)
-        passes.on_end = around(self._backward_ended, BACKWARD)
-        passes.on_skipped_end = around(self._count_backward, BACKWARD)
-        passes.on_bad = around(self.kinds.interrupt_skipped, STEP)
-        steps.on_pass, steps.on_step_of_run = (
-            around(self._pass_began, STEP),
-            self.record.updates.forget_step,
-        )
-        steps.on_step[:] = [around(self.kinds.run_ended, STEP)]
-        self.session.lose = self.shield.lose
+        around = self.shield.around
+        # As the handler of the steps and of the backward passes.
+        self.pass_began = around(self._pass_began, STEP)
+        self.step_of_run_ended = self.record.updates.forget_step
+        self.backward_began = around(self._backward_began, BACKWARD)
+        self.backward_ended = around(self._backward_ended, BACKWARD)
+        self.skipped_backward_ended = around(self._count_backward, BACKWARD)
+        self.skipped_is_bad = around(self.kinds.interrupt_skipped, STEP)
+        self.steps.on_step.append(around(self.kinds.run_ended, STEP))
+        # Of its own hook, and of a root that comes to its end.
         self._on_first_call = around(self._first_call, "the model")
         self._on_last_sight = around(self.record.exam.examine, STEP)
         self._updates = OptimizerHooks(self.record, self.training, self.kinds, self.shield)
@@ -226,7 +226,7 @@ class Watcher:
     def _count_backward(self) -> None:
         """Count a backward pass as long as no optimizer has stepped."""
         if self.steps.optimizers.entries:
-            self.models.passes.on_skipped_end = None
+            self.models.passes.counts = False
             return
         unstepped = self.steps.count_backward()
         if unstepped and not self.models.in_training():

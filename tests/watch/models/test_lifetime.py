@@ -10,7 +10,7 @@ from torch import nn
 
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.watch.models.roots import RootModule
-from kedge.watch.steps.kind import StepKind
+from kedge.watch.step import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import (
     GUARDED,

@@ -26,7 +26,7 @@ from kedge.sites.leaves import own_part
 from kedge.sites.select import runs
 from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.torch_internals.source_lines import module_tree
-from kedge.watch.models.backwards import BackwardPasses, Reached
+from kedge.watch.models.backwards import BackwardHandler, BackwardPasses, Reached
 from kedge.watch.models.naming import names_in_frames, prefix_of
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
@@ -46,6 +46,7 @@ class Models:
         meter: Measures.
         wanted: Decides which sites are measured.
         places: Receives the parameters.
+        handler: Is told of backward passes.
 
     Attributes:
         passes: The backward passes, which hook the parameters.
@@ -55,11 +56,16 @@ class Models:
     """
 
     def __init__(
-        self, session: WatchSession, meter: Meter, wanted: WantedSites, places: WatchedParameters
+        self,
+        session: WatchSession,
+        meter: Meter,
+        wanted: WantedSites,
+        places: WatchedParameters,
+        handler: BackwardHandler,
     ) -> None:
         self.session, self.meter, self.wanted, self.places = session, meter, wanted, places
         self.roots: list[RootModule] = []
-        self.known, self.passes = SeenModules(), BackwardPasses(places)
+        self.known, self.passes = SeenModules(), BackwardPasses(places, handler)
         self.holding: list[nn.Module] | None = None
         self.names: ByIdentity[nn.Module, str] = ByIdentity()
         self._lazy: list[RootModule] = []

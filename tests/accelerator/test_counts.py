@@ -15,7 +15,7 @@ import kedge
 from kedge.actions.measure.meter import Meter
 from kedge.repro.first_bad_call import FirstBadCall
 from kedge.torch_internals.accelerators import generator_states
-from kedge.watch.steps.kind import StepKind
+from kedge.watch.step import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import GUARDED, MEASURED, SKIPPED, Memory, at_levels, fix_kinds, watch
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.registry import check
 from kedge.rules.rule import Finding
-from kedge.watch.steps.kind import StepKind
+from kedge.watch.step import StepKind
 from kedge.watch.watcher import Watcher
 from tests.rules.scenes import made_at
 from tests.watch.watched import (

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.torch_internals import dynamo
-from kedge.watch.steps.kind import StepKind
+from kedge.watch.step import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import (
     GUARDED,

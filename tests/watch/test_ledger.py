@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kedge.watch.steps.kind import StepKind
+from kedge.watch.step import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import (
     GUARDED,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from kedge.watch.steps.kind import StepKind
+from kedge.watch.step import StepKind
 from tests.marks import sampled
 from tests.watch.watched import LEVELS, Paced, batch, names, net, watched
 

@@ -30,7 +30,7 @@ from kedge.repro import finiteness
 from kedge.repro.calls import RecordedCall
 from kedge.torch_internals import accelerators, modes
 from kedge.watch.records.optimizer_updates import squares_of
-from kedge.watch.steps.kind import StepKind
+from kedge.watch.step import StepKind
 from tests.watch.watched import GUARDED, MEASURED, MIXED, SKIPPED, at_levels, watch
 
 THERE = "meta"  # fake tensors of other devices cannot go backward without the device's own build of PyTorch

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.rules.registry import check
-from kedge.watch.steps.kind import StepKind
+from kedge.watch.step import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import (
     GUARDED,

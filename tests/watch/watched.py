@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from kedge.actions.measure.meter import Meter
 from kedge.store.recording import Recording
+from kedge.watch.step import StepKind
 from kedge.watch.steps.budget import Budget
-from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
 
 Paced = Callable[..., None]

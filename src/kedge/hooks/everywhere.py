@@ -1,29 +1,21 @@
 """Hooks on every model that is called in a session: `everywhere`.
 
-# Note [First calls]
-A global forward-pre hook finds a model when it is called for the first time, and attaches to it
-what `everywhere` was given, as to a model that the user names. PyTorch has collected the hooks of
-that call before, so the finder runs those forward-pre hooks itself that it has just registered. A
-part of a model that was called before the model itself has been hooked as a model of its own, and
-stays so: a hook that has one of its sites does not attach to it again. A module that is called
-inside an active call of another one which holds it belongs to that one: the session may have begun
-during the call, or the module may be a new part.
-
-# Note [Models that come and go]
-Nothing here keeps a model alive. When one is gone, the next of its class has its name, and
-continues its counts.
+# Note [Which model]
+A global forward-pre hook finds a model at its first call (see Note [First calls] in
+`kedge.hooks.roots`), and attaches to it what `everywhere` was given, as to a model that the user
+names. A part of a model that was called before the model itself has been hooked as a model of its
+own, and stays so: a hook that has one of its sites does not attach to it again. A module that is
+called inside an active call of another one which holds it belongs to that one: the session may have
+begun during the call, or the module may be a new part. When a model is gone, the next of its class
+has its name, and continues its counts.
 """
 
 from __future__ import annotations
 
-import inspect
-import sys
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -39,10 +31,10 @@ from kedge.hooks.firing.contract import Refusing
 from kedge.hooks.firing.owner import Owner
 from kedge.hooks.firing.tap import Spec, Tap
 from kedge.hooks.placing.installed import HooksTogether, InstalledHook
-from kedge.hooks.placing.module_calls import given_to, running
+from kedge.hooks.placing.module_calls import running
 from kedge.hooks.placing.own_warnings import IgnoredOfGlobalHooks
-from kedge.hooks.placing.roots import SeenModules, free_name, unwrapped
 from kedge.hooks.placing.strict_export import spare_export
+from kedge.hooks.roots import HookedRoot, SeenModules, free_name, new_hooks, unwrapped
 from kedge.hooks.target import HookedModel
 from kedge.sites.language import Term
 from kedge.sites.select import ModelLayout, Selector, SitePlace
@@ -155,43 +147,25 @@ def _unnamed(place: SitePlace) -> Site:
     )
 
 
-class FoundRoot:
-    """A model that was called in the session.
+class FoundRoot(HookedRoot):
+    """A root that was called in the session.
 
     Attributes:
         name: The first part of its sites' paths.
-        earlier: The models that were found before and have modules of this one.
-        target: The hooked model.
+        earlier: The roots that were found before and have modules of this one.
         taps: All taps on it.
     """
+
+    owner: RootOwner
 
     def __init__(
         self, owner: RootOwner, model: nn.Module, name: str, earlier: Sequence[FoundRoot]
     ) -> None:
-        self.owner, self.name, self.earlier = owner, name, earlier
-        self._model = weakref.ref(model)
+        super().__init__(owner, model, name)
+        self.name, self.earlier = name, earlier
         self._hooks: list[HookEverywhere] = []
         self.taps: list[Tap] = []
-        self._undo = ExitStack()
-        with self._attaching():
-            self.target = HookedModel(owner, model, name)
-        self.target.held = None  # the program decides how long its models live
         owner.targets[id(self)] = self.target
-
-    def module(self) -> nn.Module | None:
-        """Return the model, if it still exists."""
-        return self._model()
-
-    @contextmanager
-    def _attaching(self) -> Iterator[None]:
-        """Install hooks that are removed with this root, all of them or none."""
-        installed = self.owner.installed
-        outer, installed.cleanup = installed.cleanup, self._undo
-        try:
-            with installed.attaching():
-                yield
-        finally:
-            installed.cleanup = outer
 
     def attach(
         self, hook: HookEverywhere, model: nn.Module, new: Collection[int], past: FoundRoot | None
@@ -215,7 +189,7 @@ class FoundRoot:
             return False
         own = hook.spec._replace(step=self.owner.clock.step, taps=[])
         if places:
-            with self._attaching():
+            with self.attaching():
                 self.owner.installed.on_failure(self.owner.drop, own.taps)
                 self.target.attach(places, own, model)
             hook.have(places)
@@ -228,7 +202,7 @@ class FoundRoot:
         return True
 
     def _continue(self, taps: list[Tap], past: FoundRoot, hook: HookEverywhere) -> None:
-        """Continue the counts of a model that is gone; see Note [Models that come and go]."""
+        """Continue the counts of a model that is gone; see Note [Which model]."""
         mine = {id(tap) for tap in hook.spec.taps}
         before = {(tap.site, id(tap.action)): tap for tap in past.taps if id(tap) in mine}
         done = set()
@@ -251,14 +225,9 @@ class FoundRoot:
             self.taps += past.taps
             self.owner.targets.pop(id(past), None)
 
-    def release(self) -> None:
-        """Remove all hooks."""
-        self._undo.close()
-        self.target.release()
-
 
 class RootFinder:
-    """Global forward-pre hook that attaches hooks to each model at its first call; see Note [First calls]."""
+    """Global forward-pre hook that attaches hooks to each model at its first call; see Note [Which model]."""
 
     def __init__(self, owner: RootOwner) -> None:
         self.owner = owner
@@ -355,7 +324,7 @@ class RootFinder:
                 root = self._find(module)
             finally:
                 self._busy = False
-        return None if root is None else self._begin(module, args, known, root, sys._getframe(1))
+        return None if root is None else root.begin_call(module, args, new_hooks(module, known))
 
     def _find(self, module: nn.Module) -> FoundRoot | None:
         """Attach what is missing; returns the root if the module is a part of it that may have new hooks."""
@@ -411,34 +380,6 @@ class RootFinder:
         attached = [root.attach(hook, model, new, past) for hook in list(self._hooks)]
         if not all(attached):
             self._again[id(model)] = root
-
-    def _begin(
-        self,
-        module: nn.Module,
-        args: Any,
-        known: Collection[int],
-        root: FoundRoot,
-        frame: FrameType,
-    ) -> Any:
-        """Run the forward-pre hooks that are new, in PyTorch's way; returns the arguments by position if they changed."""
-        given = args
-        by_name: dict[str, Any] = (given_to(module) or (args, {}))[1]
-        kwargs = by_name
-        for hook in [hook for key, hook in before_forward(module).items() if key not in known]:
-            if len(inspect.signature(hook).parameters) > 2:
-                args, kwargs = hook(module, args, kwargs) or (args, kwargs)
-            else:
-                hook(module, args)
-            if hook is root.target.begin:
-                root.target.passes.here.frame = (
-                    frame  # as if it had called the hook, for a model that calls itself
-                )
-        if (
-            kwargs is not by_name
-        ):  # PyTorch's own dict for this call, which a global hook cannot return
-            by_name.clear()
-            by_name.update(kwargs)
-        return None if args is given else args
 
     def _release_gone(self) -> None:
         """Release the models that no longer exist, and their names."""

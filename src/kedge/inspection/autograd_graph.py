@@ -137,7 +137,7 @@ class CallFollower(ModuleCalls):
         self.arguments: dict[int, str] = {}
 
     def _begin(self, calls: OpenCalls[Span], path: str, module: nn.Module, given: Any) -> Span:
-        if not calls.modules:
+        if not calls.called:
             args, kwargs = given
             named = [*leaves.find(args), *leaves.find(kwargs)]
             self.arguments.update((id(tensor), name) for name, tensor in named)

@@ -69,7 +69,7 @@ class CallHooks:
         """Record the active call of a root, for which PyTorch does not run the new hooks."""
         call = RecordedCall(root, label, None)
         call.began, call.state.random = True, generator_states()
-        self._tracker.open.add(root, ActiveCall(self._known[root], call, None))
+        self._tracker.open.begin(root, ActiveCall(self._known[root], call, None))
 
     def release_differentiated(self) -> None:
         """Release the calls that a backward has reached."""
@@ -107,7 +107,7 @@ class CallHooks:
             self._gradients.follow_output(call, name, tensor)
         if call.began:
             self._late(call)
-        if not calls.modules or call.gathers:
+        if not calls.called or call.gathers:
             self._checks.read()
 
     def _begin(

@@ -14,7 +14,7 @@ parameters not changed yet. The dump is written as soon as the recording's folde
 # Note [Which step]
 These hooks run in every step, also in skipped steps, which the watcher does not follow. So they ask
 for the number of the step when they need it. See Note [Three kinds of steps] in
-`kedge.watch.steps.kind`.
+`kedge.watch.step`.
 """
 
 from __future__ import annotations

@@ -43,6 +43,14 @@ SLOW: Any = getattr(find("torch.nn:Module._slow_forward"), "__code__", "none")
 """The code between a call and the forward while `torch.jit.trace` is under way."""
 
 
+def calls_around(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames of the module calls that run in or around a frame, the innermost first."""
+    while frame is not None:
+        if frame.f_code is CALL:
+            yield frame
+        frame = frame.f_back
+
+
 def has_raised(module: nn.Module) -> bool:
     """Whether the forward hooks of a module run because its call raised an error.
 
@@ -66,3 +74,11 @@ def inside(code: CodeType | None, name: str) -> Iterator[int]:
 
 CALLS = frozenset(() if CALL is None else (id(CALL), *inside(CALL, "inner")))
 """The ids of all code from which a module's hooks and its forward are called."""
+
+
+def module_frame(frame: FrameType) -> FrameType:
+    """Return the frame that calls a module's hooks and its forward, searched from `frame` outwards; `frame` if there is none."""
+    within: FrameType | None = frame
+    while within is not None and id(within.f_code) not in CALLS:
+        within = within.f_back
+    return within or frame

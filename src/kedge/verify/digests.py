@@ -101,12 +101,12 @@ class DigestLog:
     def _entered(
         self, calls: OpenCalls[nn.Module], subject: None, module: nn.Module, given: Any
     ) -> nn.Module | None:
-        if calls.modules:
-            return module if module is calls.modules[0] else None  # a root may call itself
+        if calls.called:
+            return module if module is calls.called[0] else None  # a root may call itself
         return None if _is_left_out(module) or _is_called_by_kedge() else module
 
     def _left(self, calls: OpenCalls[nn.Module], module: nn.Module, output: Any) -> None:
-        if not calls.modules:
+        if not calls.called:
             with torch.no_grad():
                 self._digests(f"output of {self._name(module)}", leaves.find(output))
 

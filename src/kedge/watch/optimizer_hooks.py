@@ -61,7 +61,7 @@ class OptimizerHooks:
             self.kinds.interrupt()
 
     def _stepped(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Count an optimizer's step; see Note [Cold caches] in `kedge.watch.steps.kind`."""
+        """Count an optimizer's step; see Note [Cold caches] in `kedge.watch.step`."""
         if (
             self.skipped.on
             and not (self.shield.in_child or is_compiling())

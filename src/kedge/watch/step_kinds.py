@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Protocol
 
 from torch.utils.hooks import RemovableHandle
 
 from kedge.hooks.firing.schedule import PassCounter
-from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import dynamo
 from kedge.watch.models.parked_hooks import StepHooks
 from kedge.watch.records.record import TrainingRecord
+from kedge.watch.step import Step, StepKind
 from kedge.watch.steps.compiled_steps import CodeVariants, CompiledSteps
 from kedge.watch.steps.evaluation import Evaluation
-from kedge.watch.steps.kind import StepKind
 from kedge.watch.steps.rehearsals import Rehearsals
-from kedge.watch.steps.shield import OFF, WatchShield
+from kedge.watch.steps.shield import WatchShield
 from kedge.watch.steps.steps import Steps, StepSource
 from kedge.watch.training import Training
 
-_LEVELS = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: OFF}
+
+class StepHandler(Protocol):
+    """What prepares for each step."""
+
+    def begin_step(self, step: Step) -> None:
+        """Prepare for a step."""
 
 
 class StepKinds:
     """Prepares each step for its kind, which the budget chose.
 
-    See Note [Three kinds of steps] in `kedge.watch.steps.kind`.
+    See Note [Three kinds of steps] in `kedge.watch.step`.
 
     Attributes:
         hooks: The hooks that only some kinds of steps need.
@@ -42,9 +47,13 @@ class StepKinds:
         self.hooks, self.costs = StepHooks(record.models.session), shield.costs
         variants = CodeVariants(self.hooks.place, shield)
         self.compiled = CompiledSteps(record.models.session, steps.budget, shield.costs, variants)
-        self.evaluation, self.rehearsals = (
-            Evaluation(record.meter, record.models.roots),
-            Rehearsals(),
+        self.evaluation = Evaluation(record.meter, record.models.roots)
+        self.rehearsals = Rehearsals()
+        self._handlers: tuple[StepHandler, ...] = (
+            self.evaluation,
+            record,
+            record.models.passes,
+            self.hooks,
         )
         self._compiled_noted = False
 
@@ -105,12 +114,13 @@ class StepKinds:
         self._begin_step(StepKind.GUARDED)
 
     def _begin_step(self, kind: StepKind) -> None:
-        measured, entries = kind is StepKind.MEASURED, self.steps.optimizers.entries
-        self.evaluation.begin_step()
-        self.record.begin_step(measured=measured)
-        self.record.meter.level = _LEVELS[kind]
-        self.record.models.passes.skipped.on = kind is StepKind.SKIPPED
-        finding = not self.budget.is_limited or bool(self.training.without_root) or not entries
-        hooked = self.compiled.keeps_hooks(measured=measured)
-        by_passes = self.steps.by is not StepSource.OPTIMIZER
-        self.hooks.prepare(measured=measured, hooked=hooked, finding=finding, by_passes=by_passes)
+        """Pass a step through its handlers, in their order."""
+        optimized = bool(self.steps.optimizers.entries)
+        step = Step(
+            kind,
+            finding=not self.budget.is_limited or bool(self.training.without_root) or not optimized,
+            hooked=self.compiled.keeps_hooks(measured=kind is StepKind.MEASURED),
+            by_passes=self.steps.by is not StepSource.OPTIMIZER,
+        )
+        for handler in self._handlers:
+            handler.begin_step(step)

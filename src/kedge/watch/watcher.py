@@ -20,10 +20,12 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from kedge.actions.measure.meter import Meter
 from kedge.hooks.firing.schedule import PassCounter
+from kedge.hooks.roots import new_hooks
 from kedge.sites.select import Selector
 from kedge.sites.spread import averaged_over
 from kedge.stderr import say
 from kedge.torch_internals import dynamo
+from kedge.torch_internals.hook_tables import before_forward
 from kedge.torch_internals.module_tables import modules_in
 from kedge.watch.models.backward_start import BackwardStart
 from kedge.watch.models.models import Models
@@ -32,12 +34,13 @@ from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
 from kedge.watch.models.roots import WantedSites
 from kedge.watch.optimizer_hooks import OptimizerHooks
+from kedge.watch.records.first_step import FirstStep
 from kedge.watch.records.record import TrainingRecord
 from kedge.watch.records.writer import StepSink
+from kedge.watch.step import StepKind
 from kedge.watch.step_kinds import StepKinds
 from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.costs import Costs
-from kedge.watch.steps.kind import StepKind
 from kedge.watch.steps.shield import BACKWARD, OFF, STEP, WatchShield, stop_in_children
 from kedge.watch.steps.steps import Steps
 from kedge.watch.totals import WatchSummary
@@ -67,32 +70,30 @@ class Watcher:
         budget: float | None = None,
     ) -> None:
         meter.draws = True
-        self.budget, self.costs = Budget(n, budget), Costs(meter)
-        self.shield = WatchShield(meter, self.costs)
-        places = WatchedParameters()
+        first_step, places = FirstStep(), WatchedParameters()
         optimizers = Optimizers(places, self.step)
-        self.budget.spacing.others = optimizers.until_own
-        self.steps = Steps(optimizers, self.budget)
-        self.session = WatchSession(self.steps)
-        self.models = Models(self.session, meter, WantedSites(Selector(sites), say), places)
-        self.record = TrainingRecord(log, meter, self.models, optimizers, self.step)
-        passes, first_step = self.models.passes, self.record.first_step
-        self.costs.others = lambda: first_step.seconds + passes.seconds
+        wanted = WantedSites(Selector(sites), say)
+        self.budget = Budget(n, budget, optimizers.until_own)
+        self.costs = Costs(meter, lambda: first_step.seconds + self.models.passes.seconds)
+        self.shield = WatchShield(meter, self.costs)
+        self.steps = Steps(optimizers, self.budget, self)
+        self.session = WatchSession(self.steps, self.shield.lose)
+        self.models: Models = Models(self.session, meter, wanted, places, self)
+        self.record = TrainingRecord(log, meter, self.models, optimizers, self.step, first_step)
         self.training = Training(self.models, self.record.updates, self.steps)
         self.kinds = StepKinds(self.steps, self.record, self.training, self.shield)
         self._undo = ExitStack()
         self._final: WatchSummary | None = None
-        around, steps = self.shield.around, self.steps
-        passes.on_begin = around(self._backward_began, BACKWARD)
-        passes.on_end = around(self._backward_ended, BACKWARD)
-        passes.on_skipped_end = around(self._count_backward, BACKWARD)
-        passes.on_bad = around(self.kinds.interrupt_skipped, STEP)
-        steps.on_pass, steps.on_step_of_run = (
-            around(self._pass_began, STEP),
-            self.record.updates.forget_step,
-        )
-        steps.on_step[:] = [around(self.kinds.run_ended, STEP)]
-        self.session.lose = self.shield.lose
+        around = self.shield.around
+        # As the handler of the steps and of the backward passes.
+        self.pass_began = around(self._pass_began, STEP)
+        self.step_of_run_ended = self.record.updates.forget_step
+        self.backward_began = around(self._backward_began, BACKWARD)
+        self.backward_ended = around(self._backward_ended, BACKWARD)
+        self.skipped_backward_ended = around(self._count_backward, BACKWARD)
+        self.skipped_is_bad = around(self.kinds.interrupt_skipped, STEP)
+        self.steps.on_step.append(around(self.kinds.run_ended, STEP))
+        # Of its own hook, and of a root that comes to its end.
         self._on_first_call = around(self._first_call, "the model")
         self._on_last_sight = around(self.record.exam.examine, STEP)
         self._updates = OptimizerHooks(self.record, self.training, self.kinds, self.shield)
@@ -202,7 +203,9 @@ class Watcher:
             self.models.known.add(modules_in(module).values())
             record.facts.unoptimized.called_inside(module, running)
             return
+        known = set(before_forward(module))
         root = self.training.watch(inner)
+        missed = new_hooks(module, known)
         root.averaged = averaged_over(module)
         self.shield.attempt(
             "the end of its training", record.exam.begin, inner, root, self._on_last_sight
@@ -215,7 +218,8 @@ class Watcher:
         ):  # PyTorch had collected the hooks of this call before ours were registered
             if not root.hooks.follows:
                 self.shield.attempt(inside, record.first_step.add, module, root)
-            self.session.begin_call(module, args)
+            if root.hooks.hooked is not None:
+                root.hooks.hooked.begin_call(module, args, missed)
 
     def _pass_began(self, passes: PassCounter, graded: bool) -> None:
         self.steps.count_pass(passes, graded)
@@ -237,7 +241,7 @@ class Watcher:
     def _count_backward(self) -> None:
         """Count a backward pass as long as no optimizer has stepped."""
         if self.steps.optimizers.entries:
-            self.models.passes.on_skipped_end = None
+            self.models.passes.counts = False
             return
         unstepped = self.steps.count_backward()
         if unstepped and not self.models.in_training():

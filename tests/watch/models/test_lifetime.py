@@ -14,7 +14,7 @@ from kedge.hooks.firing.tap import Tap
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.watch.models.parameters import ParameterSites
 from kedge.watch.models.roots import RootModule
-from kedge.watch.steps.kind import StepKind
+from kedge.watch.step import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import (
     GUARDED,

@@ -10,7 +10,7 @@ from torch import nn
 
 from kedge.actions.measure.meter import Meter
 from kedge.watch.models import optimizers
-from kedge.watch.steps.kind import StepKind
+from kedge.watch.step import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import Memory, Paced, batch, descend, net, norm, watch, watched
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from kedge.watch.steps.kind import StepKind
+from kedge.watch.step import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import Paced, at_levels, descend, net, watch, watched
 

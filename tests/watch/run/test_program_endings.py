@@ -11,7 +11,7 @@ import pytest
 
 from kedge.store.recording import Recording
 from kedge.testing import assert_hooks_restored
-from kedge.watch.steps.kind import StepKind
+from kedge.watch.step import StepKind
 from tests.watch.watched import Conv, Paced, at_levels, batch, descend, net, train, watch, watched
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kedge.watch.step import StepKind
 from kedge.watch.steps.allowed_time import ALLOWANCE
 from kedge.watch.steps.budget import FIRST_STEPS, Budget
-from kedge.watch.steps.kind import StepKind
 
 
 class Run:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from kedge.actions.measure.meter import Meter
 from kedge.rules.nonfinite.nan_born import NanBorn
+from kedge.watch.step import StepKind
 from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.costs import Costs
-from kedge.watch.steps.kind import StepKind
 from kedge.watch.watcher import Watcher
 from tests.watch.watched import Memory, net
 

@@ -13,7 +13,7 @@ from kedge.errors import EventError
 from kedge.flow import Event
 from kedge.hooks.firing.given_inputs import InputOverwritten
 from kedge.sites import leaves
-from kedge.torch_internals.module_calls import CALL
+from kedge.torch_internals.module_calls import calls_around
 from kedge.torch_internals.module_tables import is_replica
 
 _HOOKS = __name__.partition(".firing")[0]
@@ -72,13 +72,11 @@ class PresentCall:
         )
         if here:
             return self.gate.replaced(here["args"], here["kwargs"], self._edits())  # type: ignore[no-any-return]
-        module, frame = self.module, self.frame.f_back
-        while frame is not None:
-            if frame.f_code is CALL and (
-                (own := frame.f_locals["self"]) is module or is_replica(own)
-            ):
+        module = self.module
+        for frame in calls_around(self.frame.f_back):
+            called = frame.f_locals["self"]
+            if called is module or is_replica(called):
                 return self._as_given(frame.f_locals["args"], frame.f_locals["kwargs"])
-            frame = frame.f_back
         raise EventError(
             f"{site}: no call of its module is running on this thread, as in compiled code, so event.args is unknown"
         )

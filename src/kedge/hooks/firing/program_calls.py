@@ -21,7 +21,7 @@ from collections.abc import Callable, Hashable
 from types import FrameType
 
 from kedge.sites import leaves
-from kedge.torch_internals.module_calls import CALL
+from kedge.torch_internals.module_calls import calls_around
 
 Holder = weakref.ref[Callable[[frozenset[int]], list[tuple[str, int]]]]
 """What returns the path and the pass of each value that is kept in one of these storages."""
@@ -75,7 +75,8 @@ class ProgramCalls:
 
     def reached_by_part(self, path: str, pass_: int, step: int) -> None:
         """Note that a call of a part has reached a site in a pass."""
-        frame = _outermost_call(sys._getframe(1))
+        calls = list(calls_around(sys._getframe(1)))
+        frame = calls[-1] if calls else None  # none in compiled code
         part: Hashable = path
         if frame is not None:
             called = id(frame.f_locals["self"])
@@ -169,13 +170,3 @@ class FollowedCalls:
         if calls is None and self.paths is not None:
             calls = self.by_thread[thread] = ProgramCalls(self.paths, self.holders)
         return calls
-
-
-def _outermost_call(frame: FrameType | None) -> FrameType | None:
-    """Return the outermost of the frames that call a module; None if none does, as in compiled code."""
-    found = None
-    while frame is not None:
-        if frame.f_code is CALL:
-            found = frame
-        frame = frame.f_back
-    return found

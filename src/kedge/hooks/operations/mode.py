@@ -63,6 +63,7 @@ from kedge.hooks.operations.gates import (
 from kedge.hooks.operations.names import name_of, overwrites
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.hooks.placing.installed import ConcealedHook
+from kedge.hooks.placing.module_calls import OpenCalls
 from kedge.sites import leaves
 from kedge.torch_internals import modes
 from kedge.torch_internals.checkpoint import owners_around
@@ -75,21 +76,39 @@ from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.source_lines import is_dropped, is_running
 
 
+class OperationCalls(OpenCalls[ForwardUnderWay | PassedOver]):
+    """The active calls of hooked modules on one thread, and of the other children that run in one, by their operations."""
+
+    def cut(self, at: int) -> bool:
+        """Remove all calls from an index on; those around them have missed operations."""
+        there_were = super().cut(at)
+        if there_were:
+            for entry in self.notes:
+                entry.operations.interrupted = True
+        return there_were
+
+    def forget_interrupted_around(self, frame: FrameType) -> bool:
+        """Remove calls that an interrupt has ended, which no frame around this one has; returns whether there were any."""
+        alive = len(self.notes)
+        while alive and not is_running(self.notes[alive - 1].frame, frame):
+            alive -= 1
+        return self.cut(alive)
+
+
 class OperationMode(TorchFunctionMode):
     """The mode that sees the operations of one thread while the innermost module is hooked.
 
     Attributes:
         here: The modes of all threads, including this one.
-        entries: The active calls of hooked modules, and the operations of other children that run
-            in one.
-        now: The innermost entry, if its module is hooked.
+        calls: The active calls.
+        now: The innermost call, if its module is hooked.
         up: Whether this mode is on PyTorch's stack.
     """
 
     def __init__(self, here: ThreadMode) -> None:
         super().__init__()
         self.here = here
-        self.entries: list[ForwardUnderWay | PassedOver] = []
+        self.calls = OperationCalls()
         self.now: ForwardUnderWay | None = None
         self.up = False
 
@@ -110,7 +129,7 @@ class OperationMode(TorchFunctionMode):
             except BaseException:
                 entry.operations.raised.add(name)
                 raise
-        if name and len(self.entries) > 1 and self._is_of_another(name, sys._getframe(1)):
+        if name and len(self.calls.notes) > 1 and self._is_of_another(name, sys._getframe(1)):
             return self.__torch_function__(
                 func, types, args, kwargs
             )  # now at the call that is running
@@ -118,65 +137,47 @@ class OperationMode(TorchFunctionMode):
 
     def enter(self, entry: ForwardUnderWay) -> None:
         """Called when a module's forward begins."""
-        self.forget_interrupted(entry.frame)
-        self.entries.append(entry)
+        self._forget_interrupted(entry.frame)
+        self.calls.begin(entry.operations, entry)
         self.settle()
 
     def pass_over(self, operations: ModuleOperations, frame: FrameType) -> None:
         """Called when the forward of an unhooked child begins, from the frame that calls its hooks."""
-        self.forget_interrupted(frame)
+        self._forget_interrupted(frame)
         if self.now is not None:
-            self.entries.append(PassedOver(operations, frame))
+            self.calls.begin(operations, PassedOver(operations, frame))
             self.settle()
 
     def leave(self, operations: ModuleOperations) -> None:
         """Called when a module's forward has ended."""
-        for i in range(len(self.entries) - 1, -1, -1):
-            if self.entries[i].operations is operations:
-                self._cut(i + 1)
-                del self.entries[i]
-                break
+        self.calls.end(operations)
         self.settle()
 
-    def forget_interrupted(self, frame: FrameType | None) -> bool:
-        """Remove calls that ended without their hook; returns whether there were any. See Note [Interrupted calls].
-
-        Args:
-            frame: The frame of the newest call.
-        """
-        alive = len(self.entries)
-        while alive and not is_running(self.entries[alive - 1].frame, frame):
-            alive -= 1
-        if alive == len(self.entries):
-            return False
-        self._cut(alive)
-        self.settle()
-        return True
-
-    def _cut(self, at: int) -> None:
-        if at < len(self.entries):
-            for entry in self.entries[:at]:
-                entry.operations.interrupted = True
-            del self.entries[at:]
+    def _forget_interrupted(self, frame: FrameType) -> bool:
+        """Remove calls that ended without their hook; returns whether there were any. See Note [Interrupted calls]."""
+        forgot = self.calls.forget_interrupted_around(frame)
+        if forgot:
+            self.settle()
+        return forgot
 
     def _is_of_another(self, name: str, frame: FrameType) -> bool:
         """Whether an operation may belong to a call around the innermost one, which has ended without its hook."""
-        around = (entry.operations for entry in self.entries[:-1])
+        around = (entry.operations for entry in self.calls.notes[:-1])
         return any(
             each.matched.get(name) or each.match(name) for each in around
-        ) and self.forget_interrupted(frame)
+        ) and self._forget_interrupted(frame)
 
     def clear(self) -> None:
         """Remove all entries, and the mode from this thread; see Note [Ended inside an operation]."""
         current = self.now
-        self.entries.clear()
+        self.calls = OperationCalls()
         self.settle()
         if self.up and current is not None and current.module is not None:
             ModesOffLater.on(current.module).add(self)
 
     def settle(self) -> None:
         """Push or pop the mode so that it is active exactly while the innermost module is hooked."""
-        top = self.entries[-1] if self.entries else None
+        top = self.calls.notes[-1] if self.calls.notes else None
         self.now = top if isinstance(top, ForwardUnderWay) and top.seen else None
         if self.now is not None:
             if not self.up:
@@ -388,14 +389,6 @@ def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
             function = own_function(frame.f_code)
         below, frame = frame, frame.f_back
     return False
-
-
-def module_frame(frame: FrameType) -> FrameType:
-    """The frame that calls a module's hooks and its forward, searched from `frame` outwards; `frame` if there is none."""
-    within: FrameType | None = frame
-    while within is not None and id(within.f_code) not in CALLS:
-        within = within.f_back
-    return within or frame
 
 
 OPERATE, _ONWARD = id(_operate.__code__), id(_onward.__code__)

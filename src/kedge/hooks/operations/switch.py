@@ -17,11 +17,12 @@ from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Spec
 from kedge.hooks.operations.attention import is_fused
 from kedge.hooks.operations.gates import ForwardUnderWay, ModuleOperations, OperationGate, OpPattern
-from kedge.hooks.operations.mode import ThreadMode, module_frame
+from kedge.hooks.operations.mode import ThreadMode
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.sites.select import SitePlace, runs
 from kedge.torch_internals.checkpoint import owners_around
 from kedge.torch_internals.dynamo import untraced
+from kedge.torch_internals.module_calls import module_frame
 from kedge.torch_internals.module_tables import modules_in, own_children
 
 
@@ -39,7 +40,7 @@ class ModeOn(KedgeHook):
             return
         mode, passes = self.here.mode, self.here.passes
         if not operations.live:
-            if mode.entries:
+            if mode.calls.notes:
                 mode.pass_over(operations, module_frame(sys._getframe(1)))
             return
         operations.called += 1

@@ -14,7 +14,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ from kedge.sites import leaves
 from kedge.stderr import Shield
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
-from kedge.torch_internals.module_calls import CALL
+from kedge.torch_internals.module_calls import calls_around
 from kedge.torch_internals.module_tables import is_replica
 from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.torchscript import takes_hooks
@@ -42,23 +41,15 @@ OUTSIDE: Span = (None, 0)
 
 def given_to(module: nn.Module) -> Any:
     """Return the inputs of a module's active call on this thread: (args, kwargs); an empty tuple without one."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is CALL and frame.f_locals["self"] is module:
+    for frame in calls_around(sys._getframe(1)):
+        if frame.f_locals["self"] is module:
             return frame.f_locals["args"], frame.f_locals["kwargs"]
-        frame = frame.f_back
     return ()
 
 
 def running() -> list[nn.Module]:
     """The modules with active calls on this thread, the outermost first."""
-    found: list[nn.Module] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is CALL:
-            found.append(frame.f_locals["self"])
-        frame = frame.f_back
-    return found[::-1]
+    return [frame.f_locals["self"] for frame in calls_around(sys._getframe(1))][::-1]
 
 
 def is_repeated(module: nn.Module) -> bool:
@@ -70,13 +61,13 @@ class OpenCalls(Generic[T]):
     """The active calls on one thread, the outermost first; see Note [Calls under way].
 
     Attributes:
-        modules: The modules called.
+        called: What is called: the modules, unless a subclass says otherwise.
         notes: The note on each call.
         counts: Calls within the outermost call, by the key that `count` received.
     """
 
     def __init__(self) -> None:
-        self.modules: list[nn.Module] = []
+        self.called: list[Any] = []
         self.notes: list[T] = []
         self.counts: dict[Any, int] = {}
 
@@ -86,33 +77,37 @@ class OpenCalls(Generic[T]):
         self.counts[what] = number + 1
         return number
 
-    def add(self, module: nn.Module, note: T) -> None:
+    def begin(self, called: Any, note: T) -> None:
         """Add a call that begins."""
-        self.modules.append(module)
+        self.called.append(called)
         self.notes.append(note)
 
-    def end(self, module: nn.Module) -> T | None:
+    def end(self, called: Any) -> T | None:
         """Remove a call, with inner calls that never ended; returns its note, None if it was not followed."""
-        modules = self.modules
-        for at in range(len(modules) - 1, -1, -1):
-            if modules[at] is module:
-                note = self.notes[at]
-                self.cut(at)
-                return note
+        if self.called and self.called[-1] is called:  # nearly always
+            self.called.pop()
+            return self.notes.pop()
+        for at in range(len(self.called) - 1, -1, -1):
+            if self.called[at] is called:
+                self.cut(at + 1)
+                self.called.pop()
+                return self.notes.pop()
         return None
 
-    def cut(self, at: int) -> None:
-        """Remove all calls from an index on."""
-        del self.modules[at:]
+    def cut(self, at: int) -> bool:
+        """Remove all calls from an index on, whose ends were not seen; returns whether there were any."""
+        there_were = at < len(self.notes)
+        del self.called[at:]
         del self.notes[at:]
+        return there_were
 
-    def forget_interrupted(self) -> None:
+    def forget_interrupted(self) -> bool:
         """Remove calls that an interrupt has ended, which no running frame has; for use when a module is called."""
         around = iter(running()[:-1])  # the last is the call that begins
         alive = 0
-        while alive < len(self.modules) and any(module is self.modules[alive] for module in around):
+        while alive < len(self.called) and any(one is self.called[alive] for one in around):
             alive += 1
-        self.cut(alive)
+        return self.cut(alive)
 
 
 class _Thread(threading.local):
@@ -227,24 +222,19 @@ class CallTracker(Generic[S, T]):
         if self._skip is not None and self._skip(module):
             return
         calls = self._thread.open
-        if outermost and calls.modules:
+        if outermost and calls.called:
             calls.forget_interrupted()
-        if not calls.modules:
+        if not calls.called:
             calls.counts.clear()
         note = self._on_begin(calls, subject, module, given)
         if note is not None:
-            calls.add(module, note)
+            calls.begin(module, note)
 
     def _end(self, module: nn.Module, output: Any) -> None:
         calls = self._thread.open
-        modules = calls.modules
-        if not modules or (self._skip is not None and self._skip(module)):
+        if not calls.called or (self._skip is not None and self._skip(module)):
             return
-        if modules[-1] is module:  # nearly always
-            modules.pop()
-            note: T | None = calls.notes.pop()
-        else:
-            note = calls.end(module)
+        note = calls.end(module)
         if note is not None and self._on_end is not None:
             self._on_end(calls, note, output)
 
@@ -346,7 +336,7 @@ class ModuleCalls:
             n for tensor in tensors for n in self.number(tensor)
         )
         if (
-            not calls.modules and not in_backward()
+            not calls.called and not in_backward()
         ):  # a checkpoint's recompute is not an entry into the model
             self.entered.update(
                 n for tensor in tensors if tensor.grad_fn is None for n in self.number(tensor)

@@ -12,12 +12,11 @@
         loss_fn(model(x), y).backward()
 
 `kedge.hooks.saved.pairs` describes how the hook pair behaves among others.
+
 # Note [Which module is the innermost]
-Each module has a forward-pre hook, which adds its call to the thread's active calls, and a forward
-hook, which removes that call together with any inner calls that never ended. PyTorch calls the
-forward hook also when the call raises - which is how a checkpoint's recompute stops early - but not
-for a `KeyboardInterrupt`: the next call of the model, or the end of the block, removes the calls
-that this leaves.
+Each module has hooks that note the beginning and the end of its calls, as Note [Calls under way] in
+`kedge.hooks.placing.module_calls` describes. What an interrupt leaves goes with the next call of
+the model, or with the end of the block.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from torch import Tensor, nn
 from kedge.errors import SavedAside, warn
 from kedge.hooks.placing.concealed import KedgeHook
 from kedge.hooks.placing.installed import ConcealedHook, InstalledHooks
-from kedge.hooks.placing.module_calls import running
+from kedge.hooks.placing.module_calls import OpenCalls
 from kedge.hooks.saved import torch_func
 from kedge.hooks.saved.checkpoint_inputs import PendingCheckpoints
 from kedge.hooks.saved.pairs import is_checkpoint, pair_stack
@@ -43,7 +42,6 @@ from kedge.torch_internals import dynamo
 from kedge.torch_internals.checkpoint import frame_of, reentrant_around
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import graph_task
-from kedge.torch_internals.hook_tables import before_forward
 from kedge.torch_internals.saved_hooks import disabled, top_hooks
 
 _ASIDE = {
@@ -111,27 +109,21 @@ class SavingPlace:
 class ModuleUnderKeeper:
     """One module of a model under one keeper."""
 
-    __slots__ = ("enter", "gate", "path", "root", "selected")
+    __slots__ = ("gate", "path", "root", "selected")
 
     def __init__(self, path: str | None, *, selected: bool, root: bool = False) -> None:
         self.path, self.selected, self.root = path, selected, root
-        self.enter: SavingBegins | None = None
         self.gate: Any = None
 
-    def is_before(self, module: nn.Module) -> bool:
-        """Whether a module is this one, or a replica of it."""
-        return any(hook is self.enter for _, hook in before_forward(module).items())
 
-
-class KeeperCalls:
-    """One keeper on one thread, with the active calls there, the innermost last."""
+class KeeperCalls(OpenCalls[SavingPlace]):
+    """One keeper on one thread, with the active calls there; the note on a call is where it saves."""
 
     def __init__(self, kept: KeeperInForce) -> None:
+        super().__init__()
         self.kept = kept
         keeper = kept.keeper
         self.outside = self.place = SavingPlace(kept.outside, 0, recompute=False)
-        self.stack: list[SavingPlace] = []
-        self.calls: dict[ModuleUnderKeeper, int] = {}
         self.watches: bool = getattr(keeper, "watches", False) or getattr(
             keeper, "sees_recompute", False
         )
@@ -143,11 +135,11 @@ class KeeperCalls:
         self.waiting = PendingCheckpoints(self, keeper)
         self.ended = self.graded = False
 
-    def enter(self, spot: ModuleUnderKeeper) -> None:
+    def enter(self, spot: ModuleUnderKeeper, module: nn.Module) -> None:
         """Called when a module's call begins."""
         task = graph_task()
         if spot.root and task == -1:
-            self._begin()
+            self._begin_pass()
         call, recompute = self.kept.count(self, spot, task)
         place = SavingPlace(spot, call, recompute=recompute)
         top = top_hooks(True)
@@ -155,8 +147,16 @@ class KeeperCalls:
             place.placed = self._put(place, top)
         if self.graded and task == -1 and not torch.is_grad_enabled():
             self._pass(reentrant_around(), place)
-        self.stack.append(place)
+        self.begin(module, place)
         self.place = place
+
+    def _begin_pass(self) -> None:
+        """Begin a forward pass of the model, unless the model calls itself."""
+        if self.called:
+            self.forget_interrupted()
+        if not self.called:
+            self.counts.clear()
+            self.graded = torch.is_grad_enabled()
 
     def _put(self, place: SavingPlace, top: Any) -> bool:
         """Push a hook pair for the length of a call; returns whether it did."""
@@ -176,54 +176,45 @@ class KeeperCalls:
             self.waiting.add(owner, self.place)
             self.waiting.passed(place)
 
-    def leave(self, spot: ModuleUnderKeeper) -> None:
-        """Called when a module's call ends; removes it, and any inner calls that never ended."""
-        stack = self.stack
-        if stack and stack[-1].spot is spot and not stack[-1].placed:  # nearly always
-            stack.pop()
-            self.place = stack[-1] if stack else self.outside
-        elif (
-            at := next((i for i in reversed(range(len(stack))) if stack[i].spot is spot), None)
-        ) is not None:
-            self._cut(at)
+    def leave(self, module: nn.Module) -> None:
+        """Called when a module's call ends."""
+        ended = self.end(module)
+        if ended is not None:
+            if ended.placed:
+                self._take(ended)
+            self.place = self.notes[-1] if self.notes else self.outside
         if self.waiting.known and disabled() is None:
-            self.waiting.left([self.outside, *stack] if stack else [])
+            self.waiting.left([self.outside, *self.notes] if self.notes else [])
 
-    def _cut(self, at: int) -> None:
-        while len(self.stack) > at:
-            place = self.stack.pop()
+    def cut(self, at: int) -> bool:
+        """Remove all calls from an index on, with their hook pairs; returns whether there were any."""
+        lost = self.notes[at:]
+        there_were = super().cut(at)
+        for place in reversed(lost):
             if place.placed:
-                pair_stack.take(place)
-                if not any(self in pair.lives for pair in pair_stack.pairs):
-                    pair_stack.leave(self)
-        self.place = self.stack[-1] if self.stack else self.outside
+                self._take(place)
+        self.place = self.notes[-1] if self.notes else self.outside
+        return there_were
 
-    def _begin(self) -> None:
-        """Begin a forward pass; remove calls that an interrupt has ended, which no running frame has."""
-        if self.stack:
-            called = iter(running()[:-1])  # the last is this very call
-            alive = 0
-            while alive < len(self.stack) and any(
-                self.stack[alive].spot.is_before(module) for module in called
-            ):
-                alive += 1
-            self._cut(alive)
-        if not self.stack:
-            self.calls.clear()
-            self.graded = torch.is_grad_enabled()
+    def _take(self, place: SavingPlace) -> None:
+        """Remove the hook pair of a call; without any, this keeper is no longer in force on this thread."""
+        pair_stack.take(place)
+        if not any(self in pair.lives for pair in pair_stack.pairs):
+            pair_stack.leave(self)
 
     def step_aside(self, what: str) -> None:
         """Warn once that the keeper sees nothing here."""
         self.kept.step_aside(what)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Stop asking the keeper on this thread; pairs on another thread's stack are removed at their next use."""
         self.ended = True
         self.pack, self.see = self._expired, _nothing
 
     def clear(self) -> None:
         """Remove all pairs of this keeper from the calling thread's stack."""
-        self.stack.clear()
+        self.called.clear()
+        self.notes.clear()
         self.place = self.outside
         pair_stack.take(self.kept)
         pair_stack.leave(self)
@@ -249,19 +240,19 @@ class SavingBegins(KedgeHook):
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Forward-pre hook."""
         if not torch.compiler.is_compiling() and not self.kept.idle:
-            (self.kept.threads.live or self.kept.here()).enter(self.spot)
+            (self.kept.threads.live or self.kept.here()).enter(self.spot, module)
 
 
 class SavingEnds(KedgeHook):
     """Forward hook that notes the end of a module's call."""
 
-    def __init__(self, kept: KeeperInForce, spot: ModuleUnderKeeper) -> None:
-        self.kept, self.spot = kept, spot
+    def __init__(self, kept: KeeperInForce) -> None:
+        self.kept = kept
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Forward hook."""
         if not torch.compiler.is_compiling() and (live := self.kept.threads.live) is not None:
-            live.leave(self.spot)
+            live.leave(module)
 
 
 def number(live: KeeperCalls, spot: ModuleUnderKeeper, task: int) -> tuple[int, bool]:
@@ -269,9 +260,7 @@ def number(live: KeeperCalls, spot: ModuleUnderKeeper, task: int) -> tuple[int, 
 
     Calls of a recompute continue the count.
     """
-    call = live.calls.get(spot, 0)
-    live.calls[spot] = call + 1
-    return call, task != -1
+    return live.count(spot), task != -1
 
 
 class KeeperInForce:
@@ -347,7 +336,7 @@ class KeeperInForce:
             return
         self.ended = self.idle = True
         for live in list(self._lives):
-            live.end()
+            live.stop()
         if (here := self.threads.live) is not None:
             here.clear()
         self._undo.close()
@@ -383,9 +372,8 @@ class KeeperInForce:
 
     def _attach(self, module: nn.Module, spot: ModuleUnderKeeper) -> None:
         self.spots[spot.path or ""] = spot
-        spot.enter = SavingBegins(self, spot)
-        enter = module.register_forward_pre_hook(spot.enter)
-        leave = module.register_forward_hook(SavingEnds(self, spot), always_call=True)
+        enter = module.register_forward_pre_hook(SavingBegins(self, spot))
+        leave = module.register_forward_hook(SavingEnds(self), always_call=True)
         for handle in (enter, leave):
             self._undo.callback(self.installed.add(ConcealedHook(handle)))
 

@@ -44,7 +44,7 @@ class BackwardStart:
 class LossCheck:
     """The check of skipped steps: the loss of the active backward pass, read from the frame of `torch.autograd.backward`.
 
-    See Note [Cold caches] in `kedge.watch.steps.kind`.
+    See Note [Cold caches] in `kedge.watch.step`.
 
     Attributes:
         on: Whether the current step is skipped.

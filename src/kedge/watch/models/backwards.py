@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from time import perf_counter
+from typing import Protocol
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -23,9 +24,25 @@ from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
 from kedge.torch_internals.own_work import OwnWork, is_watched
 from kedge.watch.models.backward_start import BackwardStart, LossCheck, began
 from kedge.watch.models.parameters import ParameterSites, WatchedParameters
-from kedge.watch.models.roots import RootModule
+from kedge.watch.step import Step, StepKind
 
 _REMEMBERED = 16
+
+
+class BackwardHandler(Protocol):
+    """What `BackwardPasses` reports to."""
+
+    def backward_began(self, at: BackwardStart) -> None:
+        """Called with the start of a pass when its first gradient has arrived."""
+
+    def backward_ended(self, task: int) -> None:
+        """Called at the end of a pass, with the number of the pass."""
+
+    def skipped_backward_ended(self) -> None:
+        """Called in skipped steps at the end of a pass."""
+
+    def skipped_is_bad(self) -> None:
+        """Called in skipped steps when the loss of a pass, or a gradient that it made, is not finite."""
 
 
 class BackwardPasses:
@@ -33,31 +50,27 @@ class BackwardPasses:
 
     Args:
         places: The watched parameters.
+        handler: Receives the reports.
 
     Attributes:
-        on_begin: Called with the start of a pass when its first gradient has arrived.
-        on_end: Called at the end of a pass, with the number of the pass.
         skipped: Whether the step is skipped, so that a pass is only checked for a finite loss,
             unless that is on a device.
-        on_bad: Called in skipped steps when the loss of a pass, or a gradient that it made, is not
-            finite.
+        counts: Whether passes are reported in skipped steps, too, because they are counted.
         seconds: Seconds that the hooks took to note the order in which gradients arrive.
-        on_skipped_end: Called in skipped steps at the end of a pass; None if nothing counts the
-            passes.
     """
 
-    def __init__(self, places: WatchedParameters) -> None:
-        self.places = places
-        self.on_begin: Callable[[BackwardStart], None] = lambda began: None
-        self.on_end: Callable[[int], None] = lambda task: None
-        self.on_bad: Callable[[], None] = lambda: None
-        self.on_skipped_end: Callable[[], None] | None = None
-        self.skipped = LossCheck()
+    def __init__(self, places: WatchedParameters, handler: BackwardHandler) -> None:
+        self.places, self.handler = places, handler
+        self.skipped, self.counts = LossCheck(), True
         self.seconds = 0.0
         self._arrived, self._settled = 0, False
         self._kept: dict[int, ParameterSites] = {}
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
+
+    def begin_step(self, step: Step) -> None:
+        """Begin a step."""
+        self.skipped.on = step.kind is StepKind.SKIPPED
 
     def listen(self, params: Iterable[nn.Parameter], *, again: bool = False) -> None:
         """Hook watched parameters without a hook; with `again` also those whose hook was removed."""
@@ -119,7 +132,7 @@ class BackwardPasses:
                 self.arrived(param)
             return
         place = self._kept.get(id(param)) if self.skipped.on else None
-        if place is not None and self.on_skipped_end is None and self.skipped.is_finite():
+        if place is not None and not self.counts and self.skipped.is_finite():
             place.times += 1
             return
         start, task = perf_counter(), graph_task()
@@ -157,17 +170,17 @@ class BackwardPasses:
         tasks[task] = None
         if self.skipped.on:
             if self.skipped.is_finite():
-                if self.on_skipped_end is not None:
-                    at_end_of_backward(self.on_skipped_end)
+                if self.counts:
+                    at_end_of_backward(self.handler.skipped_backward_ended)
                 return True
-            self.on_bad()
-        at_end_of_backward(partial(self.on_end, task))
-        self.on_begin(began())
+            self.handler.skipped_is_bad()
+        at_end_of_backward(partial(self.handler.backward_ended, task))
+        self.handler.backward_began(began())
         return True
 
     def interrupt(self, place: ParameterSites) -> None:
         """Make the skipped step a guarded one, because the gradient of a parameter is not finite in the active pass."""
-        self.on_bad()
+        self.handler.skipped_is_bad()
         place.task = graph_task()
         self.reached(place.task)
 
@@ -181,8 +194,8 @@ class Reached:
     observes = True
     recomputes = False
 
-    def __init__(self, passes: BackwardPasses, root: RootModule) -> None:
-        self.passes, self.root = passes, root
+    def __init__(self, passes: BackwardPasses) -> None:
+        self.passes = passes
 
     def bind(self, site: Site) -> Act:
         """Return a function that is called with each gradient."""

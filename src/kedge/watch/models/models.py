@@ -11,7 +11,9 @@ class name. As long as an optimizer holds parameters of no root, every step look
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,20 +21,21 @@ from torch.nn.parameter import is_lazy
 
 from kedge.actions.measure.meter import Meter
 from kedge.by_identity import ByIdentity
-from kedge.hooks.placing.roots import SeenModules
+from kedge.hooks.roots import SeenModules
 from kedge.sites.leaves import own_part
 from kedge.sites.select import runs
 from kedge.torch_internals.module_tables import modules_in, parameters_in
 from kedge.torch_internals.source_lines import module_tree
-from kedge.watch.models.backwards import BackwardPasses, Reached
+from kedge.watch.models.backwards import BackwardHandler, BackwardPasses, Reached
 from kedge.watch.models.naming import names_in_frames, prefix_of
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
-from kedge.watch.models.prefixed_meter import PrefixedMeter, channel_dims, saturations
 from kedge.watch.models.roots import RootModule, WantedSites, free_prefix, next_of
 
 _OF_PARAMETERS = ("param", "param.grad")
 """The kinds that are measured together; the updates of optimizers belong to them."""
+_EXACT_ZERO = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.RReLU)
+_CHANNELS_FIRST = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d)
 
 
 class Models:
@@ -43,6 +46,7 @@ class Models:
         meter: Measures.
         wanted: Decides which sites are measured.
         places: Receives the parameters.
+        handler: Is told of backward passes.
 
     Attributes:
         passes: The backward passes, which hook the parameters.
@@ -52,11 +56,16 @@ class Models:
     """
 
     def __init__(
-        self, session: WatchSession, meter: Meter, wanted: WantedSites, places: WatchedParameters
+        self,
+        session: WatchSession,
+        meter: Meter,
+        wanted: WantedSites,
+        places: WatchedParameters,
+        handler: BackwardHandler,
     ) -> None:
         self.session, self.meter, self.wanted, self.places = session, meter, wanted, places
         self.roots: list[RootModule] = []
-        self.known, self.passes = SeenModules(), BackwardPasses(places)
+        self.known, self.passes = SeenModules(), BackwardPasses(places, handler)
         self.holding: list[nn.Module] | None = None
         self.names: ByIdentity[nn.Module, str] = ByIdentity()
         self._lazy: list[RootModule] = []
@@ -95,7 +104,7 @@ class Models:
         return root
 
     def _attach(self, module: nn.Module, root: RootModule, fresh: Mapping[str, nn.Module]) -> None:
-        with root.hooks.attaching(self.session, module) as target:
+        with root.hooks.attaching(self.session, module, root.prefix):
             root.parameters = sum(
                 p.numel() for p in parameters_in(module).values() if not is_lazy(p)
             )
@@ -103,20 +112,18 @@ class Models:
             if not root.hooks.follows:
                 self.roots.append(root)
             self._hook(module, root, fresh)
-        target.held = None  # the program decides how long its models live
 
     def _give_up(self, root: RootModule) -> None:
         """Remove what is attached to a model that cannot be watched."""
-        root.hooks.abandon(self.session, root.taps(self.session))
+        root.hooks.abandon(self.session)
         self.places.forget(root)
         if not root.hooks.follows and root in self.roots:
             self.roots.remove(root)
 
     def _hook(self, module: nn.Module, root: RootModule, fresh: Mapping[str, nn.Module]) -> None:
         self.wanted.meet(module, root)
-        action = PrefixedMeter(self.meter, root)
-        self.meter.sites.channel_dims.update(channel_dims(module, fresh, root))
-        for path, (how, numbers) in saturations(fresh, root).items():
+        self.meter.sites.channel_dims.update(_channel_dims(module, fresh, root))
+        for path, (how, numbers) in _saturations(fresh, root).items():
             self.meter.sites.saturates(path, how, numbers)
         for kind in ("out", "in", "out.grad"):
             paths = [
@@ -124,9 +131,9 @@ class Models:
                 for n, m in fresh.items()
                 if runs(m) and self.wanted.wants(root.label(n), m, (kind,))
             ]
-            self.session.hook_each(module, paths, kind, action)
+            self.session.hook_each(module, paths, kind, self.meter)
         if any(own_part(param) is not param for param in parameters_in(module).values()):
-            self.session.hook_each(module, [""], "out.grad", Reached(self.passes, root))
+            self.session.hook_each(module, [""], "out.grad", Reached(self.passes))
         self._place_parameters(module, root)
 
     def _place_parameters(self, module: nn.Module, root: RootModule) -> None:
@@ -170,9 +177,7 @@ class Models:
             self.places.forget_gone()
 
     def release(self) -> None:
-        """Drop what is kept of each module and parameter, at the end of the watch."""
-        for root in self.roots:
-            root.hooks.target = None
+        """Drop what is kept of each parameter, at the end of the watch; each root drops its own with its hooks."""
         self.places.clear()
 
     def in_training(self) -> bool:
@@ -183,3 +188,33 @@ class Models:
 def _is_lazy(module: nn.Module | None) -> bool:
     """Whether some parameters of a module have no shape yet."""
     return module is not None and any(map(is_lazy, parameters_in(module).values()))
+
+
+def _channel_dims(
+    model: nn.Module, modules: Mapping[str, nn.Module], root: RootModule
+) -> dict[str, int | None]:
+    """Return the channel dimension of three-dimensional values: 1 in convolutional models, else -1."""
+    first = any(isinstance(m, _CHANNELS_FIRST) for m in modules_in(model).values())
+    return {
+        root.label(n): 1 if first else -1 for n, m in modules.items() if isinstance(m, _EXACT_ZERO)
+    }
+
+
+def _saturations(
+    modules: Mapping[str, nn.Module], root: RootModule
+) -> dict[str, tuple[str, tuple[float, ...]]]:
+    """Return how each activation among some modules saturates, by its recorded path."""
+    return {
+        root.label(n): _SATURATING[type(m)](m) for n, m in modules.items() if type(m) in _SATURATING
+    }
+
+
+_SATURATING: dict[type[nn.Module], Callable[[Any], tuple[str, tuple[float, ...]]]] = {
+    nn.Tanh: lambda m: ("tanh", ()),
+    nn.Sigmoid: lambda m: ("sigmoid", ()),
+    nn.Softsign: lambda m: ("softsign", ()),
+    nn.Softmax: lambda m: ("softmax", (-1 if m.dim is None else m.dim,)),
+    nn.Hardtanh: lambda m: ("between", (m.min_val, m.max_val)),
+    nn.Hardsigmoid: lambda m: ("between", (0.0, 1.0)),
+    nn.ReLU6: lambda m: ("between", (-math.inf, 6.0)),
+}

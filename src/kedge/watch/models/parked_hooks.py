@@ -32,6 +32,7 @@ from kedge.sites.select import Selector
 from kedge.stderr import say
 from kedge.torch_internals import dynamo, operators
 from kedge.torch_internals.module_tables import named_modules
+from kedge.watch.step import Step
 
 
 class WatchSession(Session):
@@ -39,8 +40,6 @@ class WatchSession(Session):
 
     Args:
         clock: Counts the steps. The kind of step decides when a site fires, not a schedule.
-
-    Attributes:
         lose: Reports that a site cannot be watched.
     """
 
@@ -48,10 +47,9 @@ class WatchSession(Session):
         "in the run"  # hooks of modules that were not called yet stay; see Note [Parked hooks]
     )
 
-    def __init__(self, clock: StepClock) -> None:
+    def __init__(self, clock: StepClock, lose: Callable[[str, Exception], None]) -> None:
         super().__init__(on_error="warn")
-        self.clock = clock
-        self.lose: Callable[[str, Exception], None] = _raise
+        self.clock, self.lose = clock, lose
         self.fired = None  # the timeline has no reader and would keep its values alive
 
     def complain(self, warning: ActionDisabled) -> None:
@@ -77,20 +75,8 @@ class WatchSession(Session):
             tap.gate.taps = dict.fromkeys(tap.gate.taps, ())  # another thread may be in its hook
         self.taps, self.targets = [], {}
 
-    def begin_call(self, module: nn.Module, args: Any) -> None:
-        """Start the current call of a root by hand: PyTorch had collected its hooks before ours were registered."""
-        target = self.targets[id(module)]
-        target.begin(module, args)
-        before = target.modules.before
-        if id(module) in before:
-            before[id(module)](module, args, {})
-
     def refresh(self, *models: nn.Module) -> None:
         """Does nothing: a root is hooked before its first forward, so before it is compiled."""
-
-
-def _raise(what: str, error: Exception) -> None:
-    raise error
 
 
 class StepHooks:
@@ -137,7 +123,9 @@ class StepHooks:
         gates = [(installed, hook) for installed, hook in hooks if isinstance(hook, Gate)]
         fused = {id(target.passes): _fused(target.model()) for target in session.targets.values()}
         called = [
-            (m, gate) for m, gate in gates if gate.called or gate.path in fused.get(gate.whose, ())
+            (installed, gate)
+            for installed, gate in gates
+            if gate.called or gate.path in fused.get(id(gate.passes), ())
         ]
         with self._changing:
             self._seen = size
@@ -156,21 +144,14 @@ class StepHooks:
                 tap for tap in session.taps if not tap.fired and tap.site.kind == "out"
             ]
 
-    def prepare(self, *, measured: bool, hooked: bool, finding: bool, by_passes: bool) -> None:
-        """Install the hooks that the next step needs, and remove the others.
-
-        Args:
-            measured: Whether it measures every value.
-            hooked: Whether the hooks of measured steps stay, because it is one or for the sake of
-                compiled code.
-            finding: Whether it searches for new roots.
-            by_passes: Whether forward passes may be the steps.
-        """
+    def begin_step(self, step: Step) -> None:
+        """Install the hooks that a step needs, and remove the others."""
         with self._changing:
-            if not hooked:
+            if not step.hooked:
                 operators.leave_graphs_whole()
-            self.finding, self._wanted = finding or measured, (finding, by_passes)
-            self.place(hooked)
+            self.finding = step.finding or step.is_measured
+            self._wanted = (step.finding, step.by_passes)
+            self.place(step.hooked)
 
     def place(self, hooked: bool) -> None:
         """Install the hooks of measured steps, or remove them, in the middle of a step, too."""

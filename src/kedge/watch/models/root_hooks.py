@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Tap
+from kedge.hooks.roots import HookedRoot
 from kedge.hooks.session import Session
-from kedge.hooks.target import HookedModel
-from kedge.hooks.unfired import explain
+from kedge.hooks.unfired import explain, explaining_many
 from kedge.torch_internals.module_tables import named_modules
 
 
@@ -22,85 +21,85 @@ class RootHooks:
     """The hooks on a root's present module, and the memory of its earlier ones.
 
     Attributes:
-        target: The hooked model; None if there is no module, or no longer.
+        hooked: The hooks; None if there is no module, or no longer.
         follows: Whether the module continues an earlier one.
         silent: An entry for each site of a deleted module that never fired.
     """
 
     def __init__(self) -> None:
-        self.target: HookedModel | None = None
+        self.hooked: HookedRoot | None = None
         self.follows = False
         self.silent: list[dict[str, Any]] = []
         self._fired: set[str] = set()
         self._past: PassCounter | None = None
-        self._undo = ExitStack()
 
     @property
     def passes(self) -> PassCounter | None:
         """The counter of the forward passes."""
-        return None if self.target is None else self.target.passes
+        return None if self.hooked is None else self.hooked.target.passes
 
     @property
     def is_running(self) -> bool:
         """Whether a forward is active in this thread; known only while the hooks are installed."""
-        return self.target is not None and self.target.passes.here.inside
+        passes = self.passes
+        return passes is not None and passes.here.inside
 
     @property
     def are_orphaned(self) -> bool:
         """Whether the hooked module no longer exists."""
-        return self.target is not None and self.target.model() is None
+        return self.hooked is not None and self.hooked.module() is None
 
     def module(self) -> nn.Module | None:
         """Return the module, if it still exists."""
-        return None if self.target is None else self.target.model()
+        return None if self.hooked is None else self.hooked.module()
 
-    def release(self, session: Session, taps: Sequence[Tap], label: Callable[[str], str]) -> None:
-        """Release everything kept for a module that no longer exists.
+    def taps(self, session: Session) -> list[Tap]:
+        """Return the taps on the module."""
+        passes = self.passes
+        return [tap for tap in session.taps if getattr(tap.gate, "passes", None) is passes]
 
-        Args:
-            session: Holds the hooks.
-            taps: The root's own.
-            label: Returns the recorded path of a site.
-        """
+    def release(self, session: Session) -> None:
+        """Release everything kept for a module that no longer exists."""
+        taps = self.taps(session)
         self._fired.update(str(tap.site) for tap in taps if tap.fired)
-        self.silent += [
-            silent_entry(tap, label(tap.site.path), session) for tap in taps if self.is_silent(tap)
-        ]
+        self.silent += [silent_entry(tap, session) for tap in taps if self.is_silent(tap)]
         self._past = self.passes
-        self.abandon(session, taps)
+        self.abandon(session)
 
-    def abandon(self, session: Session, taps: Sequence[Tap]) -> None:
+    def abandon(self, session: Session) -> None:
         """Remove the hooks and the taps from a module."""
-        gone, mine = self.target, {id(tap) for tap in taps}
+        if self.hooked is None:
+            return
+        gone, mine = self.hooked.target, {id(tap) for tap in self.taps(session)}
         session.taps = [tap for tap in session.taps if id(tap) not in mine]
         session.targets = {
             key: target for key, target in session.targets.items() if target is not gone
         }
-        self.target = None
-        self._undo.close()
+        self._remove()
+
+    def _remove(self) -> None:
+        if self.hooked is not None:
+            self.hooked.release()
+            self.hooked = None
 
     @contextmanager
-    def attaching(self, session: Session, module: nn.Module) -> Iterator[HookedModel]:
-        """Hook a module inside a ``with`` block, in place of the one before it."""
-        outer, self.follows = session.installed.cleanup, self._past is not None
+    def attaching(self, session: Session, module: nn.Module, prefix: str) -> Iterator[None]:
+        """Hook a module inside a ``with`` block, in place of the one before it; its sites have a prefix."""
+        self.follows = self._past is not None
         if not self.follows:
-            outer.callback(self._undo.close)
+            session.installed.cleanup.callback(self._remove)
         self.silent = []
-        session.installed.cleanup = self._undo
-        try:
-            self.target = session.targets[id(module)] = HookedModel(session, module)
-            self.target.kinds = {
-                name: weakref.ref(type(m)) for name, m in named_modules(module).items()
-            }
-            if self.follows and session.clock.leader is self._past:
-                session.clock.leader = self.target.passes
-            yield self.target
-        finally:
-            session.installed.cleanup = outer
+        self.hooked = HookedRoot(session, module, prefix)
+        target = session.targets[id(module)] = self.hooked.target
+        target.kinds = {name: weakref.ref(type(m)) for name, m in named_modules(module).items()}
+        if self.follows and session.clock.leader is self._past:
+            session.clock.leader = target.passes
+        with self.hooked.attaching():
+            yield
 
     def ungraded(self, path: str) -> str:
         """Return what ruled out gradients in the first calls of a module; empty if several things did, or none."""
-        after = () if self.target is None else self.target.modules.after.values()
+        after = () if self.hooked is None else self.hooked.target.modules.after.values()
         noted = {
             what
             for gate in after
@@ -114,12 +113,20 @@ class RootHooks:
         return tap.site.kind == "out" and not tap.fired and str(tap.site) not in self._fired
 
 
-def silent_entry(tap: Tap, path: str, session: Session) -> dict[str, Any]:
-    """Return the entry of a site that never fired, under its recorded path, with the cause and the remedy."""
+def silent_entry(tap: Tap, session: Session) -> dict[str, Any]:
+    """Return the entry of a site that never fired, with the cause and the remedy."""
     cause = explain(tap, session)
-    return {
-        "site": str(replace(tap.site, path=path)),
-        "fired": 0,
-        "cause": cause.why,
-        "remedy": cause.remedy,
-    }
+    return {"site": str(tap.site), "fired": 0, "cause": cause.why, "remedy": cause.remedy}
+
+
+def silent_sites(roots: Iterable[RootHooks], session: Session) -> list[dict[str, Any]]:
+    """Return an entry with the cause for each site that never fired, including sites of deleted modules."""
+    roots = list(roots)
+    by_passes = {id(root.passes): root for root in roots if root.passes is not None}
+    silent = [entry for root in roots for entry in root.silent]
+    with explaining_many(session):
+        for tap in session.taps:
+            root = by_passes.get(id(getattr(tap.gate, "passes", None)))
+            if root is not None and root.is_silent(tap):
+                silent.append(silent_entry(tap, session))
+    return silent

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from kedge.hooks.firing.tap import Tap
-from kedge.hooks.placing.roots import free_name
+from kedge.hooks.roots import free_name
 from kedge.hooks.session import Session
 from kedge.sites.filters import nearest, widened
 from kedge.sites.select import Selector, runs
@@ -63,12 +62,8 @@ class RootModule:
         """
         if not self.hooks.are_orphaned:
             return False
-        self.hooks.release(session, self.taps(session), self.label)
+        self.hooks.release(session)
         return True
-
-    def taps(self, session: Session) -> list[Tap]:
-        """Return the taps on its module."""
-        return [tap for tap in session.taps if getattr(tap.action, "root", None) is self]
 
     def label(self, path: str) -> str:
         """Return the recorded path for a path in the root."""
@@ -142,7 +137,7 @@ def next_of(roots: Sequence[RootModule], types: Mapping[str, str]) -> RootModule
     Deleted modules must have been released before.
     """
     alike = [root for root in roots if root.types == types]
-    gone = [root for root in alike if root.hooks.target is None]
+    gone = [root for root in alike if root.hooks.hooked is None]
     return next((root for root in gone if not root.parameters or len(alike) >= _ALIKE), None)
 
 

@@ -9,7 +9,7 @@ embedding's large table is left out, and the first layer after it is an end. A R
 on its way, so the gradient that arrives first is checked as well, if it is small.
 
 All of them are read in one hook, on the parameter whose gradient arrives last; see Note [Cold
-caches] in `kedge.watch.steps.kind`. It runs inside the pass, before the program unscales or clips.
+caches] in `kedge.watch.step`. It runs inside the pass, before the program unscales or clips.
 A program may go on with such gradients for long, as its loss scale may skip them; so they are news
 only if they were finite at the last check.
 """
@@ -98,7 +98,7 @@ class GradientChecks:
             except AttributeError:  # one of them no longer exists
                 others[:] = [other for other in others if other() is not None]
                 return
-            if bad and not was_bad and passes.on_skipped_end is None:
+            if bad and not was_bad and not passes.counts:
                 passes.interrupt(last)
             was_bad = bad
 

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from kedge.actions.measure.meter import Meter
+from kedge.store.rows import FULL, LIGHT
 from kedge.torch_internals import dynamo
 from kedge.watch.models.backward_start import BackwardStart, began
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, Optimizers, params_of
 from kedge.watch.models.parameters import ParameterSites
-from kedge.watch.models.prefixed_meter import silent_sites
+from kedge.watch.models.root_hooks import silent_sites
 from kedge.watch.records.closing_exam import ClosingExam
 from kedge.watch.records.curves import Curves
 from kedge.watch.records.facts.facts import Facts, unused
@@ -22,11 +23,15 @@ from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.losses import Losses
 from kedge.watch.records.optimizer_updates import Updates
 from kedge.watch.records.writer import MeterSink, StepSink
+from kedge.watch.step import Step, StepKind
+from kedge.watch.steps.shield import OFF
 
 if TYPE_CHECKING:
     from kedge.repro.first_bad_call import FirstBadCall
     from kedge.watch.steps.shield import WatchShield
 
+_LEVELS = {StepKind.MEASURED: FULL, StepKind.GUARDED: LIGHT, StepKind.SKIPPED: OFF}
+"""The levels of the meter."""
 _AT_THE_END, _SILENT = "what the optimizers left out", "the reasons of modules that did not run"
 """What the last work is about."""
 
@@ -46,12 +51,13 @@ class TrainingRecord:
         models: Models,
         optimizers: Optimizers,
         step: Callable[[], int],
+        first_step: FirstStep,
     ) -> None:
         self.models, self.optimizers, self.step = models, optimizers, step
         self.curves = Curves(meter.finished.departures)
         self.updates = Updates(meter, self.curves, step, models.places.measured)
         self.losses = Losses(meter, self.curves, GradientChecks(models.passes))
-        self.facts, self.first_step = Facts(), FirstStep()
+        self.facts, self.first_step = Facts(), first_step
         self.exam = ClosingExam(models.places, step)
         self.writer = MeterSink(log, meter, self.curves, models.roots, optimizers, self._sources)
         self.meter, meter.finished.sink = meter, self.writer
@@ -66,15 +72,17 @@ class TrainingRecord:
         """Whether something in the current step is known to be non-finite."""
         return self.losses.bad or self.updates.bad or self.meter.spoiled()
 
-    def begin_step(self, *, measured: bool) -> None:
+    def begin_step(self, step: Step) -> None:
         """Begin a step."""
-        self.measured, self.losses.bad = measured, False
+        self.measured = measured = step.is_measured
+        self.losses.bad = False
         self.losses.lines.end()
         if measured and self.optimizers.entries and not dynamo.has_compiled():
             self.losses.lines.begin(sum(len(root.modules) for root in self.models.roots))
         self.updates.begin(measured=measured)
         if not measured:
             self.facts.gradients.forget()
+        self.meter.level = _LEVELS[step.kind]
 
     def backward_began(self, at: BackwardStart) -> bool:
         """Record a loss; returns whether it is the first non-finite one of a guarded step."""
@@ -173,7 +181,8 @@ class TrainingRecord:
             _AT_THE_END, self.facts.at_end, self.optimizers, models.roots, models.places
         )
         exam = shield.attempt(_AT_THE_END, self.exam.end, models.roots)
-        silent = shield.attempt(_SILENT, silent_sites, models.roots, models.session)
+        hooks = [root.hooks for root in models.roots]
+        silent = shield.attempt(_SILENT, silent_sites, hooks, models.session)
         self.writer.notes += [*(facts or ()), *(exam or ()), *shield.notes()]
         if partial:
             self.curves.drop(step)

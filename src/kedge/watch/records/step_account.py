@@ -106,7 +106,7 @@ class StepAccount:
             self._thread = threading.get_ident()
             keeper.begin()
         else:  # the end of the program's open block removes the top pair, whichever it is
-            keeper.here().enter(keeper.spots[""])
+            keeper.here().enter(keeper.spots[""], module)
 
     def pack(self, value: Tensor, place: SavingPlace) -> RecordedReference | None:
         """Record a saved tensor; it stays in place."""

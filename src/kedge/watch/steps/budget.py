@@ -22,8 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from kedge.watch.step import StepKind
 from kedge.watch.steps.allowed_time import AllowedTime
-from kedge.watch.steps.kind import StepKind
 from kedge.watch.steps.kind_costs import KindCosts
 from kedge.watch.steps.spacing import Spacing
 
@@ -42,6 +42,7 @@ class Budget:
         every: After the first steps, at most one step in this many is measured; without a limit,
             exactly one.
         share: The share of the run's time that watching may take, such as 0.03; None for no limit.
+        others: Returns when another optimizer's step is due; see `Spacing`.
 
     Attributes:
         spacing: Which steps may be measured.
@@ -51,12 +52,18 @@ class Budget:
         run: Steps of this kind before the next decision, the current one included.
     """
 
-    def __init__(self, every: int, share: float | None) -> None:
+    def __init__(
+        self,
+        every: int,
+        share: float | None,
+        others: Callable[[int, int], int | None] = lambda _step, _distance: None,
+    ) -> None:
         self.kind = StepKind.MEASURED
         self.counts = dict.fromkeys(StepKind, 0)
         self.seconds = 0.0
         self.run = self._planned = 1
-        self._time, self._costs, self.spacing = AllowedTime(share), KindCosts(), Spacing(every)
+        self._time, self._costs = AllowedTime(share), KindCosts()
+        self.spacing = Spacing(every, others)
         self._per_step = self._mark = 0.0
         self._wishes, self._wished = 0, False
 

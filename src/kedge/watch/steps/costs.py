@@ -18,14 +18,11 @@ class Costs:
 
     Args:
         meter: The meter, which times itself, on devices too.
-
-    Attributes:
-        others: Set to a function that returns the seconds timed elsewhere.
+        others: Returns the seconds timed elsewhere.
     """
 
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
-        self.others: Callable[[], float] = lambda: 0.0
+    def __init__(self, meter: Meter, others: Callable[[], float] = lambda: 0.0) -> None:
+        self.meter, self.others = meter, others
         self._began, self._unit = perf_counter(), 0.0
         self._timed = self._block_began = 0.0
         self._depth = 0

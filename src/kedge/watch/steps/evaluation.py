@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from kedge.actions.measure.meter import Meter
 from kedge.hooks.firing.schedule import PassCounter
 from kedge.watch.models.roots import RootModule
+from kedge.watch.step import Step
 from kedge.watch.steps.steps import StepSource
 
 _MOST = 256
@@ -28,7 +29,7 @@ class Evaluation:
         self._measured, self._trains = 0, False
         self._ungraded: set[int] = set()
 
-    def begin_step(self) -> None:
+    def begin_step(self, step: Step) -> None:
         """Begin a step."""
         self._measured = 0
 

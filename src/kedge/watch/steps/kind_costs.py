@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from statistics import median
 
-from kedge.watch.steps.kind import StepKind
+from kedge.watch.step import StepKind
 
 _LEARNING = 0.25
 """Weight of a step's cost in the running mean of its kind."""

@@ -25,17 +25,17 @@ class Spacing:
 
     Args:
         every: The smallest distance between two measured steps.
-
-    Attributes:
-        distance: The present distance.
         others: Returns the number of steps from one step to the next that is measured for another
             optimizer, given the step and the distance, None if none is expected; see Note [Steps of
             the other optimizers].
+
+    Attributes:
+        distance: The present distance.
     """
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, others: Callable[[int, int], int | None]) -> None:
         self.every = self.distance = every
-        self.others: Callable[[int, int], int | None] = lambda _step, _distance: None
+        self.others = others
         self._asked = 0
 
     def until_next(self, step: int) -> int:

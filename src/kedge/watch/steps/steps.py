@@ -16,8 +16,9 @@ A policy may be rolled out thousands of times before its first update.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import Protocol
 
 from torch.optim import Optimizer
 
@@ -37,6 +38,16 @@ class StepSource(IntEnum):
     OPTIMIZER = 4
 
 
+class StepsHandler(Protocol):
+    """What `Steps` reports to."""
+
+    def pass_began(self, passes: PassCounter, graded: bool) -> None:
+        """Called when a forward pass of a root begins, with its pass counter and whether it has gradients."""
+
+    def step_of_run_ended(self) -> None:
+        """Called when a step has ended that others of its kind follow."""
+
+
 class Steps(StepClock):
     """The step clock of a watched program.
 
@@ -44,23 +55,19 @@ class Steps(StepClock):
         optimizers: The program's optimizers.
         budget: Decides how many steps of one kind follow each other; only the last one of them is
             reported.
+        handler: Receives the reports.
 
     Attributes:
         by: The events that end the steps.
         backward_passes: How many there were while no optimizer had stepped.
-        on_pass: Called when a forward pass of a root begins, with the root's pass counter and
-            whether it has gradients.
-        on_step_of_run: Called when a step has ended that others of its kind follow.
     """
 
     by_models = False
 
-    def __init__(self, optimizers: Optimizers, budget: Budget) -> None:
+    def __init__(self, optimizers: Optimizers, budget: Budget, handler: StepsHandler) -> None:
         super().__init__(rank())
-        self.optimizers, self.budget = optimizers, budget
+        self.optimizers, self.budget, self.handler = optimizers, budget, handler
         self.by, self.backward_passes = StepSource.NOTHING, 0
-        self.on_pass: Callable[[PassCounter, bool], None] = self.count_pass
-        self.on_step_of_run: Callable[[], None] = lambda: None
         self._any_optimizer = False
 
     @property
@@ -70,7 +77,7 @@ class Steps(StepClock):
 
     def add(self, root: RootModule, roots: Sequence[RootModule]) -> None:
         """Make the forward passes of a new root the steps, if it alone has parameters and nothing else ends steps."""
-        others = any(r.parameters and r.hooks.target for r in roots if r is not root)
+        others = any(r.parameters and r.hooks.hooked for r in roots if r is not root)
         if (
             self.by >= StepSource.BACKWARD
             or root.hooks.passes is None
@@ -92,7 +99,7 @@ class Steps(StepClock):
 
     def began(self, passes: PassCounter, *, graded: bool) -> None:
         """Count a forward pass of any root."""
-        self.on_pass(passes, graded)
+        self.handler.pass_began(passes, graded)
 
     def count_pass(self, passes: PassCounter, graded: bool) -> None:
         """Count a forward pass of a root, which may begin a step."""
@@ -143,7 +150,7 @@ class Steps(StepClock):
     def count_skipped(self, optimizer: Optimizer) -> bool:
         """Count an update of an optimizer in a skipped step that another one follows; returns whether it is one.
 
-        See Note [Cold caches] in `kedge.watch.steps.kind`.
+        See Note [Cold caches] in `kedge.watch.step`.
         """
         leading, budget = self.optimizers.leading, self.budget
         if (
@@ -164,6 +171,6 @@ class Steps(StepClock):
         if self.budget.run > 1:
             self.budget.run -= 1
             self.step += 1
-            self.on_step_of_run()
+            self.handler.step_of_run_ended()
         else:
             super().end_step()

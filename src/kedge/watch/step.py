@@ -1,4 +1,4 @@
-"""The kinds of steps.
+"""A step of the program, and its kinds.
 
 # Note [Three kinds of steps]
 A *measured* step has the statistics of every value. A *guarded* step has the loss and the norm of
@@ -16,6 +16,7 @@ functions, and read as few objects, as they can.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 
@@ -25,3 +26,26 @@ class StepKind(IntEnum):
     SKIPPED = 0
     GUARDED = 1
     MEASURED = 2
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step that begins; `kedge.watch.step_kinds.StepKinds` passes it to all that prepare for it.
+
+    Attributes:
+        kind: Its kind. If it is followed by others of its kind, it stands for all of them.
+        finding: Whether it searches for new roots.
+        hooked: Whether the hooks of measured steps stay, because it is one or for the sake of
+            compiled code.
+        by_passes: Whether forward passes may be the steps.
+    """
+
+    kind: StepKind
+    finding: bool
+    hooked: bool
+    by_passes: bool
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether it measures every value."""
+        return self.kind is StepKind.MEASURED

@@ -43,7 +43,7 @@ _HOWS = {
 }
 _VALUES = {"nan": "NaN", "inf": "infinities"}
 _INFINITE_SLOPE = (
-    "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt or norm at 0, pow below 1 "
+    "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt at 0, pow below 1 "
     "at 0, a division, or torch.where around one of them. Change its input, not its output."
 )
 
@@ -294,9 +294,10 @@ class KeptCallWording:
     def _known_remedy(self) -> str:
         """Return the remedy of the operation that made the value first; empty if that is not known."""
         made = self.call.operations()
-        return (
-            domain_remedy(str(made[0].get("name")), backward=self.call.in_backward) if made else ""
-        )
+        if not made:
+            return ""
+        name, is_nan = str(made[0].get("name")), made[0].get("value") == "nan"
+        return domain_remedy(name, backward=self.call.in_backward, empty=is_nan)
 
     def _value(self) -> str:
         return _VALUES.get(str(self.call.event.get("value")), "non-finite values")

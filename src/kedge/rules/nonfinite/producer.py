@@ -18,7 +18,7 @@ from kedge.rules.command import with_dump_on
 from kedge.rules.naming import line_of, text_of
 from kedge.rules.nonfinite.bad_steps import BadSteps
 from kedge.rules.nonfinite.from_repro import put_in_place
-from kedge.rules.nonfinite.wording.advice import DOMAIN, OperationAdvice, domain_remedy, operation
+from kedge.rules.nonfinite.wording.advice import OperationAdvice, domain_remedy, operation
 from kedge.rules.nonfinite.wording.phrases import REMEDIES
 from kedge.rules.recorded.losses import LOSS
 from kedge.rules.recorded.wiring import wire
@@ -31,6 +31,14 @@ _PRINT = (
     "Print torch.isfinite(...).all() of the result of each of these operations in step {step}: the first that is False "
     "made it."
 )
+_PRINT_INPUTS = (
+    "Print the inputs of these operations in step {step}, and look for numbers at which the slope is infinite: 0 for sqrt, "
+    "log, a power below one and a divisor, 1 for acos and asin. Change the input there, not the output."
+)
+
+#: Where an operation shows in gradients, while the loss is finite: its slope made the value, or its
+#: result did, which a mask hides from the loss.
+_OF_A_FINITE_LOSS = ("backward", "hidden")
 
 #: Kinds of births that name the module in whose call they lie, or that came with the batch.
 _EXACT = ("module", "own", "between", "entry", "backward", "made")
@@ -106,6 +114,11 @@ class Producer:
         return bool(self.event.get("certain", True))
 
     @property
+    def _is_empty(self) -> bool:
+        """Whether a mean was seen to be one of no elements; its squares may have overflowed, too."""
+        return "no elements" in str(self.event.get("detail"))
+
+    @property
     def recovered(self) -> bool:
         """Whether all hurt models were sound in a later step."""
         bad_step = next((m for m in self.bad_steps.steps if m.step == self.step), None)
@@ -116,7 +129,7 @@ class Producer:
     def is_within(self, finding: Finding) -> bool:
         """Whether the rows delimit the place in the backward of the step, and the operation is one that lies there."""
         return (
-            self.event.get("where") == "backward"
+            self.event.get("where") in _OF_A_FINITE_LOSS
             and not self._certain
             and finding.evidence.get("how") == "gap"
         )
@@ -175,7 +188,7 @@ class Producer:
     def _subject(self, site: str) -> str:
         return (
             f"The gradients of {site} were"
-            if self.event.get("where") == "backward"
+            if self.event.get("where") in _OF_A_FINITE_LOSS
             else f"{site} was"
         )
 
@@ -208,9 +221,14 @@ class Producer:
             by_line.setdefault(line, []).append(str(entry["operation"]))
         places = [", ".join(names) + line for line, names in by_line.items()]
         number = int(self.event["of"])
+        if self.event.get("where") == "backward":
+            last = f"{number} operations, of which these are the last"
+            these = last if number > len(self._among) else "these operations"
+            return f"the backward of one of {these} can have made it, whose inputs were not seen: {'; '.join(places)}"
+        detail = f"; {self.event['detail']}" if self.event.get("detail") else ""
         if number > len(self._among):
-            return f"one of {number} operations made it, of which these are the last, in their order: {'; '.join(places)}"
-        return f"one of these made it, in their order: {'; '.join(places)}"
+            return f"one of {number} operations made it, of which these are the last, in their order: {'; '.join(places)}{detail}"
+        return f"one of these made it, in their order: {'; '.join(places)}{detail}"
 
     def _remedy(self, *, outside: bool = False) -> str:
         """Return what to do; of an operation that is only probable, also how to have it named.
@@ -230,23 +248,25 @@ class Producer:
 
     def _own_remedy(self) -> str:
         if self._among:
-            return _PRINT.format(step=self.step)
+            backward = self.event.get("where") == "backward"
+            return (_PRINT_INPUTS if backward else _PRINT).format(step=self.step)
         module = str(self.event.get("module") or "")
         if self.event.get("where") == "input":
             return REMEDIES["entry"]
         backward = self.event.get("where") == "backward"
-        if known := domain_remedy(self.name, backward=backward):
-            first = (
-                ""
-                if self._certain
-                else f"Print the inputs of these operations in step {self.step}. "
-            )
-            return first + known
+        hidden = self.event.get("where") == "hidden"
+        if known := domain_remedy(self.name, backward=backward or hidden, empty=self._is_empty):
+            if self._certain:
+                return known
+            first = f"Print the inputs of {self.name} in step {self.step}; if they are the cause: "
+            return first + known[0].lower() + known[1:]
         if backward:
             return REMEDIES["backward"].format(name=module or "the program", uncompiled="")
         name = self.name + (f" in {module}" if module else "")
         advice = OperationAdvice(name, "", self.event.get("node"), "float32", 0.0, self.step == 0)
-        return advice.advice() if advice.multiplies else f"For {name}, {DOMAIN}."
+        if advice.multiplies:
+            return advice.advice()
+        return f"Print the inputs of {name} in step {self.step}: they are finite, and its result is not."
 
     def _evidence(self) -> dict[str, Any]:
         keys = (

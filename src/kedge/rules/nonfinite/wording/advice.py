@@ -57,7 +57,7 @@ _LOSSES = {
     "CTCLoss": "a target longer than its input has an infinite loss: use zero_infinity=True, or longer inputs",
     "GaussianNLLLoss": "a variance of zero needs a larger eps",
     "PoissonNLLLoss": "exp of a large input overflows: clamp it",
-    "MSELoss": "squares overflowed: normalise the targets, or use SmoothL1Loss",
+    "MSELoss": "squares of large numbers overflow: normalise the targets, or use SmoothL1Loss; the mean of no elements is NaN",
 }
 
 #: Remedies for operations outside their domain.
@@ -67,7 +67,8 @@ _REMEDIES = {
     "div": "Keep the divisor away from zero: add an epsilon or clamp it, and skip empty masks.",
     "sqrt": "Keep the input of sqrt above zero, by more than rounding: below zero its value is NaN, at zero its slope is "
     "infinite.",
-    "pow": "A power of a negative number, or a power below one of zero, has no finite value or slope: clamp the base.",
+    "pow": "A power of a negative number, or a power below one of zero, has no finite value or slope, and a power of a large "
+    "number overflows: clamp the base.",
     "exp": "exp of more than 88 is infinite in float32: clamp the input, subtract the largest, or use softmax or logsumexp.",
     "acos": "Clamp the input to a little less than 1 and more than -1.",
 }
@@ -78,9 +79,17 @@ _REMEDIES |= {
     "reciprocal": _REMEDIES["div"],
 }
 _EMPTY = "The mean of no elements is NaN: skip an empty selection, or divide the sum by count.clamp(min=1)."
-_REMEDIES |= dict.fromkeys(
-    ("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div"), _EMPTY
-)
+_SQUARES = "Sums and squares of large numbers overflow: normalise the targets and the outputs, or look why they grew."
+_MEANS = ("mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div")
+_REMEDIES |= {
+    "kl_div": "The logarithm of a target below zero is NaN, and one of an input of zero is infinite: make the target with "
+    "softmax and the input with log_softmax.",
+    "softmax": "The softmax of a row that is -inf everywhere is NaN: leave one position unmasked in every row, or mask with "
+    "torch.finfo(dtype).min.",
+    "weight_norm_interface": "weight_norm divides the weight by its norm, which is zero for a row of zeros: initialise the "
+    "weight with other numbers.",
+}
+_REMEDIES |= {"log_softmax": _REMEDIES["softmax"].replace("softmax", "log_softmax")}
 _REMEDIES |= {"rsqrt": _REMEDIES["div"], "true_divide": _REMEDIES["div"]}
 _NOT_ITS_OUTPUT = (
     " Change its input, not its output: torch.where after an operation whose derivative is infinite multiplies that by zero, "
@@ -187,9 +196,17 @@ _NEAR = 16
 _ROOT_OF_A_ROW = 1e3
 
 
-def domain_remedy(name: str, *, backward: bool) -> str:
-    """Return the remedy for an operation outside its domain, or at the edge of it in the backward; empty for other operations."""
+def domain_remedy(name: str, *, backward: bool, empty: bool = True) -> str:
+    """Return the remedy for an operation outside its domain; empty for other operations.
+
+    Args:
+        name: The name of the operation.
+        backward: Whether it shows in gradients, while the loss is finite.
+        empty: Of a mean, whether it was one of no elements.
+    """
     remedy = _REMEDIES.get(name, "")
+    if name in _MEANS and (empty or not remedy):
+        remedy = _EMPTY if empty else _SQUARES
     return remedy + _NOT_ITS_OUTPUT if remedy and backward else remedy
 
 

@@ -50,7 +50,7 @@ MESSAGES = {
     "made": "{site} contained {value} at step {step}, while the modules' outputs were finite: the program's own operations "
     "after them made it{operation}.",
     "loss": _GRADIENT
-    + "there the gradient enters the model: the loss, computed outside any watched module, made it.",
+    + "there the gradient enters the model: an operation of the program after it, in the loss or before it, made it.",
 }
 GAP_AT_THE_LOSS = (
     "{site} contained {value} at step {step}, and so did every gradient nearer to the loss, while the outputs were finite: "
@@ -58,11 +58,13 @@ GAP_AT_THE_LOSS = (
 )
 GAP_OF_A_FINITE_LOSS = (
     _GRADIENT
-    + "the loss was finite, and so was {near}, nearer to it: a backward between the two made it{between}."
+    + "the loss was finite, and so was {near}, nearer to it: it arose between the two, in a backward there{between}, or from "
+    "a value of the forward that a mask hides from the loss."
 )
 ALL_OF_A_FINITE_LOSS = (
     "{site} contained {value} at step {step}, and so did every gradient nearer to the loss, while the loss was finite: "
-    "the backward made it, in the loss or between it and this parameter{between}."
+    "it arose in the loss or between it and this parameter, in a backward there{between}, or from a value of the forward that "
+    "a mask hides from the loss."
 )
 OR_WRITTEN = ", or the program changed it before the optimizer got it."
 MADE_UNSEEN = (
@@ -109,17 +111,17 @@ REMEDIES = {
     "written": "Look at what the program does between backward() and step(): clip_grad_norm_ with an infinite norm turns "
     "every gradient into NaN (error_if_nonfinite=True reports it), accumulated gradients can overflow, and "
     "unscaling divides by a scale that may be zero.",
-    "backward": "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt or norm at "
+    "backward": "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt at "
     "0, pow below 1 at 0, a division, or torch.where, which multiplies the branch that is not taken by zero: infinity "
     "times zero is NaN. Change its input, not its output (clamp or where before the operation).{uncompiled}",
-    "either": "Look, there and in the forward around it, for an operation whose derivative is infinite: sqrt or norm at "
+    "either": "Look, there and in the forward around it, for an operation whose derivative is infinite: sqrt at "
     "0, pow below 1 at 0, a division, or torch.where around one of them. Change its input, not its output.{dumped}",
     "beside": "Look in the forward of {name} for an operation whose derivative is infinite, beside the modules that it "
-    "calls: sqrt or norm at 0, pow below 1 at 0, a division, or torch.where around one of them. Change its input, not "
+    "calls: sqrt at 0, pow below 1 at 0, a division, or torch.where around one of them. Change its input, not "
     "its output.{dumped}",
-    "gap": "Look at the operations between these sites for one whose derivative is infinite: sqrt or norm at 0, "
+    "gap": "Look at the operations between these sites for one whose derivative is infinite: sqrt at 0, "
     "a division, or torch.where around one of them. Change its input, not its output.{dumped}",
-    "loss": "Look at the loss and its inputs: log of 0, division by a zero count (an empty mask), sqrt "
-    "at 0, or a loss scale that is too large.{uncompiled}",
+    "loss": "Look at the loss, and at what lies between it and the model: log of 0, division by a zero count (an empty mask), "
+    "sqrt at 0, or a loss scale that is too large.{uncompiled}",
 }
 REMEDIES["within"] = REMEDIES["made"] = REMEDIES["loss"]

@@ -331,3 +331,11 @@ def test_a_variable_that_only_passes_on_what_is_hidden_did_not_make_it() -> None
     assert found is not None
     assert (found["operation"], found["certain"]) == ("softmax", False)
     assert found["detail"].startswith("5 of the results of native_layer_norm are not finite")
+
+
+def test_a_gradient_that_overflowed_shows_no_value_that_is_hidden() -> None:
+    """Of vast numbers the products overflow, though all values were finite; no operation is accused then."""
+    first, last = nn.Linear(6, 5), nn.Linear(5, 2)
+    out = last((first(torch.randn(4, 6)) * 1e25).softmax(-1) + first(torch.randn(4, 6)) * 1e18)
+
+    assert behind_gradients((out * 1e25).clamp(-1e30, 1e30).sum() * 1e-9) is None

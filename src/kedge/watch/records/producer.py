@@ -482,9 +482,15 @@ class _Gradients:
                 continue
             if self.finite.get(weight):
                 finite_inputs.append(before)
-            elif weight in self.finite and taken[weight] == 1 and self.finite.get(_moved(bias)):
+            elif weight in self.finite and taken[weight] == 1 and self._is_usual(_moved(bias)):
                 self.hidden = self.hidden or (node, before)
         self.sound = set(_showing([*known, *finite_inputs]))
+
+    def _is_usual(self, leaf: Node | None) -> bool:
+        """Whether a leaf's gradient is finite, and so small that no product with it overflows but one of vast numbers."""
+        if leaf is None or not self.finite.get(leaf):
+            return False
+        return _largest(own_part(cast("Any", leaf).variable.grad)) < _LARGE**2
 
     def has_sound_inputs(self, node: Node) -> bool:
         """Whether all that an operation took is known to be finite; parameters are."""

@@ -86,3 +86,27 @@ def test_own_work_is_distinguished_from_the_programs() -> None:
         "in its hook",
     ]
     assert [each.category for each in log[2:]] == [NeverFiredWarning]
+
+
+def test_warnings_of_pytorch_about_the_program_are_the_programs() -> None:
+    """Those that PyTorch's own Python code issues too, such as of a backward hook of the old kind or of a scheduler."""
+
+    class Pair(torch.nn.Module):
+        def forward(self, pair: list[torch.Tensor]) -> torch.Tensor:
+            return pair[0] * pair[1]
+
+    model = Pair()
+    model.register_backward_hook(lambda *_: None)
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], 1.0)
+    with warnings.catch_warnings(record=True) as log:
+        warnings.simplefilter("always")
+        ignore_warnings()
+        try:
+            model([torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)])
+            torch.optim.lr_scheduler.StepLR(optimizer, 1).step()
+        finally:
+            show_warnings()
+    assert [str(each.message).split("(")[0][:34] for each in log] == [
+        "Using non-full backward hooks on a",
+        "Detected call of `lr_scheduler.ste",
+    ]

@@ -136,7 +136,9 @@ def test_a_loss_outside_of_modules_is_named():
         "backward, inferred",
         None,
     )
-    assert "the loss, computed outside any watched module, made it" in finding.message
+    assert (
+        "an operation of the program after it, in the loss or before it, made it" in finding.message
+    )
 
 
 def test_a_parameters_gradient_can_be_the_first():

@@ -218,7 +218,7 @@ def test_a_producer_inside_a_module_is_a_site_of_it():
     assert (finding.site, finding.confidence) == ("log:out", 0.7)
     assert "probably log made it, in log, at train.py:37" in finding.message
     assert finding.remedy.startswith(
-        "Print the inputs of these operations in step 27. If the input of log came to zero or below, keep "
+        "Print the inputs of log in step 27. If the input of log came to zero or below, keep "
     )
 
 
@@ -306,6 +306,64 @@ def test_the_backward_of_an_operation_is_named_as_one():
 
     assert "the backward of sqrt made it" in finding.message
     assert "whose derivative is infinite" in finding.remedy
+
+
+def test_an_operation_whose_result_a_mask_hides_made_it_in_the_forward():
+    """No slope is accused, and the remedy is the operation's own."""
+    scene = guarded(1.0)
+    detail = "norm took a value that was not finite"
+    scene.events = [producer(27, operation="softmax", where="hidden", certain=False, detail=detail)]
+    finding = only(scene)
+
+    assert finding.message.startswith("The gradients of loss were not finite at step 27: probably")
+    assert "probably softmax made it, outside of modules, at train.py:37" in finding.message
+    assert "backward" not in finding.message
+    assert "Leave one position unmasked in every row" in finding.remedy
+
+
+def test_operations_whose_backward_only_may_have_made_it_are_not_called_probable():
+    """They are listed, with what to look for in their inputs."""
+    among = [
+        {"operation": name, "node": None, "file": "train.py", "line": line}
+        for name, line in (("sqrt", 7), ("div", 9))
+    ]
+    scene = guarded(1.0)
+    scene.events = [
+        producer(27, operation="sqrt", where="backward", certain=False, among=among, of=2)
+    ]
+    finding = only(scene)
+
+    assert "probably" not in finding.message
+    assert (
+        "the backward of one of these operations can have made it, whose inputs were not seen: sqrt at train.py:7; "
+        "div at train.py:9" in finding.message
+    )
+    assert finding.remedy.startswith("Print the inputs of these operations in step 27")
+
+
+@pytest.mark.parametrize(
+    ("detail", "advice"),
+    [
+        ("it took the mean of no elements", "The mean of no elements is NaN"),
+        ("its inputs are finite and its result is not", "Sums and squares of large numbers"),
+    ],
+)
+def test_an_empty_mean_is_advised_against_only_where_it_was_seen(detail, advice):
+    """Squares of large numbers overflow in the same operation."""
+    scene = guarded(NAN)
+    scene.events = [producer(27, operation="mse_loss", detail=detail)]
+
+    assert only(scene).remedy.startswith(advice)
+
+
+def test_no_inputs_are_said_to_be_in_the_evidence_of_an_operation_that_has_none():
+    """Nor is an operation advised on that was not named."""
+    scene = guarded(NAN)
+    scene.events = [producer(27, operation="fancy", node="FancyBackward0")]
+    remedy = only(scene).remedy
+
+    assert "evidence" not in remedy
+    assert "Print the inputs of fancy" in remedy
 
 
 def test_what_a_dump_found_goes_before_the_graph():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kedge.watch.models.backward_start import BackwardStart
-from kedge.watch.records.producer import ProducerLines, find_producer
+from kedge.watch.records.producer import ProducerLines, find_behind_gradients, find_producer
 from tests.watch.watched import watch
 
 BAD = 5
@@ -240,3 +241,118 @@ def test_a_square_after_a_root_is_not_suspected_of_an_infinite_slope() -> None:
     (found,) = (event for event in watch(program, every=100).events if event["kind"] == "producer")
     assert found["operation"] == "sqrt"
     assert "pow" not in found["detail"]
+
+
+def behind_gradients(loss: Tensor) -> dict[str, Any] | None:
+    """Run the backward pass of a finite loss, and return what made its gradients bad."""
+    loss.backward()
+    assert loss.isfinite()
+    return find_behind_gradients(BackwardStart((loss,), None, None), ProducerLines())
+
+
+KEPT = torch.tensor([True, True, False, True]).unsqueeze(1)
+"""A mask that leaves out the third of four rows."""
+
+
+def masked_mean(out: Tensor) -> Tensor:
+    """Take the mean over the rows that a mask keeps, as a program does that fears an empty one."""
+    return (out.masked_fill(~KEPT, 0.0).sum(0) / KEPT.sum().clamp(min=1)).square().mean()
+
+
+@pytest.mark.parametrize("layer", [nn.LayerNorm(5), nn.Linear(5, 5), nn.GroupNorm(1, 5)])
+def test_a_value_that_a_mask_hides_is_looked_for_before_the_layer_that_took_it(
+    layer: nn.Module,
+) -> None:
+    """A clamped division behind the mask is not accused: the gradients of the layer's bias and weight show what it took."""
+    first = nn.Linear(6, 5)
+    h = first(torch.randn(4, 6))
+    weights = (h @ h.t()).masked_fill(~KEPT, -torch.inf).softmax(-1)
+
+    found = behind_gradients(masked_mean(layer(weights @ h)))
+
+    assert found is not None
+    assert (found["operation"], found["where"], found["certain"]) == ("softmax", "hidden", False)
+    assert "the gradient of its bias is finite and that of its weight is not" in found["detail"]
+    assert "among" not in found
+
+
+def test_a_finite_gradient_of_a_weight_clears_what_the_layer_took() -> None:
+    """The quotient went into a layer whose weight has a finite gradient, so the divisor was not zero."""
+    first, last = nn.Linear(6, 5), nn.Linear(5, 2)
+    count = torch.tensor([3.0, 1.0, 0.5, 2.0]).unsqueeze(1)
+    h = (first(torch.randn(4, 6)).abs() * KEPT).sqrt() / count
+
+    found = behind_gradients(last(h).mean())
+
+    assert found is not None
+    assert (found["operation"], found["where"], found.get("among")) == ("sqrt", "backward", None)
+
+
+class Broken(torch.autograd.Function):
+    """An operation whose backward is wrong."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Pass a value on."""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Return NaN."""
+        return grads[0] * torch.nan
+
+
+def test_an_operation_that_the_gradients_contradict_is_not_accused() -> None:
+    """The division leads to a gradient that is finite, so what is bad comes from an operation that is not known."""
+    first, last = nn.Linear(6, 5), nn.Linear(5, 2)
+    out = last(Broken.apply(first(torch.randn(4, 6))))
+
+    assert behind_gradients((out / torch.tensor(3.0)).mean()) is None
+
+
+def test_several_operations_that_may_have_made_a_gradient_are_listed_and_none_is_probable() -> None:
+    """Each leads to the gradients that are not finite, and nothing was seen of their inputs."""
+    first = nn.Linear(6, 5)
+    h = (first(torch.randn(4, 6)).abs() * KEPT).sqrt()
+
+    found = behind_gradients((h + 1.0).pow(0.5).mean())
+
+    assert found is not None
+    assert [entry["operation"] for entry in found["among"]] == ["sqrt", "pow"]
+
+
+@pytest.mark.parametrize(("least", "accused"), [(1.0, None), (1e-30, "div")])
+def test_a_division_by_a_clamped_divisor_makes_nothing_of_usual_numbers(
+    least: float, accused: str | None
+) -> None:
+    """Its smallest divisor is the clamp's, in the loss as in the gradients."""
+    x = torch.tensor([1.0, 2.0], requires_grad=True)
+    loss = (torch.ones(2) * x / x.clamp(min=least)).sum() + x.sum() * torch.inf
+    loss.backward()
+
+    found = find_producer(BackwardStart((loss,), None, None), ProducerLines())
+
+    assert (found and found["operation"]) == accused
+
+
+def test_a_variable_that_only_passes_on_what_is_hidden_did_not_make_it() -> None:
+    """The first variable that is not finite took what an operation before it had made."""
+    first, norm = nn.Linear(6, 5), nn.LayerNorm(5)
+    h = first(torch.randn(4, 6))
+    out = norm((h @ h.t()).masked_fill(~KEPT, -torch.inf).softmax(-1) @ h)
+    loss = masked_mean(out)
+    loss.backward()
+
+    found = find_behind_gradients(BackwardStart((loss,), None, sys._getframe()), ProducerLines())
+
+    assert found is not None
+    assert (found["operation"], found["certain"]) == ("softmax", False)
+    assert found["detail"].startswith("5 of the results of native_layer_norm are not finite")
+
+
+def test_a_gradient_that_overflowed_shows_no_value_that_is_hidden() -> None:
+    """Of vast numbers the products overflow, though all values were finite; no operation is accused then."""
+    first, last = nn.Linear(6, 5), nn.Linear(5, 2)
+    out = last((first(torch.randn(4, 6)) * 1e25).softmax(-1) + first(torch.randn(4, 6)) * 1e18)
+
+    assert behind_gradients((out * 1e25).clamp(-1e30, 1e30).sum() * 1e-9) is None

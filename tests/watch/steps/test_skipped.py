@@ -181,7 +181,7 @@ def test_all_gradients_of_a_finite_loss_may_be_bad() -> None:
 
     assert finding.site == "1.weight:param.grad"
     assert (
-        "while the loss was finite: the backward made it, in the loss or between it and this parameter"
+        "while the loss was finite: it arose in the loss or between it and this parameter, in a backward there"
         in finding.message
     )
 

@@ -84,7 +84,8 @@ _LOSSES = {
     "longer inputs",
     "GaussianNLLLoss": "a variance of zero needs a larger eps",
     "PoissonNLLLoss": "exp of a large input overflows: clamp it",
-    "MSELoss": "squares overflowed: normalise the targets, or use SmoothL1Loss",
+    "MSELoss": "squares of large numbers overflow: normalise the targets, or use SmoothL1Loss; the "
+    "mean of no elements is NaN",
 }
 
 _LOG = (
@@ -97,13 +98,25 @@ _EMPTY = (
     "the mean of no elements is NaN: skip an empty selection, or divide the sum by "
     "count.clamp(min=1)."
 )
+_SQUARES = (
+    "sums and squares of large numbers overflow: normalise the targets and the outputs, or look why "
+    "they grew."
+)
+_DIVERGENCE = (
+    "the logarithm of a target below zero is NaN, and one of an input of zero is infinite: make the "
+    "target with softmax and the input with log_softmax."
+)
+_NORM_OF_A_ROW = (
+    "weight_norm divides the weight by its norm, which is zero for a row of zeros: initialise the "
+    "weight with other numbers."
+)
 _SQRT = (
     "keep the input of sqrt above zero, by more than rounding: below zero its value is NaN, at "
     "zero its slope is infinite."
 )
 _POWER = (
-    "a power of a negative number, or a power below one of zero, has no finite value or slope: "
-    "clamp the base."
+    "a power of a negative number, or a power below one of zero, has no finite value or slope, and a "
+    "power of a large number overflows: clamp the base."
 )
 _EXP = (
     "exp of more than 88 is infinite in float32: clamp the input, subtract the largest, or use "
@@ -118,7 +131,7 @@ _OUTSIDE = {
         _SQRT,
     ),
     "pow": (
-        "the base of {name} came to zero or below",
+        "the base of {name} came to zero or below, or was large",
         _POWER,
     ),
     "exp": (
@@ -127,7 +140,10 @@ _OUTSIDE = {
     ),
     "acos": ("the input of {name} came to 1 or -1, or beyond", _ARC),
     "mean": ("{name} took no elements", _EMPTY),
+    "mean of some": ("", _SQUARES),
+    "kl_div": ("", _DIVERGENCE),
     "softmax": ("", _MASKED),
+    "weight_norm_interface": ("", _NORM_OF_A_ROW),
 }
 _SAME = {
     "log2": "log",
@@ -141,7 +157,6 @@ _SAME = {
     "l1_loss": "mean",
     "smooth_l1_loss": "mean",
     "huber_loss": "mean",
-    "kl_div": "mean",
 }
 _NOT_ITS_OUTPUT = (
     " Change its input, not its output: torch.where after an operation whose derivative is infinite "
@@ -253,15 +268,25 @@ def is_for_any(advice: str) -> bool:
     return _ANY_OPERATION in advice
 
 
-def domain_remedy(name: str, *, backward: bool, is_certain: bool = True) -> str:
-    """Return the remedy for an operation outside its domain, or at the edge of it in the backward; empty for other operations.
+def domain_remedy(
+    name: str, *, in_gradients: bool, is_empty: bool = True, is_certain: bool = True
+) -> str:
+    """Return the remedy for an operation outside its domain, or at the edge of it; empty for other operations.
 
-    If it is not certain that the operation was, the remedy begins with the condition for it.
+    Args:
+        name: The name of the operation.
+        in_gradients: Whether it shows in gradients, while the loss is finite.
+        is_empty: Of a mean, whether it was one of no elements.
+        is_certain: Whether it is certain that the operation was outside its domain; else the remedy
+            begins with the condition for it.
     """
-    condition, remedy = _OUTSIDE.get(_SAME.get(name, name), ("", ""))
+    kind = _SAME.get(name, name)
+    if kind == "mean" and not is_empty:
+        kind = "mean of some"
+    condition, remedy = _OUTSIDE.get(kind, ("", ""))
     if not remedy:
         return ""
-    if backward:
+    if in_gradients:
         remedy += _NOT_ITS_OUTPUT
     if condition and not is_certain:
         return f"If {condition.format(name=name)}, {remedy}"

@@ -177,6 +177,16 @@ class Producer:
         return self.event.get("among") or ()
 
     @property
+    def shows_in_gradients(self) -> bool:
+        """Whether the loss was finite: a slope made the value, or a result did that a mask hides from the loss."""
+        return self.event.get("where") in ("backward", "hidden")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a mean was seen to be one of no elements; its squares may have overflowed, too."""
+        return "no elements" in str(self.event.get("detail"))
+
+    @property
     def place(self) -> Place:
         """Where the value was made."""
         where = self.event.get("where")
@@ -292,7 +302,7 @@ def _fits(producer: Producer, birth: Birth) -> bool:
     if birth.names_call or birth.place in ("entry", "loss"):
         return True
     is_interval = birth.place == "backward" and birth.certainty == "between"
-    return is_interval and producer.place == "backward" and producer.certainty != "seen"
+    return is_interval and producer.shows_in_gradients and producer.certainty != "seen"
 
 
 def _of_producer(

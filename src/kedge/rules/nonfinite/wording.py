@@ -86,7 +86,8 @@ _SENTENCES = {
     ("backward", "among"): _GRADIENT
     + "the gradient that arrived at {name} was finite: its backward made it, or {others}.",
     ("backward", "inferred"): _GRADIENT
-    + "there the gradient enters the model: the loss, computed outside any watched module, made it.",
+    + "there the gradient enters the model: an operation of the program after it, in the loss or "
+    "before it, made it.",
     ("backward", "between"): _GRADIENT
     + "{near}, nearer to the loss, was finite: a backward between the two made it{written}.",
 }
@@ -109,13 +110,14 @@ _OF_USERS = (
     "backward made it, or that of an operation nearer to the loss."
 )
 _OF_A_FINITE_LOSS = (
-    _GRADIENT + "the loss was finite, and so was {near}, nearer to it: a backward between the two "
-    "made it{between}."
+    _GRADIENT
+    + "the loss was finite, and so was {near}, nearer to it: it arose between the two, in "
+    "a backward there{between}, or from a value of the forward that a mask hides from the loss."
 )
 _ALL_OF_A_FINITE_LOSS = (
     "{site} contained {value} at step {step}, and so did every gradient nearer to the loss, while "
-    "the loss was finite: the backward made it, in the loss or between it and this "
-    "parameter{between}."
+    "the loss was finite: it arose in the loss or between it and this parameter, in a backward "
+    "there{between}, or from a value of the forward that a mask hides from the loss."
 )
 _ALL_GRADIENTS = (
     "{site} contained {value} at step {step}, and so did every gradient nearer to the loss{outputs}: "
@@ -163,8 +165,8 @@ _SCALED = (
     "the step and halves the scale. If it goes on: "
 )
 _AT_THE_LOSS = (
-    "Look at the loss and its inputs: log of 0, division by a zero count (an empty mask), sqrt at "
-    "0, or a loss scale that is too large."
+    "Look at the loss, and at what lies between it and the model: log of 0, division by a zero count "
+    "(an empty mask), sqrt at 0, or a loss scale that is too large."
 )
 _ENTRY = (
     "Check the batch before the model sees it: torch.isfinite(x).all(); missing values, a division "
@@ -181,18 +183,18 @@ _WRITTEN = (
     "can overflow, and unscaling divides by a scale that may be zero."
 )
 _BACKWARD = (
-    "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt or "
-    "norm at 0, pow below 1 at 0, a division, or torch.where, which multiplies the branch that is "
-    "not taken by zero: infinity times zero is NaN. Change its input, not its output (clamp or where "
-    "before the operation)."
+    "In {name}, look for an operation whose derivative is infinite where its value is not: sqrt at "
+    "0, pow below 1 at 0, a division, or torch.where, which multiplies the branch that is not taken "
+    "by zero: infinity times zero is NaN. Change its input, not its output (clamp or where before "
+    "the operation)."
 )
 _STEEP = (
-    "an operation whose derivative is infinite{where}: sqrt or norm at 0, pow below 1 at 0, a "
+    "an operation whose derivative is infinite{where}: sqrt at 0, pow below 1 at 0, a "
     "division, or torch.where around one of them. Change its input, not its output."
 )
 _BETWEEN_SITES = (
-    "Look at the operations between these sites for one whose derivative is infinite: sqrt or norm "
-    "at 0, a division, or torch.where around one of them. Change its input, not its output."
+    "Look at the operations between these sites for one whose derivative is infinite: sqrt at 0, a "
+    "division, or torch.where around one of them. Change its input, not its output."
 )
 _OF_ANY_LOSS = "Look at the loss first: log of 0, a division by a zero count, sqrt at 0, exp of a large number."
 _OF_LAST_LOSS = (
@@ -202,6 +204,11 @@ _OF_LAST_LOSS = (
 _PRINT = (
     "Print torch.isfinite(...).all() of the result of each of these operations in step {step}: the "
     "first that is False made it."
+)
+_PRINT_INPUTS = (
+    "Print the inputs of these operations in step {step}, and look for numbers at which the slope is "
+    "infinite: 0 for sqrt, log, a power below one and a divisor, 1 for acos and asin. Change the "
+    "input there, not the output."
 )
 _VALUES = {"nan": "NaN", "inf": "infinities"}
 
@@ -786,7 +793,8 @@ class _KeptCallWords:
     def _remedy_of_operation(self) -> str:
         """Return the remedy of the operation that made the value first; empty if that is not known."""
         for entry in self.call.operations:
-            return domain_remedy(str(entry.get("name")), backward=self.call.in_backward)
+            name, is_nan = str(entry.get("name")), entry.get("value") == "nan"
+            return domain_remedy(name, in_gradients=self.call.in_backward, is_empty=is_nan)
         return ""
 
 
@@ -811,7 +819,7 @@ class _ProducerWords:
     def message(self) -> str:
         """Return the message if neither the rows nor a kept call show the place."""
         subject = f"{self.birth.site} was"
-        if self.producer.place == "backward":
+        if self.producer.shows_in_gradients:
             subject = f"The gradients of {self.birth.site} were"
         step = self.producer.step
         return f"{subject} not finite at step {step}: {self._made()}.{_went_on(self.birth)}"
@@ -849,12 +857,21 @@ class _ProducerWords:
             by_line.setdefault(line, []).append(str(entry["operation"]))
         places = "; ".join(", ".join(names) + line for line, names in by_line.items())
         number = int(self.producer.event["of"])
-        if number > len(self.producer.among):
+        are_all = number == len(self.producer.among)
+        if self.producer.place == "backward":
+            last = f"{number} operations, of which these are the last"
+            these = "these operations" if are_all else last
             return (
-                f"one of {number} operations made it, of which these are the last, in their order: "
+                f"the backward of one of {these} can have made it, whose inputs were not seen: "
                 f"{places}"
             )
-        return f"one of these made it, in their order: {places}"
+        detail = f"; {self.producer.event['detail']}" if self.producer.event.get("detail") else ""
+        if are_all:
+            return f"one of these made it, in their order: {places}{detail}"
+        return (
+            f"one of {number} operations made it, of which these are the last, in their order: "
+            f"{places}{detail}"
+        )
 
     def evidence(self) -> dict[str, Any]:
         """Return the evidence if neither the rows nor a kept call show the place."""
@@ -877,31 +894,41 @@ class _ProducerWords:
         birth, producer = self.birth, self.producer
         is_module = birth.names_call and birth.certainty == "seen" and birth.place == "forward"
         if birth.sighting and is_module and producer.certainty == "inferred":
-            backward = producer.place == "backward"
-            if not is_for_any(remedy) or not domain_remedy(producer.name, backward=backward):
+            in_gradients = producer.shows_in_gradients
+            if not is_for_any(remedy) or not domain_remedy(
+                producer.name, in_gradients=in_gradients
+            ):
                 return remedy + self._to_be_certain()
         return self.remedy()
 
     def _remedy_of_operation(self) -> str:
         producer = self.producer
+        backward = producer.place == "backward"
         if producer.among:
-            return _PRINT.format(step=producer.step)
+            return (_PRINT_INPUTS if backward else _PRINT).format(step=producer.step)
         if producer.place == "entry":
             return _ENTRY
         is_certain = producer.certainty == "seen"
-        backward = producer.place == "backward"
-        known = domain_remedy(producer.name, backward=backward, is_certain=is_certain)
+        known = domain_remedy(
+            producer.name,
+            in_gradients=producer.shows_in_gradients,
+            is_empty=producer.is_empty,
+            is_certain=is_certain,
+        )
         if known and is_certain:
             return known
         if known:
-            return f"Print the inputs of these operations in step {producer.step}. {known}"
+            return f"Print the inputs of {producer.name} in step {producer.step}. {known}"
         if backward:
             return _BACKWARD.format(name=producer.module or "the program")
         name = f"{producer.name} in {producer.module}" if producer.module else producer.name
         node, is_first = producer.event.get("node"), producer.step == 0
         advice = OperationAdvice(name, "", node, "float32", 0.0, is_first)
+        if advice.multiplies:
+            return advice.advice()
+        printed = f"Print the inputs of {name} in step {producer.step}"
         return (
-            advice.advice() if advice.multiplies else f"For {range_advice(name, are_shown=False)}"
+            f"{printed}: they are finite, and its result is not." if is_certain else f"{printed}."
         )
 
     def _to_be_certain(self) -> str:

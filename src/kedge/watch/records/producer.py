@@ -10,6 +10,17 @@ those that lie between finite values and the loss are listed in the order of the
 such as only pass numbers on. An operation behind a value that is known to be finite, such as the
 model's output, lies before the place; one that takes a value that is not finite lies behind it.
 
+# Note [Gradients as witnesses]
+If the loss is finite and gradients are not, all nodes have run and freed what they held; what is
+left are the gradients. The gradient of a weight is a sum of products of the layer's input and the
+gradient that arrives there, and that of a bias is a sum of the latter. So if a weight's is finite,
+the layer's input was, and so were the results before it that would have shown in it. If the bias'
+is finite and the weight's is not, the layer took a value that was not finite, and a mask behind it
+hides that from the loss: then no slope made it, but an operation before that layer. Otherwise a
+slope did, of an operation that leads to all gradients that are not finite, and to none that is
+finite unless something on the way may have stopped it. Without one of which all this is so, no
+operation is named, and none is called probable that only might be.
+
 # Note [The line of an operation]
 Autograd can record the Python stack at which each node is made, as its anomaly mode does, which is
 slow. So it is switched on for one step near the beginning, and the line of each place in the graph
@@ -21,7 +32,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -75,8 +86,6 @@ _MOST_AMONG = 8
 """Most operations that are listed as possible."""
 _STEEP = (
     "sqrt",
-    "norm",
-    "linalg_vector_norm",
     "pow",
     "acos",
     "asin",
@@ -85,9 +94,10 @@ _STEEP = (
     "div",
     "reciprocal",
     "rsqrt",
-    "std",
-    "cdist",
+    "linalg_eigh",
+    "linalg_svd",
 )
+"""Operations whose slope can be infinite where the loss is finite; that of a norm or a deviation is 0 at 0."""
 MOVES = (
     "t",
     "transpose",
@@ -131,6 +141,22 @@ _FINITE_OF_FINITE = (
     "where",
 )
 """Operations whose result is finite for all finite inputs: they move, choose or bound numbers."""
+
+_CARRIES = (*MOVES, *_SUMS_OF_PRODUCTS, "alias", "clone", "native_layer_norm")
+"""Operations that hide no value that is not finite, neither in the forward nor in the backward."""
+
+_SHOWS = (*_CARRIES, "cat", "div", "stack")
+"""Operations that hide none in the forward; an infinite divisor is hidden."""
+
+_LAYERS = {
+    "addmm": (1, 2, 0),
+    "convolution": (0, 1, 2),
+    "linear": (0, 1, 2),
+    "native_batch_norm": (0, 1, 2),
+    "native_group_norm": (0, 1, 2),
+    "native_layer_norm": (0, 1, 2),
+}
+"""The places of the input, the weight and the bias among the operands of an operation."""
 
 
 class ProducerLines:
@@ -331,7 +357,9 @@ def _only_overflows(node: Node, inputs: Mapping[str, Tensor]) -> bool:
         return isinstance(exponent, (int, float)) and exponent >= 0 and exponent == int(exponent)
     if name == "div":
         divisor = inputs.get("other")
-        return divisor is not None and bool((divisor.abs() > 1 / _LARGE).all())
+        if divisor is None:
+            return _is_clamped(node)
+        return bool((divisor.abs() > 1 / _LARGE).all())
     return name in _SUMS_OF_PRODUCTS
 
 
@@ -356,61 +384,210 @@ def _place(node: Node, line: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] | None:
-    """Find the operation behind non-finite gradients of a finite loss: by then every node has run.
+    """Find the operation behind non-finite gradients of a finite loss; see Note [Gradients as witnesses].
 
     A variable of the program may hold an infinity that the loss does not show, such as a logarithm
-    of zero for a class other than the label's. Otherwise the suspects are the operations whose
-    gradient can be infinite while their result is finite.
+    of zero for a class other than the label's.
     """
-    nodes = [node for node in nodes_of(began.tensors) if not is_leaf(node)]
+    every = nodes_of(began.tensors)
+    nodes = [node for node in every if not is_leaf(node)]
     where = dict(zip(nodes, lines.of(nodes), strict=True))
     variables = _values_in(began)
-    for node in nodes:
-        if node in variables and not _is_finite(variables[node]):
-            count = int((~torch.isfinite(variables[node])).sum())
-            are = "is" if count == 1 else "are"
-            detail = f"{count} of its results {are} not finite: the loss hides this, but its gradient does not"
-            can_make_it = plain_name(node.name()) not in _FINITE_OF_FINITE and not _only_overflows(
-                node, {}
-            )
-            return _found(node, where[node], detail, certain=can_make_it) | {"where": "backward"}
-    # A square has a finite slope everywhere.
+    bad = next((n for n in nodes if n in variables and not _is_finite(variables[n])), None)
+    gradients = _Gradients(every, [n for n in variables if _is_finite(variables[n])])
+    if bad is not None:
+        count = int((~torch.isfinite(variables[bad])).sum())
+        are = "is" if count == 1 else "are"
+        results = (
+            "its results"
+            if gradients.has_sound_inputs(bad)
+            else f"the results of {_named(bad, where[bad])}"
+        )
+        detail = (
+            f"{count} of {results} {are} not finite: the loss hides this, but its gradient does not"
+        )
+        suspects = [bad] if gradients.has_sound_inputs(bad) else gradients.suspects_behind(bad)
+        return _one_of(suspects, where, "hidden", detail, certain=suspects == [bad])
+    if gradients.hidden is not None:
+        layer, taken = gradients.hidden
+        detail = (
+            f"{_named(layer, where[layer])} took a value that was not finite, as the gradient of its bias is finite and that "
+            "of its weight is not; the loss hides it"
+        )
+        return _one_of(gradients.suspects_behind(taken), where, "hidden", detail)
     steep = [
         node
         for node in nodes
-        if plain_name(node.name()) in _STEEP and not _only_overflows(node, {})
+        if plain_name(node.name()) in _STEEP and not _is_gentle(node, gradients.sound)
     ]
-    if not steep:
+    exact, possible = gradients.explained_by(began.tensors, steep)
+    if len(exact) == 1:
+        detail = "the loss is finite, and of its gradients just those that this backward leads to are not"
+        return _found(exact[0], where[exact[0]], detail, certain=False) | {"where": "backward"}
+    return _one_of(exact or possible, where, "backward", "")
+
+
+def _one_of(
+    suspects: Sequence[Node],
+    where: Mapping[Node, Mapping[str, Any] | None],
+    kind: str,
+    detail: str,
+    *,
+    certain: bool = False,
+) -> dict[str, Any] | None:
+    """Return the finding that one of some operations made it, in the order of the forward; None without any."""
+    if not suspects:
         return None
-    explaining = _explaining(began.tensors, steep)
-    suspects = explaining or steep
-    others = dict.fromkeys(_named(node, where[node]) for node in suspects[:-1])
-    others.pop(_named(suspects[-1], where[suspects[-1]]), None)
-    detail = (
-        "the loss is finite, and of its gradients just those that this backward leads to are not"
-        if explaining
-        else "the loss is finite and its gradients are not, and this operation before it can produce non-finite gradients"
-    ) + (f"; so can {', '.join(others)}" if others else "")
-    return _found(suspects[-1], where[suspects[-1]], detail, certain=False) | {"where": "backward"}
+    found = _found(suspects[0], where[suspects[0]], detail, certain=certain) | {"where": kind}
+    if kind == "hidden" and len(suspects) == 1:
+        return found
+    among = [_place(node, where[node]) for node in suspects]
+    return found | {"among": among[-_MOST_AMONG:], "of": len(among)}
 
 
-def _explaining(losses: Iterable[Tensor], suspects: Sequence[Node]) -> list[Node]:
-    """Return those of some operations from which the backward pass goes on to just those gradients that are not finite."""
-    known = bad = leaves = 0
-    reached: dict[Node, int] = {}
-    for node in by_need(loss.grad_fn for loss in losses if loss.grad_fn is not None):
-        if is_leaf(node):
-            reached[node] = 1 << leaves
-            leaves += 1
-            grad = cast("Any", node).variable.grad
-            if grad is not None and grad.layout is torch.strided and has_memory(own_part(grad)):
-                known |= reached[node]
-                bad |= 0 if _is_finite(own_part(grad)) else reached[node]
-        else:
-            reached[node] = 0
+class _Gradients:
+    """What the gradients of a graph's leaves show after the pass; see Note [Gradients as witnesses].
+
+    Args:
+        nodes: Every node, in the order of the forward.
+        known: Those whose result is a variable of the program and is finite.
+
+    Attributes:
+        finite: Whether the gradient of each leaf is finite, where it is known.
+        sound: The nodes whose result was finite.
+        hidden: The first layer that took a value that was not finite while the gradient that
+            arrived there was, with the node that made its input; None if there is no such layer.
+    """
+
+    def __init__(self, nodes: Sequence[Node], known: Iterable[Node]) -> None:
+        self.finite: dict[Node, bool] = {}
+        taken: dict[Node, int] = {}
+        for node in nodes:
             for before, _ in node.next_functions:
-                reached[node] |= reached.get(before, 0) if before is not None else 0
-    return [node for node in suspects if reached[node] & known == bad]
+                if before is not None:
+                    taken[before] = taken.get(before, 0) + 1
+            if is_leaf(node):
+                grad = cast("Any", node).variable.grad
+                if grad is not None and grad.layout is torch.strided and has_memory(own_part(grad)):
+                    self.finite[node] = _is_finite(own_part(grad))
+        self.hidden: tuple[Node, Node] | None = None
+        finite_inputs = []
+        for node in nodes:
+            places = _LAYERS.get(plain_name(node.name()))
+            if places is None or max(places) >= len(node.next_functions):
+                continue
+            before, weight, bias = (node.next_functions[at][0] for at in places)
+            weight = _moved(weight)
+            if before is None or weight is None or is_leaf(before):
+                continue
+            if self.finite.get(weight):
+                finite_inputs.append(before)
+            elif weight in self.finite and taken[weight] == 1 and self._is_usual(_moved(bias)):
+                self.hidden = self.hidden or (node, before)
+        self.sound = set(_showing([*known, *finite_inputs]))
+
+    def _is_usual(self, leaf: Node | None) -> bool:
+        """Whether a leaf's gradient is finite, and so small that no product with it overflows but one of vast numbers."""
+        if leaf is None or not self.finite.get(leaf):
+            return False
+        return _largest(own_part(cast("Any", leaf).variable.grad)) < _LARGE**2
+
+    def has_sound_inputs(self, node: Node) -> bool:
+        """Whether all that an operation took is known to be finite; parameters are."""
+        return all(
+            before is None or is_leaf(before) or before in self.sound
+            for before, _ in node.next_functions
+        )
+
+    def suspects_behind(self, node: Node) -> list[Node]:
+        """Return the operations that can have made a result that is not finite, in the order of the forward."""
+        found = in_order(each for each in behind([node]) if not is_leaf(each))
+        of_softmax = {
+            _moved(each.next_functions[0][0])
+            for each in found
+            if plain_name(each.name()) in ("softmax", "log_softmax")
+        }
+        return [
+            each
+            for each in found
+            if each not in self.sound
+            and plain_name(each.name()) not in _FINITE_OF_FINITE
+            and not _only_overflows(each, {})
+            and not (plain_name(each.name()) == "masked_fill" and each in of_softmax)
+        ]
+
+    def explained_by(
+        self, losses: Iterable[Tensor], suspects: Sequence[Node]
+    ) -> tuple[list[Node], list[Node]]:
+        """Return those of some operations that lead to just the gradients that are not finite, and those that may have.
+
+        A backward that leads to others, too, may have made a value that is stopped on its way to
+        those.
+        """
+        known = bad = leaves = 0
+        reached: dict[Node, int] = {}
+        surely: dict[Node, int] = {}
+        for node in by_need(loss.grad_fn for loss in losses if loss.grad_fn is not None):
+            if is_leaf(node):
+                reached[node] = surely[node] = 1 << leaves
+                leaves += 1
+                if node in self.finite:
+                    known |= reached[node]
+                    bad |= 0 if self.finite[node] else reached[node]
+            else:
+                reached[node] = surely[node] = 0
+                carries = plain_name(node.name()) in _CARRIES
+                for before, _ in node.next_functions:
+                    reached[node] |= reached.get(before, 0) if before is not None else 0
+                    if carries and before is not None:
+                        surely[node] |= surely.get(before, 0)
+        exact = [node for node in suspects if reached[node] & known == bad]
+        possible = []
+        for node in suspects:
+            given = node.next_functions[0][0]
+            finite = known & ~bad & surely.get(given, 0) if given is not None else 0
+            if reached[node] & bad == bad and not finite:
+                possible.append(node)
+        return exact, possible
+
+
+def _moved(node: Node | None) -> Node | None:
+    """Return the node whose result an operand is, without operations that only move numbers."""
+    while node is not None and not is_leaf(node) and plain_name(node.name()) in MOVES:
+        node = node.next_functions[0][0]
+    return node
+
+
+def _showing(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield some nodes, and those behind them whose results would show there if they were not finite."""
+    stack, met = list(nodes), set(nodes)
+    while stack:
+        node = stack.pop()
+        yield node
+        name = plain_name(node.name())
+        if name not in _SHOWS:
+            continue
+        taken = node.next_functions[:1] if name == "div" else node.next_functions
+        new = {before for before, _ in taken if before is not None} - met
+        met |= new
+        stack += new
+
+
+def _is_gentle(node: Node, sound: Container[Node]) -> bool:
+    """Whether an operation's slope is known to be finite: a square's, and a division's by what its quotient or divisor shows."""
+    if plain_name(node.name()) != "div":
+        return _only_overflows(node, {})
+    is_constant = len(node.next_functions) < 2 or node.next_functions[1][0] is None
+    return node in sound if is_constant else _is_clamped(node)
+
+
+def _is_clamped(division: Node) -> bool:
+    """Whether the divisor of a division is clamped from below, by a number of usual size."""
+    divisor = division.next_functions[1][0] if len(division.next_functions) > 1 else None
+    if divisor is None or not plain_name(divisor.name()).startswith("clamp"):
+        return False
+    least = number_in(divisor, "min")
+    return isinstance(least, (int, float)) and least > 1 / _LARGE
 
 
 def _named(node: Node, line: Mapping[str, Any] | None) -> str:

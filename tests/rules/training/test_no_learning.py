@@ -40,6 +40,19 @@ def test_a_loss_that_stays_the_same_is_found():
     assert "began at 2.31 and ended at" in finding.message
 
 
+def test_of_a_loss_that_was_not_recorded_to_the_end_nothing_is_said_about_the_end():
+    """A loaded machine leaves out steps; the message says where the record stops."""
+    made = Course(range(0, 100, 10))
+    made.weight("fc", steady(0.1, 1e-3, 1e-4))
+    made.loss(noisy([2.3] * 60))
+    made.events.append({"kind": "end", "step": 299, "steps": 300})
+
+    (finding,) = NoLearning().check(made.recording())
+
+    assert "ended" not in finding.message
+    assert "by step 59, the last of 300 steps in which it was recorded" in finding.message
+
+
 def test_a_loss_that_rises_is_found():
     """It did not fall either."""
     assert len(trained(noisy([2.3 + 0.1 * i for i in range(60)]))) == 1

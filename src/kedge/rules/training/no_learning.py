@@ -136,12 +136,16 @@ class NoLearning(Rule):
             if stays and classes
             else ""
         )
+        step, run = int(loss.steps[-1]), int((recording.end or {}).get("steps") or 0)
+        ended = f"ended at {last:.4g}"
+        if run - 1 - step > run // _CUT_SHORT:
+            ended = f"was {last:.4g} by step {step:,}, the last of {run:,} steps in which it was recorded"
         return Finding(
             code=self.code,
             severity=self.severity,
             site=loss.site.site,
-            step=int(loss.steps[-1]),
-            message=f"The loss ({loss.site.site}) began at {first:.4g} and ended at {last:.4g}{chance}, with a noise of "
+            step=step,
+            message=f"The loss ({loss.site.site}) began at {first:.4g} and {ended}{chance}, with a noise of "
             f"{noise:.2g} from step to step: it does not show that anything was learned.",
             evidence={
                 "first": plain(first),
@@ -155,6 +159,9 @@ class NoLearning(Rule):
             "learning rate by ten in both directions.",
         )
 
+
+#: A record that lacks more than this part of the run at its end does not show how the run ended.
+_CUT_SHORT = 10
 
 #: The last step in which a first value belongs to the beginning.
 _START = 10

@@ -9,7 +9,8 @@ import re
 
 import pytest
 
-from kedge.errors import KedgeError, NoSuchRule
+from kedge.errors import KedgeError, NoSuchRule, WrongCall
+from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.registry import ALL, check, explain
 from kedge.rules.rule import SEVERITIES, Finding, Rule
 from kedge.store.recording import Recording
@@ -235,6 +236,15 @@ def test_a_page_can_be_asked_for_by_code(rule):
 
     assert page.startswith(f"{rule.code} ({rule.severity}): {rule.name}\n\n")
     assert "Thresholds:" in page
+
+
+@pytest.mark.parametrize("given", [NanBorn, object()], ids=["a class", "an object"])
+def test_what_is_no_rule_is_refused_with_what_to_do(given):
+    """A class instead of an instance, or an object with the same methods."""
+    recording = Recording.build([], [])
+
+    with pytest.raises(WrongCall, match="make its class a subclass of kedge.rules.Rule"):
+        check(recording, [given])
 
 
 def test_an_unknown_code_names_the_nearest():

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from textwrap import indent
 
-from kedge.errors import NoSuchRule
+from kedge.calls.arguments import described
+from kedge.errors import NoSuchRule, WrongCall
 from kedge.rules.activations.dead_channel import DeadChannel
 from kedge.rules.activations.init_scale import InitScale
 from kedge.rules.activations.input_scale import InputScale
@@ -91,8 +92,18 @@ def check(recording: Recording, rules: Iterable[Rule] | None = None) -> tuple[Fi
     Returns:
         The findings, errors first, then in the order of steps. Findings that may follow from
         another one are info.
+
+    Raises:
+        WrongCall: One of the rules is no `Rule`.
     """
-    judging = [rule for rule in (ALL if rules is None else rules) if can_judge(rule, recording)]
+    given = ALL if rules is None else tuple(rules)
+    for rule in given:
+        if not isinstance(rule, Rule):
+            raise WrongCall(
+                f"check(recording, rules): {described(rule)} is no rule; make its class a subclass of "
+                "kedge.rules.Rule, and give an instance of it"
+            )
+    judging = [rule for rule in given if can_judge(rule, recording)]
     return in_order(
         recording, judging, [finding for rule in judging for finding in rule.check(recording)]
     )

@@ -22,7 +22,7 @@ import tests.rules
 from kedge.rules.registry import ALL, check
 from kedge.store.recording import Recording
 from tests.rules.page import markdown
-from tests.rules.scenes import ALL_GRADIENTS, INF, NAN, Course, chain
+from tests.rules.scenes import Course
 
 FOLDER = Path(__file__).parents[1] / "golden"
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "rules.md"
@@ -81,18 +81,6 @@ def load(path: Path) -> tuple[Recording, list[dict[str, Any]]]:
 def findings(recording: Recording) -> list[dict[str, Any]]:
     """Return what all rules find, as plain JSON."""
     return json.loads(json.dumps([asdict(finding) for finding in check(recording)]))
-
-
-@golden("NAN-BORN")
-def golden_nan_born(*, fires: bool) -> Golden:
-    """Make log produce -inf at step 20, or a mask that the next module heals."""
-    scene = chain(loss=True)
-    scene.step(0)
-    spread = {"head:out": -INF, ":out": -INF, "Loss:in": -INF, "Loss:out": INF} | dict.fromkeys(
-        ALL_GRADIENTS, NAN
-    )
-    scene.step(20, {"log:out": -INF, "head:in": -INF} | (spread if fires else {}))
-    return {"roots": scene.roots, "sites": scene.sites, "rows": scene.rows}
 
 
 def written(course: Course) -> Golden:

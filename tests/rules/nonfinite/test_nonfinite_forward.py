@@ -9,6 +9,7 @@ import pytest
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
 from kedge.store.recording import Recording
+from tests.rules.goldens import Golden, golden
 from tests.rules.scenes import (
     AFTER_LOG,
     ALL_GRADIENTS,
@@ -22,6 +23,18 @@ from tests.rules.scenes import (
     made_at,
     row,
 )
+
+
+@golden("NAN-BORN")
+def golden_nan_born(*, fires: bool) -> Golden:
+    """Make log produce -inf at step 20, or a mask that the next module heals."""
+    scene = chain(loss=True)
+    scene.step(0)
+    spread = {"head:out": -INF, ":out": -INF, "Loss:in": -INF, "Loss:out": INF} | dict.fromkeys(
+        ALL_GRADIENTS, NAN
+    )
+    scene.step(20, {"log:out": -INF, "head:in": -INF} | (spread if fires else {}))
+    return {"roots": scene.roots, "sites": scene.sites, "rows": scene.rows}
 
 
 def found(scene: Scene | Recording) -> list[Finding]:

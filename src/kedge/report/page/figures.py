@@ -42,22 +42,6 @@ SHARED_WORDS: Words = {
     "sites": "sites {}",
     "steps": "steps {}",
     "times": "{} times",
-    # of NAN-BORN
-    "also": "also at {}",
-    "certainty": "",
-    "count": "of {} elements",
-    "healed": "finite again at {}",
-    "how": "",
-    "module": "",
-    "nan": "{} of them NaN",
-    "node": "",
-    "nonfinite": "{} not finite",
-    "operation": "operation {}",
-    "propagated": "{} more sites not finite in that step",
-    "propagators": "not finite too: {}",
-    "recovered": ("finite again later", "not finite again until the end"),
-    "type": "",
-    "value": "its value is {}",
 }
 #: The words above figures of several places that several rules have.
 SHARED_CAPTIONS = {"profile": "value of each layer", "shares": "share at each site"}

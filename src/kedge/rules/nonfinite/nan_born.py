@@ -22,7 +22,7 @@ from kedge.rules.nonfinite.evidence import Birth, with_end, with_kept_calls, wit
 from kedge.rules.nonfinite.search import Search, Sighting
 from kedge.rules.nonfinite.wording import finding
 from kedge.rules.recorded.wiring import Wiring, wire
-from kedge.rules.rule import SEVERITIES, Finding, Lack, Rule, Severity
+from kedge.rules.rule import SEVERITIES, Finding, Lack, Rule, Severity, Words
 from kedge.store.recording import Recording
 
 #: The share of the certainty about a step that holds for the guarded step before it.
@@ -119,6 +119,23 @@ class NanBorn(Rule):
     name: ClassVar[str] = "a NaN or an infinity was made here"
     severity: ClassVar[Severity] = "error"
     ends_training: ClassVar[bool] = True
+    words: ClassVar[Words] = {
+        "also": "also at {}",
+        "certainty": "",
+        "count": "of {} elements",
+        "healed": "finite again at {}",
+        "how": "",
+        "module": "",
+        "nan": "{} of them NaN",
+        "node": "",
+        "nonfinite": "{} not finite",
+        "operation": "operation {}",
+        "propagated": "{} more sites not finite in that step",
+        "propagators": "not finite too: {}",
+        "recovered": ("finite again later", "not finite again until the end"),
+        "type": "",
+        "value": "its value is {}",
+    }
 
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Return one finding for every independent birth."""

@@ -281,7 +281,7 @@ def test_without_source_no_file_and_no_line_of_the_program_is_shown(recording: R
         shown = shareable(recording, source=not spare)
         pages[spare] = render_page(ShownRun(shown, check(shown), ()))
 
-    for word in ("secret", "self.block", "/home", "/usr/lib", '"forward"', "--lr"):
+    for word in ("secret", "self.block", "/home", "/usr/lib", '"function":"forward"', "--lr"):
         assert (word in pages[False], word in pages[True]) == (True, False)
     assert "train.py" in pages[True]
     assert "FileNotFoundError" in pages[True]

@@ -85,9 +85,8 @@ class NewestPasses:
         if gradient:
             self.backward = max(self.backward, event.backward)
             self.passes.differentiate(event)
-        else:
-            newest = self.forward.get(event.replica, -1)
-            self.forward[event.replica] = max(newest, event.pass_)
+        elif event.pass_ > self.forward.get(event.replica, -1):
+            self.forward[event.replica] = event.pass_
 
     def is_old(self, event: Event, *, gradient: bool, due: Callable[[int], bool]) -> bool:
         """Whether the pass of a value is over and a newer one was to be recorded.

@@ -17,7 +17,7 @@ import torch
 from kedge.calls.arguments import called_as, described
 from kedge.errors import WrongCall
 from kedge.flow import Event, Schedule
-from kedge.hooks.firing.program_calls import FollowedCalls, Holder, ProgramCall
+from kedge.hooks.firing.program_calls import FollowedCalls, Holder, ProgramCall, ProgramCalls
 from kedge.hooks.firing.thread_position import ThreadPosition
 from kedge.sites.site import Site
 from kedge.torch_internals.autograd_nodes import behind
@@ -377,9 +377,9 @@ class PassCounter(threading.local):
         here.calls.clear()
         here.past = None
         here.notes.begin_pass()
-        followed = self.begun.calls.on(here.replica)
-        if followed is not None and inside:
-            followed.begin_model(number, clock.step)
+        here.followed = self.begun.calls.on(here.replica)
+        if here.followed is not None and inside:
+            here.followed.begin_model(number, clock.step)
         look_for_hooks()
 
     def end(self, *, raised: bool = False) -> None:
@@ -413,8 +413,9 @@ class PassCounter(threading.local):
             self.begin(inside=False)
         call = calls.get(key, 0) or (here.past.get(key, 0) if here.past else 0)
         calls[key] = call + 1
-        if self.begun.calls.paths is not None:
-            self._reached(key)
+        followed = here.followed
+        if followed is not None and (followed.callers or not here.inside):
+            self._reached(followed, key)
         here.segment = None
         if top_hooks(True) is not None or (here.graded and not torch.is_grad_enabled()):
             here.segment = self.segments.forward(here)
@@ -422,11 +423,10 @@ class PassCounter(threading.local):
                 here.segment.add(key, call)
         return call, False
 
-    def _reached(self, key: Any) -> None:
+    def _reached(self, followed: ProgramCalls, key: Any) -> None:
         """Note, for actions that follow the program's calls, that one has reached a site."""
         here, path = self.here, getattr(key, "path", None)
-        followed = self.begun.calls.on(here.replica)
-        if path is None or followed is None:
+        if path is None:
             return
         if here.inside:
             followed.reached_by_model(self.label(path))

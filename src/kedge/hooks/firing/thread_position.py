@@ -6,6 +6,7 @@ import threading
 from types import FrameType
 from typing import Any
 
+from kedge.hooks.firing.program_calls import ProgramCalls
 from kedge.torch_internals.checkpoint import Segment
 
 
@@ -87,10 +88,12 @@ class ThreadPosition:
         past: The calls of a model that calls itself; None of any other.
         recomputed: The calls in recomputes.
         notes: The notes of gates.
+        followed: What the program calls of the model on this thread; None if no action follows that.
     """
 
     __slots__ = (
         "calls",
+        "followed",
         "frame",
         "graded",
         "inside",
@@ -115,3 +118,4 @@ class ThreadPosition:
         self.past: dict[Any, int] | None = None
         self.recomputed = RecomputedCalls()
         self.notes = GateNotes()
+        self.followed: ProgramCalls | None = None

@@ -117,7 +117,7 @@ atexit.register(print, "atexit")
 main = threading.main_thread().ident
 def late():
     while threading.main_thread().is_alive(): time.sleep(0.01)
-    signal.pthread_kill(main, signal.SIGINT); time.sleep(0.3); os.write(1, b"late")
+    signal.pthread_kill(main, signal.SIGINT); time.sleep(5); os.write(1, b"late")
 train()
 threading.Thread(target=late).start()
 """,
@@ -126,7 +126,7 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))
 main = threading.main_thread().ident
 def late():
     while threading.main_thread().is_alive(): time.sleep(0.01)
-    signal.pthread_kill(main, signal.SIGTERM); time.sleep(0.3)
+    signal.pthread_kill(main, signal.SIGTERM); time.sleep(5)
 train()
 threading.Thread(target=late).start()
 raise SystemExit(4)

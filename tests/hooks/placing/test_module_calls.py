@@ -445,7 +445,7 @@ def test_a_call_that_begins_after_the_hooks_are_removed_keeps_nothing_alive() ->
 
     module(torch.ones(1))
 
-    assert follower.tracker.open.modules == []
+    assert follower.tracker.open.called == []
     assert follower.heard == []
 
 

@@ -147,7 +147,8 @@ def first_finites(table: Floats) -> Floats:
     known = np.isfinite(table)
     result = np.full(len(table), np.nan)
     some = known.any(axis=1)
-    result[some] = table[some, known[some].argmax(axis=1)]
+    if some.any():
+        result[some] = table[some, known[some].argmax(axis=1)]
     return result
 
 

@@ -207,7 +207,10 @@ def test_evidence_is_in_words(saved: Callable[..., str], tab: Any) -> None:
     recording = tower()
     message = "it is odd: see `kedge run x`."
     page = tab.open(
-        saved(recording, findings=[Finding("ODD", "error", "h.3:out", 1, message, evidence, 0.9)])
+        saved(
+            recording,
+            findings=[Finding("NAN-BORN", "error", "h.3:out", 1, message, evidence, 0.9)],
+        )
     )
 
     assert page.locator(".finding .evidence li").all_inner_texts() == [

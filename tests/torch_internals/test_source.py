@@ -18,10 +18,11 @@ from torch import nn
 
 from kedge.torch_internals.source_lines import (
     SourceLine,
-    call_site,
+    calling_frame,
     forward_of,
     module_tree,
     place_of,
+    source_of,
 )
 
 NET = """
@@ -43,6 +44,12 @@ NET = """
     def run(net):
         return net(torch.ones(1, 2))
 """
+
+
+def call_site(module: nn.Module) -> SourceLine | None:
+    """Return, inside a module's hook, the line of the program that calls it."""
+    frame = calling_frame(module)
+    return None if frame is None else source_of(frame)
 
 
 @pytest.fixture
@@ -210,7 +217,7 @@ def test_a_thread_that_runs_nothing_else_has_no_line():
     thread.join()
 
     assert found == [None]
-    assert call_site() is None
+    assert calling_frame() is None
 
 
 class Inner(nn.Module):

@@ -53,15 +53,6 @@ class SourceLine:
     text: str | None
 
 
-def call_site(module: nn.Module | None = None) -> SourceLine | None:
-    """Return, inside a module's hook, the line of the program that calls it; None if there is none.
-
-    See Note [Whose line] and `calling_frame`.
-    """
-    frame = calling_frame(module)
-    return None if frame is None else source_of(frame)
-
-
 def calling_frame(module: nn.Module | None = None) -> FrameType | None:
     """Return, inside a module's hook, the frame of the program that calls it; see Note [Whose line].
 

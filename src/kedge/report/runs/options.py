@@ -75,8 +75,3 @@ class Differing:
         values = {name: {one.get(name) for one in each} for name in known}
         equal = {name: each[0][name] for name in known if len(values[name]) == 1}
         return cls(tuple(name for name in known if name not in equal), equal)
-
-
-def as_number(text: str | None) -> float | None:
-    """Return the value of an option as a number; None if it is not one."""
-    return float(text) if text is not None and _NUMBER.fullmatch(text) else None

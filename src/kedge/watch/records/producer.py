@@ -575,10 +575,10 @@ def _showing(nodes: Iterable[Node]) -> Iterator[Node]:
 
 def _is_gentle(node: Node, sound: Container[Node]) -> bool:
     """Whether an operation's slope is known to be finite: a square's, and a division's by what its quotient or divisor shows."""
-    if plain_name(node.name()) != "div":
-        return _only_overflows(node, {})
     is_constant = len(node.next_functions) < 2 or node.next_functions[1][0] is None
-    return node in sound if is_constant else _is_clamped(node)
+    if plain_name(node.name()) == "div" and is_constant:
+        return node in sound
+    return _only_overflows(node, {})
 
 
 def _is_clamped(division: Node) -> bool:

@@ -350,6 +350,55 @@ def test_a_variable_that_only_passes_on_what_is_hidden_did_not_make_it() -> None
     assert found["detail"].startswith("5 of the results of native_layer_norm are not finite")
 
 
+def shares_with(value: float) -> Tensor:
+    """Return a softmax of which one element has another value."""
+    shares = nn.Linear(5, 5)(torch.randn(4, 5)).softmax(1)
+    at = torch.zeros(4, 5).index_put((torch.tensor(1), torch.tensor(2)), torch.tensor(1.0))
+    return torch.where(at == 1.0, shares * 0.0 + value, shares)
+
+
+def hidden_in_a_result(
+    result_of: Callable[[Tensor], Tensor], value: float
+) -> dict[str, Any] | None:
+    """Give an operation a value at one place behind a softmax, and hide what it makes of it from the loss."""
+    result = result_of(shares_with(value))
+    loss = result[0].sum()
+    loss.backward()
+    assert loss.isfinite()
+    return find_behind_gradients(BackwardStart((loss,), None, sys._getframe()), ProducerLines())
+
+
+@pytest.mark.parametrize(
+    ("operation", "result_of", "value"),
+    [
+        ("log", torch.log, 0.0),
+        ("log2", torch.log2, 0.0),
+        ("log10", torch.log10, 0.0),
+        ("log1p", torch.log1p, -1.0),
+        ("rsqrt", torch.rsqrt, 0.0),
+        ("reciprocal", torch.reciprocal, 1e-39),
+    ],
+)
+def test_an_infinity_that_no_other_input_makes_shows_that_the_input_was_finite(
+    operation: str, result_of: Callable[[Tensor], Tensor], value: float
+) -> None:
+    """What lies before the operation is not suspected, though none of its own values was seen."""
+    found = hidden_in_a_result(result_of, value)
+
+    assert found is not None
+    assert (found["operation"], found["where"], found["certain"]) == (operation, "hidden", True)
+    assert found["detail"].startswith("1 of its results is")
+
+
+def test_a_nan_out_of_a_logarithm_shows_no_finite_input() -> None:
+    """It may have taken the NaN, so it is one of several."""
+    found = hidden_in_a_result(torch.log, torch.nan)
+
+    assert found is not None
+    assert not found["certain"]
+    assert [entry["operation"] for entry in found["among"]] == ["softmax", "log"]
+
+
 def test_a_gradient_that_overflowed_shows_no_value_that_is_hidden() -> None:
     """Of vast numbers the products overflow, though all values were finite; no operation is accused then."""
     first, last = nn.Linear(6, 5), nn.Linear(5, 2)

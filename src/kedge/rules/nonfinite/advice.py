@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kedge.sites.operation_names import plain_name
 from kedge.store.formats import FORMATS
 
 _PRODUCTS = re.compile(
@@ -298,8 +299,7 @@ def operation(node: str | None) -> str:
     """Return the name of the operation that an autograd node belongs to: ``LogBackward0`` is ``log``'s."""
     if node is None or "Backward" not in node:
         return ""
-    name = node.rpartition("::")[2].partition("Backward")[0]
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return plain_name(node)
 
 
 def operations(nodes: Iterable[object]) -> list[str]:

@@ -8,7 +8,6 @@ holds the differentiated tensors, and the frames above it lead to the program's 
 
 from __future__ import annotations
 
-import re
 import sys
 import threading
 from cmath import isfinite
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 
 from kedge.frames import is_between, is_installed
+from kedge.sites.operation_names import plain_name
 from kedge.torch_internals.graph_task import graph_task
 
 _PIPELINES = "torch.distributed.pipelining."
@@ -167,9 +167,3 @@ def operation_of(value: Tensor) -> tuple[str | None, str]:
     if value.grad_fn is None:
         return None, "leaf"
     return value.grad_fn.name(), plain_name(value.grad_fn.name())
-
-
-def plain_name(node: str) -> str:
-    """Return the usual name of the operation behind a node: ``nll_loss`` for ``NllLossBackward0``."""
-    name = re.sub(r"(Backward\d*|<.*>)$", "", node.rpartition("::")[2])
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

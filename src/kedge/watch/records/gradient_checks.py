@@ -26,10 +26,10 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from kedge import native
+from kedge.sites.operation_names import plain_name
 from kedge.torch_internals.autograd_nodes import behind, by_need, is_leaf, sequence_number
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.own_work import OwnWork, is_watched
-from kedge.watch.models.backward_start import plain_name
 from kedge.watch.models.backwards import BackwardPasses
 from kedge.watch.models.parameters import ParameterSites
 from kedge.watch.records.producer import MOVES

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kedge.sites.operation_names import plain_name
 from kedge.torch_internals.loss_scale import is_scaler, scale_of
-from kedge.watch.models.backward_start import BackwardStart, plain_name
+from kedge.watch.models.backward_start import BackwardStart
 
 _LAST = 3
 """Most operations before backward in which a multiplication by the scale is looked for."""

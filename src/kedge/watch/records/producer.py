@@ -43,6 +43,7 @@ from kedge.frames import is_between, is_installed
 from kedge.hooks.placing.own_warnings import ANOMALY_WARNINGS, ignore_warnings, show_warnings
 from kedge.short_text import counted
 from kedge.sites.leaves import has_memory, own_part
+from kedge.sites.operation_names import plain_name
 from kedge.torch_internals.autograd_nodes import (
     behind,
     by_need,
@@ -53,7 +54,7 @@ from kedge.torch_internals.autograd_nodes import (
     saved_by,
 )
 from kedge.torch_internals.source_lines import place_of
-from kedge.watch.models.backward_start import BackwardStart, plain_name
+from kedge.watch.models.backward_start import BackwardStart
 
 _MOST_NODES = 20_000
 _MOST_MODULES = 2_000
@@ -147,6 +148,16 @@ _CARRIES = (*MOVES, *_SUMS_OF_PRODUCTS, "alias", "clone", "native_layer_norm")
 
 _SHOWS = (*_CARRIES, "cat", "div", "stack")
 """Operations that hide none in the forward; an infinite divisor is hidden."""
+
+_INFINITE_OF_FINITE = {
+    "log": (-math.inf, "zero"),
+    "log10": (-math.inf, "zero"),
+    "log1p": (-math.inf, "-1"),
+    "log2": (-math.inf, "zero"),
+    "reciprocal": (math.inf, "zero and the numbers next to it"),
+    "rsqrt": (math.inf, "zero"),
+}
+"""The infinity that an operation makes of finite numbers alone, and of which."""
 
 _LAYERS = {
     "addmm": (1, 2, 0),
@@ -258,9 +269,11 @@ def find_producer(began: BackwardStart, lines: ProducerLines) -> dict[str, Any] 
         if danger is not None:
             return _found(node, where[node], danger, certain=True)
         if node in known.bad and known.has_all_inputs(node):
-            return _found(
-                node, where[node], "its inputs are finite and its result is not", certain=True
-            )
+            detail = "its inputs are finite and its result is not"
+            return _found(node, where[node], detail, certain=True)
+        shown = _shown_by_infinities(node, known.result(node))
+        if shown is not None:
+            return _found(node, where[node], shown, certain=True)
         candidates.append(node)
     # Sums and products make such a value only of numbers that are far too large; then the run had
     # diverged before.
@@ -314,6 +327,11 @@ class _KnownValues:
             if taken & (self.bad | self.spoiled):
                 self.spoiled.add(node)
 
+    def result(self, node: Node) -> Tensor | None:
+        """Return the result of an operation, as far as it is known."""
+        results = self._results.get(node)
+        return results[0] if results else None
+
     def values(self) -> Iterator[Tensor]:
         """Yield the known results."""
         for values in self._results.values():
@@ -347,6 +365,23 @@ def _maker(node: Node, name: str) -> Node | None:
         return None
     before = node.next_functions[at][0]
     return None if before is None or is_leaf(before) else before
+
+
+def _shown_by_infinities(node: Node, result: Tensor | None) -> str | None:
+    """Describe a result whose infinities alone show that its operation took finite numbers; None if they do not.
+
+    A logarithm is -inf of zero, and a reciprocal infinite of zero and of the numbers next to it. Of
+    a NaN or an infinity they make other values.
+    """
+    name = plain_name(node.name())
+    if result is None or name not in _INFINITE_OF_FINITE:
+        return None
+    infinite, made_of = _INFINITE_OF_FINITE[name]
+    count = int((result == infinite).sum())
+    if count == 0 or count < int((~torch.isfinite(result)).sum()):
+        return None
+    are = "is" if count == 1 else "are"
+    return f"{count} of its results {are} {infinite}, which it makes of {made_of} alone"
 
 
 def _only_overflows(node: Node, inputs: Mapping[str, Tensor]) -> bool:
@@ -398,16 +433,16 @@ def find_behind_gradients(began: BackwardStart, lines: ProducerLines) -> dict[st
     if bad is not None:
         count = int((~torch.isfinite(variables[bad])).sum())
         are = "is" if count == 1 else "are"
-        results = (
-            "its results"
-            if gradients.has_sound_inputs(bad)
-            else f"the results of {_named(bad, where[bad])}"
-        )
-        detail = (
-            f"{count} of {results} {are} not finite: the loss hides this, but its gradient does not"
-        )
-        suspects = [bad] if gradients.has_sound_inputs(bad) else gradients.suspects_behind(bad)
-        return _one_of(suspects, where, "hidden", detail, certain=suspects == [bad])
+        hidden = f"{are} not finite: the loss hides this, but its gradient does not"
+        shown = _shown_by_infinities(bad, variables[bad])
+        if shown is not None:
+            detail = f"{shown}; the loss hides this, but its gradient does not"
+            return _one_of([bad], where, "hidden", detail, certain=True)
+        if gradients.has_sound_inputs(bad):
+            detail = f"{count} of its results {hidden}"
+            return _one_of([bad], where, "hidden", detail, certain=True)
+        detail = f"{count} of the results of {_named(bad, where[bad])} {hidden}"
+        return _one_of(gradients.suspects_behind(bad), where, "hidden", detail)
     if gradients.hidden is not None:
         layer, taken = gradients.hidden
         detail = (

@@ -40,8 +40,10 @@ pytestmark = [
     pytest.mark.timing,
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*", "ignore::ResourceWarning"),
 ]
-#: Ray reports nothing to anybody, and writes no token into the home folder.
+#: Ray reports nothing to anybody, and writes no token into the home folder. Its workers do not stand
+#: back behind the other tests, as they would.
 ENVIRONMENT = {
+    "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_TOKEN": secrets.token_hex(32),
     "OMP_NUM_THREADS": "1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _WORDS = re.compile(
     r"(?<=[a-z])(?=[A-Z])"  # Nll|Loss
@@ -15,3 +16,13 @@ def plain_name(node: str) -> str:
     """Return the usual name of the operation behind a node: ``nll_loss`` for ``NllLossBackward0``."""
     name = re.sub(r"(Backward\d*|<.*>)$", "", node.rpartition("::")[2])
     return _WORDS.sub("_", name).lower()
+
+
+def recorded_name(node: str | None) -> str:
+    """Return the name of the operation behind a recorded node, as `plain_name` does; empty if no operation is known."""
+    return "" if node is None or "Backward" not in node else plain_name(node)
+
+
+def recorded_names(nodes: Iterable[object]) -> list[str]:
+    """Return the names of the operations behind recorded nodes; other nodes keep their own."""
+    return [recorded_name(str(node)) or str(node) for node in nodes]

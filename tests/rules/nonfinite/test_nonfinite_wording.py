@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kedge.rules.nonfinite.advice import OperationAdvice, operation
+from kedge.rules.nonfinite.advice import OperationAdvice
 from kedge.rules.nonfinite.nan_born import NanBorn
 from kedge.rules.rule import Finding
+from kedge.sites.operation_names import recorded_name
 from tests.rules.scenes import (
     AFTER_LOG,
     ALL_GRADIENTS,
@@ -102,7 +103,7 @@ def test_an_operation_after_the_last_module_is_named_by_its_node():
 )
 def test_a_nodes_operation(node, name):
     """The name that PyTorch gives a node holds the operation's."""
-    assert operation(node) == name
+    assert recorded_name(node) == name
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kedge.sites.operation_names import plain_name
 from kedge.store.formats import FORMATS
 
 _PRODUCTS = re.compile(
@@ -293,15 +291,3 @@ def domain_remedy(
         return f"If {condition.format(name=name)}, {remedy}"
     is_name = remedy.startswith("exp")
     return remedy if is_name else remedy[0].upper() + remedy[1:]
-
-
-def operation(node: str | None) -> str:
-    """Return the name of the operation that an autograd node belongs to: ``LogBackward0`` is ``log``'s."""
-    if node is None or "Backward" not in node:
-        return ""
-    return plain_name(node)
-
-
-def operations(nodes: Iterable[object]) -> list[str]:
-    """Return the names of the operations that autograd nodes belong to; nodes of custom functions keep their own."""
-    return [operation(str(node)) or str(node) for node in nodes]

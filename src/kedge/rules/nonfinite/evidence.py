@@ -28,12 +28,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kedge.rules.naming import name_at
-from kedge.rules.nonfinite.advice import operation
 from kedge.rules.nonfinite.bad_steps import BadSteps, recorded_steps
 from kedge.rules.nonfinite.search import Certainty, Place, Sighting
 from kedge.rules.recorded.losses import LOSS
 from kedge.rules.recorded.wiring import ModuleSites, Wiring, wire
 from kedge.rules.rule import Severity
+from kedge.sites.operation_names import recorded_name
 from kedge.store.recording import Recording
 
 Entry = Mapping[str, Any]
@@ -162,7 +162,7 @@ class Producer:
     @property
     def name(self) -> str:
         """The name of the operation."""
-        name = self.event.get("operation") or operation(self.event.get("node"))
+        name = self.event.get("operation") or recorded_name(self.event.get("node"))
         return str(name or "an operation")
 
     @property

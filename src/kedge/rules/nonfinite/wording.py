@@ -13,7 +13,6 @@ from kedge.rules.nonfinite.advice import (
     OperationAdvice,
     domain_remedy,
     is_for_any,
-    operation,
     range_advice,
 )
 from kedge.rules.nonfinite.bad_steps import ABSENT, FINITE, BadStep
@@ -32,6 +31,7 @@ from kedge.rules.recorded.wiring import Wiring, wire
 from kedge.rules.rule import Finding
 from kedge.short_text import counted, listed
 from kedge.shown_text import typed
+from kedge.sites.operation_names import recorded_name
 from kedge.store.recording import Recording
 
 #: The number of sites in the evidence that passed a value on.
@@ -298,7 +298,7 @@ class _RowWords:
         bad_step, kept = sighting.bad_step, self.birth.kept
         # The autograd node of a result names the last operation; a kept call knows the one that
         # made the value.
-        last = operation(figures.node())
+        last = recorded_name(figures.node())
         if kept is not None and kept.operations:
             last = ""
         outputs = ""
@@ -465,7 +465,7 @@ class _RowWords:
         for loss in losses:
             if bad_step.states[loss.id] > FINITE:
                 node, source = maker_at(self.recording, loss, bad_step.step)
-                name = operation(node)
+                name = recorded_name(node)
                 maker = f" (made by {name})" if name else ""
                 line = f", on which {line_of(source)} calls backward()" if source else ""
                 return (

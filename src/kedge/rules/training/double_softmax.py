@@ -8,10 +8,10 @@ from itertools import pairwise
 from typing import ClassVar
 
 from kedge.rules.naming import line_of
-from kedge.rules.nonfinite.advice import operations
 from kedge.rules.recorded.optimizers import Entry, events_of
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
+from kedge.sites.operation_names import recorded_names
 from kedge.store.recording import Recording, SiteInfo
 
 #: Operations that return their input's values in another shape, layout or dtype.
@@ -97,7 +97,7 @@ class DoubleSoftmax(Rule):
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""
         for event in events_of(recording, "loss-graph"):
-            chain = operations(event.get("nodes", ()))
+            chain = recorded_names(event.get("nodes", ()))
             severity, says, remedy = _judged(chain)
             if severity is not None:
                 yield self._finding(recording, event, chain, (severity, says, remedy))

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kedge.rules.naming import line_of, plain
-from kedge.rules.nonfinite.advice import operations
 from kedge.rules.recorded.losses import Loss, losses
 from kedge.rules.recorded.optimizers import events_of
 from kedge.rules.recorded.samples import no_loss_graph
 from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.sites.operation_names import recorded_names
 from kedge.store.recording import Recording
 from kedge.store.rows import Bools
 
@@ -85,7 +85,7 @@ class LossBelowZero(Rule):
     def check(self, recording: Recording) -> Iterable[Finding]:
         """Yield at most one finding for every line that calls backward."""
         chains = {
-            str(event.get("site", "")): operations(event.get("nodes", ()))
+            str(event.get("site", "")): recorded_names(event.get("nodes", ()))
             for event in events_of(recording, "loss-graph")
         }
         courses = losses(recording)

@@ -53,7 +53,7 @@ def test_findings_come_first_with_evidence_remedy_and_source(shown: Any) -> None
     sections = shown.eval_on_selector_all("main > section", "all => all.map(one => one.id)")
     finding = shown.locator(".finding").first
 
-    assert sections == ["run", "curves", "findings", "heat", "depth", "saved", "modules"]
+    assert sections == ["run", "findings", "curves", "heat", "depth", "saved", "modules"]
     assert "NAN-BORN" in finding.inner_text()
     assert "relu1:out" in finding.inner_text()
     assert "step 6" in finding.inner_text()

@@ -57,6 +57,10 @@ export class Findings {
       ? make("button", { class: "link mono", onclick: () => change({ site: site.site, finding: finding.number }) }, finding.site)
       : make("span", { class: "mono" }, finding.site);
     const sure = make("span", { class: "faint", title: "how much of what the rule would like to know was recorded" }, `confidence ${percent(finding.confidence).replace(".0", "")}`);
+    // The line of the operation that made it, where that is known; else the site's, unless the message quotes it.
+    const own = finding.evidence?.operation;
+    const quoted = site?.source && finding.message.includes(site.source.text);
+    const line = own?.file && own.certain !== false ? own : !quoted && site?.source;
     return make(
       "article",
       { class: `finding ${finding.severity}`, "data-finding": finding.number, tabindex: -1 },
@@ -66,8 +70,7 @@ export class Findings {
         make("header", {}, badge(finding.severity), make("b", {}, finding.code), make("span", { class: `severity ${finding.severity}` }, finding.severity), name, step, sure),
         make("p", { class: "message" }, marked(finding.message)),
         finding.remedy && make("p", { class: "remedy" }, make("span", { class: "arrow" }, "→ "), marked(finding.remedy)),
-        // Some rules quote the line themselves.
-        site?.source && !finding.message.includes(site.source.text) && sourceLine(site.source),
+        line && sourceLine(line),
         evidence(finding),
         this.page(finding.code),
       ),

@@ -25,7 +25,9 @@ function statusOf(run) {
 function tally(findings) {
   return ["error", "warning", "info"].map((severity) => {
     const number = findings.filter((finding) => finding.severity === severity).length;
-    return number > 0 && make("span", { class: "tally" }, badge(severity), ` ${severity === "info" ? `${number} info` : counted(number, severity)}`);
+    const words = severity === "info" ? `${number} info` : counted(number, severity);
+    const [digits, ...rest] = words.split(" "); // a narrow page has room for the number alone
+    return number > 0 && make("span", { class: `tally ${severity}`, title: words }, badge(severity), ` ${digits}`, make("span", { class: "words" }, ` ${rest.join(" ")}`));
   });
 }
 

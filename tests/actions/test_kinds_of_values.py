@@ -204,3 +204,30 @@ def test_the_fast_path_of_the_encoder_is_measured() -> None:
     assert values["layers.0"].is_nested
     assert stats["layers.0"].count == 21 * 8
     assert stats["layers.0"].rms == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("shape", [(5,), (), (2, 3)])
+def test_zeros_without_memory_are_measured_as_zeros(shape: tuple[int, ...]) -> None:
+    """Forward-mode derivatives of nothing have no memory that could be read."""
+    value, module = torch._efficientzerotensor(shape), nn.Identity()
+
+    with kedge.hook(module, ":out", kedge.measure()) as hook:
+        module(value)
+
+    row = hook[":out"]
+    assert (row.count, row.mean, row.max, row.nonfinite) == (value.numel(), 0.0, 0.0, 0)
+
+
+def test_saved_tensors_of_a_forward_mode_derivative_are_measured() -> None:
+    """The program gets its derivative: zeros without memory among its saved tensors stop nothing."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    x = torch.ones(5, 4)
+
+    def derivative() -> Tensor:
+        return torch.func.jvp(model, (x,), (torch.ones_like(x),))[1]
+
+    plain = derivative()
+    with kedge.hook(model, "**:saved", kedge.measure()):
+        observed = derivative()
+
+    assert torch.equal(observed, plain)

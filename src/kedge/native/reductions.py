@@ -21,6 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kedge.torch_internals.tensors import is_only_zeros
+
 _CHUNK = 1 << 18
 SMALL = 1 << 14
 DRAWN = 256
@@ -80,6 +82,8 @@ def flat(value: Tensor) -> Tensor:
     Gapless layouts (transposed, channels last, any other order of dimensions) are not copied.
     """
     value = real(value.detach())
+    if is_only_zeros(value):  # zeros without memory, as a forward-mode tangent of nothing
+        value = value.clone()
     if not value.is_contiguous():
         value = value.permute(sorted(range(value.dim()), key=value.stride, reverse=True))
     return value.reshape(-1)

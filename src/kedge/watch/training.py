@@ -110,5 +110,5 @@ class Training:
                 self.watch(module)
         rest = [p for p in self._params_without_root(optimizer) if p.grad is not None]
         if rest:
-            self.models.watch_tensors(rest)
+            self.models.watch_tensors(rest, optimizer)
         self._adopt(optimizer, entry)

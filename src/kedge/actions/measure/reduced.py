@@ -84,7 +84,9 @@ class ReducedValues:
         else:
             place = self._measure(seat, local, numbers, what, draws=draws)
         source = seat.id if seat.site.kind == "out" else None
-        self._seen[id(value)] = weakref.ref(value), version, place, source
+        # A parameter gets no weak reference: the program may swap it, which PyTorch refuses then.
+        if not (value.is_leaf and value.requires_grad):
+            self._seen[id(value)] = weakref.ref(value), version, place, source
         self._sites.connect(seat, None)
 
     def _measure(

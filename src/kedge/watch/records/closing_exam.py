@@ -13,9 +13,11 @@ from torch.nn.parameter import is_lazy
 from kedge import native
 from kedge.sites.leaves import has_memory, own_part
 from kedge.torch_internals import modes
-from kedge.torch_internals.module_tables import buffers_in
+from kedge.torch_internals.module_tables import buffers_in, modules_in
+from kedge.watch.models.optimizers import Optimizers, params_of
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.roots import RootModule
+from kedge.watch.models.slots import BufferSlot, holder
 
 _MOST_NAMED = 16
 """Most tensors that the event names."""
@@ -30,12 +32,15 @@ class ClosingExam:
 
     Args:
         places: The watched parameters.
+        optimizers: The program's optimizers.
         step: Returns the number of the current step.
     """
 
-    def __init__(self, places: WatchedParameters, step: Callable[[], int]) -> None:
-        self._places, self._step = places, step
-        self._buffers: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
+    def __init__(
+        self, places: WatchedParameters, optimizers: Optimizers, step: Callable[[], int]
+    ) -> None:
+        self._places, self._optimizers, self._step = places, optimizers, step
+        self._buffers: dict[int, list[tuple[str, BufferSlot]]] = {}
         self._finalizers: list[weakref.finalize[Any, Any]] = []
         self._notes: list[Mapping[str, Any]] = []
 
@@ -48,12 +53,14 @@ class ClosingExam:
             module: The root's module.
             root: The root.
             examine: Calls `examine` of this object, shielded; called when the module is deleted, as
-                when the function that trained it returns. Its tensors still exist then.
+                when the function that trained it returns. The modules inside still
+                exist then; its own parameters are found in its optimizers.
         """
         buffers = list(buffers_in(module).items())
         bad = {name for name, _, _ in _not_finite(buffers)}
+        inside = modules_in(module)
         self._buffers[root.index] = [
-            (name, weakref.ref(b)) for name, b in buffers if name not in bad
+            (name, BufferSlot(*holder(inside, name))) for name, _ in buffers if name not in bad
         ]
         finalizer = weakref.finalize(module, examine, root)
         finalizer.atexit = False
@@ -64,12 +71,21 @@ class ClosingExam:
         mine = [place for place in self._places if place.root is root]
         if not root.optimizers and all(place.order is None for place in mine):
             return  # it was never trained
+        known = self._optimizers.known()
+        held = {
+            id(p): p for index in root.optimizers & known.keys() for p in params_of(known[index])
+        }
+        standing = ((place, place.param()) for place in mine)
         parameters = (
-            (place.site.path, param) for place in mine if (param := place.param()) is not None
+            (place.site.path, held[place.id] if param is None else param)
+            for place, param in standing
+            if param is not None or place.id in held
         )
         bad = [_entry("param", *found) for found in _not_finite(parameters)]
         buffers = (
-            (name, b) for name, ref in self._buffers.pop(root.index, ()) if (b := ref()) is not None
+            (name, b)
+            for name, slot in self._buffers.pop(root.index, ())
+            if (b := slot()) is not None
         )
         bad += [
             _entry("buffer", root.label(name), nan, inf) for name, nan, inf in _not_finite(buffers)

@@ -1,0 +1,147 @@
+"""A hook on a leaf tensor, and what keeps it in force when the program swaps the tensor for another.
+
+# Note [Hooks of a swapped leaf]
+After a swap autograd calls no hook of the leaf's table; see Note [Swapped tensors] in
+`kedge.torch_internals.hook_tables`. So before a forward pass the hooks of Kedge's on swapped leaves
+move into a table that autograd calls. For the program everything is as without Kedge: a table
+with hooks that the program had before the swap stays as it is, since autograd would call none of
+them without Kedge either; one that had only Kedge's is put in force, with what the program has
+added since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from kedge.hooks.placing.installed import InstalledHook
+from kedge.torch_internals.hook_tables import (
+    after_accumulation,
+    content_of,
+    hook_gradient,
+    is_called,
+    on_tensor,
+    put_table,
+)
+
+
+class LeafHook:
+    """One hook on one leaf tensor, which is passed in where it is needed, and not held.
+
+    Args:
+        tensor: The leaf.
+        hook: The callable.
+        accumulated: Whether it is called after accumulation, with the leaf; otherwise before it,
+            with the gradient.
+
+    Attributes:
+        handle: PyTorch's handle of it.
+        removed: Whether it was removed.
+    """
+
+    __slots__ = ("_accumulated", "_content", "_hook", "handle", "removed")
+
+    def __init__(self, tensor: Tensor, hook: Callable[[Any], Any], *, accumulated: bool) -> None:
+        self._hook, self._accumulated, self.removed = hook, accumulated, False
+        self._drop_empty_table(tensor)  # autograd may have forgotten it
+        self.handle = self._register(tensor)
+        self._content = content_of(tensor)
+
+    def _register(self, tensor: Tensor) -> RemovableHandle:
+        if not self._accumulated:
+            return hook_gradient(tensor, self._hook)
+        handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(self._hook)
+        return handle
+
+    def table(self, tensor: Tensor) -> Mapping[int, Any] | None:
+        """Return the leaf's table for hooks of this kind; None if it has none."""
+        return after_accumulation(tensor) if self._accumulated else on_tensor(tensor)
+
+    @property
+    def is_in_table(self) -> bool:
+        """Whether the hook is in the table that it was registered in; a program may clear it."""
+        return self.handle.id in (self.handle.hooks_dict_ref() or ())
+
+    def was_put_on(self, tensor: Tensor) -> bool:
+        """Whether a tensor has the table that the hook was registered in, so that it is no later one at its address."""
+        table = self.table(tensor)
+        return table is not None and table is self.handle.hooks_dict_ref()
+
+    def is_stale(self, tensor: Tensor) -> bool:
+        """Whether its leaf is known to have been swapped; a quick look."""
+        return content_of(tensor) != self._content
+
+    def renew(self, tensor: Tensor, since: int) -> bool:
+        """Move the hook into a table that autograd calls; see Note [Hooks of a swapped leaf].
+
+        Args:
+            tensor: The leaf.
+            since: The id of the next hook at a time when the leaf had not been swapped yet.
+
+        Returns:
+            Whether the leaf was swapped.
+        """
+        if self.removed:
+            return False
+        table = self.table(tensor)
+        if not self.is_stale(tensor) and is_called(table):
+            return False
+        handle = self.handle
+        before: Any = handle.hooks_dict_ref()
+        parked = before is not None and handle.id not in before
+        if parked or not tensor.requires_grad:
+            return False
+        self._content = content_of(tensor)
+        if table is not None and table is before:
+            others = [key for key, hook in table.items() if not _is_own(hook)]
+            if any(key < max(since, handle.id) for key in others):
+                return True
+            if others:
+                put_table(tensor, table, accumulated=self._accumulated)
+                return True
+            # Other hooks of Kedge's that stand in it move on their own.
+            put_table(tensor, None, accumulated=self._accumulated)
+        if before is not None:
+            del before[handle.id]
+        new = self._register(tensor)
+        handle.id, handle.hooks_dict_ref = new.id, new.hooks_dict_ref
+        return True
+
+    def remove(self, tensor: Tensor | None) -> None:
+        """Remove the hook; a leaf that still exists loses its table if it is empty."""
+        self.removed = True
+        self.handle.remove()
+        if tensor is not None:
+            self._drop_empty_table(tensor)
+
+    def _drop_empty_table(self, tensor: Tensor) -> None:
+        table = self.table(tensor)
+        if table is not None and not table:
+            put_table(tensor, None, accumulated=self._accumulated)
+
+
+class InstalledLeafHook(InstalledHook):
+    """A hook of a session on a leaf that the session holds."""
+
+    __slots__ = ("_leaf", "_tensor")
+
+    def __init__(self, leaf: LeafHook, tensor: Tensor) -> None:
+        super().__init__(leaf.handle)
+        self._leaf, self._tensor = leaf, tensor
+
+    def remove(self) -> None:
+        """Remove the hook for good."""
+        super().remove()
+        self._leaf.remove(self._tensor)
+
+
+def next_hook() -> int:
+    """Return the id that PyTorch will give to the next hook."""
+    return RemovableHandle.next_id
+
+
+def _is_own(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("kedge.")

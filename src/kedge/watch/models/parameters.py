@@ -22,11 +22,12 @@ class ParameterSites:
 
     Attributes:
         id: Its id.
-        param: Returns it, as long as it stands where it was found.
+        slot: Where it stands: in a module, or in an optimizer.
         site: Its recorded site.
         root: Its root.
         wanted: Whether it is measured.
         trainable: Whether it is expected to get a gradient.
+        held: Where it stands in an optimizer that trains it; None without one.
         hook: The hook that reports its gradients.
         order: How many parameters had a gradient before this one; None as long as it had none.
         first: Whether a pass reached it before all others.
@@ -36,17 +37,25 @@ class ParameterSites:
     """
 
     id: int
-    param: TensorSlot
+    slot: TensorSlot
     site: Site
     root: RootModule
     wanted: bool
     trainable: bool
+    held: OptimizerSlot | None = None
     hook: LeafHook | None = None
     order: int | None = None
     first: bool = False
     task: int = -1
     thread: int = 0
     times: int = 0
+
+    def param(self) -> Tensor | None:
+        """Return the parameter; None if it stands nowhere any longer."""
+        param = self.slot()
+        if param is None and self.held is not None:
+            return self.held()
+        return param
 
     @property
     def is_hooked(self) -> bool:
@@ -62,7 +71,7 @@ class ParameterSites:
     def park(self) -> None:
         """Remove the hook until another is needed; the table of a tensor of no module stays, by which it is known."""
         if self.hook is not None:
-            self.hook.remove(None if isinstance(self.param, OptimizerSlot) else self.param())
+            self.hook.remove(None if isinstance(self.slot, OptimizerSlot) else self.param())
 
     def unhook(self) -> None:
         """Remove the hook for good."""

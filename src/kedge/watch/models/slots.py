@@ -42,7 +42,8 @@ class ParameterSlot:
         if module is None:
             return None
         table = own_parameters(module)
-        param = table.get(self._name)
+        # A scripted module's table has no `get`.
+        param = table[self._name] if self._name in table else None  # noqa: SIM401
         if id(param) == self._id:
             return param
         return next((p for p in table.values() if id(p) == self._id), None)
@@ -96,4 +97,5 @@ class BufferSlot:
     def __call__(self) -> Tensor | None:
         """Return what stands there now."""
         module = self._module()
-        return None if module is None else own_buffers(module).get(self._name)
+        table = {} if module is None else own_buffers(module)
+        return table[self._name] if self._name in table else None  # noqa: SIM401

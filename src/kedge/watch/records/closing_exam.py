@@ -14,7 +14,6 @@ from kedge import native
 from kedge.sites.leaves import has_memory, own_part
 from kedge.torch_internals import modes
 from kedge.torch_internals.module_tables import buffers_in, modules_in
-from kedge.watch.models.optimizers import Optimizers, params_of
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.roots import RootModule
 from kedge.watch.models.slots import BufferSlot, holder
@@ -32,14 +31,11 @@ class ClosingExam:
 
     Args:
         places: The watched parameters.
-        optimizers: The program's optimizers.
         step: Returns the number of the current step.
     """
 
-    def __init__(
-        self, places: WatchedParameters, optimizers: Optimizers, step: Callable[[], int]
-    ) -> None:
-        self._places, self._optimizers, self._step = places, optimizers, step
+    def __init__(self, places: WatchedParameters, step: Callable[[], int]) -> None:
+        self._places, self._step = places, step
         self._buffers: dict[int, list[tuple[str, BufferSlot]]] = {}
         self._finalizers: list[weakref.finalize[Any, Any]] = []
         self._notes: list[Mapping[str, Any]] = []
@@ -71,15 +67,8 @@ class ClosingExam:
         mine = [place for place in self._places if place.root is root]
         if not root.optimizers and all(place.order is None for place in mine):
             return  # it was never trained
-        known = self._optimizers.known()
-        held = {
-            id(p): p for index in root.optimizers & known.keys() for p in params_of(known[index])
-        }
-        standing = ((place, place.param()) for place in mine)
         parameters = (
-            (place.site.path, held[place.id] if param is None else param)
-            for place, param in standing
-            if param is not None or place.id in held
+            (place.site.path, param) for place in mine if (param := place.param()) is not None
         )
         bad = [_entry("param", *found) for found in _not_finite(parameters)]
         buffers = (

@@ -58,7 +58,7 @@ class TrainingRecord:
         self.updates = Updates(meter, self.curves, step, models.places.measured)
         self.losses = Losses(meter, self.curves, GradientChecks(models.passes))
         self.facts, self.first_step = Facts(), first_step
-        self.exam = ClosingExam(models.places, optimizers, step)
+        self.exam = ClosingExam(models.places, step)
         self.writer = MeterSink(log, meter, self.curves, models.roots, optimizers, self._sources)
         self.meter, meter.finished.sink = meter, self.writer
         self.measured = True

@@ -155,6 +155,11 @@ def put_table(tensor: Tensor, table: Table | None, *, accumulated: bool) -> None
         setattr(tensor, name, table)
 
 
+def hide_table(leaf: Tensor) -> None:
+    """Leave a leaf's table of hooks after accumulation to autograd alone; for the program it has none."""
+    put_table(leaf, None, accumulated=True)
+
+
 def _before_forward(module: nn.Module) -> Table:
     return module._forward_pre_hooks
 

@@ -67,7 +67,6 @@ class OptimizerHooks:
             and not (self.shield.in_child or is_compiling())
             and self.steps.count_skipped(optimizer)
         ):
-            self.record.models.passes.follow_swaps(optimizer)
             return
         if self.shield.in_child:
             self.record.facts.unseen.stepped_in_child()

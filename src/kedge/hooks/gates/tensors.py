@@ -252,7 +252,8 @@ def _hook_node(gate: TensorGate, node: Node) -> RemovableHandle:
 def _hook(gate: TensorGate, leaf: Tensor) -> LeafHook:
     """Fire with a leaf's gradient before its accumulation, or with ``.grad`` after it, by the gate's kind."""
     accumulated = gate.site.kind in ACCUMULATED
-    return LeafHook(leaf, _accumulated(gate) if accumulated else gate.fire, accumulated=accumulated)
+    hook = _accumulated(gate) if accumulated else gate.fire
+    return LeafHook(leaf, hook, accumulated=accumulated, find=lambda: gate.param)
 
 
 ACCUMULATED = ("acc", "param.acc")

@@ -2,15 +2,23 @@
 
 # Note [Hooks of a swapped leaf]
 After a swap autograd calls no hook of the leaf's table; see Note [Swapped tensors] in
-`kedge.torch_internals.hook_tables`. So before a forward pass the hooks of Kedge's on swapped leaves
-move into a table that autograd calls. For the program everything is as without Kedge: a table
-with hooks that the program had before the swap stays as it is, since autograd would call none of
-them without Kedge either; one that had only Kedge's is put in force, with what the program has
-added since.
+`kedge.torch_internals.hook_tables`. For the program everything must be as without Kedge: hooks that
+it had before the swap are not called any longer, those that it adds afterwards are.
+
+A hook after accumulation stands in a table of its own, to which autograd alone refers; for the
+program the leaf has none. When the program swaps the leaf, or gives it a table by its first hook,
+autograd drops Kedge's, which is noticed at once: the hook is registered again.
+
+Of a hook before accumulation, autograd would drop what the tensor does not refer to. So before each
+forward pass the hooks on swapped leaves move into a table that autograd calls. One with hooks that the
+program had before the swap stays as it is; one that had only Kedge's is put in force, with what the
+program has added since.
 """
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +29,7 @@ from kedge.hooks.placing.installed import InstalledHook
 from kedge.torch_internals.hook_tables import (
     after_accumulation,
     content_of,
+    hide_table,
     hook_gradient,
     is_called,
     on_tensor,
@@ -29,32 +38,74 @@ from kedge.torch_internals.hook_tables import (
 
 
 class LeafHook:
-    """One hook on one leaf tensor, which is passed in where it is needed, and not held.
+    """One hook on one leaf tensor, which is not held.
 
     Args:
         tensor: The leaf.
         hook: The callable.
         accumulated: Whether it is called after accumulation, with the leaf; otherwise before it,
             with the gradient.
+        find: Returns the leaf, as long as it exists.
 
     Attributes:
         handle: PyTorch's handle of it.
         removed: Whether it was removed.
+        parked: Whether it is out of its table for a while.
     """
 
-    __slots__ = ("_accumulated", "_content", "_hook", "handle", "removed")
+    __slots__ = (
+        "_accumulated",
+        "_content",
+        "_find",
+        "_hook",
+        "_table",
+        "handle",
+        "parked",
+        "removed",
+    )
 
-    def __init__(self, tensor: Tensor, hook: Callable[[Any], Any], *, accumulated: bool) -> None:
-        self._hook, self._accumulated, self.removed = hook, accumulated, False
+    def __init__(
+        self,
+        tensor: Tensor,
+        hook: Callable[[Any], Any],
+        *,
+        accumulated: bool,
+        find: Callable[[], Tensor | None],
+    ) -> None:
+        self._hook, self._accumulated = hook, accumulated
+        self._find: Callable[[], Tensor | None] = find
+        self._table: weakref.ref[Any] | None = None
+        self.removed = self.parked = False
         self._drop_empty_table(tensor)  # autograd may have forgotten it
         self.handle = self._register(tensor)
-        self._content = content_of(tensor)
 
     def _register(self, tensor: Tensor) -> RemovableHandle:
+        self._content = content_of(tensor)
         if not self._accumulated:
             return hook_gradient(tensor, self._hook)
+        is_first = self.table(tensor) is None
         handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(self._hook)
+        self._table = weakref.ref(handle.hooks_dict_ref(), self._dropped)
+        if is_first:
+            hide_table(tensor)
         return handle
+
+    def _dropped(self, _: object) -> None:
+        """Called when nothing refers to the hook's table any longer; the leaf may be getting its next one."""
+        self._table = None
+        if not sys.is_finalizing():
+            self.restore()
+
+    def restore(self) -> None:
+        """Register the hook again if its table no longer exists; see Note [Hooks of a swapped leaf]."""
+        if self.removed or self.parked or self.handle.hooks_dict_ref() is not None:
+            return
+        tensor = self._find()
+        if tensor is not None and tensor.requires_grad:
+            self._point_to(self._register(tensor))
+
+    def _point_to(self, new: RemovableHandle) -> None:
+        self.handle.id, self.handle.hooks_dict_ref = new.id, new.hooks_dict_ref
 
     def table(self, tensor: Tensor) -> Mapping[int, Any] | None:
         """Return the leaf's table for hooks of this kind; None if it has none."""
@@ -91,8 +142,7 @@ class LeafHook:
             return False
         handle = self.handle
         before: Any = handle.hooks_dict_ref()
-        parked = before is not None and handle.id not in before
-        if parked or not tensor.requires_grad:
+        if self.parked or not tensor.requires_grad or (before and handle.id not in before):
             return False
         self._content = content_of(tensor)
         if table is not None and table is before:
@@ -105,14 +155,13 @@ class LeafHook:
             # Other hooks of Kedge's that stand in it move on their own.
             put_table(tensor, None, accumulated=self._accumulated)
         if before is not None:
-            del before[handle.id]
-        new = self._register(tensor)
-        handle.id, handle.hooks_dict_ref = new.id, new.hooks_dict_ref
+            before.pop(handle.id, None)
+        self._point_to(self._register(tensor))
         return True
 
     def remove(self, tensor: Tensor | None) -> None:
         """Remove the hook; a leaf that still exists loses its table if it is empty."""
-        self.removed = True
+        self.removed, self._table, self._find = True, None, _nothing
         self.handle.remove()
         if tensor is not None:
             self._drop_empty_table(tensor)
@@ -132,6 +181,17 @@ class InstalledLeafHook(InstalledHook):
         super().__init__(leaf.handle)
         self._leaf, self._tensor = leaf, tensor
 
+    def take_out(self) -> None:
+        """Remove the hook from its table until `put_back`."""
+        self._leaf.parked = True
+        super().take_out()
+
+    def put_back(self, cleared: Any = None) -> None:
+        """Put the hook back into its table, or into the leaf's next one."""
+        self._leaf.parked = False
+        super().put_back(cleared)
+        self._leaf.restore()
+
     def remove(self) -> None:
         """Remove the hook for good."""
         super().remove()
@@ -141,6 +201,10 @@ class InstalledLeafHook(InstalledHook):
 def next_hook() -> int:
     """Return the id that PyTorch will give to the next hook."""
     return RemovableHandle.next_id
+
+
+def _nothing() -> None:
+    return None
 
 
 def _is_own(hook: Any) -> bool:

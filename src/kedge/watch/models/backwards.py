@@ -16,14 +16,12 @@ from typing import Protocol
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
 
 from kedge.flow import Act, Event
 from kedge.hooks.placing.leaf_hooks import LeafHook, next_hook
 from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
-from kedge.torch_internals.hook_tables import content_of
 from kedge.torch_internals.own_work import OwnWork, is_watched
 from kedge.watch.models.backward_start import BackwardStart, LossCheck, began
 from kedge.watch.models.parameters import ParameterSites, WatchedParameters
@@ -68,7 +66,6 @@ class BackwardPasses:
         self.seconds = 0.0
         self._arrived, self._settled, self._since = 0, False, 0
         self._kept: dict[int, ParameterSites] = {}
-        self._contents: dict[int, int] = {}
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
 
@@ -85,7 +82,7 @@ class BackwardPasses:
             if place.hook is not None and place.is_hooked:
                 place.hook.renew(param, self._since)
             elif not is_lazy(param) and param.requires_grad and param.is_leaf:
-                place.hook = LeafHook(param, self.arrived, accumulated=True)
+                place.hook = LeafHook(param, self.arrived, accumulated=True, find=place.param)
                 self._settled = False
                 self._kept.pop(id(param), None)
 
@@ -101,15 +98,6 @@ class BackwardPasses:
                 self._renewed(place)
             self._settled = False
         self._since = next_hook()
-
-    def follow_swaps(self, optimizer: Optimizer) -> None:
-        """Hook the parameters again if the first one of an optimizer was swapped; all that a skipped step looks at."""
-        groups = optimizer.param_groups
-        if groups and groups[0]["params"]:
-            content = content_of(groups[0]["params"][0])
-            if self._contents.get(id(optimizer)) != content:
-                self._contents[id(optimizer)] = content
-                self.renew()
 
     def _renewed(self, place: ParameterSites) -> bool:
         hook = place.hook

@@ -71,7 +71,7 @@ class GradientChecks:
             old[1].remove(param)
         self._hooks = {key: known for key, known in self._hooks.items() if known[1].is_in_table}
         check = self._check_of(last, places)
-        self._hooks[last.id] = last, LeafHook(param, check, accumulated=True)
+        self._hooks[last.id] = last, LeafHook(param, check, accumulated=True, find=last.param)
 
     def _check_of(
         self, last: ParameterSites, places: Iterable[ParameterSites]

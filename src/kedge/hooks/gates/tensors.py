@@ -253,7 +253,7 @@ def _hook(gate: TensorGate, leaf: Tensor) -> LeafHook:
     """Fire with a leaf's gradient before its accumulation, or with ``.grad`` after it, by the gate's kind."""
     accumulated = gate.site.kind in ACCUMULATED
     hook = _accumulated(gate) if accumulated else gate.fire
-    return LeafHook(leaf, hook, accumulated=accumulated, find=lambda: gate.param)
+    return LeafHook(leaf, hook, accumulated=accumulated)
 
 
 ACCUMULATED = ("acc", "param.acc")

@@ -5,14 +5,14 @@ After a swap autograd calls no hook of the leaf's table; see Note [Swapped tenso
 `kedge.torch_internals.hook_tables`. For the program everything must be as without Kedge: hooks that
 it had before the swap are not called any longer, those that it adds afterwards are.
 
-A hook after accumulation stands in a table of its own, to which autograd alone refers; for the
-program the leaf has none. When the program swaps the leaf, or gives it a table by its first hook,
-autograd drops Kedge's, which is noticed at once: the hook is registered again.
+The hooks of a watch stand in a table of their own, to which autograd alone refers; for the program
+the leaf has none. When the program swaps the leaf, or gives it a table by its first hook, autograd
+drops Kedge's, which is noticed at once: the hook is registered again. This works only for hooks
+after accumulation; before it, autograd drops what the tensor does not refer to.
 
-Of a hook before accumulation, autograd would drop what the tensor does not refer to. So before each
-forward pass the hooks on swapped leaves move into a table that autograd calls. One with hooks that the
-program had before the swap stays as it is; one that had only Kedge's is put in force, with what the
-program has added since.
+The hooks of a session can be seen, by `kedge.audit`, too. Before each forward pass those on swapped
+leaves move into a table that autograd calls. One with hooks that the program had before the swap
+stays as it is; one that had only Kedge's is put in force, with what the program has added since.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class LeafHook:
         hook: The callable.
         accumulated: Whether it is called after accumulation, with the leaf; otherwise before it,
             with the gradient.
-        find: Returns the leaf, as long as it exists.
+        find: Returns the leaf, as long as it exists; if given, a hook after accumulation stands in a
+            table of its own.
 
     Attributes:
         handle: PyTorch's handle of it.
@@ -70,13 +71,13 @@ class LeafHook:
         hook: Callable[[Any], Any],
         *,
         accumulated: bool,
-        find: Callable[[], Tensor | None],
+        find: Callable[[], Tensor | None] | None = None,
     ) -> None:
         self._hook, self._accumulated = hook, accumulated
-        self._find: Callable[[], Tensor | None] = find
+        self._find = find
         self._table: weakref.ref[Any] | None = None
         self.removed = self.parked = False
-        self._drop_empty_table(tensor)  # autograd may have forgotten it
+        self.drop_empty_table(tensor)  # autograd may have forgotten it
         self.handle = self._register(tensor)
 
     def _register(self, tensor: Tensor) -> RemovableHandle:
@@ -85,9 +86,10 @@ class LeafHook:
             return hook_gradient(tensor, self._hook)
         is_first = self.table(tensor) is None
         handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(self._hook)
-        self._table = weakref.ref(handle.hooks_dict_ref(), self._dropped)
-        if is_first:
-            hide_table(tensor)
+        if self._find is not None:
+            self._table = weakref.ref(handle.hooks_dict_ref(), self._dropped)
+            if is_first:
+                hide_table(tensor)
         return handle
 
     def _dropped(self, _: object) -> None:
@@ -100,7 +102,7 @@ class LeafHook:
         """Register the hook again if its table no longer exists; see Note [Hooks of a swapped leaf]."""
         if self.removed or self.parked or self.handle.hooks_dict_ref() is not None:
             return
-        tensor = self._find()
+        tensor = None if self._find is None else self._find()
         if tensor is not None and tensor.requires_grad:
             self._point_to(self._register(tensor))
 
@@ -159,14 +161,25 @@ class LeafHook:
         self._point_to(self._register(tensor))
         return True
 
+    def find_table(self, tensor: Tensor) -> None:
+        """Make the handle point to the leaf's present table, which it gets if it has none."""
+        if self.table(tensor) is None and tensor.requires_grad:
+            new = self._register(tensor)
+            table: Any = new.hooks_dict_ref()
+            del table[new.id]
+            self.handle.hooks_dict_ref = new.hooks_dict_ref
+        elif (now := self.table(tensor)) is not None:
+            self.handle.hooks_dict_ref = weakref.ref(now)
+
     def remove(self, tensor: Tensor | None) -> None:
         """Remove the hook; a leaf that still exists loses its table if it is empty."""
-        self.removed, self._table, self._find = True, None, _nothing
+        self.removed, self._table, self._find = True, None, None
         self.handle.remove()
         if tensor is not None:
-            self._drop_empty_table(tensor)
+            self.drop_empty_table(tensor)
 
-    def _drop_empty_table(self, tensor: Tensor) -> None:
+    def drop_empty_table(self, tensor: Tensor) -> None:
+        """Take the table from a leaf if it is empty; the next hook makes one that autograd knows."""
         table = self.table(tensor)
         if table is not None and not table:
             put_table(tensor, None, accumulated=self._accumulated)
@@ -182,15 +195,18 @@ class InstalledLeafHook(InstalledHook):
         self._leaf, self._tensor = leaf, tensor
 
     def take_out(self) -> None:
-        """Remove the hook from its table until `put_back`."""
+        """Remove the hook from its table until `put_back`; the leaf loses the table if it is empty then."""
         self._leaf.parked = True
         super().take_out()
+        if self._hook is not None:
+            self._leaf.drop_empty_table(self._tensor)
 
     def put_back(self, cleared: Any = None) -> None:
-        """Put the hook back into its table, or into the leaf's next one."""
+        """Put the hook back into the leaf's table, which may be another one by now."""
         self._leaf.parked = False
+        if self._hook is not None and not self._leaf.removed:
+            self._leaf.find_table(self._tensor)
         super().put_back(cleared)
-        self._leaf.restore()
 
     def remove(self) -> None:
         """Remove the hook for good."""
@@ -201,10 +217,6 @@ class InstalledLeafHook(InstalledHook):
 def next_hook() -> int:
     """Return the id that PyTorch will give to the next hook."""
     return RemovableHandle.next_id
-
-
-def _nothing() -> None:
-    return None
 
 
 def _is_own(hook: Any) -> bool:

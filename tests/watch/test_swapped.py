@@ -48,8 +48,8 @@ def program(said: list[Any]) -> None:
     model.float().double()
     model.load_state_dict({name: value * 2 for name, value in model.state_dict().items()})
     train(torch.float64)
-    for each in (*model.parameters(), *model.buffers()):
-        said.append((weakref.getweakrefcount(each), each._use_count()))
+    tensors = (*model.parameters(), *model.buffers())
+    said += [(weakref.getweakrefcount(each), each._use_count()) for each in tensors]
     torch.utils.swap_tensors(model[1].running_mean, torch.ones(6, dtype=torch.float64))
     train(torch.float64)
 
@@ -88,7 +88,7 @@ def test_gradients_parameters_and_updates_after_a_swap_are_recorded() -> None:
                 sums[f"{name}:param.grad", step] = param.grad.sum().item()
             optimizer.step()
 
-    log = watch(training)
+    log = watch(training, every=1)
     sites = {entry["id"]: entry["site"] for entry in log.entries}
     found = {(sites[row["site"]], row["step"]): row for row in log.rows}
     for (site, step), value in sums.items():

@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -115,15 +116,11 @@ def _after_accumulation(tensor: Tensor) -> Table | None:
     return tensor._post_accumulate_grad_hooks
 
 
-def _content(tensor: Tensor) -> int:
-    return tensor._cdata
-
-
 def _unknown(_: Tensor) -> int:
     return 0
 
 
-content_of: Callable[[Tensor], int] = _unknown if lacks("tensor_contents") else _content
+content_of: Callable[[Tensor], int] = _unknown if lacks("tensor_contents") else attrgetter("_cdata")
 """A number of what a tensor object is at present, which no other living one has; see Note [Swapped tensors]."""
 
 

@@ -26,7 +26,12 @@ from kedge.sites.select import Selector, SitePlace
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward, leaf_in_backward
-from kedge.torch_internals.hook_tables import after_accumulation, hook_gradient, on_tensor
+from kedge.torch_internals.hook_tables import (
+    after_accumulation,
+    content_of,
+    hook_gradient,
+    on_tensor,
+)
 from kedge.torch_internals.own_work import OwnWork, is_watched, own_work
 
 
@@ -280,8 +285,8 @@ class ParameterGates:
         if not self._hooks:
             return
         param, first = self._hooks[0]
-        renewed = first.renew(param, self._since)  # it looks closer than `is_stale`
-        if renewed or any(hook.is_stale(param) for param, hook in self._hooks):
+        renewed = first.renew(param, self._since)  # this looks closer
+        if renewed or any(content_of(param) != hook.content for param, hook in self._hooks):
             for param, hook in self._hooks:
                 hook.renew(param, self._since)
         self._since = next_hook()

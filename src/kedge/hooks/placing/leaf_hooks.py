@@ -49,6 +49,7 @@ class LeafHook:
             table of its own.
 
     Attributes:
+        content: What the leaf was when the hook was registered; see `content_of`.
         handle: PyTorch's handle of it.
         removed: Whether it was removed.
         parked: Whether it is out of its table for a while.
@@ -56,10 +57,10 @@ class LeafHook:
 
     __slots__ = (
         "_accumulated",
-        "_content",
         "_find",
         "_hook",
         "_table",
+        "content",
         "handle",
         "parked",
         "removed",
@@ -81,7 +82,7 @@ class LeafHook:
         self.handle = self._register(tensor)
 
     def _register(self, tensor: Tensor) -> RemovableHandle:
-        self._content = content_of(tensor)
+        self.content = content_of(tensor)
         if not self._accumulated:
             return hook_gradient(tensor, self._hook)
         is_first = self.table(tensor) is None
@@ -123,10 +124,6 @@ class LeafHook:
         table = self.table(tensor)
         return table is not None and table is self.handle.hooks_dict_ref()
 
-    def is_stale(self, tensor: Tensor) -> bool:
-        """Whether its leaf is known to have been swapped; a quick look."""
-        return content_of(tensor) != self._content
-
     def renew(self, tensor: Tensor, since: int) -> bool:
         """Move the hook into a table that autograd calls; see Note [Hooks of a swapped leaf].
 
@@ -140,13 +137,13 @@ class LeafHook:
         if self.removed:
             return False
         table = self.table(tensor)
-        if not self.is_stale(tensor) and is_called(table):
+        if content_of(tensor) == self.content and is_called(table):
             return False
         handle = self.handle
         before: Any = handle.hooks_dict_ref()
         if self.parked or not tensor.requires_grad or (before and handle.id not in before):
             return False
-        self._content = content_of(tensor)
+        self.content = content_of(tensor)
         if table is not None and table is before:
             others = [key for key, hook in table.items() if not _is_own(hook)]
             if any(key < max(since, handle.id) for key in others):

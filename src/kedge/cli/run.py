@@ -40,8 +40,7 @@ class RunCommand:
 
     Arguments after the script are passed to it. The program needs no change: its output,
     exit status and results are the same as under python, unless it counts the hooks in a
-    module's own table, where Kedge's are too, or swaps trained parameters for others
-    (torch.utils.swap_tensors), which PyTorch refuses while Kedge refers to them. You can
+    module's own table, where Kedge's are too, or the references to a parameter. You can
     read the recording while it is being written: kedge report NAME.kedge.
     """
 

@@ -52,7 +52,7 @@ class HookedModel:
         self.begin = follow(owner, model, prefix)
         self.passes = self.begin.passes
         self.modules = ModuleGates(owner, self.passes)
-        self.parameters = ParameterGates(owner)
+        self.parameters = ParameterGates(owner, self.passes)
         self.saves: SavedSites | None = None
         self.ops: ModeSwitches | None = None
         self.stood: dict[str, weakref.ref[nn.Module]] = {}

@@ -161,8 +161,10 @@ REFUSED, DONE, FRESH, NEW_SOURCE, NO_ROOM = 0, 1, 2, 4, 8
 """The flags of `Measurer.observe`: the value cannot be read; it is noted at the site; it was measured now; its source differs
 from the previous one; there is no room.
 """
-AS_VALUE, AS_OUTPUT, AS_INPUT = 0, 1, 2
-"""The roles of a value: neither, the output of its site, or an input, whose source is recorded."""
+AS_VALUE, AS_OUTPUT, AS_INPUT, AS_LASTING = 0, 1, 2, 3
+"""The roles of a value: none of the others, the output of its site, an input, whose source is recorded, or one that
+outlives its call, so that no weak reference to it may be kept.
+"""
 
 
 def row(tensor: Tensor, what: What = "full") -> NDArray[np.float64]:

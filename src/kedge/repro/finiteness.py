@@ -63,7 +63,8 @@ class PendingChecks:
         """Start the sum of a value; skipped for an input that was summed up when a module returned it."""
         if not _measurable(own_part(value)) or (where == "in" and self._is_known(value)):
             return
-        if where == "out":
+        # A parameter gets no weak reference: the program may swap it, which PyTorch refuses then.
+        if where == "out" and not (value.is_leaf and value.requires_grad):
             self._returned[id(value)] = weakref.ref(value), version_of(value)
         value = (
             value.detach() if value.requires_grad else value

@@ -246,6 +246,11 @@ CORNERS = (
         "looking which hooks there are takes longer, as Kedge hooks the place for a moment.",
     ),
     Corner(
+        "tensor_contents",
+        ("torch:Tensor._cdata",),
+        "gradients of a parameter are not recorded after the program has swapped it for another by torch.utils.swap_tensors.",
+    ),
+    Corner(
         "wrapped_hooks",
         ("torch.nn.modules.module:_WrappedHook",),
         "kedge.audit does not say where the code of a hook is that PyTorch gives its module.",

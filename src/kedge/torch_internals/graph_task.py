@@ -19,6 +19,12 @@ current_node: Callable[[], Any] = late("torch:_C._current_autograd_node", lambda
 """The node of the graph that this thread runs; None outside of a backward pass."""
 
 
+def leaf_in_backward() -> Tensor | None:
+    """Return the leaf whose gradient this thread accumulates at present; None otherwise."""
+    leaf: Tensor | None = getattr(current_node(), "variable", None)
+    return leaf
+
+
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass, so that a forward in it is a recompute."""
     return graph_task() != -1

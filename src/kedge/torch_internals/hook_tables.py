@@ -9,15 +9,26 @@ hook again.
 A write through one view makes the ``grad_fn`` of the others outdated. Reading ``grad_fn`` updates
 it; ``register_hook`` of PyTorch 2.12 to 2.14 does not, and crashes the process. So Kedge reads it
 before it hooks a view.
+
+# Note [Swapped tensors]
+`torch.utils.swap_tensors` exchanges what two tensor objects are, as `model.double()` does with each
+parameter after ``torch.__future__.set_swap_module_params_on_conversion(True)``. A table stays with
+the object, but autograd's knowledge of it goes with the content: from then on autograd calls no
+hook in the table, nor one that is added to it, and `is_called` finds that it has dropped its own
+reference to the table. What the object is at present shows in `content_of`.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as modules
 from torch.optim import Optimizer
@@ -103,6 +114,47 @@ def _on_tensor(tensor: Tensor) -> Table | None:
 
 def _after_accumulation(tensor: Tensor) -> Table | None:
     return tensor._post_accumulate_grad_hooks
+
+
+def _unknown(_: Tensor) -> int:
+    return 0
+
+
+content_of: Callable[[Tensor], int] = _unknown if lacks("tensor_contents") else attrgetter("_cdata")
+"""A number of what a tensor object is at present, which no other living one has; see Note [Swapped tensors]."""
+
+
+def _references(table: Table) -> int:
+    return sys.getrefcount(table)
+
+
+@functools.cache
+def _references_of_two() -> int:
+    """Return how many references are counted to a table that a tensor and autograd hold."""
+    tensor = torch.zeros(1, requires_grad=True)
+    handle = tensor.register_hook(_nothing)
+    found = _references(handle.hooks_dict_ref())
+    handle.remove()
+    return found
+
+
+def is_called(table: Table | None) -> bool:
+    """Whether autograd calls the hooks in a leaf's table, as far as is known; see Note [Swapped tensors]."""
+    if table is None or _hidden or lacks("tensor_contents"):
+        return True
+    return _references(table) >= _references_of_two()
+
+
+def put_table(tensor: Tensor, table: Table | None, *, accumulated: bool) -> None:
+    """Give a leaf a table whose hooks autograd calls from now on; None if it shall have none until the next hook."""
+    if not _hidden:
+        name = "_post_accumulate_grad_hooks" if accumulated else "_backward_hooks"
+        setattr(tensor, name, table)
+
+
+def hide_table(leaf: Tensor) -> None:
+    """Leave a leaf's table of hooks after accumulation to autograd alone; for the program it has none."""
+    put_table(leaf, None, accumulated=True)
 
 
 def _before_forward(module: nn.Module) -> Table:

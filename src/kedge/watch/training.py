@@ -19,6 +19,7 @@ from kedge.watch.models.holders import holders_of
 from kedge.watch.models.models import Models
 from kedge.watch.models.optimizers import KnownOptimizer, params_of
 from kedge.watch.models.roots import RootModule
+from kedge.watch.models.slots import slots_in
 from kedge.watch.records.optimizer_updates import Updates
 from kedge.watch.steps.steps import Steps
 
@@ -76,9 +77,12 @@ class Training:
         self.models.release_gone()
         self.models.find_parameters()
         self.updates.learn(optimizer)
-        for place in self.models.places.among(params_of(optimizer)):
-            place.root.optimizers.add(entry.index)
-            entry.roots.add(place.root.index)
+        for slot, param in slots_in(optimizer):
+            place = self.models.places.of(param)
+            if place is not None:
+                place.held = slot
+                place.root.optimizers.add(entry.index)
+                entry.roots.add(place.root.index)
         self._hook_all(optimizer, entry)
         if self._params_without_root(optimizer):
             self.without_root.setdefault(optimizer, 0)
@@ -110,5 +114,5 @@ class Training:
                 self.watch(module)
         rest = [p for p in self._params_without_root(optimizer) if p.grad is not None]
         if rest:
-            self.models.watch_tensors(rest)
+            self.models.watch_tensors(rest, optimizer)
         self._adopt(optimizer, entry)

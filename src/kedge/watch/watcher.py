@@ -223,6 +223,7 @@ class Watcher:
 
     def _pass_began(self, passes: PassCounter, graded: bool) -> None:
         self.steps.count_pass(passes, graded)
+        self.models.passes.renew()
         self.kinds.pass_began(passes, graded=graded)
 
     # -- backward ----------------------------------------------------------------------------------

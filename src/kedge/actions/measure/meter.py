@@ -26,8 +26,9 @@ from kedge.actions.measure import reduce
 from kedge.actions.measure.finished import FinishedSteps
 from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.results import KeptSteps, MeasuredValues
+from kedge.actions.measure.roles import role_of
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable
-from kedge.actions.measure.values import MEASURED, StepValues, role_of
+from kedge.actions.measure.values import MEASURED, StepValues
 from kedge.actions.naming import check_kept, each_operation
 from kedge.calls.arguments import called_as, described
 from kedge.errors import WrongCall

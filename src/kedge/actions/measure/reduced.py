@@ -14,6 +14,7 @@ from kedge.actions.measure import reduce
 from kedge.actions.measure.devices import DeviceTables, Measured
 from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.reduce import STATISTICS
+from kedge.actions.measure.roles import role_of
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable
 from kedge.actions.measure.table import Departures, Snapshot
 from kedge.native import What
@@ -84,7 +85,10 @@ class ReducedValues:
         else:
             place = self._measure(seat, local, numbers, what, draws=draws)
         source = seat.id if seat.site.kind == "out" else None
-        self._seen[id(value)] = weakref.ref(value), version, place, source
+        # What outlives its call gets no weak reference: a parameter or its gradient, which the
+        # program may swap, and PyTorch refuses that then.
+        if role_of(seat.site) != native.AS_LASTING and not (value.is_leaf and value.requires_grad):
+            self._seen[id(value)] = weakref.ref(value), version, place, source
         self._sites.connect(seat, None)
 
     def _measure(

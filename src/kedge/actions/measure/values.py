@@ -11,6 +11,7 @@ from kedge.actions.measure import reduce
 from kedge.actions.measure.finished import FinishedStep
 from kedge.actions.measure.host import HostTable
 from kedge.actions.measure.reduced import ReducedValues
+from kedge.actions.measure.roles import role_of
 from kedge.actions.measure.saturation import Saturation
 from kedge.actions.measure.site_table import MeasuredSite, SiteTable
 from kedge.actions.measure.table import Departures
@@ -21,7 +22,6 @@ from kedge.store.rows import FULL
 
 MEASURED = (native.DONE, native.DONE | native.FRESH)
 """The outcomes of native calls that measured a value completely."""
-_ROLES = {"out": native.AS_OUTPUT, "in": native.AS_INPUT}
 
 
 class StepValues:
@@ -186,8 +186,3 @@ class StepValues:
             return None
         measured, snapshots = self._reduced.end()
         return FinishedStep(step, self._level, measured, snapshots, self.host.end())
-
-
-def role_of(site: Site) -> int:
-    """Return the role of a site's values, as `kedge.native` calls it."""
-    return _ROLES.get(site.kind, native.AS_VALUE)

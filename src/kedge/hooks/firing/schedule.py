@@ -309,11 +309,13 @@ class ForwardPasses:
         whole: How many of them called the model.
         raised: How many of those ended with an error.
         calls: What the program called in them.
+        beginning: Called when one begins; None if nothing is to be done then.
     """
 
     def __init__(self) -> None:
         self.count = self.whole = self.raised = 0
         self.calls = FollowedCalls()
+        self.beginning: Callable[[], None] | None = None
 
 
 class PassCounter(threading.local):
@@ -370,6 +372,8 @@ class PassCounter(threading.local):
         number = next(clock.numbers)
         self.begun.count += 1
         self.begun.whole += inside
+        if self.begun.beginning is not None:
+            self.begun.beginning()
         clock.began(self, graded=graded)
         here.micro_batch = here.micro_batch + 1 if here.step == clock.step else 0
         here.step, here.pass_, here.inside = clock.step, number, inside

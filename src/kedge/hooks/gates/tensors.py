@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,14 +17,21 @@ from kedge.flow import Event
 from kedge.hooks.firing.fire import fire
 from kedge.hooks.firing.measuring import measure_value
 from kedge.hooks.firing.owner import Owner
+from kedge.hooks.firing.schedule import PassCounter
 from kedge.hooks.firing.tap import Counts, Spec, Tap
 from kedge.hooks.placing.installed import InstalledHook
+from kedge.hooks.placing.leaf_hooks import InstalledLeafHook, LeafHook, next_hook
 from kedge.sites.language import Term
 from kedge.sites.select import Selector, SitePlace
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
 from kedge.torch_internals.dynamo import untraced
-from kedge.torch_internals.graph_task import in_backward
-from kedge.torch_internals.hook_tables import after_accumulation, hook_gradient, on_tensor
+from kedge.torch_internals.graph_task import in_backward, leaf_in_backward
+from kedge.torch_internals.hook_tables import (
+    after_accumulation,
+    content_of,
+    hook_gradient,
+    on_tensor,
+)
 from kedge.torch_internals.own_work import OwnWork, is_watched, own_work
 
 
@@ -38,7 +44,7 @@ class TensorGate:
         self.measures = self.edits = False
         self.param: Tensor | None = None
         self.emptied = False  # another hook had set ``.grad`` to None
-        self.handle: RemovableHandle | None = None
+        self.hook: LeafHook | None = None  # of a parameter
         self.parts: GradientParts | None = None  # of a leaf
 
     def event(self, leaf: str = "") -> Event:
@@ -68,7 +74,7 @@ class TensorGate:
 
     def is_last(self, table: Mapping[int, Any] | None) -> bool:
         """Whether this gate's hook is the tensor's last; after others, a new gate is needed to keep the order."""
-        return self.handle is None or next(reversed(table or {}), None) == self.handle.id
+        return self.hook is None or next(reversed(table or {}), None) == self.hook.handle.id
 
     def attach(self, spec: Spec, site: Site) -> None:
         """Add a tap for each action at a site, after the others."""
@@ -131,15 +137,17 @@ class GradientParts:
     kept only where others are expected; where they were not, it is read from ``.grad``, if that was
     empty before.
 
-    Attributes:
-        leaf: The tensor.
+    Args:
+        leaf: Returns the tensor while its gradient arrives.
         accumulated: Whether its values are those of ``.grad`` and not the parts.
+
+    Attributes:
         backward: The number of the newest backward pass that it had a gradient in.
         expected: Whether it was in parts before.
     """
 
-    def __init__(self, leaf: Tensor, *, accumulated: bool) -> None:
-        self.leaf, self.accumulated = weakref.ref(leaf), accumulated
+    def __init__(self, leaf: Callable[[], Tensor | None], *, accumulated: bool) -> None:
+        self.leaf, self.accumulated = leaf, accumulated
         self.backward = -1
         self.expected = False
         self._began_empty = self._edited = False
@@ -211,8 +219,8 @@ class GradientParts:
         return None
 
 
-def _hook_accumulated(gate: TensorGate, tensor: Tensor) -> RemovableHandle:
-    """Fire with ``.grad`` of a leaf tensor once a backward pass has accumulated into it."""
+def _accumulated(gate: TensorGate) -> Callable[[Tensor], None]:
+    """Return a hook that fires with ``.grad`` of a leaf tensor once a backward pass has accumulated into it."""
 
     def accumulated(leaf: Tensor) -> None:
         with own_work():
@@ -220,8 +228,7 @@ def _hook_accumulated(gate: TensorGate, tensor: Tensor) -> RemovableHandle:
             if leaf.grad is not None and (new := gate.fire(leaf.grad)) is not None:
                 leaf.grad = new
 
-    handle: RemovableHandle = tensor.register_post_accumulate_grad_hook(accumulated)
-    return handle
+    return accumulated
 
 
 def _hook_node(gate: TensorGate, node: Node) -> RemovableHandle:
@@ -247,13 +254,11 @@ def _hook_node(gate: TensorGate, node: Node) -> RemovableHandle:
     return node.register_prehook(each) if gate.site.kind == "pre" else node.register_hook(after)
 
 
-def _hook(gate: TensorGate, tensor: Tensor) -> RemovableHandle:
-    """Fire with a tensor's gradient before its accumulation, or with ``.grad`` of a leaf after it, by the gate's kind."""
-    return (
-        _hook_accumulated(gate, tensor)
-        if gate.site.kind in ACCUMULATED
-        else hook_gradient(tensor, gate.fire)
-    )
+def _hook(gate: TensorGate, leaf: Tensor) -> LeafHook:
+    """Fire with a leaf's gradient before its accumulation, or with ``.grad`` after it, by the gate's kind."""
+    accumulated = gate.site.kind in ACCUMULATED
+    hook = _accumulated(gate) if accumulated else gate.fire
+    return LeafHook(leaf, hook, accumulated=accumulated)
 
 
 ACCUMULATED = ("acc", "param.acc")
@@ -261,10 +266,30 @@ ACCUMULATED = ("acc", "param.acc")
 
 @dataclass
 class ParameterGates:
-    """The gates of one session on the parameters of one model, by the parameter's id and the kind."""
+    """The gates of one session on the parameters of one model, by the parameter's id and the kind.
+
+    Attributes:
+        owner: The session.
+        passes: Counts the model's forward passes.
+        gates: The gates.
+    """
 
     owner: Owner
+    passes: PassCounter
     gates: dict[tuple[int, str], TensorGate] = field(default_factory=dict)
+    _hooks: list[tuple[Tensor, LeafHook]] = field(default_factory=list)
+    _since: int = 0
+
+    def renew(self) -> None:
+        """Hook the parameters again that the program has swapped; called when a forward pass begins."""
+        if not self._hooks:
+            return
+        param, first = self._hooks[0]
+        renewed = first.renew(param, self._since)  # this looks closer
+        if renewed or any(content_of(param) != hook.content for param, hook in self._hooks):
+            for param, hook in self._hooks:
+                hook.renew(param, self._since)
+        self._since = next_hook()
 
     def place(self, place: SitePlace, spec: Spec) -> None:
         """Attach taps to the gradient of a parameter.
@@ -285,11 +310,14 @@ class ParameterGates:
         if gate is None or not gate.is_last(table):
             gate = TensorGate(self.owner, place.site.path, kind)
             gate.param = param
-            gate.parts = GradientParts(param, accumulated=kind in ACCUMULATED)
+            gate.parts = GradientParts(lambda: param, accumulated=kind in ACCUMULATED)
             self.owner.installed.enter(self.gates, (id(param), kind), gate)
             if param.requires_grad:
-                gate.handle = _hook(gate, param)
-                self.owner.installed.install(InstalledHook(gate.handle))
+                gate.hook = _hook(gate, param)
+                self.owner.installed.install(InstalledLeafHook(gate.hook, param))
+                self._hooks.append((param, gate.hook))
+                self.owner.installed.on_failure(self._hooks.pop)
+                self.passes.begun.beginning = self.renew
         gate.attach(spec, place.site)
 
 
@@ -319,8 +347,11 @@ def place_tensor(
             )
         gate = TensorGate(owner, name, kind)
         if tensor.is_leaf:
-            gate.parts = GradientParts(tensor, accumulated=kind in ACCUMULATED)
-        owner.installed.install(InstalledHook(_hook(gate, tensor)))
+            gate.parts = GradientParts(leaf_in_backward, accumulated=kind in ACCUMULATED)
+            handle = _hook(gate, tensor).handle
+        else:
+            handle = hook_gradient(tensor, gate.fire)
+        owner.installed.install(InstalledHook(handle))
         gate.attach(spec, Site(name, kind))
 
 
@@ -359,4 +390,4 @@ def _kinds(
 
 
 unserializable_hook(TensorGate.fire)
-untraced(TensorGate.fire, GradientParts.add, _hook_accumulated, _hook_node)
+untraced(TensorGate.fire, GradientParts.add, _accumulated, _hook_node)

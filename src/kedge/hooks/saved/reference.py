@@ -54,8 +54,8 @@ class KeptByReference:
     """One saved tensor that is kept by reference; see Note [By reference].
 
     Attributes:
-        origin: A weak reference to the tensor itself: the error names the operation that changed it
-            last.
+        origin: Returns the tensor itself, if it still exists: the error names the operation that
+            changed it last.
         version: The version of its memory when it was saved; None where PyTorch does not count
             versions.
         reader: Notified when autograd reads the tensor; None without one.
@@ -66,11 +66,12 @@ class KeptByReference:
 
     def __init__(self, value: Tensor, reader: UnpackListener | None = None) -> None:
         self.made = not value.is_leaf
-        self._held, self.origin, self.reader = (
-            value.detach() if self.made else value,
-            _weak(value),
-            reader,
-        )
+        self.reader = reader
+        self.origin: Callable[[], Tensor | None]
+        if self.made:
+            self._held, self.origin = value.detach(), _weak(value)
+        else:  # held itself; a weak reference would keep the program from swapping it
+            self._held, self.origin = value, lambda: value
         try:
             self.version: int | None = changes(value)
         except RuntimeError:  # inference tensors have no counter

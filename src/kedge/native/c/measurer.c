@@ -31,10 +31,10 @@ typedef struct {
 
 enum { ROWS, PLACES, COUNTERS };
 enum { REFUSED = 0, DONE = 1, FRESH = 2, NEW_SOURCE = 4, NO_ROOM = 8 };
-enum { AS_VALUE, AS_OUTPUT, AS_INPUT };
+enum { AS_VALUE, AS_OUTPUT, AS_INPUT, AS_LASTING };
 enum { FIRST_ROOM = 256, MOST_SITES = 1 << 28 };
 
-static PyObject *version_name;
+static PyObject *version_name, *requires_grad_name, *is_leaf_name;
 
 /* -- which values were seen ---------------------------------------------------------------------------------- */
 
@@ -49,6 +49,21 @@ static long long version_of(PyObject *tensor) {
     long long version = PyLong_AsLongLong(number);
     Py_DECREF(number);
     return version == -1 && PyErr_Occurred() ? -2 : version;
+}
+
+static int is_true(PyObject *tensor, PyObject *name) {
+    PyObject *found = PyObject_GetAttr(tensor, name);
+    int result = found ? PyObject_IsTrue(found) : -1;
+    Py_XDECREF(found);
+    return result;
+}
+
+/* Whether the program may swap a tensor within the step, which PyTorch refuses if there is a weak reference to it:
+ * a parameter, its gradient, or an input that is a leaf. -1 with an exception set. */
+static int may_be_swapped(PyObject *tensor, long role) {
+    if (role != AS_INPUT) return role == AS_LASTING;
+    int differentiable = is_true(tensor, requires_grad_name);
+    return differentiable == 1 ? is_true(tensor, is_leaf_name) : differentiable;
 }
 
 /* The place of a tensor, or the free one where it belongs. */
@@ -195,7 +210,7 @@ static long note(Measurer *self, PyObject *tensor, long long version, const Meas
     long result = DONE, source = seen ? seen->source : -1;
     int64_t row = seen ? seen->row : take_row(self, value, known, draws);
     if (!seen) {
-        if (remember(self, tensor, *ref, version, row, role == AS_OUTPUT ? site : -1)) return -1;
+        if (*ref && remember(self, tensor, *ref, version, row, role == AS_OUTPUT ? site : -1)) return -1;
         *ref = NULL;
         result |= FRESH;
     }
@@ -221,8 +236,9 @@ static PyObject *observe(PyObject *object, PyObject *const *args, Py_ssize_t giv
     if (!find(self, args[0], version)) {
         int readable = read_tensor(args[0], (int)what, &value);
         if (readable != 1) return readable < 0 ? NULL : PyLong_FromLong(REFUSED);
-        ref = PyWeakref_NewRef(args[0], NULL);
-        if (!ref) return NULL;
+        int swapped = may_be_swapped(args[0], role);
+        ref = swapped ? NULL : PyWeakref_NewRef(args[0], NULL);
+        if (swapped < 0 || (!swapped && !ref)) return NULL;
     }
     long result = note(self, args[0], version, &value, &ref, site, role, draws);
     Py_XDECREF(ref);
@@ -359,11 +375,14 @@ int add_measurer(PyObject *module) {
         const char *name;
         long value;
     } constants[] = {{"REFUSED", REFUSED}, {"DONE", DONE}, {"FRESH", FRESH}, {"NEW_SOURCE", NEW_SOURCE}, {"NO_ROOM", NO_ROOM},
-                     {"AS_VALUE", AS_VALUE}, {"AS_OUTPUT", AS_OUTPUT}, {"AS_INPUT", AS_INPUT}};
+                     {"AS_VALUE", AS_VALUE}, {"AS_OUTPUT", AS_OUTPUT}, {"AS_INPUT", AS_INPUT}, {"AS_LASTING", AS_LASTING}};
     for (size_t i = 0; i < sizeof constants / sizeof *constants; i++)
         if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value)) return -1;
     version_name = PyUnicode_InternFromString("_version");
-    PyObject *type = version_name ? PyType_FromSpec(&spec) : NULL;
+    requires_grad_name = PyUnicode_InternFromString("requires_grad");
+    is_leaf_name = PyUnicode_InternFromString("is_leaf");
+    bool named = version_name && requires_grad_name && is_leaf_name;
+    PyObject *type = named ? PyType_FromSpec(&spec) : NULL;
     int failed = !type || PyModule_AddObjectRef(module, "Measurer", type);
     Py_XDECREF(type);
     return failed ? -1 : 0;

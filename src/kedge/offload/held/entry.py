@@ -303,7 +303,8 @@ class PartOfEntry(Handle):
 
     def __init__(self, entry: StorageEntry, value: Tensor, call: ModelCall) -> None:
         self.entry, self.call = entry, call
-        self.made, self._origin = not value.is_leaf, weakref.ref(value)
+        self.made = not value.is_leaf
+        self._origin = weakref.ref(value) if self.made else lambda: None
         self.size, self.stride, self.dtype, self.device = (
             value.shape,
             value.stride(),

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from kedge.flow import Act, Event
+from kedge.hooks.placing.leaf_hooks import LeafHook, next_hook
 from kedge.sites.site import Site
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import at_end_of_backward, graph_task
@@ -63,7 +64,7 @@ class BackwardPasses:
         self.places, self.handler = places, handler
         self.skipped, self.counts = LossCheck(), True
         self.seconds = 0.0
-        self._arrived, self._settled = 0, False
+        self._arrived, self._settled, self._since = 0, False, 0
         self._kept: dict[int, ParameterSites] = {}
         self._threads: set[int] = set()
         self._tasks: dict[int, None] = {}
@@ -74,14 +75,36 @@ class BackwardPasses:
 
     def listen(self, params: Iterable[nn.Parameter], *, again: bool = False) -> None:
         """Hook watched parameters without a hook; with `again` also those whose hook was removed."""
-        for place in self.places.among(params):
-            param = place.param()
-            if param is None or (place.hook is not None and (place.is_hooked or not again)):
+        for param in params:
+            place = self.places.of(param)
+            if place is None or (place.hook is not None and not again):
                 continue
-            if not is_lazy(param) and param.requires_grad and param.is_leaf:
-                place.hook = param.register_post_accumulate_grad_hook(self.arrived)
+            if place.hook is not None and place.is_hooked:
+                place.hook.renew(param, self._since)
+            elif not is_lazy(param) and param.requires_grad and param.is_leaf:
+                place.hook = LeafHook(param, self.arrived, accumulated=True, find=place.param)
                 self._settled = False
                 self._kept.pop(id(param), None)
+
+    def renew(self) -> None:
+        """Hook the parameters again that the program has swapped; see Note [Hooks of a swapped leaf].
+
+        First those that always have a hook are looked at, if there are any: a program swaps
+        all parameters of a module.
+        """
+        places: Iterable[ParameterSites] = self._kept.values() if self._settled else self.places
+        if any(map(self._renewed, list(places))):
+            for place in self.places:
+                self._renewed(place)
+            self._settled = False
+        self._since = next_hook()
+
+    def _renewed(self, place: ParameterSites) -> bool:
+        hook = place.hook
+        if hook is None or hook.removed:
+            return False
+        param = place.param()
+        return param is not None and hook.renew(param, self._since)
 
     @property
     def are_settled(self) -> bool:
@@ -104,9 +127,9 @@ class BackwardPasses:
         self._kept.clear()
         for place in (place for places in seen for place in places):
             if place.first or id(place) in kept:
-                self._kept[id(place.param())] = place
-            elif place.hook is not None:
-                place.hook.remove()
+                self._kept[place.id] = place
+            else:
+                place.park()
 
     def reached_here(self, params: Iterable[Tensor]) -> bool:
         """Whether gradients of some parameters arrive in this thread, so that no other thread changes them."""
@@ -122,8 +145,7 @@ class BackwardPasses:
     def close(self) -> None:
         """Remove every hook."""
         for place in self.places:
-            if place.hook is not None:
-                place.hook.remove()
+            place.unhook()
 
     def arrived(self, param: nn.Parameter) -> None:
         """Called by autograd when a parameter's gradient has been accumulated."""
@@ -137,7 +159,7 @@ class BackwardPasses:
             return
         start, task = perf_counter(), graph_task()
         if place is None:
-            place = self.places.of(param)
+            place = self.places.hooked(param)
             if place is not None:
                 self._note(place)
         self.seconds += perf_counter() - start

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from kedge.actions.measure.meter import Meter
 from kedge.by_identity import ByIdentity
@@ -31,6 +32,7 @@ from kedge.watch.models.naming import names_in_frames, prefix_of
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.parked_hooks import WatchSession
 from kedge.watch.models.roots import RootModule, WantedSites, free_prefix, next_of
+from kedge.watch.models.slots import ParameterSlot, holder, slots_in
 
 _OF_PARAMETERS = ("param", "param.grad")
 """The kinds that are measured together; the updates of optimizers belong to them."""
@@ -138,19 +140,23 @@ class Models:
 
     def _place_parameters(self, module: nn.Module, root: RootModule) -> None:
         fresh = self.places.unplaced(module)
-        self.places.put(fresh, root, lambda path: self.wanted.wants(path, module, _OF_PARAMETERS))
+        inside = modules_in(module)
+        named = [(n, p, ParameterSlot(*holder(inside, n), p)) for n, p in fresh]
+        self.places.put(named, root, lambda path: self.wanted.wants(path, module, _OF_PARAMETERS))
         # Hooks on a parameter that is spread over several processes do not fire: its gradient is
         # read at the optimizer.
         self.passes.listen(param for _, param in fresh if own_part(param) is param)
 
-    def watch_tensors(self, tensors: Sequence[nn.Parameter]) -> None:
-        """Make a root of tensors that belong to no module."""
+    def watch_tensors(self, tensors: Sequence[nn.Parameter], optimizer: Optimizer) -> None:
+        """Make a root of tensors of an optimizer that belong to no module."""
         prefix = (
             "" if all(root.prefix for root in self.roots) else free_prefix("tensors", self.roots)
         )
         root = RootModule(len(self.roots), prefix, {"": "tensors"}, sum(p.numel() for p in tensors))
         self.roots.append(root)
-        named = zip(names_in_frames(tensors), tensors, strict=True)
+        slots = {id(param): slot for slot, param in slots_in(optimizer)}
+        names = names_in_frames(tensors)
+        named = [(n, p, slots[id(p)]) for n, p in zip(names, tensors, strict=True)]
         self.places.put(
             named, root, lambda path: self.wanted.wants(path, nn.Module(), _OF_PARAMETERS)
         )

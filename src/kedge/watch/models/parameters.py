@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils.hooks import RemovableHandle
 
+from kedge.hooks.placing.leaf_hooks import LeafHook
 from kedge.sites.leaves import own_part
 from kedge.sites.site import Site
 from kedge.torch_internals.module_tables import parameters_in
 from kedge.watch.models.roots import RootModule
+from kedge.watch.models.slots import OptimizerSlot, TensorSlot
 
 
 @dataclass
 class ParameterSites:
-    """The state of one parameter, which is held weakly.
+    """The state of one parameter, which is not held.
 
     Attributes:
-        param: A weak reference to it.
+        id: Its id.
+        slot: Where it stands: in a module, or in an optimizer.
         site: Its recorded site.
         root: Its root.
         wanted: Whether it is measured.
         trainable: Whether it is expected to get a gradient.
+        held: Where it stands in an optimizer that trains it; None without one.
         hook: The hook that reports its gradients.
         order: How many parameters had a gradient before this one; None as long as it had none.
         first: Whether a pass reached it before all others.
@@ -34,22 +36,47 @@ class ParameterSites:
         times: How many gradients arrived while the hook was installed.
     """
 
-    param: weakref.ref[nn.Parameter]
+    id: int
+    slot: TensorSlot
     site: Site
     root: RootModule
     wanted: bool
     trainable: bool
-    hook: RemovableHandle | None = None
+    held: OptimizerSlot | None = None
+    hook: LeafHook | None = None
     order: int | None = None
     first: bool = False
     task: int = -1
     thread: int = 0
     times: int = 0
 
+    def param(self) -> Tensor | None:
+        """Return the parameter; None if it stands nowhere any longer."""
+        param = self.slot()
+        if param is None and self.held is not None:
+            return self.held()
+        return param
+
     @property
     def is_hooked(self) -> bool:
         """Whether the hook is installed."""
-        return self.hook is not None and self.hook.id in (self.hook.hooks_dict_ref() or {})
+        return self.hook is not None and self.hook.is_in_table
+
+    def is_of(self, param: Tensor) -> bool:
+        """Whether it is the state of this parameter, and not of a former one at its address."""
+        if self.param() is param:
+            return True
+        return self.hook is not None and self.hook.was_put_on(param)
+
+    def park(self) -> None:
+        """Remove the hook until another is needed; the table of a tensor of no module stays, by which it is known."""
+        if self.hook is not None:
+            self.hook.remove(None if isinstance(self.slot, OptimizerSlot) else self.param())
+
+    def unhook(self) -> None:
+        """Remove the hook for good."""
+        if self.hook is not None:
+            self.hook.remove(self.param())
 
 
 class WatchedParameters:
@@ -68,28 +95,32 @@ class WatchedParameters:
 
     def put(
         self,
-        named: Iterable[tuple[str, nn.Parameter]],
+        named: Iterable[tuple[str, nn.Parameter, TensorSlot]],
         root: RootModule,
         wanted: Callable[[str], bool],
     ) -> None:
         """Add parameters of a root.
 
         Args:
-            named: The parameters by their names in the root.
+            named: The parameters with their names in the root, and where they stand.
             root: The root.
             wanted: Whether the parameter with a recorded path is measured.
         """
-        for name, param in named:
+        for name, param, slot in named:
             path = root.label(name)
             trainable = param.requires_grad and own_part(param) is param
             self._places[id(param)] = ParameterSites(
-                weakref.ref(param), Site(path, "param"), root, wanted(path), trainable
+                id(param), slot, Site(path, "param"), root, wanted(path), trainable
             )
 
     def of(self, param: Tensor) -> ParameterSites | None:
         """Return the entry of a parameter; None if it belongs to no root."""
         place = self._places.get(id(param))
-        return place if place is not None and place.param() is param else None
+        return place if place is not None and place.is_of(param) else None
+
+    def hooked(self, param: Tensor) -> ParameterSites | None:
+        """Return the entry of a parameter whose hook has just been called, and which is therefore the very one."""
+        return self._places.get(id(param))
 
     def measured(self, param: nn.Parameter) -> ParameterSites | None:
         """Return the entry of a parameter; None if it is not measured."""
@@ -100,9 +131,9 @@ class WatchedParameters:
         """Return all entries; those of deleted parameters stay until `forget_gone`."""
         return iter(list(self._places.values()))
 
-    def among(self, params: Iterable[Tensor]) -> list[ParameterSites]:
-        """Return the entries of some parameters, as far as they have one."""
-        return [place for param in params if (place := self.of(param)) is not None]
+    def among(self, params: Iterable[Tensor]) -> Iterator[ParameterSites]:
+        """Yield the entries of some parameters, as far as they have one."""
+        return (place for param in params if (place := self.of(param)) is not None)
 
     def by_root(self) -> list[list[ParameterSites]]:
         """Return the entries of each root's parameters."""
@@ -124,8 +155,7 @@ class WatchedParameters:
         for key, place in list(self._places.items()):
             if place.root is root:
                 del self._places[key]
-                if place.hook is not None:
-                    place.hook.remove()
+                place.unhook()
 
     def forget_gone(self) -> None:
         """Drop the entries of parameters that no longer exist."""

@@ -13,9 +13,10 @@ from torch.nn.parameter import is_lazy
 from kedge import native
 from kedge.sites.leaves import has_memory, own_part
 from kedge.torch_internals import modes
-from kedge.torch_internals.module_tables import buffers_in
+from kedge.torch_internals.module_tables import buffers_in, modules_in
 from kedge.watch.models.parameters import WatchedParameters
 from kedge.watch.models.roots import RootModule
+from kedge.watch.models.slots import BufferSlot, holder
 
 _MOST_NAMED = 16
 """Most tensors that the event names."""
@@ -35,7 +36,7 @@ class ClosingExam:
 
     def __init__(self, places: WatchedParameters, step: Callable[[], int]) -> None:
         self._places, self._step = places, step
-        self._buffers: dict[int, list[tuple[str, weakref.ref[Tensor]]]] = {}
+        self._buffers: dict[int, list[tuple[str, BufferSlot]]] = {}
         self._finalizers: list[weakref.finalize[Any, Any]] = []
         self._notes: list[Mapping[str, Any]] = []
 
@@ -48,12 +49,14 @@ class ClosingExam:
             module: The root's module.
             root: The root.
             examine: Calls `examine` of this object, shielded; called when the module is deleted, as
-                when the function that trained it returns. Its tensors still exist then.
+                when the function that trained it returns. The modules inside still
+                exist then; its own parameters are found in its optimizers.
         """
         buffers = list(buffers_in(module).items())
         bad = {name for name, _, _ in _not_finite(buffers)}
+        inside = modules_in(module)
         self._buffers[root.index] = [
-            (name, weakref.ref(b)) for name, b in buffers if name not in bad
+            (name, BufferSlot(*holder(inside, name))) for name, _ in buffers if name not in bad
         ]
         finalizer = weakref.finalize(module, examine, root)
         finalizer.atexit = False
@@ -69,7 +72,9 @@ class ClosingExam:
         )
         bad = [_entry("param", *found) for found in _not_finite(parameters)]
         buffers = (
-            (name, b) for name, ref in self._buffers.pop(root.index, ()) if (b := ref()) is not None
+            (name, b)
+            for name, slot in self._buffers.pop(root.index, ())
+            if (b := slot()) is not None
         )
         bad += [
             _entry("buffer", root.label(name), nan, inf) for name, nan, inf in _not_finite(buffers)

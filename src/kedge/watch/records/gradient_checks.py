@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
-from torch.utils.hooks import RemovableHandle
 
 from kedge import native
+from kedge.hooks.placing.leaf_hooks import LeafHook
 from kedge.sites.operation_names import plain_name
 from kedge.torch_internals.autograd_nodes import behind, by_need, is_leaf, sequence_number
 from kedge.torch_internals.dynamo import untraced
@@ -51,7 +51,7 @@ class GradientChecks:
 
     def __init__(self, passes: BackwardPasses) -> None:
         self.passes = passes
-        self._hooks: dict[int, RemovableHandle] = {}
+        self._hooks: dict[int, tuple[ParameterSites, LeafHook]] = {}
 
     def learn(self, losses: Iterable[Tensor], task: int) -> None:
         """Choose the gradients to check, at the end of a backward pass from some losses, the pass of a number."""
@@ -66,21 +66,18 @@ class GradientChecks:
         param = last.param() if last is not None else None
         if last is None or param is None:
             return
-        old = self._hooks.pop(id(param), None)
+        old = self._hooks.pop(last.id, None)
         if old is not None:
-            old.remove()
-        self._hooks = {
-            key: hook for key, hook in self._hooks.items() if hook.hooks_dict_ref() is not None
-        }
-        self._hooks[id(param)] = param.register_post_accumulate_grad_hook(
-            self._check_of(last, places)
-        )
+            old[1].remove(param)
+        self._hooks = {key: known for key, known in self._hooks.items() if known[1].is_in_table}
+        check = self._check_of(last, places)
+        self._hooks[last.id] = last, LeafHook(param, check, accumulated=True, find=last.param)
 
     def _check_of(
         self, last: ParameterSites, places: Iterable[ParameterSites]
     ) -> Callable[[Tensor], None]:
         others: list[Callable[[], Any]] = list(
-            {id(p): p.param for p in places if p is not last}.values()
+            {p.id: p.param for p in places if p is not last}.values()
         )
         passes, skipped, nonfinite = self.passes, self.passes.skipped, native.known_nonfinite
         was_bad = 0
@@ -106,8 +103,8 @@ class GradientChecks:
 
     def close(self) -> None:
         """Remove every hook."""
-        for hook in self._hooks.values():
-            hook.remove()
+        for place, hook in self._hooks.values():
+            hook.remove(place.param())
         self._hooks.clear()
 
 

@@ -168,7 +168,7 @@ class TrainingRecord:
         places = self.models.places
         return [
             *places.by_root(),
-            *(places.among(params_of(o)) for o in self.optimizers.known().values()),
+            *(list(places.among(params_of(o))) for o in self.optimizers.known().values()),
         ]
 
     def end(self, shield: WatchShield) -> list[dict[str, Any]]:

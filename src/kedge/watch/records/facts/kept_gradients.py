@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim import Optimizer
 
 from kedge import native
@@ -15,15 +15,15 @@ from kedge.sites.leaves import own_part
 from kedge.torch_internals import modes
 from kedge.torch_internals.tensors import version_of
 from kedge.watch.models.backwards import BackwardPasses
-from kedge.watch.models.optimizers import params_of
+from kedge.watch.models.slots import TensorSlot, slots_in
 
 _CHECKED = 8
 """Most gradients of an optimizer that are compared to learn whether they were zeroed."""
 _SMALL = 1 << 16
 """Most elements of a gradient that is compared."""
 
-_Gradient: TypeAlias = tuple[weakref.ref[Tensor], weakref.ref[Tensor], int]
-"""A parameter, its gradient, and the version of the gradient's memory."""
+_Gradient: TypeAlias = tuple[TensorSlot, StorageWeakRef, int]
+"""A parameter's place, the memory of its gradient, and the version of that memory."""
 
 
 class KeptGradients:
@@ -52,7 +52,8 @@ class KeptGradients:
         """Remember the current gradients: if a later pass finds them changed, they were zeroed in between."""
         for key, left in self._left.items():
             if key not in self._zeroed and passes.reached_here(_params(left)):
-                self._left[key] = _gradients(_params(left))
+                slots = ((slot, p) for slot, _, _ in left if (p := slot()) is not None)
+                self._left[key] = _gradients(slots)
 
     def before_step(self, step: int, optimizer: Optimizer, index: int) -> list[Mapping[str, Any]]:
         """Return a note if the gradients that an optimizer is about to use still include those of its last step."""
@@ -78,7 +79,7 @@ class KeptGradients:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Remember some gradients of an optimizer that has just stepped."""
-        self._left[id(optimizer)] = _gradients(params_of(optimizer))
+        self._left[id(optimizer)] = _gradients(slots_in(optimizer))
         self._zeroed.discard(id(optimizer))
         self._inside.pop(id(optimizer), None)
         self._passed = False
@@ -91,19 +92,19 @@ class KeptGradients:
 
 
 def _params(kept: Iterable[_Gradient]) -> list[Tensor]:
-    return [param for ref, _, _ in kept if (param := ref()) is not None]
+    return [param for slot, _, _ in kept if (param := slot()) is not None]
 
 
-def _gradients(params: Iterable[Tensor]) -> list[_Gradient]:
+def _gradients(params: Iterable[tuple[TensorSlot, Tensor]]) -> list[_Gradient]:
     """Return some small, dense gradients, each with its parameter and the version of its memory."""
-    counted = ((p, g) for p in params if (g := p.grad) is not None and version_of(g) >= 0)
+    counted = ((s, g) for s, p in params if (g := p.grad) is not None and version_of(g) >= 0)
     dense = (
-        (p, g) for p, g in counted if g.layout is torch.strided and g.is_cpu and modes.has_data(g)
+        (s, g) for s, g in counted if g.layout is torch.strided and g.is_cpu and modes.has_data(g)
     )
-    small = ((p, g) for p, g in dense if g.numel() <= _SMALL and _is_some(g))
+    small = ((s, g) for s, g in dense if g.numel() <= _SMALL and _is_some(g))
     return [
-        (weakref.ref(p), weakref.ref(g), version_of(g))
-        for (p, g), _ in zip(small, range(_CHECKED), strict=False)
+        (slot, StorageWeakRef(own_part(g).untyped_storage()), version_of(g))
+        for (slot, g), _ in zip(small, range(_CHECKED), strict=False)
     ]
 
 
@@ -116,7 +117,9 @@ def _is_some(grad: Tensor) -> bool:
 
 def _is_left(one: _Gradient) -> bool:
     """Whether a parameter still has the same gradient, unchanged."""
-    param, grad = one[0](), one[1]()
-    return (
-        param is not None and grad is not None and param.grad is grad and version_of(grad) == one[2]
-    )
+    slot, memory, version = one
+    param = slot()
+    grad = None if param is None else param.grad
+    if grad is None or grad.layout is not torch.strided or version_of(grad) != version:
+        return False
+    return modes.has_data(grad) and StorageWeakRef(own_part(grad).untyped_storage()) == memory

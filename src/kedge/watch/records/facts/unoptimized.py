@@ -95,8 +95,8 @@ class UnoptimizedParameters:
             "graded": [root.label(n) for n in graded[:_NAMED]],
             "replaced": [
                 at.site.path
-                for at in places
-                if at.root is root and (p := at.param()) is not None and id(p) in held and id(p) not in here
+                for at in places.among(held.values())
+                if at.root is root and at.id not in here
             ][:_NAMED],
             "outside": [type(m).__name__ for m in outside], "outside_fixed": not any(m.training for m in outside),
             "tensors": [root.label(name) for name in _plain_tensors(module, held)][:_NAMED],

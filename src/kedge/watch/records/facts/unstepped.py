@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable
 
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch.optim import Optimizer
 from kedge.actions.measure.table import Departures, HostCopy
 from kedge.sites.leaves import own_part
 from kedge.torch_internals import modes
-from kedge.watch.models.optimizers import params_of
+from kedge.watch.models.slots import TensorSlot, slots_in
 
 _SMALL = 1 << 16
 """Most elements of a parameter that is compared."""
@@ -27,7 +26,7 @@ class Unstepped:
 
     def __init__(self) -> None:
         self._in_vain = self._compared = 0
-        self._before: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        self._before: list[tuple[TensorSlot, Tensor]] = []
         self._changed: list[HostCopy] = []
 
     @property
@@ -44,19 +43,19 @@ class Unstepped:
             unstepped: Optimizers without a step whose parameters are compared from this pass on.
         """
         small = [
-            p
+            (slot, p)
             for optimizer in unstepped
-            for p in params_of(optimizer)
+            for slot, p in slots_in(optimizer)
             if p.numel() <= _SMALL and modes.has_data(p)
         ][:_COMPARED]
-        self._before += [(weakref.ref(p), own_part(p).detach().clone()) for p in small]
+        self._before += [(slot, own_part(p).detach().clone()) for slot, p in small]
         if not self._before or passes % _COMPARED_EVERY:
             return
         self._read()
         alive = [
             (own_part(param).detach(), before)
-            for ref, before in self._before
-            if (param := ref()) is not None
+            for slot, before in self._before
+            if (param := slot()) is not None
         ]
         if not alive or any(
             param.shape != before.shape or param.device != before.device for param, before in alive

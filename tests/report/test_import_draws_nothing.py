@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-PROGRAM = "import random\nrandom.seed(0)\nimport torch\nprint(random.random())\n"
+DRAWS = "print(random.random())"
+SEEDED = "import random; random.seed(0); import torch"
+TRAINS = """
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+"""
 
 
 def printed(*command: str) -> str:
@@ -17,12 +26,13 @@ def printed(*command: str) -> str:
     return done.stdout
 
 
+@pytest.mark.parametrize("between", ["", TRAINS, TRAINS + "import rich.style"])
 def test_a_program_that_seeds_before_it_imports_torch_draws_the_same_numbers(
-    tmp_path: Path,
+    tmp_path: Path, between: str
 ) -> None:
-    """Kedge imports its own modules when the program imports PyTorch, and draws nothing then."""
+    """Kedge imports its own modules when the program imports PyTorch, and draws nothing then; Rich is the program's to import first."""
     program, recording = tmp_path / "program.py", tmp_path / "it.kedge"
-    program.write_text(PROGRAM)
+    program.write_text(f"{SEEDED}\n{between}\n{DRAWS}")
 
     ours = printed("-m", "kedge", "run", "-q", "-o", str(recording), str(program))
 

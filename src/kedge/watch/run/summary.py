@@ -1,4 +1,10 @@
-"""The end of a recording, and the last lines for its user."""
+"""The end of a recording, and the last lines for its user.
+
+# Note [Rich and the program's random numbers]
+On import, Rich draws a number from Python's generator. Where the program itself imports Rich after
+it has seeded that, it has to draw the same number as without Kedge; so a watch does not import Rich
+before the program has ended. Until then nothing is drawn in colours.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +17,6 @@ from kedge import native
 from kedge.errors import RecordingError
 from kedge.native import on_device
 from kedge.program.ending import ended_before, text_of
-from kedge.report.apart import apart_in_short
-from kedge.report.head import lost_ranks
-from kedge.report.verdict import advice, not_watched, tally, verdict
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project_config import configured_rules
 from kedge.short_text import counted, percent, seconds
@@ -148,6 +151,9 @@ def _checked(name: str, place: Path, folder: Path | None, end: EndClock) -> list
 
 
 def _judged(name: str, place: Path, folder: Path | None, end: EndClock) -> list[str]:
+    from kedge.report.apart import apart_in_short
+    from kedge.report.head import lost_ranks
+
     recording = Recording.open(place)
     judgement = judge(recording, configured_rules(folder=folder), end.is_over)
     lines = [*lost_ranks(recording), in_short(judgement)]
@@ -166,6 +172,8 @@ def in_short(judgement: Judgement) -> str:
 
     The line counts them, and names the first rules and those that could not judge.
     """
+    from kedge.report.verdict import advice, not_watched, tally, verdict
+
     findings = judgement.findings
     if not findings:
         return "; ".join([verdict(judgement, NAMED_RULES), *advice(judgement)])

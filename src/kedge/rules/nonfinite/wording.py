@@ -61,7 +61,8 @@ _SENTENCES = {
     "used it, and nothing was recorded before: it came from the initialisation or a checkpoint, or "
     "from a step without records.",
     ("optimizer", "between"): "{site} contained {value} when the forward of step {step} used it, "
-    "and all was finite in step {before}: the optimizer's step between the two made it.",
+    "and all was finite in step {before}: the optimizer's step between the two made it, or the "
+    "program's own code wrote it.",
     ("optimizer", "seen"): _FIRST
     + "the parameter and its gradient were finite, so the optimizer's step made it.",
     ("optimizer", "among"): _FIRST
@@ -174,8 +175,9 @@ _ENTRY = (
 )
 _PARAMETER = "Check the checkpoint and the initialisation with torch.isfinite"
 _STEPPED = (
-    "Lower the learning rate or warm it up, clip gradients, and check the optimizer's state if it "
-    "came from a checkpoint."
+    "If the program writes to the parameter itself between the steps, look there; else lower the "
+    "learning rate or warm it up, clip gradients, and check the optimizer's state if it came from a "
+    "checkpoint."
 )
 _WRITTEN = (
     "Look at what the program does between backward() and step(): clip_grad_norm_ with an infinite "

@@ -260,9 +260,7 @@ def test_a_program_that_fails_early_leaves_nothing(
 
 def test_a_watch_that_cannot_begin_is_reported_as_such(kedge: Kedge, script: Script) -> None:
     """The failure has its line, and the last one does not say that the program did without torch."""
-    source = (
-        "import sys; sys.modules['kedge.watch.run.summary'] = None; import torch; print('hello')"
-    )
+    source = "import sys; sys.modules['kedge.watch.run.begin'] = None; import torch; print('hello')"
 
     done = kedge("run", script(source), fresh=True)
     failure, *rest = done.stderr.splitlines()

@@ -217,7 +217,7 @@ class RunEnd:
     def _finish(self, ending: Ending) -> WatchSummary | None:
         summary = self.watching.finish()
         if summary is not None:
-            from kedge.watch.run.summary import end_of
+            from kedge.watch.run.end_event import end_of
 
             self.recorder.event(end_of(summary, ending.status, ending.error))
         self.recorder.close()

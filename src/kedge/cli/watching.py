@@ -95,7 +95,10 @@ class Watching:
 
     def _enter(self) -> None:
         began = perf_counter()
-        import kedge.watch.run.summary  # noqa: F401 - for the end, when the program may have changed what imports need
+        # For the end, when the program may have changed what imports need; but not Rich, see
+        # Note [Rich and the program's random numbers] in `kedge.watch.run.summary`.
+        import kedge.rules.judgement
+        import kedge.watch.run.end_event  # noqa: F401
         from kedge.watch.run.begin import make_watch
 
         self.watch = make_watch(self.log, self.order, self.place)

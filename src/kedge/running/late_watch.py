@@ -44,10 +44,10 @@ from kedge.watch.models.holders import holders_of
 from kedge.watch.models.optimizers import living, params_of
 from kedge.watch.run.begin import begin_recording, make_watch
 from kedge.watch.run.block import script_name
+from kedge.watch.run.end_event import end_of
 from kedge.watch.run.options import BEGINNING, ENDING, WatchOptions, manifest_of
 from kedge.watch.run.ranks import LaunchedRank
 from kedge.watch.run.recorder import RecordingSink
-from kedge.watch.run.summary import end_of
 from kedge.watch.watcher import Watcher
 
 _PAUSE = 0.1

@@ -13,10 +13,11 @@ from kedge.stderr import Shield
 from kedge.store.recording import Recording
 from kedge.watch.run.begin import begin_recording
 from kedge.watch.run.end_clock import EndClock
+from kedge.watch.run.end_event import end_of
 from kedge.watch.run.ranks import LaunchedRank
 from kedge.watch.run.recorder import RecordingSink
 from kedge.watch.run.sinks import RunSink, Sinks
-from kedge.watch.run.summary import CHECKING, end_of, last_words
+from kedge.watch.run.summary import CHECKING, last_words
 from kedge.watch.totals import WatchSummary
 
 

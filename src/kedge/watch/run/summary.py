@@ -1,9 +1,9 @@
-"""The end of a recording, and the last lines for its user.
+"""The last lines of a run for its user.
 
 # Note [Rich and the program's random numbers]
 On import, Rich draws a number from Python's generator. Where the program itself imports Rich after
-it has seeded that, it has to draw the same number as without Kedge; so a watch does not import Rich
-before the program has ended. Until then nothing is drawn in colours.
+it has seeded that, it has to draw the same number as without Kedge. So `kedge run` imports this
+module, and Rich with it, when the program has ended.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from kedge import native
 from kedge.errors import RecordingError
 from kedge.native import on_device
-from kedge.program.ending import ended_before, text_of
+from kedge.program.ending import ended_before
+from kedge.report.apart import apart_in_short
+from kedge.report.head import lost_ranks
+from kedge.report.verdict import advice, not_watched, tally, verdict
 from kedge.rules.judgement import Judgement, judge
 from kedge.rules.project_config import configured_rules
 from kedge.short_text import counted, percent, seconds
@@ -36,28 +38,6 @@ NO_SITE = "modules were called, but no selected site had a value that can be mea
 CHECKING = "checking the recording", "its findings are unknown"
 #: Most rules that the last lines name.
 NAMED_RULES = 3
-
-
-def end_of(summary: WatchSummary, status: int, error: BaseException | None) -> dict[str, Any]:
-    """Return the event that ends a recording.
-
-    Args:
-        summary: The figures of the run.
-        status: The exit status of the program.
-        error: The error that ended it; None if it ran to its last line.
-    """
-    uncaught = None if isinstance(error, SystemExit) else error
-    return {
-        "kind": "end",
-        "exit": status,
-        "steps": summary.steps,
-        "sampled": summary.sampled,
-        "seconds": summary.seconds,
-        "watching": summary.watching,
-        "slowdown": summary.watching / summary.seconds if summary.seconds else None,
-        "levels": summary.levels,
-        "error": text_of(uncaught) if uncaught is not None else None,
-    }
 
 
 def last_words(
@@ -151,9 +131,6 @@ def _checked(name: str, place: Path, folder: Path | None, end: EndClock) -> list
 
 
 def _judged(name: str, place: Path, folder: Path | None, end: EndClock) -> list[str]:
-    from kedge.report.apart import apart_in_short
-    from kedge.report.head import lost_ranks
-
     recording = Recording.open(place)
     judgement = judge(recording, configured_rules(folder=folder), end.is_over)
     lines = [*lost_ranks(recording), in_short(judgement)]
@@ -172,8 +149,6 @@ def in_short(judgement: Judgement) -> str:
 
     The line counts them, and names the first rules and those that could not judge.
     """
-    from kedge.report.verdict import advice, not_watched, tally, verdict
-
     findings = judgement.findings
     if not findings:
         return "; ".join([verdict(judgement, NAMED_RULES), *advice(judgement)])

@@ -35,6 +35,7 @@ from kedge.torch_internals.hook_tables import (
     on_tensor,
     put_table,
 )
+from kedge.torch_internals.own_work import own_work
 
 
 class LeafHook:
@@ -160,13 +161,15 @@ class LeafHook:
 
     def find_table(self, tensor: Tensor) -> None:
         """Make the handle point to the leaf's present table, which it gets if it has none."""
-        if self.table(tensor) is None and tensor.requires_grad:
-            new = self._register(tensor)
-            table: Any = new.hooks_dict_ref()
-            del table[new.id]
-            self.handle.hooks_dict_ref = new.hooks_dict_ref
-        elif (now := self.table(tensor)) is not None:
-            self.handle.hooks_dict_ref = weakref.ref(now)
+        with own_work():
+            now = self.table(tensor)
+            if now is not None:
+                self.handle.hooks_dict_ref = weakref.ref(now)
+            elif tensor.requires_grad:
+                new = self._register(tensor)
+                table: Any = new.hooks_dict_ref()
+                del table[new.id]
+                self.handle.hooks_dict_ref = new.hooks_dict_ref
 
     def remove(self, tensor: Tensor | None) -> None:
         """Remove the hook; a leaf that still exists loses its table if it is empty."""
@@ -177,9 +180,10 @@ class LeafHook:
 
     def drop_empty_table(self, tensor: Tensor) -> None:
         """Take the table from a leaf if it is empty; the next hook makes one that autograd knows."""
-        table = self.table(tensor)
-        if table is not None and not table:
-            put_table(tensor, None, accumulated=self._accumulated)
+        with own_work():
+            table = self.table(tensor)
+            if table is not None and not table:
+                put_table(tensor, None, accumulated=self._accumulated)
 
 
 class InstalledLeafHook(InstalledHook):

@@ -98,6 +98,7 @@ class Watching:
         # For the end, when the program may have changed what imports need; but not Rich, see
         # Note [Rich and the program's random numbers] in `kedge.watch.run.summary`.
         import kedge.rules.judgement
+        import kedge.rules.project_config
         import kedge.watch.run.end_event  # noqa: F401
         from kedge.watch.run.begin import make_watch
 

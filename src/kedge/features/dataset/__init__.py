@@ -1,5 +1,6 @@
 """The features of a whole data set in a folder: written by `extract_dataset`, read by `open_features`."""
 
+import kedge.report  # noqa: F401 - first: it imports Rich without drawing random numbers
 from kedge.features.dataset.cluster import Cluster
 from kedge.features.dataset.engine import extract_dataset
 from kedge.features.dataset.folder.reading import FeatureSet, open_features

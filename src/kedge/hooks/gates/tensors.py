@@ -282,17 +282,15 @@ class ParameterGates:
 
     def renew(self) -> None:
         """Hook the parameters again that the program has swapped; called when a forward pass begins."""
-        if self._hooks:
-            with own_work():
-                self._renew()
-
-    def _renew(self) -> None:
-        param, first = self._hooks[0]
-        renewed = first.renew(param, self._since)  # this looks closer
-        if renewed or any(content_of(param) != hook.content for param, hook in self._hooks):
-            for param, hook in self._hooks:
-                hook.renew(param, self._since)
-        self._since = next_hook()
+        if not self._hooks:
+            return
+        with own_work():
+            param, first = self._hooks[0]
+            renewed = first.renew(param, self._since)  # this looks closer
+            if renewed or any(content_of(param) != hook.content for param, hook in self._hooks):
+                for param, hook in self._hooks:
+                    hook.renew(param, self._since)
+            self._since = next_hook()
 
     def place(self, place: SitePlace, spec: Spec) -> None:
         """Attach taps to the gradient of a parameter.

@@ -91,14 +91,22 @@ class RecordingWriter:
     def __init__(self, folder: Path, rank: int, held: OwnFile) -> None:
         self.path = folder
         self._sites, self._held = folder / sites_file(rank), held
+        self._described: Sequence[Mapping[str, Any]] = ()
+        self._description = "[]"
         self._stats = StatsWriter(folder / STATS.format(rank=rank))
         with told(f"start {folder / events_file(rank)}"):
             self._events = OwnFile(folder / events_file(rank))
 
     def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
-        """Write the description of all sites and roots known so far; must precede the rows of a new site."""
-        document = {"roots": list(roots), "sites": list(sites)}
-        replace(self._sites, dumps(document) + "\n")
+        """Write the description of all sites and roots known so far; must precede the rows of a new site.
+
+        The same list of sites as in the last call is written as it was then: a large model has
+        many, and at the end only the roots are new.
+        """
+        if sites is not self._described:
+            self._described, self._description = sites, dumps(list(sites))
+        text = f'{{"roots": {dumps(list(roots))}, "sites": {self._description}}}\n'
+        replace(self._sites, text)
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
         """Append the rows of one step, in the form of :meth:`StatsWriter.write`."""
@@ -120,6 +128,7 @@ class RecordingWriter:
 
     def close(self) -> None:
         """End the recording. Closing twice has no effect."""
+        self._described, self._description = (), "[]"
         try:
             self._events.close()
             self._stats.close()

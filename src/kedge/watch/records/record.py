@@ -202,3 +202,4 @@ class TrainingRecord:
         """Drop the entries of all sites, when everything is written."""
         self.meter.sites.seats.clear()
         self.updates.release()
+        self.writer.release()

@@ -18,8 +18,8 @@ from kedge.watch.records.curves import Curves
 class StepSink(Sink, Protocol):
     """The sink of a watched run."""
 
-    def sites(self, sites: list[dict[str, Any]], roots: list[dict[str, Any]]) -> None:
-        """Receive the list of sites, whenever it has grown."""
+    def sites(self, sites: Sequence[Mapping[str, Any]], roots: Sequence[Mapping[str, Any]]) -> None:
+        """Receive the sites and roots, whenever there are more; `sites` is the same list if only the roots have changed."""
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Receive one event."""
@@ -53,7 +53,8 @@ class MeterSink:
         self.log, self.meter, self.curves = log, meter, curves
         self.roots, self.optimizers, self.sources = roots, optimizers, sources
         self.notes: list[Mapping[str, Any]] = []
-        self._written = (0, 0)
+        self._entries: list[dict[str, Any]] = []
+        self._described = (0, 0, 0, 0)
 
     def stats(self, step: int, columns: Mapping[str, Any]) -> None:
         """Write rows, together with the collected single numbers."""
@@ -73,22 +74,29 @@ class MeterSink:
         self.write_notes()
         self.log.stats(step, columns)
 
-    def write_sites(self, *, again: bool = False) -> None:
-        """Write the list of sites if it has grown; with `again` in any case."""
+    def write_sites(self) -> None:
+        """Write the sites and roots if more is known of the sites."""
+        if self._describe():
+            self._write_roots()
+
+    def _describe(self) -> bool:
+        """Make the entries of the sites again if more is known; return whether it is."""
         seats = self.meter.sites.seats.values()
-        size = (
-            len(seats) + sum(len(root.optimizers) for root in self.roots),
-            self.meter.sites.wires,
-        )
-        if not seats or (size == self._written and not again):
-            return
-        self._written, (lines, losses) = size, self.sources()
+        lines, losses = self.sources()
+        optimizers = sum(len(root.optimizers) for root in self.roots)
+        known = (len(seats) + optimizers, self.meter.sites.wires, len(lines), len(losses))
+        if not seats or known == self._described:
+            return False
+
+        self._described = known
+        self._entries = [_entry_of(seat, self.roots, lines, losses) for seat in seats]
+        return True
+
+    def _write_roots(self) -> None:
         for root in self.roots:
-            root.steps = max((self.optimizers.entries[i].steps for i in root.optimizers), default=0)
-        self.log.sites(
-            [_entry_of(seat, self.roots, lines, losses) for seat in seats],
-            [root.entry() for root in self.roots],
-        )
+            steps = (self.optimizers.entries[number].steps for number in root.optimizers)
+            root.steps = max(steps, default=0)
+        self.log.sites(self._entries, [root.entry() for root in self.roots])
 
     def write_notes(self) -> None:
         """Write the events in `notes`."""
@@ -101,8 +109,14 @@ class MeterSink:
         self.meter.finish()
         if self.roots and not self.meter.sites.seats:
             self.notes.clear()
-        self.write_sites(again=True)  # the number of steps of each root is final now
+        self._describe()
+        if self._entries:
+            self._write_roots()  # the number of steps of each is final now
         self.write_notes()
+
+    def release(self) -> None:
+        """Drop the entries of all sites, when everything is written."""
+        self._entries = []
 
 
 def _entry_of(

@@ -96,8 +96,12 @@ def _params(kept: Iterable[_Gradient]) -> list[Tensor]:
 
 
 def _gradients(params: Iterable[tuple[TensorSlot, Tensor]]) -> list[_Gradient]:
-    """Return some small, dense gradients, each with its parameter and the version of its memory."""
-    counted = ((s, g) for s, p in params if (g := p.grad) is not None and version_of(g) >= 0)
+    """Return some small, dense gradients, each with its parameter and the version of its memory.
+
+    The last parameters come first: they are near the loss, where a gradient is seldom zero.
+    """
+    nearest = reversed(list(params))
+    counted = ((s, g) for s, p in nearest if (g := p.grad) is not None and version_of(g) >= 0)
     dense = (
         (s, g) for s, g in counted if g.layout is torch.strided and g.is_cpu and modes.has_data(g)
     )

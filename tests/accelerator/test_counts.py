@@ -126,6 +126,21 @@ def test_as_kedge_run_does_it(sim: Any, every: int, budget: float | None) -> Non
     assert max(training.copies) == 1
 
 
+def test_losses_of_skipped_steps_are_copied_later(sim: Any, paced: Callable[..., None]) -> None:
+    """Nothing waits for them, and none leaves the device in its step."""
+    paced(*SKIPPED, *SKIPPED, *GUARDED)
+    training = Training(sim)
+    log = watch(training)
+    assert training.waits == NONE
+    assert training.copies == NONE
+    losses = log.recording().rows("loss")
+    assert losses.step.tolist() == list(range(STEPS))
+    plain = Training(sim, "cpu")
+    paced(*MEASURED)
+    expected = watch(plain).recording().rows("loss").statistic("mean")
+    assert losses.statistic("mean") == pytest.approx(expected, rel=1e-5)
+
+
 def test_what_is_recorded_is_what_a_cpu_would_have_recorded(
     sim: Any, paced: Callable[..., None]
 ) -> None:

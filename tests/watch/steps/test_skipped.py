@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from kedge.actions.measure.meter import Meter
 from kedge.rules.nonfinite.nan_born import NanBorn
+from kedge.store.recording import Recording
 from kedge.watch.step import StepKind
 from kedge.watch.steps.budget import Budget
 from kedge.watch.steps.costs import Costs
@@ -266,3 +267,55 @@ def test_counting_is_in_what_watching_took(monkeypatch: pytest.MonkeyPatch) -> N
 
     run(program)
     assert took[0] >= 200 * each
+
+
+def losses_of(recording: Recording, site: str) -> dict[int, float]:
+    """Return the recorded losses of a site by their steps."""
+    rows = recording.rows(site)
+    return dict(zip(rows.step.tolist(), rows.statistic("mean").tolist(), strict=True))
+
+
+def test_every_loss_of_every_step_is_recorded() -> None:
+    """Also where a step has two, and where a line calls backward in skipped steps alone."""
+    seen: dict[str, dict[int, float]] = {"loss": {}, "loss_2": {}, "loss_3": {}}
+
+    def program(_: Watcher) -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            near = -model(torch.randn(5, 4)).square().mean()
+            near.backward()
+            far = model(torch.randn(5, 4)).mean()
+            far.backward()
+            seen["loss"][step], seen["loss_2"][step] = near.item(), far.item()
+            if step > MEASURED:
+                late = model(torch.randn(5, 4)).sum()
+                late.backward()
+                seen["loss_3"][step] = late.item()
+            optimizer.step()
+
+    recording = run(program).recording()
+    assert recording.steps.tolist() == list(range(MEASURED))
+    for site, known in seen.items():
+        assert losses_of(recording, site) == pytest.approx(known)
+
+
+def test_losses_of_skipped_steps_are_recorded_without_the_scale() -> None:
+    """As those of other steps: the scaler's factor is divided out."""
+    known: list[float] = []
+
+    def program(_: Watcher) -> None:
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            loss = model(torch.randn(5, 4)).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            known.append(loss.item())
+
+    recording = run(program).recording()
+    assert losses_of(recording, "loss") == pytest.approx(dict(enumerate(known)))

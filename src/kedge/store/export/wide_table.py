@@ -94,7 +94,7 @@ WIDE: dict[str, WideColumn] = {
     "kind": _text(lambda site: site.kind, "the kind of site: out, out.grad, param, ..."),
     "type": _text(lambda site: site.type, "the class of the module"),
     "dtype": _text(lambda site: site.dtype, "the type of the elements"),
-    "level": _integer("level", "int8", "2: all statistics; 1: a guarded step"),
+    "level": _integer("level", "int8", "2: all statistics; 1: a guarded or skipped step"),
     "calls": _integer("calls", "int32", "how often the site fired"),
     "count": _integer("count", "int64", "elements seen"),
     "mean": _statistic("mean", "their mean"),

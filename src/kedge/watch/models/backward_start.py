@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from cmath import isfinite
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
@@ -24,6 +24,8 @@ from kedge.sites.operation_names import plain_name
 from kedge.torch_internals.graph_task import graph_task
 
 _PIPELINES = "torch.distributed.pipelining."
+_NEAR = 4
+"""Most frames between a thread that waits for a device's backward pass and `torch.autograd.backward`."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,23 @@ class BackwardStart:
 
 
 class LossCheck:
-    """The check of skipped steps: the loss of the active backward pass, read from the frame of `torch.autograd.backward`.
+    """The losses of skipped steps, each read from the frame of `torch.autograd.backward` while its backward pass is active.
 
     See Note [Cold caches] in `kedge.watch.step`.
 
     Attributes:
         on: Whether the current step is skipped.
+        seen: Called once for each backward pass that began at a single number: with the tensor, its
+            finite value, None if it is on a device, where it is not read, and the frame of
+            `torch.autograd.backward`.
         task: The last backward pass whose loss was checked.
     """
 
-    __slots__ = ("_code", "_depth", "_graph_task", "on", "task")
+    __slots__ = ("_code", "_depth", "_graph_task", "on", "seen", "task")
 
     def __init__(self) -> None:
         self.on, self.task = False, -1
+        self.seen: Callable[[Tensor, Any, FrameType], None] = _pass_over
         self._depth, self._code, self._graph_task = 0, _backward_code(), graph_task
 
     def is_finite(self) -> bool:
@@ -62,22 +68,25 @@ class LossCheck:
         task = self._graph_task()
         if task == self.task:
             return True
+
         try:
             frame: FrameType | None = sys._getframe(self._depth)  # its depth in the last pass
         except ValueError:  # the stack is not as deep
             frame = None
         if frame is None or frame.f_code is not self._code:
             frame = self._find()
-        value = frame.f_locals.get("tensors") if frame is not None else None
+        if frame is None:
+            self.task = task
+            return True
+
+        value = frame.f_locals.get("tensors")
         if type(value) is tuple and len(value) == 1:
             value = value[0]
-        if (
-            type(value) is Tensor
-            and value.is_cpu
-            and value.numel() == 1
-            and not isfinite(value.item())
-        ):
-            return False
+        if type(value) is Tensor and value.numel() == 1:
+            number = value.item() if value.is_cpu else None
+            if number is not None and not isfinite(number):
+                return False
+            self.seen(value, number, frame)
         self.task = task
         return True
 
@@ -88,7 +97,23 @@ class LossCheck:
         while frame is not None and frame.f_code is not self._code:
             frame, depth = frame.f_back, depth + 1
         self._depth = depth if frame is not None else 0
-        return frame
+        return frame if frame is not None else self._in_another_thread()
+
+    def _in_another_thread(self) -> FrameType | None:
+        """Return the frame in the thread that waits for a device's: such a backward pass has a thread of its own."""
+        for frame in _other_threads():
+            above: FrameType | None = frame
+            for _ in range(_NEAR):
+                if above is None or above.f_code is self._code:
+                    break
+                above = above.f_back
+            if above is not None and above.f_code is self._code:
+                return above
+        return None
+
+
+def _pass_over(_value: Tensor, _number: Any, _frame: FrameType) -> None:
+    """See nothing."""
 
 
 def _backward_code() -> CodeType | None:
@@ -108,7 +133,7 @@ def began() -> BackwardStart:
             return BackwardStart((), None, None)
         if found is not None:
             tensors = found.f_locals.get(codes[found.f_code], ())
-            line = _programs_line(found)
+            line = programs_line(found)
             where = None if line is None else (line.f_code, line.f_lineno)
             return BackwardStart(
                 tuple(t for t in _each(tensors) if isinstance(t, Tensor)), where, line
@@ -129,6 +154,10 @@ def _threads() -> Iterator[FrameType]:
     the loss with it.
     """
     yield sys._getframe(2)
+    yield from _other_threads()
+
+
+def _other_threads() -> Iterator[FrameType]:
     mine = threading.get_ident()
     for thread, frame in list(sys._current_frames().items()):
         if thread != mine:
@@ -149,7 +178,7 @@ def _each(tensors: Any) -> tuple[Any, ...]:
     return tuple(tensors) if isinstance(tensors, (tuple, list)) else (tensors,)
 
 
-def _programs_line(frame: FrameType) -> FrameType | None:
+def programs_line(frame: FrameType) -> FrameType | None:
     """Return the frame of the program that called; failing that, the nearest frame of an installed library."""
     above, library = frame.f_back, None
     while above is not None:

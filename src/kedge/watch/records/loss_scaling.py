@@ -31,6 +31,11 @@ class LossScaling:
     def __init__(self) -> None:
         self._scaler: weakref.ref[Any] | None = None
 
+    @property
+    def has_scaler(self) -> bool:
+        """Whether a scaler was found."""
+        return self._scaler is not None
+
     def scale(self, began: BackwardStart) -> Tensor | None:
         """Return the scale of the losses that a backward pass began at; None if no scaler has scaled them."""
         if not began.tensors or not all(map(_ends_in_a_constant_factor, began.tensors)):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from types import FrameType
 from typing import Any
 
+from torch import Tensor
 from torch.autograd.graph import Node
 
 from kedge.actions.measure.meter import Meter
 from kedge.sites.site import Site
 from kedge.torch_internals import modes
+from kedge.torch_internals.accelerators import is_capturing
 from kedge.torch_internals.autograd_nodes import dimension_of
 from kedge.torch_internals.source_lines import source_of
-from kedge.watch.models.backward_start import BackwardStart, operation_of
+from kedge.watch.models.backward_start import BackwardStart, operation_of, programs_line
 from kedge.watch.records.curves import Curves, number_of
 from kedge.watch.records.gradient_checks import GradientChecks
 from kedge.watch.records.loss_scaling import LossScaling, unscaled
@@ -30,7 +33,7 @@ _SEARCHES = 4
 
 
 class Losses:
-    """Records the loss of every watched step.
+    """Records the loss of every step.
 
     Args:
         meter: Has the entries of the sites.
@@ -49,6 +52,7 @@ class Losses:
         self.described: dict[str, Mapping[str, Any]] = {}
         self.lines, self._scaling = ProducerLines(), LossScaling()
         self._paths: dict[Any, str] = {}
+        self._seats: dict[str, int] = {}
         self._makers: dict[str, tuple[str | None, Any]] = {}
         self._changes = 0
         self._searches = _SEARCHES
@@ -79,6 +83,7 @@ class Losses:
             notes.append({**note, **over, "unscaled": scale is not None})
         notes += self._changed_maker(began, path, step)
         seat = self.meter.sites.seat(Site(path, "loss"), first)
+        self._seats[path] = seat.id
         bad = False
         for tensor in began.tensors:
             number = number_of(tensor)
@@ -97,6 +102,29 @@ class Losses:
                 notes.append({"kind": "producer", "step": step, "loss": path, **found})
         self.bad |= bad
         return notes
+
+    def skipped(
+        self, loss: Tensor, number: Any, frame: FrameType, step: int
+    ) -> list[Mapping[str, Any]]:
+        """Record the loss of a skipped step, as `began` does but quickly; returns the events.
+
+        Args:
+            loss: The tensor, which has one element.
+            number: Its value, which is finite; None if it is on a device.
+            frame: That of `torch.autograd.backward`.
+            step: The step.
+        """
+        line = programs_line(frame)
+        where = None if line is None else (line.f_code, line.f_lineno)
+        path = self._paths.get(where)
+        if path is None or self._scaling.has_scaler:
+            return self.began(BackwardStart((loss,), where, line), step, measured=False)
+
+        if type(number) is not float:
+            number = number_of(loss) if modes.has_data(loss) and not is_capturing() else None
+        if number is not None:
+            self.curves.add_value(step, self._seats[path], number, measured=False)
+        return []
 
     def gradients_are_bad(
         self, began: BackwardStart, step: int, *, measured: bool

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from kedge.actions.measure.meter import Meter
@@ -57,6 +59,7 @@ class TrainingRecord:
         self.curves = Curves(meter.finished.departures)
         self.updates = Updates(meter, self.curves, step, models.places.measured)
         self.losses = Losses(meter, self.curves, GradientChecks(models.passes))
+        models.passes.skipped.seen = self._loss_skipped
         self.facts, self.first_step = Facts(), first_step
         self.exam = ClosingExam(models.places, step)
         self.writer = MeterSink(log, meter, self.curves, models.roots, optimizers, self._sources)
@@ -98,6 +101,9 @@ class TrainingRecord:
             self.updates.bad = True  # has all gradients and parameters of this step measured
             return True
         return False
+
+    def _loss_skipped(self, loss: Tensor, number: Any, frame: FrameType) -> None:
+        self.writer.notes += self.losses.skipped(loss, number, frame, self.step())
 
     def backward_ended(self, task: int) -> None:
         """Measure the gradients that a backward pass made."""

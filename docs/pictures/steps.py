@@ -24,7 +24,7 @@ text { font: 14px system-ui, sans-serif; fill: #24292f } .small { font-size: 12p
 KINDS = {
     "measured": ("every output, input, gradient,", "parameter and update", BAR),
     "guarded": ("the loss, the norm of all", "gradients, whether both are finite", BAR * 0.5),
-    "skipped": ("a count; on a CPU,", "whether the loss is finite", BAR * 0.18),
+    "skipped": ("the loss; on a CPU,", "whether it is finite", BAR * 0.18),
 }
 """What is recorded in a step of each kind, in two lines, and how high its bar is drawn."""
 

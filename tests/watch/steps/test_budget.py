@@ -6,7 +6,8 @@ import pytest
 
 from kedge.watch.step import StepKind
 from kedge.watch.steps.allowed_time import ALLOWANCE
-from kedge.watch.steps.budget import FIRST_STEPS, Budget
+from kedge.watch.steps.budget import Budget
+from kedge.watch.steps.spacing import FIRST_STEPS
 
 
 class Run:
@@ -48,9 +49,29 @@ def test_the_first_steps_are_measured_and_a_short_run_in_full() -> None:
     assert run.measured() == [*range(FIRST_STEPS)]
 
 
+@pytest.mark.parametrize("cost", [0.1, 0.22])
+def test_a_short_run_of_dear_steps_has_ten_measured(cost: float) -> None:
+    """Its first five, and five that are spread over it."""
+    run = Run(Budget(10, 0.03), 0.2, {StepKind.MEASURED: cost, StepKind.GUARDED: 1e-3}).go(40)
+    assert {0, 1, 2, 3, 4, 8, 12, 16, 24, 32} <= set(run.measured())
+
+
+def test_the_first_five_steps_are_measured_whatever_they_cost() -> None:
+    """No other one is, if they have spent all."""
+    run = Run(Budget(10, 0.03), 0.2, {StepKind.MEASURED: 5.0, StepKind.GUARDED: 1e-3}).go(300)
+    assert run.measured() == [0, 1, 2, 3, 4]
+
+
+def test_dear_steps_are_measured_in_the_whole_run() -> None:
+    """The first ones do not take what later ones need, whatever the length of the run."""
+    run = Run(Budget(10, 0.03), 0.25, {StepKind.MEASURED: 0.1, StepKind.GUARDED: 1e-3}).go(400)
+    assert {16, 24, 32, 40, 60, 80, 120, 160, 240} <= set(run.measured())
+    assert run.spent <= ALLOWANCE + 0.1
+
+
 @pytest.mark.parametrize("share", [0.01, 0.03, 0.1])
 @pytest.mark.parametrize("step", [1e-4, 1e-3, 3e-2])
-def test_watching_takes_its_share_or_two_seconds(share: float, step: float) -> None:
+def test_watching_takes_its_share_or_the_allowance(share: float, step: float) -> None:
     """Whatever the steps take and their watching costs."""
     for costs in (CHEAP, {StepKind.MEASURED: 0.05, StepKind.GUARDED: 1e-3}):
         run = Run(Budget(10, share), step, costs).go(20_000)

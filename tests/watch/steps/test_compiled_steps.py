@@ -51,13 +51,13 @@ def test_the_second_variant_comes_when_the_budget_pays_for_it(
     monkeypatch.setattr("kedge.watch.steps.compiled_steps.perf_counter", lambda: clock)
     budget.begin(0.0)
     steps, _ = steps_of(budget)
-    compiler.seconds = 3.0
+    compiler.seconds = 4.5
     assert steps.charge(measured=True) == 0
-    clock = 99.0
+    clock = 149.0
     assert steps.keeps_hooks(measured=False)
-    clock = 101.0
+    clock = 151.0
     assert not steps.keeps_hooks(measured=False)
-    compiler.seconds = 5.5
+    compiler.seconds = 7.0
     steps.charge(measured=False)
     assert budget.seconds == 2.5
     assert steps.keeps_hooks(measured=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-ALLOWANCE, FREE = 2.0, 0.5
+ALLOWANCE, FREE = 3.0, 0.5
 """Seconds that watching may take in any run, and those of them that are free at once."""
 _COUNTING = 2 / 3
 """Largest part of the allowed time that counting steps, and compiling, may take from the other work."""
@@ -43,4 +43,13 @@ class AllowedTime:
         ramp = math.sqrt(min(passed * self.share / ALLOWANCE, 1.0))
         setup = min(self.setup, ALLOWANCE - FREE)
         allowed = max(self.share * passed, setup + FREE + (ALLOWANCE - setup - FREE) * ramp) - setup
+        return self._besides_counting(allowed)
+
+    def earned(self, now: float) -> float:
+        """Return the seconds that the share alone allows by a time for measuring and guarding."""
+        if self.share is None:
+            return math.inf
+        return self._besides_counting(self.share * (now - self._began))
+
+    def _besides_counting(self, allowed: float) -> float:
         return allowed - min(self.counting, _COUNTING * allowed)

@@ -1,10 +1,14 @@
 """The budget: the measured cost of watching, and the kind of step that it allows next.
 
 # Note [The budget]
-Watching may take a share of the run's time, 3 % by default, or two seconds, whichever is more. The
-two seconds are not spent at once: half a second is free from the beginning, and the rest comes with
-the square root of the time, so that it lasts until the share has overtaken it. Measured steps may
-take three fifths of the allowed time, guarded steps the rest.
+Watching may take a share of the run's time, 3 % by default, or three seconds, whichever is more. The
+three seconds are not spent at once: half a second is free from the beginning, and the rest comes
+with the square root of the time, so that it lasts until the share has overtaken it. Measured steps
+may take three fifths of the allowed time, guarded steps the rest.
+
+Landmarks, see Note [Landmarks] in `kedge.watch.steps.spacing`, do not count in the part for measured
+steps, but in the limit of the whole run. To leave something for them, other steps are measured
+until watching has taken a second, and then only if the share alone pays for them.
 
 Counting takes time in every step, also in skipped ones. It is paid first, but with two thirds of
 the allowed time at most, so that something is measured however short the steps are.
@@ -25,10 +29,10 @@ from collections.abc import Callable
 from kedge.watch.step import StepKind
 from kedge.watch.steps.allowed_time import AllowedTime
 from kedge.watch.steps.kind_costs import KindCosts
-from kedge.watch.steps.spacing import Spacing
+from kedge.watch.steps.spacing import ALWAYS, FIRST_STEPS, Spacing
 
-FIRST_STEPS = 40
-"""Steps that are measured at first, as far as the free time reaches."""
+_AT_ONCE = 1.0
+"""Seconds of watching up to which a step that is no landmark need not be earned."""
 _LONGEST_SKIPPED, _LONGEST_GUARDED = 4096, 16
 """Most steps that are skipped, or guarded, before the next decision."""
 _GRANTED = 8
@@ -66,6 +70,7 @@ class Budget:
         self.spacing = Spacing(every, others)
         self._per_step = self._mark = 0.0
         self._wishes, self._wished = 0, False
+        self._is_apart = True
 
     def begin(self, now: float, per_step: float = 0.0) -> None:
         """Start the clock.
@@ -99,7 +104,9 @@ class Budget:
             self._time.setup = 2 * timed
             self.seconds += timed
         else:
-            self.seconds += self._costs.charge(self.kind, steps, length, timed)
+            self.seconds += self._costs.charge(
+                self.kind, steps, length, timed, apart=self._is_apart
+            )
         self.counts[self.kind] += steps
         return self._choose(step + 1, now)
 
@@ -159,28 +166,42 @@ class Budget:
                 StepKind.MEASURED if self._wished or self.spacing.is_due(step) else StepKind.GUARDED
             )
         else:
-            allowed = self._time.by(now)
-            if self._wished or self._is_due(step, allowed):
+            cost, left = self._measuring(now)
+            is_due = self._is_due(step, cost, left)
+            is_paid_at_once = step < ALWAYS or self.pays_for(cost, now)
+            self._is_apart = self.spacing.is_landmark(step) and is_paid_at_once
+            if self._is_apart or self._wished or is_due:
                 self.kind = StepKind.MEASURED
             else:
-                self._choose_between(step, allowed, share)
+                self._choose_between(step, now, share)
         self._planned, self._wished = self.run, False
         return self.kind
 
-    def _is_due(self, step: int, allowed: float) -> bool:
-        """Whether a step is measured."""
-        cost, left = self._costs.cost_and_left(StepKind.MEASURED, allowed)
+    def _measuring(self, now: float) -> tuple[float, float]:
+        """Return the cost of a measured step, and the seconds that are left for one that is no landmark."""
+        cost, allowed = self._costs.cost_and_left(StepKind.MEASURED, self._time.by(now))
+        _, earned = self._costs.cost_and_left(StepKind.MEASURED, self._time.earned(now))
+        left = max(earned, min(allowed, _AT_ONCE - self.seconds))
+        return cost, min(left, self._below_limit(now))
+
+    def _below_limit(self, now: float) -> float:
+        """Return the seconds below the limit of the whole run; counting steps is paid besides."""
+        return self._time.limit(now) - (self.seconds - self._time.counting)
+
+    def _is_due(self, step: int, cost: float, left: float) -> bool:
+        """Whether a step is measured that costs so many seconds, of so many that are left."""
         if step < FIRST_STEPS and left >= cost:
             return True
-        if self.spacing.reaches(step):
+        if step >= FIRST_STEPS and self.spacing.reaches(step):
             self.spacing.adapt(cost, left)
             return left >= cost
         return left >= cost and self.spacing.is_of_another(step)
 
-    def _choose_between(self, step: int, allowed: float, share: float) -> None:
+    def _choose_between(self, step: int, now: float, share: float) -> None:
         """Choose the kind of the steps before the next one that may be measured."""
-        cost, left = self._costs.cost_and_left(StepKind.GUARDED, allowed)
-        due = self.spacing.until_next(step) if step >= FIRST_STEPS else 1
+        cost, left = self._costs.cost_and_left(StepKind.GUARDED, self._time.by(now))
+        left = min(left, self._below_limit(now))
+        due = self.spacing.until_next(step)
         if left >= cost:
             self.kind, steps = StepKind.GUARDED, min(left / cost if cost else 1, _LONGEST_GUARDED)
         else:

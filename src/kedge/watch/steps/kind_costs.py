@@ -58,7 +58,9 @@ class KindCosts:
         self._skipped: deque[float] = deque(maxlen=_REMEMBERED)
         self._between: deque[float] = deque(maxlen=_REMEMBERED)
 
-    def charge(self, kind: StepKind, steps: int, length: float, timed: float) -> float:
+    def charge(
+        self, kind: StepKind, steps: int, length: float, timed: float, *, apart: bool = False
+    ) -> float:
         """Charge a run of steps of one kind; returns its cost in seconds.
 
         Args:
@@ -66,6 +68,7 @@ class KindCosts:
             steps: How many steps the run had.
             length: The mean length of a step, in seconds.
             timed: Timed seconds of watching in the run.
+            apart: Whether the seconds do not count in the part of the kind.
         """
         if kind is StepKind.SKIPPED:
             self._skipped.append(length)
@@ -74,7 +77,11 @@ class KindCosts:
         extra = length - median(self._skipped) if self._skipped else timed
         if kind is StepKind.GUARDED:
             self._between.append(length - timed)
-        return self._costs[kind].charge(steps, timed, extra)
+        known = self._costs[kind]
+        seconds = known.charge(steps, timed, extra)
+        if apart:
+            known.spent -= seconds
+        return seconds
 
     def charge_interrupted(self, steps: int, timed: float) -> float:
         """Charge the guarded steps of an interrupted run, whose lengths are unknown; returns their cost in seconds."""

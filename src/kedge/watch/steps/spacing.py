@@ -7,6 +7,12 @@ times a power of two, which doubles when the budget does not pay for a measured 
 measured step is a multiple of this distance: a run that measures more often also measures the steps
 of the others.
 
+# Note [Landmarks]
+A run whose measured steps are dear is still to be judged by its beginning and by its course, however
+long it turns out to be. So some steps are measured if the limit of the whole run pays for them at
+once: the first five, whatever they cost; five more of the first forty; and later ever fewer, at
+twice and at three times the powers of two of `every`, such as 40, 60, 80, 120, 160 and 240.
+
 # Note [Steps of the other optimizers]
 An optimizer that does not end the run's steps may step in one of five, and never in a measured one:
 so the generator whose critic steps five times as often. So the steps in which it should make its
@@ -18,6 +24,13 @@ are measured.
 from __future__ import annotations
 
 from collections.abc import Callable
+
+FIRST_STEPS = 40
+"""Steps that are all measured if that is cheap."""
+ALWAYS = 5
+"""Steps that are measured whatever they cost."""
+_EARLY = (8, 12, 16, 24, 32)
+"""Other landmarks in the first steps."""
 
 
 class Spacing:
@@ -40,8 +53,23 @@ class Spacing:
 
     def until_next(self, step: int) -> int:
         """Return the number of steps from one step to the next that may be measured."""
+        if step < FIRST_STEPS:
+            return 1
         own, others = self.distance - step % self.distance, self.others(step, self.distance)
-        return min(own, others) if others else own
+        return min(own, others or own, self._next_landmark(step) - step)
+
+    def is_landmark(self, step: int) -> bool:
+        """Whether a step is measured before others; see Note [Landmarks]."""
+        if step < FIRST_STEPS:
+            return step < ALWAYS or step in _EARLY
+        return step == self._next_landmark(step - 1)
+
+    def _next_landmark(self, step: int) -> int:
+        """Return the first landmark after a step that is not one of the first."""
+        units = step // self.every
+        doubled = 1 << units.bit_length()
+        tripled = 3 << max(units.bit_length() - 2, 0)
+        return self.every * (tripled if tripled > units else doubled)
 
     def is_due(self, step: int) -> bool:
         """Whether a step is measured if there is no limit."""

@@ -29,7 +29,7 @@ class NotOptimized(Rule):
         that has stepped; in a model that no optimizer trains, those that got gradients in
         min_passes backward passes.
 
-        replaced = the names under which an optimizer holds a different tensor from the model's.
+        replaced = those of them under whose names an optimizer holds a tensor that the model had before.
 
         outside = modules that a model calls but does not contain, so that parameters() does not
         return theirs; tensors = tensors in a model's attributes that are not parameters. Both count

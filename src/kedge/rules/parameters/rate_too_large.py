@@ -132,7 +132,7 @@ class RateTooLarge(Rule):
         updates = np.nanmax(own.update, axis=1, initial=0)
         strongest = np.fmax(updates, np.nanmax(_growth(own) - 1, axis=1, initial=0))
         order = sorted(found, key=lambda i: -strongest[i])
-        names = [own.weights[i].param.path for i in order]
+        names = [own.weights[i].param.name for i in order]
         worst = order[0]
         weight = own.weights[worst]
         model = names_of(recording, [root])

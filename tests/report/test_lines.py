@@ -32,10 +32,10 @@ def test_lines_are_in_the_order_of_the_data() -> None:
 
 
 def test_a_name_that_a_selector_escapes_stands_once() -> None:
-    """A site's text has the escaped form of its path."""
+    """It is escaped as in the site's text, which a finding names and a filter takes."""
     sites = [{"site": r"a\ b:out", "path": "a b"}, {"site": r"a\ b#1:out[x]", "path": "a b"}]
 
-    assert labels(sites) == ["a b", "a b#1[x]"]
+    assert labels(sites) == [r"a\ b", r"a\ b#1[x]"]
 
 
 def test_a_line_gathers_the_sites_of_its_module() -> None:

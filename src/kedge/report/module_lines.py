@@ -301,7 +301,7 @@ def lines(recording: Recording) -> tuple[ModuleLine, ...]:
     by_path: dict[str, ModuleLine] = {}
 
     def line_of(site: SiteInfo, path: str, leaf: str = "") -> ModuleLine:
-        name = path or "(root)"
+        name = escape(path) or "(root)"
         if not path and site.root < len(recording.roots):
             name = f"({recording.roots[site.root].name})"
         label = name + leaf

@@ -32,6 +32,7 @@ import numpy as np
 
 from kedge.rules.recorded.roots import root_of
 from kedge.rules.rule import SEVERITIES, Finding, Rule
+from kedge.sites.site import unescape
 from kedge.store.recording import Recording
 
 #: A finding that begins more than this number of measured steps before another one does not follow
@@ -127,7 +128,7 @@ class _Models:
         are not known.
         """
         roots = self.recording.roots
-        own = self._roots.get(site, root_of(self.recording, site.rpartition(":")[0]))
+        own = self._roots.get(site, root_of(self.recording, unescape(site.rpartition(":")[0])))
         if not 0 <= own < len(roots) or roots[own].trained is False:
             return None
         held = set(roots[own].optimizers)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kedge.rules.recorded.wiring import ModuleSites
+from kedge.sites.site import escape
 
 #: How many sites a list in the evidence names.
 NAMED = 6
@@ -20,7 +21,8 @@ def name_of(module: ModuleSites) -> str:
 
 def name_at(path: str, kind: str) -> str:
     """Return the name of a module with a path and a type, either of which may be empty."""
-    return f"{path} ({kind})" if path and kind and path != kind else path or kind or "the model"
+    shown = escape(path)
+    return f"{shown} ({kind})" if path and kind and path != kind else shown or kind or "the model"
 
 
 def line_of(source: Mapping[str, Any]) -> str:

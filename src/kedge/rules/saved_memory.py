@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from kedge.rules.naming import NAMED, plain
 from kedge.rules.rule import Finding, Lack, Rule, Words
+from kedge.sites.site import escape
 from kedge.store.recording import Recording
 
 MIB = 2**20
@@ -79,7 +80,7 @@ class SavedMemory(Rule):
         return Finding(
             code=self.code,
             severity=self.severity,
-            site=f"{path or ''}:saved",
+            site=f"{escape(path or '')}:saved",
             step=event["step"],
             message=f"{_named(path)} holds {held / MIB:,.0f} MiB of the {total / MIB:,.0f} MiB ({held / total:.0%}) that "
             f"autograd saves for backward in step {event['step']}.",
@@ -98,4 +99,4 @@ class SavedMemory(Rule):
 
 def _named(path: str | None) -> str:
     """Return the name of a module's saved tensors; operations outside of modules, such as a functional loss, have no path."""
-    return "The program outside of modules" if path is None else f"{path}:saved"
+    return "The program outside of modules" if path is None else f"{escape(path)}:saved"

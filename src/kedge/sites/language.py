@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kedge.errors import SelectorError
-from kedge.sites.site import ALL_KINDS, KINDS, Site, op_text
+from kedge.sites.site import ALL_KINDS, KINDS, Site, op_text, unescape
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Term:
         """The path, if the pattern can select only one."""
         if self.types or re.search(r"(?<!\\)(\\\\)*[*?\[]", ".".join(self.path)):
             return None
-        return re.sub(r"\\(.)", r"\1", ".".join(self.path), flags=re.DOTALL)
+        return unescape(".".join(self.path))
 
     def names(self, site: Site) -> bool:
         """Whether this is the literal name of a site: of its module, and of its operation if it has one.

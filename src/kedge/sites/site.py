@@ -17,12 +17,18 @@ GRADIENT_KINDS = frozenset(
     {"out.grad", "in.grad", "in.share", "param.grad", "param.acc", "grad", "acc", "pre", "post"}
 )
 
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _SPECIAL = re.compile(r"([\\*?\[\]{}#/:,!\s])")
 
 
 def escape(path: str) -> str:
     """Return a path with backslashes before the characters that the site language uses."""
     return _SPECIAL.sub(r"\\\1", path)
+
+
+def unescape(text: str) -> str:
+    """Return the path that a text of the site language stands for; the reverse of `escape`."""
+    return _ESCAPED.sub(r"\1", text)
 
 
 def op_text(op: tuple[str, int | None] | None) -> str:

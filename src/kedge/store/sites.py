@@ -9,6 +9,7 @@ from typing import Any
 
 from kedge.errors import NoSuchSite
 from kedge.short_text import counted
+from kedge.sites.site import escape
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class SiteInfo:
     source: Mapping[str, Any] | None = field(default=None, hash=False)
     copies: tuple[int, ...] | None = None
     partial: bool = False
+
+    @property
+    def name(self) -> str:
+        """The path as it is shown: in the site language, as in ``site``."""
+        return escape(self.path)
 
 
 @dataclass(frozen=True)

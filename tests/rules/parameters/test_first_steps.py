@@ -183,6 +183,11 @@ def growing(step: int) -> tuple[float, float]:
     return 0.1 + 0.05 * step, 0.05
 
 
+def reset(step: int) -> tuple[float, float]:
+    """A healthy weight that the program writes anew in between, eight times as large."""
+    return 0.1 if step < 5 else 0.8, 1e-3
+
+
 FLAT = [2.3] * 12
 RISEN, FALLEN = [2.3, *[20.0] * 11], [2.3, 2.2, *[2.0 - 0.1 * n for n in range(10)]]
 
@@ -215,8 +220,9 @@ def test_weights_that_are_thrown_away_are_an_error():
         ((thrown, thrown, *[calm] * 7), RISEN, 0),
         ((thrown, thrown), None, 1),
         ((calm, calm), RISEN, 0),
+        ((reset, reset), RISEN, 0),
     ],
-    ids=["learns", "diverges", "NaN", "one of two", "the only one", "second step", "growth", "growth, learns", "second step, learns", "a quarter", "less than a quarter", "no loss", "only the loss"],
+    ids=["learns", "diverges", "NaN", "one of two", "the only one", "second step", "growth", "growth, learns", "second step, learns", "a quarter", "less than a quarter", "no loss", "only the loss", "written by the program"],
 )  # fmt: skip
 def test_two_weights_and_a_loss_that_does_not_fall_are_asked_for(courses, loss, number):
     """A loss that falls excuses the weights, and calm weights the loss."""

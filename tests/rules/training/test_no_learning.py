@@ -112,6 +112,8 @@ def test_a_model_that_falls_to_chance_has_learned_nothing():
     assert "ended at 2.299" in finding.message
     assert "which is chance for 10 classes (log 10 = 2.3)" in finding.message
     assert trained(values, classes=20, node="MseLossBackward0") == []
+    (finding,) = trained(values, classes=4, node="NllLossBackward0")
+    assert "which is above chance for 4 classes (log 4 = 1.39)" in finding.message
     assert trained(values, classes=11, node="NllLossBackward0") == []
 
 

@@ -70,6 +70,34 @@ def test_a_parameter_that_was_replaced_after_the_optimizer_was_made_is_noted() -
     assert (note["unheld"], note["replaced"]) == (["2.weight"], ["2.weight"])
 
 
+def test_what_a_new_optimizer_holds_or_the_model_has_no_more_was_not_lost() -> None:
+    """Between two phases all parameters are replaced, or a layer is taken away; the first optimizer still exists."""
+
+    def phases(change: Callable[[nn.Module], None]) -> Callable[[], None]:
+        model = net()
+
+        def program() -> None:
+            first = torch.optim.SGD(model.parameters(), 0.01)
+            model(torch.randn(6, 4)).square().mean().backward()
+            first.step()
+            change(model)
+            training(model)()
+            assert first.param_groups  # it lives on
+
+        return program
+
+    def replace_all(model: nn.Module) -> None:
+        for module in model.modules():
+            for name, param in list(module.named_parameters(recurse=False)):
+                setattr(module, name, nn.Parameter(param.detach().clone()))
+
+    def take_the_head(model: nn.Module) -> None:
+        model[2] = nn.Identity()
+
+    for change in (replace_all, take_the_head):
+        assert notes(phases(change), "not-optimized") == []
+
+
 def test_a_model_that_gets_gradients_and_no_optimizer_has_is_noted() -> None:
     """An encoder whose decoder alone was given to the optimizer; a model without gradients is left alone."""
     encoder, decoder, teacher = nn.Linear(4, 4), nn.Linear(4, 1), net()

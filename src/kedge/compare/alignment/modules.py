@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kedge.rules.recorded.optimizers import unheld_parameters
+from kedge.sites.site import escape
 from kedge.store.recording import Recording, SiteInfo
 
 #: Kinds of sites that fire in a forward pass; all others of a module come after it.
@@ -82,21 +83,13 @@ class RecordedModule:
     @property
     def label(self) -> str:
         """Its name in text; the root has no path."""
-        return self.path or f"({self.type or 'root'})"
+        return escape(self.path) or f"({self.type or 'root'})"
 
     def part(self, site: SiteInfo) -> str:
         """Return a site's text without the path of the module: ``:out``, ``weight:param``."""
         if flow(site).startswith("param") or flow(site) == "update":
             return f"{site.path.removeprefix(self.path).removeprefix('.')}:{site.kind}"
-        return site.site[len(_unescaped(site.site, self.path)) :]
-
-
-def _unescaped(text: str, path: str) -> str:
-    """Return the beginning of a site's text that stands for its path; some characters of it have backslashes."""
-    end = 0
-    for _ in path:
-        end += 2 if text[end] == "\\" else 1
-    return text[:end]
+        return site.site.removeprefix(escape(self.path))
 
 
 def modules_of(recording: Recording) -> tuple[RecordedModule, ...]:

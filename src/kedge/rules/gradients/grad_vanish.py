@@ -147,8 +147,8 @@ class GradVanish(Rule):
             severity=self.severity,
             site=(first.grad or first.param).site,
             step=step,
-            message=f"The first third of the layers of {names_of(recording, [root])} ({first.param.path} to "
-            f"{last.param.path}) hardly learns: its gradient relative to the weights is {ratio:.1e} times that of the last "
+            message=f"The first third of the layers of {names_of(recording, [root])} ({first.param.name} to "
+            f"{last.param.name}) hardly learns: its gradient relative to the weights is {ratio:.1e} times that of the last "
             f"third (median of {samples} measured steps, from step {step} on).",
             evidence={
                 "ratio_of_output_gradients": plain(finite_median(_contrast(own.arriving))),

@@ -110,7 +110,7 @@ class GradZero(Rule):
             if modules[site.owner] is not modules[last.owner]
         ]
         next_one = later[0] if later else None
-        names = ", ".join(site.path for site in still[-NAMED:])
+        names = ", ".join(site.name for site in still[-NAMED:])
         step = max(judged[site].since for site in still)
         seen = _sources_of_zeros(recording, still, later)
         never = len(still) == len(judged) and not any(course.moved for course in judged.values())
@@ -146,12 +146,12 @@ def _sources_of_zeros(recording: Recording, still: list[SiteInfo], later: list[S
         rows = recording.rows(site)
         full = rows.level == FULL
         if site.path in paths and len(site.shape) > 1 and full.any() and not rows.sumsq[full].any():
-            zero.append(site.path)
+            zero.append(site.name)
     says = ""
     if zero:
         verb = "is" if len(zero) == 1 else "are"
         says = f"{listed(zero, NAMED)} {verb} zero in every measured step: a product with it is zero, so initialise it. "
-    states = [site.path for site in still if site.path.rpartition(".")[2].startswith("weight_hh")]
+    states = [site.name for site in still if site.path.rpartition(".")[2].startswith("weight_hh")]
     if states:
         says += (
             f"{listed(states, NAMED)}: its gradient is a product with the state before, which is zero in the first step of a "
@@ -222,4 +222,4 @@ def _rest(number: int) -> str:
 
 
 def _nearer(site: SiteInfo | None) -> str:
-    return f" {site.path}, nearer to the loss, gets a gradient." if site else ""
+    return f" {site.name}, nearer to the loss, gets a gradient." if site else ""

@@ -34,6 +34,7 @@ from kedge.rules.recorded.losses import LOSS
 from kedge.rules.recorded.wiring import ModuleSites, Wiring, wire
 from kedge.rules.rule import Severity
 from kedge.sites.operation_names import recorded_name
+from kedge.sites.site import unescape
 from kedge.store.recording import Recording
 
 Entry = Mapping[str, Any]
@@ -113,6 +114,7 @@ class KeptCall:
     def path(self) -> str:
         """The module that was called."""
         owner, _, kind = self.text.rpartition(":")
+        owner = unescape(owner)
         return str(self.event.get("module", owner if kind == "out" else owner.rpartition(".")[0]))
 
     @property

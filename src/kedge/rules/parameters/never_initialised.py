@@ -102,7 +102,7 @@ class NeverInitialised(Rule):
         return len(run) == len(own) or all(start.zero_gradient for start in run)
 
     def _finding(self, recording: Recording, root: int, found: list[_Start], says: str) -> Finding:
-        names, first = [start.site.path for start in found], found[0]
+        names, first = [start.site.name for start in found], found[0]
         verb, it = ("start", "they") if len(names) > 1 else ("starts", "it")
         said = says.format(start=verb, it=it, values=first.values())
         return Finding(
@@ -194,10 +194,10 @@ class _Start:
     def values(self) -> str:
         """Return a description of the values."""
         if self.nonfinite:
-            return f"{self.site.path} is not finite"
+            return f"{self.site.name} is not finite"
         if self.low == self.high:
-            return f"{self.site.path} is {self.low:.3g} everywhere"
-        return f"{self.site.path} from {self.low:.3g} to {self.high:.3g}, rms {self.rms:.3g}"
+            return f"{self.site.name} is {self.low:.3g} everywhere"
+        return f"{self.site.name} from {self.low:.3g} to {self.high:.3g}, rms {self.rms:.3g}"
 
 
 def _is_matrix(site: SiteInfo) -> bool:

@@ -12,6 +12,7 @@ from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_roots
 from kedge.rules.rule import Finding, Lack, Rule, Severity, Words
 from kedge.short_text import listed
+from kedge.sites.site import escape
 from kedge.store.recording import Recording
 
 
@@ -29,7 +30,7 @@ class NotOptimized(Rule):
         that has stepped; in a model that no optimizer trains, those that got gradients in
         min_passes backward passes.
 
-        replaced = the names under which an optimizer holds a different tensor from the model's.
+        replaced = those of them under whose names an optimizer holds a tensor that the model had before.
 
         outside = modules that a model calls but does not contain, so that parameters() does not
         return theirs; tensors = tensors in a model's attributes that are not parameters. Both count
@@ -108,7 +109,8 @@ class NotOptimized(Rule):
         )
 
     def _replaced(self, recording: Recording, event: Entry) -> Finding:
-        names, root = [str(name) for name in event["replaced"]], int(event["root"])
+        names = [escape(name) for name in event["replaced"]]
+        root = int(event["root"])
         model, by = names_of(recording, [root]), trained_by(recording, root)
         another, verb = ("other tensors", "are") if len(names) > 1 else ("another tensor", "is")
         return self._finding(
@@ -122,10 +124,8 @@ class NotOptimized(Rule):
         )
 
     def _unheld(self, recording: Recording, event: Entry) -> Finding:
-        names, graded = (
-            [str(name) for name in event["unheld"]],
-            [str(name) for name in event.get("graded") or ()],
-        )
+        names = [escape(name) for name in event["unheld"]]
+        graded = [escape(name) for name in event.get("graded") or ()]
         loud = [name for name in names if name in graded]
         fixed = event.get("training") is False and not self._trained(recording, event)
         shown, model = loud or names, names_of(recording, [int(event["root"])])
@@ -144,14 +144,15 @@ class NotOptimized(Rule):
         return int(event["root"]) in trained_roots(recording)
 
     def _not_held(self, recording: Recording, event: Entry, kind: str) -> Finding:
-        names, root = [str(name) for name in event[kind]], int(event["root"])
+        names = [escape(name) for name in event[kind]]
+        root = int(event["root"])
         shown, model, site = (
             listed(names, self.named),
             names_of(recording, [root]),
             f"{names[0]}:param",
         )
         if kind == "outside":
-            site = f"{root_path(recording, root)}:out"
+            site = f"{escape(root_path(recording, root))}:out"
             says = (
                 f"{model} calls {shown} but does not contain {'them' if len(names) > 1 else 'it'}: neither model.parameters() "
                 f"nor an "

@@ -31,11 +31,12 @@ class RateTooLarge(Rule):
         this: the run continues from weights that are many times too large.
 
     Formula:
-        u(t) = rms(update) / rms(weight) before step t, and g(t) = rms(weight) / its first rms. A
-        weight is overwritten if, within the first soon steps, u >= whole from the second step on,
-        u(0) >= grown, or g >= 1 + grown. Reported if this holds for at least two weights and for at
-        least part of all weights (or for the only weight), and the loss of the following steps is
-        not below the first loss, or is not finite.
+        u(t) = rms(update) / rms(weight) before step t, and g(t) = rms(weight) / its first rms, as
+        far as the updates up to t explain it: the program may have written to the weight. A weight
+        is overwritten if, within the first soon steps, u >= whole from the second step on, u(0) >=
+        grown, or g >= 1 + grown. Reported if this holds for at least two weights and for at least
+        part of all weights (or for the only weight), and the loss of the following steps is not
+        below the first loss, or is not finite.
 
         Or: the loss reaches jump times the first loss in two of the first soon steps, and u > harm
         in as many weights before that.
@@ -131,7 +132,7 @@ class RateTooLarge(Rule):
         updates = np.nanmax(own.update, axis=1, initial=0)
         strongest = np.fmax(updates, np.nanmax(_growth(own) - 1, axis=1, initial=0))
         order = sorted(found, key=lambda i: -strongest[i])
-        names = [own.weights[i].param.path for i in order]
+        names = [own.weights[i].param.name for i in order]
         worst = order[0]
         weight = own.weights[worst]
         model = names_of(recording, [root])
@@ -203,8 +204,20 @@ class _Beginning(Course):
 
 
 def _growth(own: WeightCourses) -> Floats:
-    """Return the sizes of weights in units of their first."""
-    return share(own.size, own.size[:, :1])
+    """Return the sizes of weights in units of their first, as far as the optimizer's updates explain them.
+
+    The program may have written to the weights itself: reset them for the next fold, or loaded them.
+    """
+    first = own.size[:, :1]
+    steps = np.diff(own.steps, append=own.steps[-1] + 1)
+    made = np.cumsum(own.update * own.size * steps, axis=1)
+    explained = _SAMPLED * (first + np.hstack([np.zeros_like(first), made[:, :-1]]))
+    unexplained = own.size > explained  # never where an update is not known
+    return share(np.where(unexplained, explained, own.size), first)
+
+
+#: By how many times an update may be larger than that of the elements which are compared.
+_SAMPLED = 1.5
 
 
 def _reached(large: np.ndarray, steps: Ints, needed: int) -> int | None:

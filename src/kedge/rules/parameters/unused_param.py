@@ -16,6 +16,7 @@ from kedge.rules.recorded.samples import no_end
 from kedge.rules.recorded.trained import trained_sites
 from kedge.rules.rule import Finding, Lack, Rule, Words
 from kedge.short_text import counted, listed
+from kedge.sites.site import escape
 from kedge.store.recording import Recording, SiteInfo
 from kedge.store.rows import FULL
 
@@ -238,7 +239,7 @@ _NUMBER_OF_BLOCK = re.compile(r"(?<![^\s.,:;])\d+(?![^\s.,:;])")
 
 def _without_graph(mode: str, modules: list[str]) -> _Silence:
     """Return the silence of what is used in modules that were called without a graph, and before them."""
-    called = listed(modules, 3)
+    called = listed([_named(path) for path in modules], 3)
     if mode == "cut checkpoint":
         return _Silence(
             f"the modules ran, but {called} ran in a reentrant checkpoint none of whose inputs requires a gradient, so that no "
@@ -295,7 +296,7 @@ def _behind(end: PathEnd) -> _Silence:
 
 
 def _named(path: str) -> str:
-    return path or "the model itself"
+    return escape(path) or "the model itself"
 
 
 _FORGOTTEN = (

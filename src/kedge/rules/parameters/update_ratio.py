@@ -156,7 +156,7 @@ class UpdateRatio(Rule):
             severity=self.severity,
             site=(weight.update or weight.param).site,
             step=step,
-            message=f"{weight.param.path} changed by {says} ({ratios[worst]:.2g}; first seen at step {step}){others}.",
+            message=f"{weight.param.name} changed by {says} ({ratios[worst]:.2g}; first seen at step {step}){others}.",
             evidence={
                 "kind": kind,
                 "ratios": {own.weights[i].param.path: plain(ratios[i]) for i in outside[:NAMED]},

@@ -7,6 +7,7 @@ from typing import Any
 
 from kedge.rules.recorded.roots import root_of
 from kedge.rules.recorded.trained import trained_roots
+from kedge.sites.site import unescape
 from kedge.store.recording import Recording
 
 Entry = Mapping[str, Any]
@@ -50,7 +51,7 @@ def uncalled(recording: Recording) -> set[str]:
 
 def path_of(entry: Entry) -> str:
     """Return the path of an entry's site."""
-    return str(entry["site"].rpartition(":")[0])
+    return unescape(entry["site"].rpartition(":")[0])
 
 
 def is_gradient(entry: Entry) -> bool:

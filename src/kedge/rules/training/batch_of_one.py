@@ -75,7 +75,8 @@ class BatchOfOne(Rule):
         return too_few(self.code, measured(recording, sites), 1) if sites else None
 
     def _finding(self, found: list[tuple[SiteInfo, Ints]]) -> Finding:
-        paths, times = [site.path for site, _ in found], max(len(steps) for _, steps in found)
+        paths = [site.name for site, _ in found]
+        times = max(len(steps) for _, steps in found)
         first = min(int(steps[0]) for _, steps in found)
         often = (
             f" in {times:,} measured steps, first at step {first}"

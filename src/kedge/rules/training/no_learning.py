@@ -130,12 +130,12 @@ class NoLearning(Rule):
     def _finding(self, recording: Recording, loss: Loss) -> Finding:
         first, last = float(np.median(loss.values[: self.head])), float(np.median(_last(loss)))
         noise, classes = _noise(loss.values), _classes(recording, loss)
-        stays = classes is not None and self._at_chance(recording, loss)
-        chance = (
-            f", which is chance for {classes} classes (log {classes} = {math.log(classes):.3g})"
-            if stays and classes
-            else ""
-        )
+        chance = ""
+        if classes is not None and self._at_chance(recording, loss):
+            level = math.log(classes)
+            is_worse = last > _WORSE * level
+            verb = "is above" if is_worse else "is"
+            chance = f", which {verb} chance for {classes} classes (log {classes} = {level:.3g})"
         step, run = int(loss.steps[-1]), int((recording.end or {}).get("steps") or 0)
         ended = f"ended at {last:.4g}"
         if run - 1 - step > run // _CUT_SHORT:
@@ -162,6 +162,9 @@ class NoLearning(Rule):
 
 #: A record that lacks more than this part of the run at its end does not show how the run ended.
 _CUT_SHORT = 10
+
+#: From how many times the loss of chance on it is said to be above that.
+_WORSE = 1.1
 
 #: The last step in which a first value belongs to the beginning.
 _START = 10

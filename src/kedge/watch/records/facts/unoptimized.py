@@ -80,6 +80,13 @@ class UnoptimizedParameters:
         unheld = {
             n: p for n, p in own.items() if p.requires_grad and id(p) not in held and not is_lazy(p)
         }
+        stale = {
+            at.site.path
+            for at in places.among(held.values())
+            if at.root is root and at.id not in here
+        }
+        # Another optimizer may hold what the model has now under such a name, or the name is gone.
+        replaced = [label for n in unheld if (label := root.label(n)) in stale]
         graded = [
             n
             for n, p in unheld.items()
@@ -93,11 +100,7 @@ class UnoptimizedParameters:
             "unheld": [root.label(n) for n in list(unheld)[:_NAMED]],
             "unheld_elements": sum(p.numel() for p in unheld.values()),
             "graded": [root.label(n) for n in graded[:_NAMED]],
-            "replaced": [
-                at.site.path
-                for at in places.among(held.values())
-                if at.root is root and at.id not in here
-            ][:_NAMED],
+            "replaced": replaced[:_NAMED],
             "outside": [type(m).__name__ for m in outside], "outside_fixed": not any(m.training for m in outside),
             "tensors": [root.label(name) for name in _plain_tensors(module, held)][:_NAMED],
             "passes": max((at.times for at in places.among(unheld.values())), default=0),

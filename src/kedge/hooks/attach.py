@@ -99,7 +99,10 @@ class Attachments:
         warn(warning)
 
     def refresh(self, *models: nn.Module) -> None:
-        """Have models compile again, with the hooks, at their next calls; without models, everything."""
+        """Have models compile again, with the hooks, at their next calls.
+
+        Without models, everything.
+        """
         refresh(*models)
 
     def refresh_hooked(self) -> None:
@@ -113,11 +116,15 @@ class Attachments:
             self.refresh(*models)
 
     def attach(self, target: Any, what: tuple[Any, ...], when: Schedule | None) -> Spec:
-        """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
+        """Attach taps to a target of any kind, all of them or none.
+
+        Returns the `Spec` with the taps.
+        """
         _check_order(target, what)
         if when is not None and not callable(when):
             raise WrongCall(
-                f"when={described(when)} is not a schedule; use when=kedge.every(10) or when=kedge.at(0, 10)"
+                f"when={described(when)} is not a schedule; use "
+                "when=kedge.every(10) or when=kedge.at(0, 10)"
             )
         if isinstance(target, (str, list, Selector)):  # a selector without a model
             target, what = this_block if is_of_block(target) else everywhere, (target, *what)
@@ -147,7 +154,8 @@ class Attachments:
                     else ""
                 )
                 raise NoSiteMatched(
-                    f"cannot hook {not_a_model(target)}; a target is a module, kedge.everywhere, a tensor, a dict of named "
+                    f"cannot hook {not_a_model(target)}; a target is a module, "
+                    "kedge.everywhere, a tensor, a dict of named "
                     f"tensors or an autograd node{advice}"
                 )
             warn_of_repeated(self, target, spec.taps)
@@ -165,7 +173,10 @@ class Attachments:
         target.attach(places, spec, model)
 
     def _target(self, model: nn.Module, places: tuple[SitePlace, ...]) -> HookedModel:
-        """Return the `HookedModel` of a model; code that was compiled without these places compiles again."""
+        """Return the `HookedModel` of a model.
+
+        Code that was compiled without these places compiles again.
+        """
         known = self.targets.get(id(model))
         if known is None:
             self.refresh(model)
@@ -184,7 +195,10 @@ class Attachments:
         self.finder.add(_of_model(selector), spec)
 
     def module_of(self, gate: Any) -> nn.Module | None:
-        """Return the module of a gate; None for a tensor or node, and if the model no longer exists."""
+        """Return the module of a gate.
+
+        None for a tensor or node, and if the model no longer exists.
+        """
         found = (target.module_of(gate) for target in self.targets.values())
         return next((module for module in found if module is not None), None)
 
@@ -235,7 +249,10 @@ class Attachments:
             target.release()
 
     def _retime(self, ended: int) -> None:
-        """Switch taps on and off for the next step; only changed ones, since most schedules keep their value."""
+        """Switch taps on and off for the next step.
+
+        Only changed ones, since most schedules keep their value.
+        """
         scheduled = [(tap, tap.when) for tap in self.taps if tap.when is not None]
         due = {when: when(self.clock.step) for when in {when for _, when in scheduled}}
         changed = [tap for tap, when in scheduled if tap.on is not due[when]]
@@ -259,8 +276,10 @@ def warn_of_unrepeated(taps: Iterable[Tap]) -> None:
         more = f" and at {len(awaited) - 1} more sites" if len(awaited) > 1 else ""
         warn(
             EditNotRepeated(
-                f"the edit {awaited[0].label} at {awaited[0].site}{more} was removed between a checkpoint's forward and "
-                "its backward: it will be missing when the checkpoint recomputes its forward, and the gradients will "
+                f"the edit {awaited[0].label} at {awaited[0].site}{more} was "
+                "removed between a checkpoint's forward and "
+                "its backward: it will be missing when the checkpoint recomputes "
+                "its forward, and the gradients will "
                 "belong to other values. Remove it after backward()"
             )
         )
@@ -281,8 +300,10 @@ def refresh(*models: nn.Module) -> None:
     if compiled:
         warn(
             Recompiled(
-                "hooks were attached after torch.compile had compiled code, which does not check for new hooks: "
-                f"{what} compiles again, with the hooks, at its next call. Hook first to compile once"
+                "hooks were attached after torch.compile had compiled code, which "
+                "does not check for new hooks: "
+                f"{what} compiles again, with the hooks, at its next call. Hook "
+                "first to compile once"
             )
         )
 
@@ -311,7 +332,8 @@ def _check_order(target: Any, what: tuple[Any, ...]) -> None:
             ":param.grad" if isinstance(what[0], nn.Parameter) else ""
         )
         raise WrongCall(
-            f'{described(what[0])} is not a selector; name it by its path: hook(model, "{path}", action)'
+            f"{described(what[0])} is not a selector; name it by its path: "
+            f'hook(model, "{path}", action)'
         )
 
 
@@ -327,7 +349,8 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
     actions = what if selector is None else what[1:]
     if not actions:
         raise WrongCall(
-            'no action given; hook(model, "layer4", kedge.record()) takes at least one after the selector'
+            'no action given; hook(model, "layer4", kedge.record()) takes at least '
+            "one after the selector"
         )
     for action in actions:
         if is_schedule(action):
@@ -342,14 +365,16 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
                 else advice
             )
             raise WrongCall(
-                f"{described(action)} is not an action: it cannot be called; the order is target, selector, actions{advice}"
+                f"{described(action)} is not an action: it cannot be called; the "
+                f"order is target, selector, actions{advice}"
             )
         ours = inspect.isfunction(action) and action.__module__.startswith("kedge.actions.")
         if (
             ours and action.__annotations__.get("return") != "bool"
         ):  # which is a condition of `error_if`
             raise ActionArity(
-                f"kedge.{action.__name__} makes actions and is not one: call it, as in kedge.{action.__name__}(...)"
+                f"kedge.{action.__name__} makes actions and is not one: call it, "
+                f"as in kedge.{action.__name__}(...)"
             )
     return selector, actions
 
@@ -370,7 +395,8 @@ def _check_grads(selector: Selector, places: tuple[SitePlace, ...]) -> None:
     ]
     if places and len(frozen) == len(places):
         raise NoSuchKind(
-            f'"{selector}": {_names(frozen)} requires no grad, so there is no gradient; call requires_grad_() first'
+            f'"{selector}": {_names(frozen)} requires no grad, so there is no '
+            "gradient; call requires_grad_() first"
         )
 
 
@@ -379,7 +405,8 @@ def _check_scripted(selector: Selector, places: tuple[SitePlace, ...]) -> None:
     scripted = [p for p in places if p.site.kind not in by_tensor and not takes_hooks(p.module)]
     if places and len(scripted) == len(places):
         raise NoSuchKind(
-            f'"{selector}" selects only modules in TorchScript, which runs them without Python and so without hooks; '
+            f'"{selector}" selects only modules in TorchScript, which runs them '
+            "without Python and so without hooks; "
             "hook the model before torch.jit.script or torch.jit.trace takes it"
         )
 

@@ -216,7 +216,10 @@ class FoundRoot(HookedRoot):
             known[:] = [tap for tap in known if id(tap) not in done]
 
     def follow(self, past: FoundRoot | None) -> None:
-        """Keep what is left of an earlier model with this name; called when this one is gone."""
+        """Keep what is left of an earlier model with this name.
+
+        Called when this one is gone.
+        """
         self.release()
         clock = self.owner.clock
         if clock.leader is self.target.passes:
@@ -227,7 +230,10 @@ class FoundRoot(HookedRoot):
 
 
 class RootFinder:
-    """Global forward-pre hook that attaches hooks to each model at its first call; see Note [Which model]."""
+    """Global forward-pre hook that attaches hooks to each model at its first call.
+
+    See Note [Which model].
+    """
 
     def __init__(self, owner: RootOwner) -> None:
         self.owner = owner
@@ -258,7 +264,8 @@ class RootFinder:
         for term in selector.terms:
             if term.kind in TENSOR_KINDS + NODE_KINDS:
                 raise NoSuchKind(
-                    f'"{term}": :{term.kind} belongs to tensors and nodes; hook(tensor, ...) takes them'
+                    f'"{term}": :{term.kind} belongs to tensors and nodes; '
+                    "hook(tensor, ...) takes them"
                 )
         for action in spec.actions:
             if not isinstance(action, Bindable):
@@ -298,7 +305,8 @@ class RootFinder:
         if not self._called:
             return Cause(
                 "no model was called",
-                "call one inside the block, as model(x): model.forward(x) calls no hook, nor does code compiled as a whole",
+                "call one inside the block, as model(x): model.forward(x) calls no "
+                "hook, nor does code compiled as a whole",
             )
         names = list(self._called)
         shown = ", ".join(names[:_SHOWN]) + (
@@ -327,7 +335,10 @@ class RootFinder:
         return None if root is None else root.begin_call(module, args, new_hooks(module, known))
 
     def _find(self, module: nn.Module) -> FoundRoot | None:
-        """Attach what is missing; returns the root if the module is a part of it that may have new hooks."""
+        """Attach what is missing.
+
+        Returns the root if the module is a part of it that may have new hooks.
+        """
         if module in self._seen:
             root = self._again.get(id(module))
             if root is None or root.module() is not module:
@@ -403,7 +414,10 @@ def _holder(module: nn.Module) -> nn.Module:
 
 
 def _holds(outer: nn.Module, module: nn.Module, searched: set[int]) -> bool:
-    """Whether a module is another, or part of it; adds the ids of all modules that it has searched, and searches none twice."""
+    """Whether a module is another, or part of it.
+
+    Adds the ids of all modules that it has searched, and searches none twice.
+    """
     waiting = [] if id(outer) in searched else [outer]
     if outer is module:
         return True

@@ -12,7 +12,10 @@ _trees: WeakKeyDictionary[Any, ast.Module] = WeakKeyDictionary()
 
 
 def source_of(of: Any) -> ast.Module:
-    """Return the syntax tree of a class or function, which is parsed once; an empty one if there is no source to read."""
+    """Return the syntax tree of a class or function, which is parsed once.
+
+    An empty one if there is no source to read.
+    """
     try:
         known = _trees.get(of)
         if known is None:

@@ -52,11 +52,17 @@ class Hooked(RecordedValues[V_co]):
         return "\n\n".join(table.text() for table in self._tables()) or self._heading()
 
     def __repr__(self) -> str:
-        """The actions, their sites, and how often they ran there; below, the first values as a table."""
+        """The actions, their sites, and how often they ran there.
+
+        Below, the first values as a table.
+        """
         return "\n".join([self._heading(), *(table.text(SHOWN) for table in self._tables())])
 
     def _repr_html_(self) -> str:
-        """The actions' own notebook output, such as statistics; the ledger if they have none."""
+        """The actions' own notebook output, such as statistics.
+
+        The ledger if they have none.
+        """
         tables = [table.html() for table in self._tables()]
         own = [action for action in self.actions if not isinstance(action, Listed)]
         shows = [
@@ -83,8 +89,10 @@ class Hooked(RecordedValues[V_co]):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
-            "the handle of a hook cannot be copied deeply or pickled, because it holds hooks of this process; dict(handle) "
-            "has its values, for torch.save as well. If a module holds the handle, keep it outside of the module"
+            "the handle of a hook cannot be copied deeply or pickled, because it "
+            "holds hooks of this process; dict(handle) "
+            "has its values, for torch.save as well. If a module holds the handle, "
+            "keep it outside of the module"
         )
 
     def __enter__(self) -> Self:

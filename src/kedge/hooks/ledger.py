@@ -88,7 +88,8 @@ class Ledger(notebook.Printed):
             if str(entry.site) in (site, f"{site}:out"):
                 return entry
         raise KeyError(
-            f'the ledger has no site "{site}"; it has {", ".join(str(e.site) for e in self.entries[:_SHOWN])}'
+            f'the ledger has no site "{site}"; it has '
+            f"{', '.join(str(e.site) for e in self.entries[:_SHOWN])}"
         )
 
     def __str__(self) -> str:
@@ -165,7 +166,10 @@ _FOLDING = Folding[LedgerEntry](
 
 
 def _together(groups: Mapping[Cause, list[str]]) -> Iterator[tuple[str, list[str]]]:
-    """Yield causes as text with their sites; many whose remedies differ only in the numbers of blocks are one."""
+    """Yield causes as text with their sites.
+
+    Many whose remedies differ only in the numbers of blocks are one.
+    """
     alike: dict[tuple[object, ...], list[Cause]] = {}
     for cause in groups:
         alike.setdefault((cause.why, pattern(cause.remedy)), []).append(cause)
@@ -178,7 +182,10 @@ def _together(groups: Mapping[Cause, list[str]]) -> Iterator[tuple[str, list[str
 
 
 def _causes(fold: Fold[LedgerEntry]) -> str:
-    """Return the cause of sites that share it; remedies that name a site each are those of the first one and so on."""
+    """Return the cause of sites that share it.
+
+    Remedies that name a site each are those of the first one and so on.
+    """
     causes = [entry.cause for entry in fold.members if entry.cause is not None]
     if not causes:
         return ""

@@ -94,8 +94,10 @@ def warn_of_repeated(session: OpenSession, target: Any, new: Sequence[Tap]) -> N
         times = "an earlier one is" if most == 1 else f"{most} earlier ones are"
         warn(
             AttachedTwice(
-                f"{first.label} is attached at {first.site}{more} again, and {times} still in place, so all of them run. "
-                "kedge.audit(model).remove() removes the hooks that no block removes, even if their handles are lost. A block, "
+                f"{first.label} is attached at {first.site}{more} again, and "
+                f"{times} still in place, so all of them run. "
+                "kedge.audit(model).remove() removes the hooks that no block "
+                "removes, even if their handles are lost. A block, "
                 "with kedge.hook(...), removes its own"
             )
         )

@@ -74,7 +74,10 @@ _known: WeakKeyDictionary[type[nn.Module], OwnWrites] = WeakKeyDictionary()
 
 
 def is_overwritten(model: nn.Module, path: str) -> bool:
-    """Whether a forward around a module overwrites its output later; see Note [Overwritten later]."""
+    """Whether a forward around a module overwrites its output later.
+
+    See Note [Overwritten later].
+    """
     parts = path.split(".") if path else []
     for above in range(1, min(len(parts), 2) + 1):
         holder = ".".join(parts[:-above])

@@ -34,7 +34,10 @@ class Listed(Protocol):
 
 
 class NamedValues(Mapping[str, V_co]):
-    """Values by the names of their sites, in the order in which they came; two such mappings are never equal."""
+    """Values by the names of their sites, in the order in which they came.
+
+    Two such mappings are never equal.
+    """
 
     def names(self) -> list[str]:
         """Return the names."""
@@ -138,7 +141,8 @@ class RecordedValues(NamedValues[V_co]):
         """
         if not selects(name) or isinstance(name, (bytes, bytearray)):
             raise NotRecorded(
-                f'{name!r} is not the name of a site, which is text such as "layer4"{_nearest(name, self.names())}'
+                f"{name!r} is not the name of a site, which is text such as "
+                f'"layer4"{_nearest(name, self.names())}'
             )
         if isinstance(name, str) and _is_single(text := self._text(name)):
             return self._action().read(self._canonical(text), self._why)
@@ -161,7 +165,10 @@ class RecordedValues(NamedValues[V_co]):
         return True
 
     def records(self, name: str) -> list[Record]:
-        """Return every kept `Record` under a site's name, in order of arrival; of `kedge.measure` the statistics."""
+        """Return every kept `Record` under a site's name, in order of arrival.
+
+        Of `kedge.measure` the statistics.
+        """
         return self._action().records(self._canonical(self._text(name)))
 
     def names(self) -> list[str]:
@@ -186,7 +193,8 @@ class RecordedValues(NamedValues[V_co]):
         found = [action for action in self.actions if isinstance(action, Readable)]
         if len(found) != 1:
             raise ReadError(
-                f"this hook has {len(found)} recording actions, so a name does not select one record; give it "
+                f"this hook has {len(found)} recording actions, so a name does not "
+                "select one record; give it "
                 "exactly one kedge.record() or kedge.measure()"
             )
         return found[0]
@@ -219,7 +227,8 @@ class RecordedValues(NamedValues[V_co]):
                 module = self.session.module_of(taps[path].gate) if path in taps else None
                 if module is None:
                     raise NotRecorded(
-                        f'the type in braces cannot be determined for "{path}", because the model is gone; name paths instead'
+                        f'the type in braces cannot be determined for "{path}", '
+                        "because the model is gone; name paths instead"
                         if all(target.model() is None for target in self.session.targets.values())
                         else f'the type in braces cannot be determined for "{path}", which is not a module, or no longer exists; '
                         "name paths instead"
@@ -305,6 +314,9 @@ def _is_single(text: str) -> bool:
 
 
 def _nearest(name: object, names: list[str]) -> str:
-    """Return the end of a message: the names that are like one that is missing; empty if there are none."""
+    """Return the end of a message: the names that are like one that is missing.
+
+    Empty if there are none.
+    """
     near = difflib.get_close_matches(str(name), names, 3, 0.5)
     return "; the nearest names are " + ", ".join(f'"{one}"' for one in near) if near else ""

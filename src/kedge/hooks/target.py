@@ -61,7 +61,10 @@ class HookedModel:
         owner.installed.install(dynamo.DynamoHold())
 
     def attach(self, places: Iterable[SitePlace], spec: Spec, model: nn.Module) -> None:
-        """Attach taps to sites of the model; actions that keep values copy them before they are overwritten."""
+        """Attach taps to sites of the model.
+
+        Actions that keep values copy them before they are overwritten.
+        """
         following: list[Any] = [action for action in spec.actions if isinstance(action, Following)]
         if lacks("graph_task"):  # a recompute would count as a newer pass, which has no values
             following = []
@@ -125,7 +128,10 @@ class HookedModel:
                 action.watch_overwrites()
 
     def first_name(self, name: str) -> str | None:
-        """Return the first name of the module or parameter with this name; None if there is none."""
+        """Return the first name of the module or parameter with this name.
+
+        None if there is none.
+        """
         model = self.model()
         if model is None:
             return None
@@ -139,7 +145,10 @@ class HookedModel:
         )
 
     def module_of(self, gate: Any) -> nn.Module | None:
-        """Return the module of a gate, the owner of a parameter's; None if the gate is not the model's."""
+        """Return the module of a gate, the owner of a parameter's.
+
+        None if the gate is not the model's.
+        """
         model, param = self.model(), getattr(gate, "param", None)
         if getattr(gate, "passes", None) is self.passes:
             path = gate.path
@@ -173,7 +182,10 @@ class HookedModel:
 
 
 def _is_overwritten(place: SitePlace, model: nn.Module) -> bool:
-    """Whether the source of a forward shows that it overwrites a site's value; see Note [Overwritten later]."""
+    """Whether the source of a forward shows that it overwrites a site's value.
+
+    See Note [Overwritten later].
+    """
     site = place.site
     if place.param is not None or site.op is not None:
         return False

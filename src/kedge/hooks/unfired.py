@@ -55,14 +55,16 @@ def _explain_parameter(tap: Tap, param: nn.Parameter, session: Attachments) -> C
         )
     if tap.gate.emptied:
         return Cause(
-            "another hook had used its .grad and set it to None, as an optimizer that steps inside the backward does",
+            "another hook had used its .grad and set it to None, as an optimizer "
+            "that steps inside the backward does",
             f'hook "{Site(tap.site.path, "param.grad")}", or hook before that hook',
         )
     models = [model for target in session.targets.values() if (model := target.model()) is not None]
     if models and not any(p is param for model in models for p in parameters_in(model).values()):
         return Cause(
             "the model now holds another parameter in its place",
-            "hook after the call that replaced it, such as fully_shard, to_empty or load_state_dict(assign=True)",
+            "hook after the call that replaced it, such as fully_shard, to_empty "
+            "or load_state_dict(assign=True)",
         )
     shards = any(
         kind.__name__ == "FSDPModule"
@@ -113,7 +115,10 @@ _UNASKED = "autograd.grad() or backward(inputs=) asked for other gradients only"
 
 
 def _explain_cut(tap: Tap, session: Attachments) -> Cause | None:
-    """Return the cause that names the calls between which gradients ended; None if no hooks show these."""
+    """Return the cause that names the calls between which gradients ended.
+
+    None if no hooks show these.
+    """
     passes = getattr(tap.gate, "passes", None)
     if passes is None or tap.gate.path == "":
         return None
@@ -129,7 +134,8 @@ def _explain_cut(tap: Tap, session: Attachments) -> Cause | None:
         if any(each.fired for each in gate.taps["out.grad"]):
             own = "" if last.path == tap.gate.path else f', and none reached "{escape(last.path)}"'
             return Cause(
-                f'the backward that ran did not reach it{own}; it reached "{escape(gate.path) or ":out"}", which returned later',
+                f"the backward that ran did not reach it{own}; it reached "
+                f'"{escape(gate.path) or ":out"}", which returned later',
                 f'what "{escape(last.path)}" returned is not used for the value that was '
                 f'differentiated, or {_CUTS}: look between "{escape(last.path)}" and '
                 f'"{escape(gate.path) or ":out"}"; or {_UNASKED}',
@@ -196,7 +202,8 @@ def _explain_saved(tap: Tap, session: Attachments, now: Counts) -> Cause:
     forward = gate.called - gate.seen.again
     if gate.compiled:
         return Cause(
-            "it is compiled, and compiled code saves all tensors at once after its graph has run, not module by module",
+            "it is compiled, and compiled code saves all tensors at once after its "
+            "graph has run, not module by module",
             "run the model uncompiled",
         )
     if now.calls == tap.since.calls:
@@ -209,7 +216,8 @@ def _explain_saved(tap: Tap, session: Attachments, now: Counts) -> Cause:
     if gate.checkpointed == forward or gate.seen.again:
         return Cause(
             "it ran in a checkpoint, which saves nothing until its recompute",
-            "record the recompute with record(recomputes=True), or hook the module around the checkpoint",
+            "record the recompute with record(recomputes=True), or hook the module "
+            "around the checkpoint",
         )
     if gate.ungraded == forward:
         return Cause(
@@ -278,12 +286,15 @@ def _explain_gradient(
     leaf = tap.site.leaf if leaf is None else leaf
     if any(of == kind and leaf in (None, unused) for of, unused in seen.unused):
         return Cause(
-            "the differentiated value does not depend on this tensor, only on others of the same operation or checkpoint",
-            "hook the module inside that makes it: a use within a checkpoint has its gradient there",
+            "the differentiated value does not depend on this tensor, only on "
+            "others of the same operation or checkpoint",
+            "hook the module inside that makes it: a use within a checkpoint has "
+            "its gradient there",
         )
     if seen.rebuilt and not seen.again and "cut checkpoint" not in seen.ungraded:
         return Cause(
-            "it ran in a checkpoint, whose backward builds the graph, and no backward ran it again while it was hooked",
+            "it ran in a checkpoint, whose backward builds the graph, and no "
+            "backward ran it again while it was hooked",
             "call backward() inside the block, on a value that depends on it",
         )
     if kind == "in.share" and seen.no_share:
@@ -291,7 +302,8 @@ def _explain_gradient(
         return no_share
     if kind in seen.pulses and seen.pulses[kind].changed():
         return Cause(
-            "its value is a view of memory that was then changed in place, and autograd keeps no node of the earlier value",
+            "its value is a view of memory that was then changed in place, and "
+            "autograd keeps no node of the earlier value",
             "hook the module that made the viewed tensor, or avoid the in-place operation",
         )
     if kind in ("out.grad", "in.grad") and not seen.listened:
@@ -347,13 +359,17 @@ _UNGRADED = {
         "hook the module before it",
     ),
     "nothing trainable": Cause(
-        "its value requires no grad, although grad was enabled: nothing that it is computed from is trainable, or it was "
+        "its value requires no grad, although grad was enabled: nothing that it is "
+        "computed from is trainable, or it was "
         "detached inside",
-        "call requires_grad_() on the parameters or the input, or look inside it for detach(), .data and no_grad",
+        "call requires_grad_() on the parameters or the input, or look inside it "
+        "for detach(), .data and no_grad",
     ),
     "cut checkpoint": Cause(
-        "it ran in a reentrant checkpoint without a graph, and none of the checkpoint's inputs requires a gradient",
-        "use checkpoint(..., use_reentrant=False), or call requires_grad_() on the input of the checkpoint",
+        "it ran in a reentrant checkpoint without a graph, and none of the "
+        "checkpoint's inputs requires a gradient",
+        "use checkpoint(..., use_reentrant=False), or call requires_grad_() on the "
+        "input of the checkpoint",
     ),
 }
 
@@ -410,7 +426,8 @@ def _explain_uncalled(tap: Tap, session: Attachments, now: Counts) -> Cause:
         if name and _is_replaced(tap, target, child):
             return Cause(
                 "another module is at its path now: the program has replaced the hooked one",
-                "hook after the replacement; for a module that a forward replaces, hook the one around it",
+                "hook after the replacement; for a module that a forward replaces, "
+                "hook the one around it",
             )
         if not takes_hooks(child if name else model):
             return Cause(
@@ -472,7 +489,8 @@ def _explain_by_parent(
 def _explain_by_calls(tap: Tap, called: CalledPaths, session: Attachments, now: Counts) -> Cause:
     if tap.gate.path in called.holders:
         return Cause(
-            "never called itself, but the modules inside it were: one by one, or by a direct call of its .forward()",
+            "never called itself, but the modules inside it were: one by one, or "
+            "by a direct call of its .forward()",
             "hook the modules inside it, or call the module itself: layer(x)",
         )
     if tap.when is not None:

@@ -54,7 +54,10 @@ class Ending:
 
 
 def ended_before(point: str, error: BaseException | None) -> str:
-    """Return a sentence about a program that an error ended before some point; empty if it ended by itself."""
+    """Return a sentence about a program that an error ended before some point.
+
+    Empty if it ended by itself.
+    """
     if error is None or isinstance(error, SystemExit):
         return ""
     return f"the program ended with {type(error).__name__} before {point}"
@@ -112,7 +115,10 @@ def _nothing() -> None:
 
 
 def _exit_status(left: SystemExit) -> int:
-    """Return the status of a ``SystemExit``; print a code that is not a number as a message."""
+    """Return the status of a ``SystemExit``.
+
+    Print a code that is not a number as a message.
+    """
     code: Any = left
     with suppress(
         BaseException
@@ -166,7 +172,10 @@ def _print_error(text: str) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the last line of an error's traceback; an error whose text cannot be made has none."""
+    """Return the last line of an error's traceback.
+
+    An error whose text cannot be made has none.
+    """
     name = type(error).__name__
     try:
         return f"{name}: {error}".removesuffix(": ")

@@ -28,7 +28,10 @@ _SHARED = {"__main__", "torch"}
 
 
 class OwnImports(MetaPathFinder):
-    """Keeps Kedge's modules apart from the program's; see Note [Names in the program's folder]."""
+    """Keeps Kedge's modules apart from the program's.
+
+    See Note [Names in the program's folder].
+    """
 
     def __init__(self) -> None:
         self._folder: Any | None = None
@@ -58,7 +61,10 @@ class OwnImports(MetaPathFinder):
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Context in which this thread imports Kedge's modules; it may be entered again inside, and by other threads."""
+        """Context in which this thread imports Kedge's modules.
+
+        It may be entered again inside, and by other threads.
+        """
         here = threading.get_ident()
         if self._folder is None or here in self._threads:
             yield
@@ -159,7 +165,10 @@ class OwnImports(MetaPathFinder):
         )
 
     def _in_folder(self, name: str) -> str | None:
-        """Return the place of the module that the program's folder has of a name; None if python would not import it."""
+        """Return the place of the module that the program's folder has of a name.
+
+        None if python would not import it.
+        """
         if name in _SHARED or _is_built_in(name) or self._folder is None:
             return None
         spec = self._folder.find_spec(name)

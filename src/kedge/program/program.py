@@ -25,7 +25,10 @@ from kedge.program.target import (
 )
 
 _OWN = (os.path.join(os.path.dirname(__file__), ""), "<frozen ")
-"""The beginnings of the names of the files that run a program; read now, since a program may replace functions of `os`."""
+"""The beginnings of the names of the files that run a program.
+
+Read now, since a program may replace functions of `os`.
+"""
 
 
 @dataclass

@@ -45,7 +45,10 @@ def absolute(path: str) -> str:
 
 
 def container_finder(path: str) -> Any | None:
-    """Return the finder of ``__main__`` in a folder or a zip file; None for a plain script."""
+    """Return the finder of ``__main__`` in a folder or a zip file.
+
+    None for a plain script.
+    """
     return pkgutil.get_importer(absolute(path)) if os.path.exists(path) else None
 
 
@@ -156,7 +159,10 @@ def _from_spec(spec: ModuleSpec, argv0: str, shown: str) -> ProgramCode:
 
 
 def _loaded(loader: Any, name: str, shown: str) -> CodeType:
-    """Return the code of a module from its loader; raise ScriptError for one without, such as a module in C."""
+    """Return the code of a module from its loader.
+
+    Raise ScriptError for one without, such as a module in C.
+    """
     try:
         code: CodeType | None = loader.get_code(name) if hasattr(loader, "get_code") else None
     except SyntaxError as error:
@@ -193,7 +199,10 @@ def _no_main(name: str) -> str:
 
 
 def _spec_without_import(name: str) -> ModuleSpec | None:
-    """Return the spec of a module, searched in its parents' folders; None if it is not found."""
+    """Return the spec of a module, searched in its parents' folders.
+
+    None if it is not found.
+    """
     spec, path = None, None
     for end in [*(i for i, char in enumerate(name) if char == "."), len(name)]:
         spec = _first_spec(name[:end], path)

@@ -111,8 +111,10 @@ def check_watched(text: str) -> None:
             continue
         kinds = ", ".join(f":{kind}" for kind in WATCHED_KINDS)
         raise NoSuchKind(
-            f'"{term}": a watch of a whole run does not record {part}; it records the values of modules and parameters with all '
-            f'their leaves and calls ({kinds}). Leave that part out, or use a hook: kedge.hook(model, "{term}", kedge.measure())'
+            f'"{term}": a watch of a whole run does not record {part}; it records '
+            "the values of modules and parameters with all "
+            f"their leaves and calls ({kinds}). Leave that part out, or use a "
+            f'hook: kedge.hook(model, "{term}", kedge.measure())'
         )
 
 
@@ -153,7 +155,10 @@ def _widened(term: Term) -> Term:
 
 
 def means(term: Term, site: Named) -> bool:
-    """Whether a term selects a site; without a kind, it selects every site of a module, and of its parameters."""
+    """Whether a term selects a site.
+
+    Without a kind, it selects every site of a module, and of its parameters.
+    """
     kind, types = site.kind.partition("[")[0], (site.type,)
     if term.kind is None:
         named = term.matches(site.owner, types) or (

@@ -76,7 +76,10 @@ class Folding(Generic[T]):
     differing: Callable[[Sequence[T]], Collection[int]] = lambda _: ()
 
     def fold(self, items: Iterable[T]) -> list[Fold[T]]:
-        """Return things as folds, in the order of their first members; one that stands alone comes after its group."""
+        """Return things as folds, in the order of their first members.
+
+        One that stands alone comes after its group.
+        """
         groups: dict[tuple[Pattern, Hashable], dict[Hashable, list[T]]] = {}
         places: dict[int, int] = {}
         for place, item in enumerate(items):

@@ -146,7 +146,10 @@ class _Reader:
             self.at += 1
 
     def until(self, stops: str) -> str:
-        """Return the characters up to one of the stops; escapes and character classes are read whole."""
+        """Return the characters up to one of the stops.
+
+        Escapes and character classes are read whole.
+        """
         start = self.at
         while (char := self.peek()) and char not in stops:
             if char == "[":
@@ -293,6 +296,7 @@ def single(name: str) -> Term:
     terms = parse(name)
     if len(terms) != 1 or terms[0].literal is None:
         raise SelectorError(
-            f'"{name}" may match several sites; records are read by the name of one, such as "layer4"'
+            f'"{name}" may match several sites; records are read by the name of '
+            'one, such as "layer4"'
         )
     return terms[0]

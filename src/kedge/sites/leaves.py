@@ -80,7 +80,10 @@ def _is_taken(name: str, key: Any, keys: Mapping[str, Any], value: Mapping[Any, 
 
 
 def put(value: Any, new: Mapping[str, Tensor], prefix: str = "") -> Any:
-    """Return the value with some of its tensors replaced, by name; the given value is not changed."""
+    """Return the value with some of its tensors replaced, by name.
+
+    The given value is not changed.
+    """
     if isinstance(value, Tensor):
         return new.get(prefix, value)
     changed = {}
@@ -157,7 +160,10 @@ def untransformed(value: Tensor) -> Tensor:
 
 
 def dequantized(value: Tensor) -> Tensor:
-    """Return the numbers that a quantized tensor stands for; of any other tensor itself."""
+    """Return the numbers that a quantized tensor stands for.
+
+    Of any other tensor itself.
+    """
     return value.dequantize() if value.is_quantized else value
 
 
@@ -220,7 +226,10 @@ def has_memory(value: Tensor) -> bool:
 
 
 def storage_of(value: Tensor) -> int:
-    """Return a number that identifies a tensor's storage; -1 if it has no ordinary storage."""
+    """Return a number that identifies a tensor's storage.
+
+    -1 if it has no ordinary storage.
+    """
     try:
         return int(identity_of(untransformed(value).untyped_storage()))
     except (NotImplementedError, RuntimeError):  # sparse, or a library's own kind of tensor

@@ -53,7 +53,10 @@ class SitePlace:
 
 
 class Selector:
-    """A selection of places by text, or by several texts; on a model it resolves to a `Selection`."""
+    """A selection of places by text, or by several texts.
+
+    On a model it resolves to a `Selection`.
+    """
 
     def __init__(self, text: Selectors) -> None:
         self.terms = _terms(text)
@@ -226,7 +229,10 @@ class Selection(notebook.Printed):
         return (p.site for p in self.places)
 
     def __str__(self) -> str:
-        """One line a site, with the type of its module; of many, those of blocks that are alike share one."""
+        """One line a site, with the type of its module.
+
+        Of many, those of blocks that are alike share one.
+        """
         rows = self._rows()
         width = max(len(name) for name, _ in rows)
         lines = [f"{name:{width}}  {kind}" for name, kind in rows]
@@ -257,7 +263,10 @@ def _candidates(named: dict[str, _T], term: Term) -> dict[str, _T]:
 
 
 def runs(module: nn.Module) -> bool:
-    """Whether a module has a forward of its own; lists and dicts of modules have none."""
+    """Whether a module has a forward of its own.
+
+    Lists and dicts of modules have none.
+    """
     return (
         getattr(type(module), "forward", None) is not nn.Module.forward
     )  # TorchScript's have none of their own
@@ -330,7 +339,8 @@ class ModelLayout:
             escape(self.first[id(c)]) for c in own_children(module).values() if c is not None
         ][:3]
         return NoSuchKind(
-            f'"{term}" is a {type(module).__name__}, which holds modules and is never called itself; hook the '
+            f'"{term}" is a {type(module).__name__}, which holds modules and is '
+            "never called itself; hook the "
             f"modules inside: {', '.join(inside) or 'it is empty'}"
         )
 

@@ -26,7 +26,10 @@ def escape(path: str) -> str:
 
 
 def op_text(op: tuple[str, int | None] | None) -> str:
-    """Return the text of an operation after a module's path: ``/relu#1``; empty for none."""
+    """Return the text of an operation after a module's path: ``/relu#1``.
+
+    Empty for none.
+    """
     return "" if op is None else f"/{op[0]}" + ("" if op[1] is None else f"#{op[1]}")
 
 
@@ -61,7 +64,10 @@ class Site:
         return self.kind in GRADIENT_KINDS
 
     def moved(self, path: str) -> Site:
-        """Return this site at another path; itself if that is its own: a model has thousands of sites."""
+        """Return this site at another path.
+
+        Itself if that is its own: a model has thousands of sites.
+        """
         return self if path == self.path else replace(self, path=path)
 
     def at(self, leaf: str | None = None, call: int | None = None) -> Site:

@@ -73,7 +73,10 @@ def spread_of(value: Tensor, wide: Any = None) -> Spread | None:
 
 
 def widest_mesh(values: Iterable[Tensor]) -> Any:
-    """Return the mesh with the most ranks that one of some tensors is on; None if all are ordinary tensors."""
+    """Return the mesh with the most ranks that one of some tensors is on.
+
+    None if all are ordinary tensors.
+    """
     meshes = (mesh for mesh, _ in map(_placed, values) if mesh is not None)
     return max(meshes, key=lambda mesh: mesh.size(), default=None)
 
@@ -109,12 +112,18 @@ def gathers(module: nn.Module) -> bool:
 
 
 def type_of(module: nn.Module) -> type[nn.Module]:
-    """Return the class of a module; under ``fully_shard``, which derives one for each module, the one that it was of before."""
+    """Return the class of a module.
+
+    Under ``fully_shard``, which derives one for each module, the one that it was of before.
+    """
     return next(kind for kind in type(module).__mro__ if not issubclass(kind, _fsdp_modules()))
 
 
 def averaged_over(model: nn.Module) -> Spread | None:
-    """Return the ranks that share the gradients of a model in DistributedDataParallel; None without it."""
+    """Return the ranks that share the gradients of a model in DistributedDataParallel.
+
+    None without it.
+    """
     model = dynamo.unwrap(model)
     if not (distributed.is_available() and isinstance(model, nn.parallel.DistributedDataParallel)):
         return None
@@ -123,12 +132,18 @@ def averaged_over(model: nn.Module) -> Spread | None:
 
 
 def _fsdp_modules() -> Any:
-    """Return the base of the classes that ``fully_shard`` makes; without it, which is not imported yet, no class."""
+    """Return the base of the classes that ``fully_shard`` makes.
+
+    Without it, which is not imported yet, no class.
+    """
     return getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
 
 
 def _placed(value: Tensor) -> tuple[Any, tuple[Any, ...]]:
-    """Return the mesh of a distributed tensor, and its placement along each dimension; without them no mesh."""
+    """Return the mesh of a distributed tensor, and its placement along each dimension.
+
+    Without them no mesh.
+    """
     loaded = sys.modules.get("torch.distributed.tensor")  # no DTensor is made before it is imported
     if loaded is None or not isinstance(value, loaded.DTensor):
         return None, ()

@@ -58,7 +58,10 @@ class Sites(notebook.Printed):
         raise KeyError(f'no module or parameter is called "{path}"')
 
     def __str__(self) -> str:
-        """A table: path, type, and the kinds of sites there; in a long one, blocks that are alike share their lines."""
+        """A table: path, type, and the kinds of sites there.
+
+        In a long one, blocks that are alike share their lines.
+        """
         return self.table()
 
     def table(self, *, folded: bool = True) -> str:

@@ -22,7 +22,10 @@ class Measuring(Protocol):
     """An action that measures values: needs no event and never returns a value."""
 
     def bind_value(self, site: Site) -> Measure | None:
-        """Return the function to call with each value at a site; None where it needs the event after all."""
+        """Return the function to call with each value at a site.
+
+        None where it needs the event after all.
+        """
 
 
 @runtime_checkable
@@ -53,12 +56,14 @@ def check_edit(
     """
     if in_place:
         raise InPlaceEdit(
-            "the action changed the value in place, but other parts of the program may share its memory; return a "
+            "the action changed the value in place, but other parts of the program "
+            "may share its memory; return a "
             "new tensor instead (x * 2, not x.mul_(2))"
         )
     if site.kind == "param":
         raise EditError(
-            "an action returned a value at :param, where nothing can take it; edit :param.grad or a module's :out"
+            "an action returned a value at :param, where nothing can take it; edit "
+            ":param.grad or a module's :out"
         )
     if not isinstance(result, Tensor):
         raise EditError(
@@ -73,7 +78,8 @@ def check_edit(
             else f"{fixed} must keep its shape, dtype and device"
         )
         raise EditError(
-            f"it returned {describe(result)} on {result.device} in place of {describe(value)} on {value.device}; {advice}"
+            f"it returned {describe(result)} on {result.device} in place of "
+            f"{describe(value)} on {value.device}; {advice}"
         )
 
 

@@ -91,7 +91,10 @@ def failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
 
 
 def _in_a_line(error: Exception) -> Exception:
-    """Return an action's error; without the table of PyTorch's dispatcher, of all that it could have run instead."""
+    """Return an action's error.
+
+    Without the table of PyTorch's dispatcher, of all that it could have run instead.
+    """
     text = str(error)
     if not (isinstance(error, NotImplementedError) and text.startswith(_NO_KERNEL)):
         return error

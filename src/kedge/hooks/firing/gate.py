@@ -86,11 +86,17 @@ class Gate(KedgeHook):
         return self
 
     def is_last(self, table: Mapping[int, Any]) -> bool:
-        """Whether this gate is the module's last hook; after others, a new gate is needed to keep the order."""
+        """Whether this gate is the module's last hook.
+
+        After others, a new gate is needed to keep the order.
+        """
         return last_hook(table) is self
 
     def attach(self, spec: Spec, site: Site) -> list[Tap]:
-        """Add a tap for each action at a site, after those of the site's kind; returns the new taps."""
+        """Add a tap for each action at a site, after those of the site's kind.
+
+        Returns the new taps.
+        """
         made, now = spec.make(site.moved(self.passes.label(site.path))), self.counts()
         for tap in made:
             tap.gate, tap.since = self, now

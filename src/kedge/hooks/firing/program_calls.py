@@ -145,7 +145,10 @@ class ProgramCalls:
             call.differentiated = pass_
 
     def _part_of(self, path: str) -> ProgramCall | None:
-        """Return the newest call of the part that reached a site; None if a call of the model did."""
+        """Return the newest call of the part that reached a site.
+
+        None if a call of the model did.
+        """
         part = self.callers.get(path, self.callers.get(path.rpartition(".")[0]))
         return None if part is None else self.parts[part]
 

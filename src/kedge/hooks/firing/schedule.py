@@ -92,7 +92,8 @@ def every(n: int, *, after: int = 0, until: int | None = None) -> Schedule:
     for name, given in (("n", n), ("after", after), ("until", until)):
         if not (_is_step(given) or (name == "until" and given is None)):
             raise WrongCall(
-                f"every({name}={described(given)}): {name} is a number of steps, as in kedge.every(10)"
+                f"every({name}={described(given)}): {name} is a number of steps, "
+                "as in kedge.every(10)"
             )
     if n < 1:
         raise WrongCall(f"every({n}): the distance between two steps must be 1 or more")
@@ -181,7 +182,10 @@ class BackwardNumbers:
         return self._searched[1]
 
     def _number(self) -> int:
-        """Return the number of a backward pass that fires its first hook; see Note [One backward]."""
+        """Return the number of a backward pass that fires its first hook.
+
+        See Note [One backward].
+        """
         call = backward_call()
         marks = () if call is None else call.marks
         nested = call is not None and call.nested
@@ -256,7 +260,10 @@ class StepClock:
         self.looked = False
 
     def optimized(self) -> None:
-        """Count an optimizer's step; within a backward, where it steps as gradients arrive, at the end of that backward."""
+        """Count an optimizer's step.
+
+        Within a backward, where it steps as gradients arrive, at the end of that backward.
+        """
         task = graph_task()
         if task == -1:
             self.end_step()
@@ -273,7 +280,10 @@ class StepClock:
                 listener(ended)
 
     def follow(self, expects_optimizer: Callable[[], bool], prefix: str = "") -> PassCounter:
-        """Return the pass counter of one more model; the first model's passes are the steps where nothing optimizes."""
+        """Return the pass counter of one more model.
+
+        The first model's passes are the steps where nothing optimizes.
+        """
         passes = PassCounter(self, ForwardPasses(), Segments(), prefix)
         if self.leader is None:
             self.lead(passes, expects_optimizer)
@@ -289,7 +299,10 @@ class StepClock:
         self.awaited = AWAITED if self.expects_optimizer() else 0
 
     def began(self, passes: PassCounter, *, graded: bool) -> None:
-        """Count a forward pass; where nothing optimizes, the first hooked model's passes are the steps."""
+        """Count a forward pass.
+
+        Where nothing optimizes, the first hooked model's passes are the steps.
+        """
         if self.leader is not passes:
             return
         if self.led and not self.looked and self.optimizer is None and graded:
@@ -438,7 +451,10 @@ class PassCounter(threading.local):
             followed.reached_by_part(self.label(path), here.pass_, here.step)
 
     def _recount(self, task: int, key: Any) -> int:
-        """Return the number of the call that is recomputed; see Note [Which call is recomputed]."""
+        """Return the number of the call that is recomputed.
+
+        See Note [Which call is recomputed].
+        """
         segment = self.recomputes()
         if segment is None:
             return self.here.recomputed.number(task, key)
@@ -449,7 +465,10 @@ class PassCounter(threading.local):
         return call
 
     def recomputes(self) -> Segment | None:
-        """Find the checkpointed block that this thread recomputes; None if its forward was not seen."""
+        """Find the checkpointed block that this thread recomputes.
+
+        None if its forward was not seen.
+        """
         here = self.here
         here.segment, here.recomputed.inside = self.segments.recompute()
         return here.segment

@@ -76,7 +76,10 @@ class BlockGate(SavedGate):
         return self.passes.event(site, 0, recompute=False)
 
     def take(self, value: Tensor, place: SavingPlace) -> Any:
-        """Run the taps; returns the packed replacement of the tensor, or a reference that notices its release."""
+        """Run the taps.
+
+        Returns the packed replacement of the tensor, or a reference that notices its release.
+        """
         reader = self._of_pass(place)
         packed = super().take(value, place) if self.live else None
         if isinstance(packed, JointPacked):
@@ -105,8 +108,10 @@ class BlockGate(SavedGate):
         if not self.called:
             return Cause(
                 "no tensor that autograd saved on this thread came here",
-                "compute in the block, with grad, on a tensor that requires grad; a pair of hooks that opens inside the block, "
-                "such as save_on_cpu, takes the tensors alone, so hook inside it; torch.func and disabled hooks show none",
+                "compute in the block, with grad, on a tensor that requires grad; "
+                "a pair of hooks that opens inside the block, "
+                "such as save_on_cpu, takes the tensors alone, so hook inside it; "
+                "torch.func and disabled hooks show none",
             )
         return Cause(
             f"no pass of the block saved a tensor [{tap.site.leaf}]"
@@ -136,7 +141,10 @@ class BlockSaves:
         owner.installed.install(self)
 
     def pack(self, value: Tensor, place: SavingPlace) -> Any:
-        """Run the taps; returns the packed replacement of the tensor, or a reference to it."""
+        """Run the taps.
+
+        Returns the packed replacement of the tensor, or a reference to it.
+        """
         return self.gate.take(value, place)
 
     def see(self, value: Tensor, place: SavingPlace) -> None:
@@ -190,12 +198,14 @@ def is_of_block(target: str | list[str] | Selector) -> bool:
     )
     if named is not None:
         raise NoSuchKind(
-            f'"{named}": saved tensors cannot be hooked by operation; hook ":saved", and read one as acts["{named}"]'
+            f'"{named}": saved tensors cannot be hooked by operation; hook '
+            f'":saved", and read one as acts["{named}"]'
         )
     own = list(_own(selector))
     if any(own) and not all(own):
         raise NoSuchKind(
-            f'"{selector}": ":saved" without a model selects all that autograd saves, and no other sites; hook those separately'
+            f'"{selector}": ":saved" without a model selects all that autograd '
+            "saves, and no other sites; hook those separately"
         )
     return any(own)
 

@@ -81,7 +81,10 @@ def _value(x: Tensor, key: int, leaf: str) -> None:
 
 
 def _show(tap: Tap, x: Tensor, make: Callable[..., Event], of: tuple[Tap, str, int, bool]) -> None:
-    """Show a value to a tap, with an event only if it needs one; see Note [Values alone] in `firing.measuring`."""
+    """Show a value to a tap, with an event only if it needs one.
+
+    See Note [Values alone] in `firing.measuring`.
+    """
     owner, leaf, recompute = tap.owner, of[1], of[3]
     if tap.measure is not None and not recompute:
         _site(tap, leaf)
@@ -141,7 +144,10 @@ def _end(x: Tensor, key: int) -> None:
 
 
 def _without_data(x: Tensor, *_: Any) -> None:
-    """Called for each operator of a graph that is being compiled; see Note [Outside of graphs] in `torch_internals.operators`."""
+    """Called for each operator of a graph that is being compiled.
+
+    See Note [Outside of graphs] in `torch_internals.operators`.
+    """
     dynamo.see_limits()
     if not x.is_cpu:
         operators.divide_graphs_at(_NAMES)
@@ -175,7 +181,10 @@ class _Listen(torch.autograd.Function):
 
 
 def identity(act: Any, key: int) -> Any:
-    """Return an identity whose backward applies an edit; Dynamo traces the edit into the graph."""
+    """Return an identity whose backward applies an edit.
+
+    Dynamo traces the edit into the graph.
+    """
 
     class GraphEdit(torch.autograd.Function):
         @staticmethod
@@ -209,7 +218,10 @@ def end(key: int) -> None:
 
 
 def through(taps: tuple[Tap, ...], gradients: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
-    """Put the taps on one output, and on its gradient, into the graph; returns the new output."""
+    """Put the taps on one output, and on its gradient, into the graph.
+
+    Returns the new output.
+    """
     tensor = through_forward(taps, leaf, tensor)
     if not tensor.requires_grad:
         return tensor
@@ -258,11 +270,13 @@ def through_forward(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
 def _needs_no_event(tap: Tap) -> None:
     if tap.site.call is not None:
         raise CannotCompile(
-            f"{tap.label} at {tap.site} edits one call, but compiled code has one graph for all passes and does not "
+            f"{tap.label} at {tap.site} edits one call, but compiled code has one "
+            "graph for all passes and does not "
             "count calls; edit every call, or run the model uncompiled"
         )
     if tap.takes_event:
         raise CannotCompile(
-            f"{tap.label} at {tap.site} takes (value, event), but compiled code has one graph for all passes and so "
+            f"{tap.label} at {tap.site} takes (value, event), but compiled code "
+            "has one graph for all passes and so "
             "no event; let it take (value) alone, or run the model uncompiled"
         )

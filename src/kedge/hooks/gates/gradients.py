@@ -72,7 +72,10 @@ def is_rebuilt(gate: Gate) -> bool:
 
 
 def measure_each(gate: Gate, kind: str, found: Found, call: int) -> None:
-    """Set hooks that measure the gradients of the leaves that have one; see Note [Values alone]."""
+    """Set hooks that measure the gradients of the leaves that have one.
+
+    See Note [Values alone].
+    """
     here, seen = gate.passes.here, gate.seen
     alone = len(found) == 1 or len({id(tensor) for _, tensor in found}) == len(found)
     if here.segment is not None or not alone:
@@ -118,7 +121,10 @@ class GradientListener:
         self.pulse: MemoryVersion | None = None
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
-        """The tensor's hook; PyTorch passes None for an unused output if other outputs of its node were used."""
+        """The tensor's hook.
+
+        PyTorch passes None for an unused output if other outputs of its node were used.
+        """
         if is_watched():
             with OwnWork():
                 return self(grad)
@@ -135,7 +141,10 @@ class GradientListener:
         return None if new is value else new.reshape(grad.shape)
 
     def _through(self, taps: Sequence[Tap], value: Tensor) -> Tensor:
-        """Fire at every site of the tensor; an action that edits the gradient is not called at the sites after."""
+        """Fire at every site of the tensor.
+
+        An action that edits the gradient is not called at the sites after.
+        """
         clock = self.gate.owner.clock
         if not self.also:
             return fire(taps, value, gradient_event(self.origin, clock))
@@ -154,7 +163,10 @@ class GradientListener:
 
 
 class GradientMeasurer(GradientListener):
-    """Hands the gradient of one tensor to the taps that measure it; see Note [Values alone]."""
+    """Hands the gradient of one tensor to the taps that measure it.
+
+    See Note [Values alone].
+    """
 
     also: Mapping[Site, Event] = MappingProxyType({})
     shape: torch.Size | None = None
@@ -363,13 +375,18 @@ class InputShare:
 
     def _refuse(self) -> None:
         raise EditError(
-            f"an action returned a value at {self.origin.site}, but this call uses its input {self.nodes} times, so "
-            "its share is known only after parts of it were passed on; edit :in.grad, the total, instead"
+            f"an action returned a value at {self.origin.site}, but this call uses "
+            f"its input {self.nodes} times, so "
+            "its share is known only after parts of it were passed on; edit "
+            ":in.grad, the total, instead"
         )
 
 
 def listen_share(share: InputShare, found: list[tuple[Node, list[int]]]) -> None:
-    """Register the node hooks of a share; they end with the session or with the graph."""
+    """Register the node hooks of a share.
+
+    They end with the session or with the graph.
+    """
     for node, positions in found:
         share.gate.owner.installed.keep(
             node.register_hook(lambda gi, go, p=positions: share.passed(p, gi))

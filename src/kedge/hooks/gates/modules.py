@@ -93,7 +93,8 @@ class OutputGate(ModuleGate):
         """Put the taps into the graph; returns the output if it changed."""
         if _cannot_skip(self.taps["in.share"]):
             raise CannotCompile(
-                f'"{self.path}:in.share" cannot be followed inside compiled code; run the model uncompiled'
+                f'"{self.path}:in.share" cannot be followed inside compiled code; '
+                "run the model uncompiled"
             )
         taps, gradients = self.taps["out"], self.taps["out.grad"]
         new = {
@@ -135,7 +136,10 @@ class OutputGate(ModuleGate):
         return leaves.put(output, new) if new else None
 
     def _share(self, outputs: list[Tensor], call: int, recompute: bool) -> None:
-        """Set hooks for the gradient that this call sends to each of its inputs; see Note [The share of one call]."""
+        """Set hooks for the gradient that this call sends to each of its inputs.
+
+        See Note [The share of one call].
+        """
         edges = self.passes.here.notes.take_edges(self)
         if is_rebuilt(self) and not recompute:
             self.seen.rebuilt = True
@@ -150,7 +154,8 @@ class OutputGate(ModuleGate):
         for leaf, found in edges_into(outputs, edges).items():
             if not found:
                 self.seen.no_share = Cause(
-                    "no operation of the call lies between this input and the outputs, or it needs no gradient",
+                    "no operation of the call lies between this input and the "
+                    "outputs, or it needs no gradient",
                     _TOTAL,
                 )
                 continue
@@ -173,7 +178,10 @@ class InputGate(ModuleGate):
         self.noting: list[Gate] = []
 
     def retime(self) -> None:
-        """Update which taps are on; the gate stays on for what others need to know of each call."""
+        """Update which taps are on.
+
+        The gate stays on for what others need to know of each call.
+        """
         super().retime()
         others = self.sharing or self.preserving or self.noting
         self.live = self.live or bool(others)
@@ -216,7 +224,10 @@ class InputGate(ModuleGate):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """The forward-pre hook; keyword arguments are missing if another thread removes it during the call."""
+        """The forward-pre hook.
+
+        Keyword arguments are missing if another thread removes it during the call.
+        """
         __tracebackhide__ = True
         if not self.live:
             return None
@@ -243,11 +254,13 @@ class InputGate(ModuleGate):
         """Put the taps into the graph; returns the arguments if they changed."""
         if any(_cannot_skip(gate.taps["in.share"]) for gate in self.sharing):
             raise CannotCompile(
-                f'"{self.path}:in.share" cannot be followed inside compiled code; run the model uncompiled'
+                f'"{self.path}:in.share" cannot be followed inside compiled code; '
+                "run the model uncompiled"
             )
         if _cannot_skip(self.taps["in.grad"]):
             raise CannotCompile(
-                f'"{self.path}:in.grad" cannot be followed inside compiled code; hook the ":out.grad" it comes from'
+                f'"{self.path}:in.grad" cannot be followed inside compiled code; '
+                'hook the ":out.grad" it comes from'
             )
         for tap in () if compiled.is_exported() else self.taps["param"]:
             compiled.show(tap, self.held(module, tap.site))
@@ -325,7 +338,10 @@ class InputGate(ModuleGate):
         return self.passes.here.notes.is_first(site.path, self)
 
     def held(self, module: nn.Module, site: Site) -> Tensor:
-        """Return the current value of a parameter; `torch.func.functional_call`, for one, replaces it for a call."""
+        """Return the current value of a parameter.
+
+        `torch.func.functional_call`, for one, replaces it for a call.
+        """
         name, param = self.params[site.path]
         now = own_parameters(module).get(name)
         if (
@@ -406,7 +422,10 @@ class ModuleGates:
                 tap.graph.edit = compiled.identity(tap.act, tap.graph.key)
 
     def place_value(self, place: SitePlace, spec: Spec, model: nn.Module) -> None:
-        """Attach taps to every module that holds a parameter, several for tied weights; the first one called fires."""
+        """Attach taps to every module that holds a parameter, several for tied weights.
+
+        The first one called fires.
+        """
         param = place.param
         for path, module in modules_in(model).items():
             name = next((n for n, p in own_parameters(module).items() if p is param), None)
@@ -416,7 +435,10 @@ class ModuleGates:
                     before.params[tap.site.path] = name, param
 
     def watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> bool:
-        """Attach to every in-place module, for actions that keep values; returns whether there is one."""
+        """Attach to every in-place module, for actions that keep values.
+
+        Returns whether there is one.
+        """
         in_place = [
             (name, m)
             for name, m in modules_in(model).items()
@@ -427,7 +449,10 @@ class ModuleGates:
         return bool(in_place)
 
     def note_inputs(self, module: nn.Module, path: str, gate: Gate) -> None:
-        """Note the inputs of a module's calls for a gate; see Note [Inputs as they were]."""
+        """Note the inputs of a module's calls for a gate.
+
+        See Note [Inputs as they were].
+        """
         self._before(module, path).note_inputs_for(gate)
 
     def knows(self, module: nn.Module) -> bool:

@@ -24,7 +24,10 @@ from kedge.torch_internals.source_lines import is_running
 
 
 class PassBegins(KedgeHook):
-    """Forward-pre hook that begins a model's forward pass; a model that calls itself stays in the same pass."""
+    """Forward-pre hook that begins a model's forward pass.
+
+    A model that calls itself stays in the same pass.
+    """
 
     def __init__(self, passes: PassCounter) -> None:
         self.passes = passes
@@ -64,7 +67,10 @@ class PassEnds(KedgeHook):
 
 
 def follow(owner: Owner, model: nn.Module, prefix: str = "") -> PassBegins:
-    """Count the forward passes of a model and the steps of its optimizer; returns the hook that begins a pass."""
+    """Count the forward passes of a model and the steps of its optimizer.
+
+    Returns the hook that begins a pass.
+    """
     alive = weakref.ref(model)
     begin = PassBegins(owner.clock.follow(lambda: has_optimizer(alive()), prefix))
     owner.installed.put_around(model, begin, PassEnds(begin))
@@ -73,7 +79,10 @@ def follow(owner: Owner, model: nn.Module, prefix: str = "") -> PassBegins:
 
 
 def has_optimizer(model: nn.Module | None) -> bool:
-    """Whether an optimizer exists that holds one of a model's parameters; looks through all objects."""
+    """Whether an optimizer exists that holds one of a model's parameters.
+
+    Looks through all objects.
+    """
     held = {id(p) for p in parameters_in(model).values()} if model is not None else set()
     optimizers = (
         o for o in gc.get_objects() if issubclass(type(o), Optimizer)

@@ -40,7 +40,10 @@ class Packing(Protocol):
     """An action that replaces the tensors that autograd saves by packed objects."""
 
     def taken(self) -> list[Any]:
-        """Return the object packed by the last call on this thread, and forget it; an empty list if no call ran."""
+        """Return the object packed by the last call on this thread, and forget it.
+
+        An empty list if no call ran.
+        """
 
     def unpack(self, packed: Any) -> Tensor:
         """Return the tensor of a packed object."""
@@ -73,7 +76,10 @@ class SavedGate(Gate):
         self.changed()
 
     def count(self) -> tuple[int, bool]:
-        """Count a call of the module; returns its number, and whether it is a recompute."""
+        """Count a call of the module.
+
+        Returns its number, and whether it is a recompute.
+        """
         call, recompute = self.passes.count(self)
         self.called += 1
         self.seen.again += recompute
@@ -99,7 +105,10 @@ class SavedGate(Gate):
         return None if new is shown else JointPacked(KeptByReference(new), (KeptByReference.read,))
 
     def _pack(self, first: Tensor, event: Event) -> Any:
-        """Run taps some of which pack; each receives the result of the one before, as long as that is a tensor."""
+        """Run taps some of which pack.
+
+        Each receives the result of the one before, as long as that is a tensor.
+        """
         packed: Any = first
         shown: Tensor = first
         back: list[Callable[[Any], Tensor]] = []
@@ -133,8 +142,10 @@ class SavedGate(Gate):
 
     def _refuse(self, event: Event) -> NoReturn:
         raise EditError(
-            f"an action returned a value at {event.site}, but another saved-tensor hook has already packed this "
-            "tensor, so it cannot be replaced; attach the action inside that hook's context, or return None"
+            f"an action returned a value at {event.site}, but another saved-tensor "
+            "hook has already packed this "
+            "tensor, so it cannot be replaced; attach the action inside that "
+            "hook's context, or return None"
         )
 
 
@@ -146,7 +157,8 @@ def _checked(action: Packing, like: Tensor, event: Event) -> Callable[[Any], Ten
         value = action.unpack(packed)
         if not isinstance(value, Tensor) or (value.shape, value.dtype, value.device) != wanted:
             raise EditError(
-                f"{action!r} at {event.site}: unpack returned {describe(value)}, but the packed tensor was {was} on "
+                f"{action!r} at {event.site}: unpack returned {describe(value)}, "
+                f"but the packed tensor was {was} on "
                 f"{wanted[2]}; it must return the same shape, dtype and device"
             )
         return value
@@ -185,7 +197,10 @@ class SavedSites:
         return gate
 
     def pack(self, value: Tensor, place: SavingPlace) -> Any:
-        """Run the taps of the innermost module, if it has any; returns the packed replacement, or None."""
+        """Run the taps of the innermost module, if it has any.
+
+        Returns the packed replacement, or None.
+        """
         gate = place.spot.gate
         return gate.take(value, place) if gate is not None and gate.live else None
 

@@ -73,7 +73,10 @@ class TensorGate:
         return id(self) if self.param is None else id(self.param)
 
     def is_last(self, table: Mapping[int, Any] | None) -> bool:
-        """Whether this gate's hook is the tensor's last; after others, a new gate is needed to keep the order."""
+        """Whether this gate's hook is the tensor's last.
+
+        After others, a new gate is needed to keep the order.
+        """
         return self.hook is None or next(reversed(table or {}), None) == self.hook.handle.id
 
     def attach(self, spec: Spec, site: Site) -> None:
@@ -84,13 +87,19 @@ class TensorGate:
         self.retime()
 
     def counts(self) -> Counts:
-        """Return what has passed so far; a tensor belongs to no call and no forward pass."""
+        """Return what has passed so far.
+
+        A tensor belongs to no call and no forward pass.
+        """
         clock = self.owner.clock
         during: Literal["", "backward"] = "backward" if in_backward() else ""
         return Counts(clock.step, 0, 0, clock.backwards.count, during)
 
     def retime(self) -> None:
-        """Update whether all taps only measure, and whether any may edit; schedules are checked when a gradient arrives."""
+        """Update whether all taps only measure, and whether any may edit.
+
+        Schedules are checked when a gradient arrives.
+        """
         self.measures = all(tap.measure is not None for tap in self.taps)
         self.edits = any(not tap.observes for tap in self.taps)
 
@@ -203,16 +212,20 @@ class GradientParts:
         leaf = self.leaf()
         if self._edited:
             raise EditError(
-                f"the gradient at {site} arrives in parts, because a reentrant checkpoint uses it too, and the first part was "
-                "edited before that was seen; use checkpoint(..., use_reentrant=False), or edit :param.acc"
+                f"the gradient at {site} arrives in parts, because a reentrant "
+                "checkpoint uses it too, and the first part was "
+                "edited before that was seen; use checkpoint(..., "
+                "use_reentrant=False), or edit :param.acc"
             )
         if self._began_empty and leaf is not None and leaf.grad is not None:
             return leaf.grad
         if not self.expected:
             warn(
                 PartialGradient(
-                    f"{site} is a part of this gradient: it arrives in parts, because a reentrant checkpoint uses the tensor "
-                    "too, and .grad was not empty before. From the next backward on the values are whole; "
+                    f"{site} is a part of this gradient: it arrives in parts, "
+                    "because a reentrant checkpoint uses the tensor "
+                    "too, and .grad was not empty before. From the next backward "
+                    "on the values are whole; "
                     "checkpoint(..., use_reentrant=False) has no parts"
                 )
             )
@@ -247,7 +260,8 @@ def _hook_node(gate: TensorGate, node: Node) -> RemovableHandle:
             each(grad_outputs) is not None
         ):  # the node of a leaf accumulates its gradient and passes nothing on
             raise EditError(
-                f"an action returned a value at {gate.site}, but {gate.site.path} passes no gradient on; edit it at :pre"
+                f"an action returned a value at {gate.site}, but {gate.site.path} "
+                "passes no gradient on; edit it at :pre"
             )
         return None
 
@@ -281,7 +295,10 @@ class ParameterGates:
     _since: int = 0
 
     def renew(self) -> None:
-        """Hook the parameters again that the program has swapped; called when a forward pass begins."""
+        """Hook the parameters again that the program has swapped.
+
+        Called when a forward pass begins.
+        """
         if not self._hooks:
             return
         with own_work():
@@ -303,7 +320,8 @@ class ParameterGates:
             return
         if is_lazy(param):
             raise NoSuchKind(
-                f'"{place.site}": this parameter has no shape before the first forward, and until then its gradient '
+                f'"{place.site}": this parameter has no shape before the first '
+                "forward, and until then its gradient "
                 "cannot be hooked; call the model once before hooking"
             )
         gate = self.gates.get((id(param), kind))
@@ -338,12 +356,15 @@ def place_tensor(
     for kind, _ in _kinds(selector, name, TENSOR_KINDS, "grad"):
         if not tensor.requires_grad:
             raise NoSuchKind(
-                f'"{name}" does not require grad, so it has no gradient to hook; call requires_grad_() on it first'
+                f'"{name}" does not require grad, so it has no gradient to hook; '
+                "call requires_grad_() on it first"
             )
         if kind == "acc" and not tensor.is_leaf:
             raise NoSuchKind(
-                f'"{name}:acc" is .grad after accumulation, but {name} is not a leaf: it was made by '
-                f"{tensor.grad_fn.name() if tensor.grad_fn else 'an operation'} and accumulates nothing; use "
+                f'"{name}:acc" is .grad after accumulation, but {name} is not a '
+                "leaf: it was made by "
+                f"{tensor.grad_fn.name() if tensor.grad_fn else 'an operation'} "
+                "and accumulates nothing; use "
                 f'"{name}:grad"'
             )
         gate = TensorGate(owner, name, kind)
@@ -385,7 +406,8 @@ def _kinds(
     for term in wanted:
         if (term.kind or default) not in allowed:
             raise NoSuchKind(
-                f'"{term}": {name} has no :{term.kind}; it has {", ".join(":" + k for k in allowed)}'
+                f'"{term}": {name} has no :{term.kind}; it has '
+                f"{', '.join(':' + k for k in allowed)}"
             )
     return [(t.kind or default, t.leaf) for t in wanted]
 

@@ -168,7 +168,10 @@ def _outside() -> FrameType | None:
 
 
 def _call_in(frame: FrameType) -> str:
-    """Return the source of the call that a frame is making; empty if it is not known."""
+    """Return the source of the call that a frame is making.
+
+    Empty if it is not known.
+    """
     code = frame.f_code
     first, last, begin, end = next(
         itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4

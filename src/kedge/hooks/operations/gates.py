@@ -234,8 +234,10 @@ class OperationGate(Gate):
             found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
         if lost := [leaf for leaf in fixed if leaf in new]:
             raise EditError(
-                f"an action returned a value at {one.site('in', lost[0])}, but {op[0]} changes the original tensor "
-                "in place, and the program continues with that; edit the value where it is made, or the operation's "
+                f"an action returned a value at {one.site('in', lost[0])}, but "
+                f"{op[0]} changes the original tensor "
+                "in place, and the program continues with that; edit the value "
+                "where it is made, or the operation's "
                 "result"
             )
         if new:
@@ -248,7 +250,10 @@ class OperationGate(Gate):
         return changed, {name: leaves.put(value, new, name) for name, value in kwargs.items()}
 
     def after(self, entry: ForwardUnderWay, op: tuple[str, int], value: Any) -> Any:
-        """Pass an operation's result through the taps; returns the result for the program."""
+        """Pass an operation's result through the taps.
+
+        Returns the result for the program.
+        """
         __tracebackhide__ = True
         if is_watched():
             with OwnWork():
@@ -272,7 +277,8 @@ class OperationGate(Gate):
             found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
         if new and final:
             raise EditError(
-                f"an action returned a value at {one.site('out', '')}, but {op[0]} returns nothing that it could "
+                f"an action returned a value at {one.site('out', '')}, but {op[0]} "
+                "returns nothing that it could "
                 "replace; edit the assigned value, at :in[2]"
             )
         if self.backward and not entry.function:
@@ -291,7 +297,10 @@ class OperationGate(Gate):
 
 
 class OperationEvents(Gate):
-    """The sites of one operation at a gate; the taps, and the leaves seen, are those of the gate."""
+    """The sites of one operation at a gate.
+
+    The taps, and the leaves seen, are those of the gate.
+    """
 
     kinds = OP_KINDS
 
@@ -319,8 +328,10 @@ def refuse_inside(entry: ForwardUnderWay, site: str) -> None:
     """
     if entry.function:
         raise EditError(
-            f"an action returned a value at {site}, but this is in the forward of {entry.function}, a "
-            "torch.autograd.Function, whose backward ignores the edit, so the gradient would be wrong; edit the "
+            f"an action returned a value at {site}, but this is in the forward of "
+            f"{entry.function}, a "
+            "torch.autograd.Function, whose backward ignores the edit, so the "
+            "gradient would be wrong; edit the "
             "function's inputs or outputs"
         )
 

@@ -107,14 +107,20 @@ class ModeSwitches:
         return id(module) in self.switches
 
     def watch_overwrites(self, actions: Sequence[Preserving]) -> bool:
-        """Notify actions before an operation overwrites values they keep; returns whether any operation is hooked."""
+        """Notify actions before an operation overwrites values they keep.
+
+        Returns whether any operation is hooked.
+        """
         hooked = [switch.operations for switch in self.switches.values() if switch.operations.gates]
         for operations in hooked:
             operations.watch_overwrites(actions)
         return bool(hooked)
 
     def out(self) -> None:
-        """Remove the mode from this thread's stack; other threads do not have it, or are in a forward."""
+        """Remove the mode from this thread's stack.
+
+        Other threads do not have it, or are in a forward.
+        """
         for switch in self.switches.values():
             switch.operations.away = True
         self.here.mode.clear()

@@ -50,7 +50,8 @@ def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | 
         return None
     if operations.fused == operations.called:
         return Cause(
-            "attention took PyTorch's fused path, which runs as one operation; while operations are observed, this path is off",
+            "attention took PyTorch's fused path, which runs as one operation; "
+            "while operations are observed, this path is off",
             "call it with grad, or torch.backends.mha.set_fastpath_enabled(False)",
         )
     return _explain_made(tap)
@@ -59,7 +60,8 @@ def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | 
 def _explain_ungraded(tap: Tap) -> Cause | None:
     if tap.site.is_gradient and tap.gate.ungraded == tap.gate.called:
         return Cause(
-            "it is in the forward of a torch.autograd.Function, which runs without grad and has a hand-written backward",
+            "it is in the forward of a torch.autograd.Function, which runs without "
+            "grad and has a hand-written backward",
             "hook the function's inputs or outputs",
         )
     return None
@@ -90,7 +92,8 @@ def _explain_made(tap: Tap) -> Cause:
     kind = ExpectedSilence if gate.many else Cause
     if gate.operations.interrupted:
         return Cause(
-            "an interrupt ended a call inside it, and its forward went on; Kedge did not see the operations before its next "
+            "an interrupt ended a call inside it, and its forward went on; Kedge "
+            "did not see the operations before its next "
             "call of a module",
             "catch the interrupt outside the model",
         )

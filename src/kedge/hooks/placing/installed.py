@@ -73,7 +73,10 @@ class InstalledHook:
         self.put_back()
 
     def take_out(self) -> None:
-        """Remove the hook from its table until `put_back`; a removal that an interrupt cuts short can be repeated."""
+        """Remove the hook from its table until `put_back`.
+
+        A removal that an interrupt cuts short can be repeated.
+        """
         handle = self.handle
         table, key = handle.hooks_dict_ref(), handle.id
         if table is None or key not in table:
@@ -141,7 +144,10 @@ class ConcealedHook(InstalledHook):
         conceal(handle)
 
     def out(self) -> None:
-        """Remove the hook until `back`; without hooks of Kedge's its table is as it was."""
+        """Remove the hook until `back`.
+
+        Without hooks of Kedge's its table is as it was.
+        """
         reveal(self.handle)
         super().out()
 
@@ -288,7 +294,10 @@ class InstalledHooks:
             installed.out()
 
     def _forget_gone(self) -> None:
-        """Drop hooks of released graphs; the next such check comes when twice the remaining number is reached."""
+        """Drop hooks of released graphs.
+
+        The next such check comes when twice the remaining number is reached.
+        """
         with self._lock:  # forwards of several threads, which add more at the same time
             for _ in range(len(self._passing)):
                 installed = self._passing.popleft()
@@ -297,7 +306,10 @@ class InstalledHooks:
             self._room = max(_LEAST, 2 * len(self._passing))
 
     def out(self) -> None:
-        """Remove everything until `back`, the last first; anything already out stays out."""
+        """Remove everything until `back`, the last first.
+
+        Anything already out stays out.
+        """
         if not self.paused:
             self._compiled = frames()
         self.paused = True
@@ -307,7 +319,10 @@ class InstalledHooks:
             standing.out()
 
     def back(self) -> bool:
-        """Restore everything, the first first; returns whether code was compiled meanwhile, which lacks these hooks."""
+        """Restore everything, the first first.
+
+        Returns whether code was compiled meanwhile, which lacks these hooks.
+        """
         if not self.paused:
             return False
         for standing in list(self._standing.values()):
@@ -347,7 +362,10 @@ class InstalledHooks:
                 self.out()
 
     def on_failure(self, undo: Callable[..., Any], *args: Any) -> None:
-        """Call a function if the current `attaching` fails; outside of one there is nothing to undo."""
+        """Call a function if the current `attaching` fails.
+
+        Outside of one there is nothing to undo.
+        """
         if self._failed is not None:
             self._failed.callback(undo, *args)
 

@@ -95,13 +95,19 @@ class LeafHook:
         return handle
 
     def _dropped(self, _: object) -> None:
-        """Called when nothing refers to the hook's table any longer; the leaf may be getting its next one."""
+        """Called when nothing refers to the hook's table any longer.
+
+        The leaf may be getting its next one.
+        """
         self._table = None
         if not sys.is_finalizing():
             self.restore()
 
     def restore(self) -> None:
-        """Register the hook again if its table no longer exists; see Note [Hooks of a swapped leaf]."""
+        """Register the hook again if its table no longer exists.
+
+        See Note [Hooks of a swapped leaf].
+        """
         if self.removed or self.parked or self.handle.hooks_dict_ref() is not None:
             return
         tensor = None if self._find is None else self._find()
@@ -117,7 +123,10 @@ class LeafHook:
 
     @property
     def is_in_table(self) -> bool:
-        """Whether the hook is in the table that it was registered in; a program may clear it."""
+        """Whether the hook is in the table that it was registered in.
+
+        A program may clear it.
+        """
         return self.handle.id in (self.handle.hooks_dict_ref() or ())
 
     def was_put_on(self, tensor: Tensor) -> bool:
@@ -179,7 +188,10 @@ class LeafHook:
             self.drop_empty_table(tensor)
 
     def drop_empty_table(self, tensor: Tensor) -> None:
-        """Take the table from a leaf if it is empty; the next hook makes one that autograd knows."""
+        """Take the table from a leaf if it is empty.
+
+        The next hook makes one that autograd knows.
+        """
         with own_work():
             table = self.table(tensor)
             if table is not None and not table:
@@ -196,7 +208,10 @@ class InstalledLeafHook(InstalledHook):
         self._leaf, self._tensor = leaf, tensor
 
     def take_out(self) -> None:
-        """Remove the hook from its table until `put_back`; the leaf loses the table if it is empty then."""
+        """Remove the hook from its table until `put_back`.
+
+        The leaf loses the table if it is empty then.
+        """
         self._leaf.parked = True
         super().take_out()
         if self._hook is not None:

@@ -40,7 +40,10 @@ OUTSIDE: Span = (None, 0)
 
 
 def given_to(module: nn.Module) -> Any:
-    """Return the inputs of a module's active call on this thread: (args, kwargs); an empty tuple without one."""
+    """Return the inputs of a module's active call on this thread: (args, kwargs).
+
+    An empty tuple without one.
+    """
     for frame in calls_around(sys._getframe(1)):
         if frame.f_locals["self"] is module:
             return frame.f_locals["args"], frame.f_locals["kwargs"]
@@ -83,7 +86,10 @@ class OpenCalls(Generic[T]):
         self.notes.append(note)
 
     def end(self, called: Any) -> T | None:
-        """Remove a call, with inner calls that never ended; returns its note, None if it was not followed."""
+        """Remove a call, with inner calls that never ended.
+
+        Returns its note, None if it was not followed.
+        """
         if self.called and self.called[-1] is called:  # nearly always
             self.called.pop()
             return self.notes.pop()
@@ -95,14 +101,20 @@ class OpenCalls(Generic[T]):
         return None
 
     def cut(self, at: int) -> bool:
-        """Remove all calls from an index on, whose ends were not seen; returns whether there were any."""
+        """Remove all calls from an index on, whose ends were not seen.
+
+        Returns whether there were any.
+        """
         there_were = at < len(self.notes)
         del self.called[at:]
         del self.notes[at:]
         return there_were
 
     def forget_interrupted(self) -> bool:
-        """Remove calls that an interrupt has ended, which no running frame has; for use when a module is called."""
+        """Remove calls that an interrupt has ended, which no running frame has.
+
+        For use when a module is called.
+        """
         around = iter(running()[:-1])  # the last is the call that begins
         alive = 0
         while alive < len(self.called) and any(one is self.called[alive] for one in around):

@@ -93,7 +93,10 @@ _ENTRY: Any = ("ignore", _QUIET, Warning, None, 0)
 
 
 class _OwnFirst(list[Any]):
-    """The filters of `warnings`, with Kedge's at the front; see Note [Warnings that are nobody's]."""
+    """The filters of `warnings`, with Kedge's at the front.
+
+    See Note [Warnings that are nobody's].
+    """
 
     def __init__(self, filters: Iterable[Any]) -> None:
         super().__init__(filters)

@@ -89,7 +89,10 @@ def saved_arguments(owner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def owner_behind(node: Node) -> Any:
-    """Return the frame or context of the checkpoint that made a node of the graph; None without one."""
+    """Return the frame or context of the checkpoint that made a node of the graph.
+
+    None without one.
+    """
     if function_of(node) is checkpoint.CheckpointFunction:
         return node
     for _, saved in saved_by(node):
@@ -208,7 +211,10 @@ class CheckpointInputs:
 
     @property
     def over(self) -> bool:
-        """Whether the checkpoint's forward has ended; always true for a reentrant one, whose context does not record it."""
+        """Whether the checkpoint's forward has ended.
+
+        Always true for a reentrant one, whose context does not record it.
+        """
         return bool(getattr(self._owner(), "forward_completed", True))
 
     def take(self, active: KeeperOnThread) -> None:
@@ -278,7 +284,10 @@ class _Taking:
         holder[key] = instead
 
     def _instead_of(self, value: Tensor) -> _Given | _Taken | None:
-        """Return a tensor's placeholder, the same in all its places; see Note [One tensor in several places]."""
+        """Return a tensor's placeholder, the same in all its places.
+
+        See Note [One tensor in several places].
+        """
         known = self._known.get(id(value))
         if known is not None and known.origin() is value:
             return known
@@ -360,7 +369,10 @@ def _count(holder: Any, key: Any) -> int:
 
 
 _ALONE = _count([object()], 0)
-"""The reference count of an object that nothing else holds; interpreters differ in counting their own references."""
+"""The reference count of an object that nothing else holds.
+
+Interpreters differ in counting their own references.
+"""
 
 
 class PendingCheckpoints:
@@ -398,7 +410,10 @@ class PendingCheckpoints:
         self.known.append(CheckpointInputs(owner, place))
 
     def left(self, running: Sequence[Any]) -> None:
-        """Called after a module's call, with the calls still active; offers the tensors held by checkpoints in the others."""
+        """Called after a module's call, with the calls still active.
+
+        Offers the tensors held by checkpoints in the others.
+        """
         for each in [each for each in self.known if each.place not in running and each.over]:
             self.known.remove(each)
             each.take(self._active)

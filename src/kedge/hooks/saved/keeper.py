@@ -48,7 +48,8 @@ _ASIDE = {
     "torch.func": "saved tensors are ignored inside a torch.func transform, which runs without saved-tensor hooks: "
     "the tensors it saves stay in place",
     "torch.compile": "a compiled module saves through a single operation: Kedge sees its saved tensors after its "
-    "whole graph has run; they count for the module around it, and are all read when its backward begins",
+    "whole graph has run; they count for the module around it, and are all read "
+    "when its backward begins",
     "fake": "a FakeTensor holds no data, so the tensors saved under a FakeTensorMode stay in place",
 }
 
@@ -80,7 +81,10 @@ class Keeper(Protocol):
         """
 
     def unpack(self, packed: Any) -> Tensor:
-        """Return the tensor that `pack` took; called for each read by a backward, on any thread."""
+        """Return the tensor that `pack` took.
+
+        Called for each read by a backward, on any thread.
+        """
 
 
 class SavingPlace:
@@ -117,7 +121,10 @@ class ModuleUnderKeeper:
 
 
 class KeeperCalls(OpenCalls[SavingPlace]):
-    """One keeper on one thread, with the active calls there; the note on a call is where it saves."""
+    """One keeper on one thread, with the active calls there.
+
+    The note on a call is where it saves.
+    """
 
     def __init__(self, kept: KeeperInForce) -> None:
         super().__init__()
@@ -187,7 +194,10 @@ class KeeperCalls(OpenCalls[SavingPlace]):
             self.waiting.left([self.outside, *self.notes] if self.notes else [])
 
     def cut(self, at: int) -> bool:
-        """Remove all calls from an index on, with their hook pairs; returns whether there were any."""
+        """Remove all calls from an index on, with their hook pairs.
+
+        Returns whether there were any.
+        """
         lost = self.notes[at:]
         there_were = super().cut(at)
         for place in reversed(lost):
@@ -197,7 +207,10 @@ class KeeperCalls(OpenCalls[SavingPlace]):
         return there_were
 
     def _take(self, place: SavingPlace) -> None:
-        """Remove the hook pair of a call; without any, this keeper is no longer in force on this thread."""
+        """Remove the hook pair of a call.
+
+        Without any, this keeper is no longer in force on this thread.
+        """
         pair_stack.take(place)
         if not any(self in pair.lives for pair in pair_stack.pairs):
             pair_stack.leave(self)
@@ -207,7 +220,10 @@ class KeeperCalls(OpenCalls[SavingPlace]):
         self.kept.step_aside(what)
 
     def stop(self) -> None:
-        """Stop asking the keeper on this thread; pairs on another thread's stack are removed at their next use."""
+        """Stop asking the keeper on this thread.
+
+        Pairs on another thread's stack are removed at their next use.
+        """
         self.ended = True
         self.pack, self.see = self._expired, _nothing
 
@@ -356,7 +372,10 @@ class KeeperInForce:
         self.end()
 
     def spot(self, path: str, module: nn.Module) -> ModuleUnderKeeper:
-        """Return a module's entry under this keeper; attaches to a module that joined the model later."""
+        """Return a module's entry under this keeper.
+
+        Attaches to a module that joined the model later.
+        """
         if path not in self.spots:
             self._attach(module, ModuleUnderKeeper(path, selected=True))
         return self.spots[path]

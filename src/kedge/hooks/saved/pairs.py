@@ -53,7 +53,10 @@ class ActiveKeeper(Protocol):
     place: Any
 
     def pack(self, value: Tensor, place: Any) -> Any:
-        """Return the object to save in the tensor's place; None leaves the tensor to others."""
+        """Return the object to save in the tensor's place.
+
+        None leaves the tensor to others.
+        """
 
     def see(self, value: Tensor, place: Any) -> None:
         """Called with a tensor that another has taken."""
@@ -139,7 +142,10 @@ def _alone(live: ActiveKeeper) -> Hooks:
 
 
 def _joint(lives: tuple[ActiveKeeper, ...], below: Hooks | None) -> Hooks:
-    """Return the hooks for several keepers, or for a pair below; see Note [One pair that asks all]."""
+    """Return the hooks for several keepers, or for a pair below.
+
+    See Note [One pair that asks all].
+    """
 
     def pack(value: Tensor) -> Any:
         theirs: Any = value if below is None else below[0](value)
@@ -183,7 +189,10 @@ def _unpack_of(decider: ActiveKeeper | None) -> Callable[[Any], Tensor]:
 
 
 def _watching(lives: tuple[ActiveKeeper, ...], below: Hooks) -> Hooks:
-    """Return hooks that show keepers the recomputed tensors; see Note [Checkpoints keep nothing]."""
+    """Return hooks that show keepers the recomputed tensors.
+
+    See Note [Checkpoints keep nothing].
+    """
 
     def pack(value: Tensor) -> Any:
         with own_work():
@@ -290,7 +299,10 @@ class HookPairStack(threading.local):
             self._rebuild(without)
 
     def mend(self) -> None:
-        """Repair the stack after pairs popped in another's place; see Note [A pair in another's place]."""
+        """Repair the stack after pairs popped in another's place.
+
+        See Note [A pair in another's place].
+        """
         self._rebuild(lambda pair: pair)
 
     def _rebuild(self, keep: Callable[[Pair], Pair | None]) -> None:
@@ -361,7 +373,10 @@ class HookPairStack(threading.local):
         return [before for key, before in first.items() if ours[key] is None]
 
     def lift(self) -> list[Pair | Hooks]:
-        """Remove all Kedge pairs until `lower`; returns the stack that `lower` needs."""
+        """Remove all Kedge pairs until `lower`.
+
+        Returns the stack that `lower` needs.
+        """
         self.mend()
         known = {id(pair.hooks[0]): pair for pair in self.pairs}
         stack = [known.get(id(hooks[0]), hooks) for hooks in drain()]

@@ -30,21 +30,27 @@ from kedge.torch_internals.tensors import changes
 
 _weak = weakref.ref
 _HINT = (
-    " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+    " Hint: enable anomaly detection to find the operation that failed to compute "
+    "its gradient, with "
     "torch.autograd.set_detect_anomaly(True, check_nan=False)."
 )
 _FURTHER = (
-    " Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable in "
+    " Hint: the backtrace further above shows the operation that failed to compute "
+    "its gradient. The variable in "
     "question was changed in there or anywhere later. Good luck!"
 )
 _DETACHED = (
-    "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_().This is not supported, please use "
+    "Trying to use a saved tensor that has been detached in-place, i.e. with "
+    ".detach_().This is not supported, please use "
     "out-of-place `.detach()` instead"
 )
 
 
 class UnpackListener(Protocol):
-    """Notified when autograd reads a tensor that was kept by reference; lives as long as that reference."""
+    """Notified when autograd reads a tensor that was kept by reference.
+
+    Lives as long as that reference.
+    """
 
     def unpacked(self) -> None:
         """Called when autograd reads the tensor."""
@@ -110,8 +116,10 @@ class KeptByReference:
             self.version = expected
         made = "" if behind is None else f", which is output {behind[1]} of {behind[0]},"
         raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"[{value.type()} {list(shape_of(value))}]{made} is at version {found}; expected version {expected} instead."
+            "one of the variables needed for gradient computation has been "
+            "modified by an inplace operation: "
+            f"[{value.type()} {list(shape_of(value))}]{made} is at version "
+            f"{found}; expected version {expected} instead."
             + (_FURTHER if torch.is_anomaly_enabled() else _HINT)
         )
 
@@ -154,7 +162,10 @@ def _behind(kept: KeptByReference) -> tuple[str, int] | None:
 
 
 def _saved(kept: Any) -> Tensor | None:
-    """Return a packed tensor, with its graph, from the running node; None if it is not there."""
+    """Return a packed tensor, with its graph, from the running node.
+
+    None if it is not there.
+    """
     node = current_node()
     for name in fields(type(node)) if isinstance(node, Node) else ():
         held = raw(node, name)

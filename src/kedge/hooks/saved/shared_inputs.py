@@ -62,7 +62,10 @@ def arguments_of(owner: Any) -> Sequence[Any]:
 
 
 def share_inputs(owner: Any) -> None:
-    """Wrap a recompute so that it receives one tensor where the forward did; see Note [One tensor in several places]."""
+    """Wrap a recompute so that it receives one tensor where the forward did.
+
+    See Note [One tensor in several places].
+    """
     if owner in _wrapped:
         return
     _wrapped.add(owner)

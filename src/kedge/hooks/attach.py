@@ -35,7 +35,7 @@ from kedge.hooks.open_sessions import warn_of_repeated
 from kedge.hooks.placing.concealed import is_hooked
 from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
-from kedge.short_text import counted
+from kedge.short_text import counted, listed
 from kedge.sites.select import Selector, SitePlace, selects
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
@@ -86,13 +86,11 @@ class Attachments:
 
     def __repr__(self) -> str:
         """The number of its hooks, and whether they are in place."""
+        if self.ended:
+            return "<kedge.session: ended>"
         sites = {str(tap.site) for tap in self.taps}
-        state = (
-            "ended"
-            if self.ended
-            else f"{counted(len(self.taps), 'action')} at {counted(len(sites), 'site')}"
-        )
-        return f"<kedge.session: {state}>"
+        actions = counted(len(self.taps), "action")
+        return f"<kedge.session: {actions} at {counted(len(sites), 'site')}>"
 
     def complain(self, warning: ActionDisabled) -> None:
         """Warn that an action was switched off."""
@@ -107,12 +105,12 @@ class Attachments:
 
     def refresh_hooked(self) -> None:
         """Have the hooked models compile again, after code was compiled while the hooks were out."""
-        models = [
-            model for target in self.targets.values() if (model := target.model()) is not None
-        ]
         if self.finder is not None:
             self.refresh()
-        elif models:
+            return
+        alive = (target.model() for target in self.targets.values())
+        models = [model for model in alive if model is not None]
+        if models:
             self.refresh(*models)
 
     def attach(self, target: Any, what: tuple[Any, ...], when: Schedule | None) -> Spec:
@@ -127,7 +125,8 @@ class Attachments:
                 "when=kedge.every(10) or when=kedge.at(0, 10)"
             )
         if isinstance(target, (str, list, Selector)):  # a selector without a model
-            target, what = this_block if is_of_block(target) else everywhere, (target, *what)
+            what = (target, *what)
+            target = this_block if is_of_block(target) else everywhere
         selector, actions = _split(what)
         spec = Spec(actions, when, self.clock.step, [])
         with self.installed.attaching():
@@ -140,19 +139,15 @@ class Attachments:
                 self._attach_block(selector, spec)
             elif isinstance(target, (Node, GradientEdge)):
                 place_node(self, target, selector, spec)
-            elif isinstance(target, (Tensor, Mapping)):
-                named = (
-                    {name_of_argument("hook", "target", target): target}
-                    if isinstance(target, Tensor)
-                    else target
-                )
-                self._attach_tensors(named, selector, spec)
+            elif isinstance(target, Tensor):
+                name = name_of_argument("hook", "target", target)
+                self._attach_tensors({name: target}, selector, spec)
+            elif isinstance(target, Mapping):
+                self._attach_tensors(target, selector, spec)
             else:
-                advice = (
-                    "; selectors without a model are a text or a list of texts"
-                    if selects(target)
-                    else ""
-                )
+                advice = ""
+                if selects(target):
+                    advice = "; selectors without a model are a text or a list of texts"
                 raise NoSiteMatched(
                     f"cannot hook {not_a_model(target)}; a target is a module, "
                     "kedge.everywhere, a tensor, a dict of named "
@@ -203,12 +198,15 @@ class Attachments:
         return next((module for module in found if module is not None), None)
 
     def unmatched(self, taps: Iterable[Tap]) -> list[tuple[Site, Cause]]:
-        """Return the patterns that matched no module of any model, of the hook with these taps, or of all hooks."""
-        return (
-            []
-            if self.finder is None
-            else self.finder.unmatched(None if taps is self.taps else taps)
-        )
+        """Return the patterns that matched no module of any model.
+
+        They are those of the hook with these taps, or of all hooks.
+        """
+        if self.finder is None:
+            return []
+        if taps is self.taps:
+            return self.finder.unmatched(None)
+        return self.finder.unmatched(taps)
 
     def _attach_block(self, selector: Selector, spec: Spec) -> None:
         if self.block is None:
@@ -219,10 +217,11 @@ class Attachments:
     def _attach_tensors(
         self, named: Mapping[str, Any], selector: Selector | None, spec: Spec
     ) -> None:
-        if selector is not None and not any(
-            means(t, name) for t in selector.terms for name in named
-        ):
-            raise NoSiteMatched(f'"{selector}" matches none of the tensors {", ".join(named)}')
+        if selector is not None:
+            meant = (means(term, name) for term in selector.terms for name in named)
+            if not any(meant):
+                names = ", ".join(named)
+                raise NoSiteMatched(f'"{selector}" matches none of the tensors {names}')
         for name, tensor in named.items():
             place_tensor(self, name, tensor, selector, spec)
 
@@ -276,11 +275,10 @@ def warn_of_unrepeated(taps: Iterable[Tap]) -> None:
         more = f" and at {len(awaited) - 1} more sites" if len(awaited) > 1 else ""
         warn(
             EditNotRepeated(
-                f"the edit {awaited[0].label} at {awaited[0].site}{more} was "
-                "removed between a checkpoint's forward and "
-                "its backward: it will be missing when the checkpoint recomputes "
-                "its forward, and the gradients will "
-                "belong to other values. Remove it after backward()"
+                f"the edit {awaited[0].label} at {awaited[0].site}{more} was removed "
+                "between a checkpoint's forward and its backward: it will be "
+                "missing when the checkpoint recomputes its forward, and the "
+                "gradients will belong to other values. Remove it after backward()"
             )
         )
 
@@ -292,7 +290,9 @@ def refresh(*models: nn.Module) -> None:
         models: The models that are hooked. Without any, all compiled code is discarded.
     """
     if models:
-        compiled = any([set_aside(model, is_hooked) for model in models])  # noqa: C419 - each of them
+        compiled = False
+        for model in models:
+            compiled |= set_aside(model, is_hooked)
         what = "the code of this model"
     else:
         compiled = dynamo.refresh()
@@ -301,9 +301,8 @@ def refresh(*models: nn.Module) -> None:
         warn(
             Recompiled(
                 "hooks were attached after torch.compile had compiled code, which "
-                "does not check for new hooks: "
-                f"{what} compiles again, with the hooks, at its next call. Hook "
-                "first to compile once"
+                f"does not check for new hooks: {what} compiles again, with the "
+                "hooks, at its next call. Hook first to compile once"
             )
         )
 
@@ -317,20 +316,22 @@ def _check_order(target: Any, what: tuple[Any, ...]) -> None:
         and target in named_modules(what[0])
     ):
         raise WrongCall(f'the model comes before the selector: hook(model, "{target}", action)')
-    if isinstance(target, (list, tuple)) and any(isinstance(one, nn.Module) for one in target):
+
+    several = isinstance(target, (list, tuple))
+    if several and any(isinstance(one, nn.Module) for one in target):
         raise WrongCall(f"cannot hook {not_a_model(target)}")
+
     if (
         isinstance(target, nn.Module)
         and len(what) > 1
         and isinstance(what[0], (nn.Module, nn.Parameter))
     ):
-        named = {
-            id(each): path
-            for path, each in (*modules_in(target).items(), *parameters_in(target).items())
-        }
-        path = named.get(id(what[0]), "layer4") + (
-            ":param.grad" if isinstance(what[0], nn.Parameter) else ""
-        )
+        paths = {id(module): path for path, module in modules_in(target).items()}
+        for name, param in parameters_in(target).items():
+            paths[id(param)] = name
+        path = paths.get(id(what[0]), "layer4")
+        if isinstance(what[0], nn.Parameter):
+            path += ":param.grad"
         raise WrongCall(
             f"{described(what[0])} is not a selector; name it by its path: "
             f'hook(model, "{path}", action)'
@@ -345,8 +346,12 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
         WrongCall: If there is no action, or one that cannot be called.
         ActionArity: If it is a function that makes actions.
     """
-    selector = Selector(what[0]) if what and selects(what[0]) else None
-    actions = what if selector is None else what[1:]
+    selector = None
+    actions = what
+    if what and selects(what[0]):
+        selector = Selector(what[0])
+        actions = what[1:]
+
     if not actions:
         raise WrongCall(
             'no action given; hook(model, "layer4", kedge.record()) takes at least '
@@ -358,20 +363,20 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
                 f"{action!r} is a schedule and not an action; pass it as when=kedge.{action!r}"
             )
         if not callable(action) and not hasattr(action, "bind"):
-            advice = f'; a path is a text: "{action}"' if isinstance(action, int) else ""
-            advice = (
-                "; to put it in the place of a value, use kedge.replace(tensor)"
-                if isinstance(action, Tensor)
-                else advice
-            )
+            advice = ""
+            if isinstance(action, int):
+                advice = f'; a path is a text: "{action}"'
+            elif isinstance(action, Tensor):
+                advice = "; to put it in the place of a value, use kedge.replace(tensor)"
             raise WrongCall(
                 f"{described(action)} is not an action: it cannot be called; the "
                 f"order is target, selector, actions{advice}"
             )
-        ours = inspect.isfunction(action) and action.__module__.startswith("kedge.actions.")
-        if (
-            ours and action.__annotations__.get("return") != "bool"
-        ):  # which is a condition of `error_if`
+        if not inspect.isfunction(action):
+            continue
+        ours = action.__module__.startswith("kedge.actions.")
+        condition = action.__annotations__.get("return") == "bool"  # of `error_if`
+        if ours and not condition:
             raise ActionArity(
                 f"kedge.{action.__name__} makes actions and is not one: call it, "
                 f"as in kedge.{action.__name__}(...)"
@@ -388,29 +393,22 @@ def _of_model(selector: Selector | None) -> Selector:
 
 
 def _check_grads(selector: Selector, places: tuple[SitePlace, ...]) -> None:
-    frozen = [
-        p
-        for p in places
-        if p.param is not None and p.site.kind != "param" and not p.param.requires_grad
-    ]
+    params = [(p, p.param) for p in places if p.site.kind != "param"]
+    frozen = [p for p, param in params if param is not None and not param.requires_grad]
     if places and len(frozen) == len(places):
+        names = listed([p.site.path for p in frozen], 3)
         raise NoSuchKind(
-            f'"{selector}": {_names(frozen)} requires no grad, so there is no '
-            "gradient; call requires_grad_() first"
+            f'"{selector}": {names} requires no grad, so there is no gradient; call '
+            "requires_grad_() first"
         )
 
 
 def _check_scripted(selector: Selector, places: tuple[SitePlace, ...]) -> None:
-    by_tensor = ("param.grad", "param.acc")
-    scripted = [p for p in places if p.site.kind not in by_tensor and not takes_hooks(p.module)]
+    of_modules = [p for p in places if p.site.kind not in ("param.grad", "param.acc")]
+    scripted = [p for p in of_modules if not takes_hooks(p.module)]
     if places and len(scripted) == len(places):
         raise NoSuchKind(
             f'"{selector}" selects only modules in TorchScript, which runs them '
-            "without Python and so without hooks; "
-            "hook the model before torch.jit.script or torch.jit.trace takes it"
+            "without Python and so without hooks; hook the model before "
+            "torch.jit.script or torch.jit.trace takes it"
         )
-
-
-def _names(places: list[SitePlace]) -> str:
-    shown = ", ".join(p.site.path for p in places[:3])
-    return shown + (f" and {len(places) - 3} more" if len(places) > 3 else "")

@@ -112,9 +112,9 @@ def check_watched(text: str) -> None:
         kinds = ", ".join(f":{kind}" for kind in WATCHED_KINDS)
         raise NoSuchKind(
             f'"{term}": a watch of a whole run does not record {part}; it records '
-            "the values of modules and parameters with all "
-            f"their leaves and calls ({kinds}). Leave that part out, or use a "
-            f'hook: kedge.hook(model, "{term}", kedge.measure())'
+            "the values of modules and parameters with all their leaves and calls "
+            f"({kinds}). Leave that part out, or use a hook: kedge.hook(model, "
+            f'"{term}", kedge.measure())'
         )
 
 

@@ -67,13 +67,11 @@ class PresentCall:
                 'over, so event.args is gone; record ":in" or '
                 '":out" in the forward'
             )
-        here = (
-            self._within("module", "args", "kwargs")
-            if site.kind == "in" and site.op is None
-            else {}
-        )
-        if here:
-            return self.gate.replaced(here["args"], here["kwargs"], self._edits())  # type: ignore[no-any-return]
+        if site.kind == "in" and site.op is None:
+            here = self._within("module", "args", "kwargs")
+            if here:
+                args, kwargs = here["args"], here["kwargs"]
+                return self.gate.replaced(args, kwargs, self._edits())  # type: ignore[no-any-return]
         module = self.module
         for frame in calls_around(self.frame.f_back):
             called = frame.f_locals["self"]
@@ -100,9 +98,9 @@ class PresentCall:
             self.gate.overwrites = True
             raise EventError(
                 f"{self.event.site}: the module has overwritten its input, so "
-                "event.args no longer holds what it was "
-                "given; it is copied from the next call on. For this call, record "
-                '":in" with record(copy=True)'
+                "event.args no longer holds what it was given; it is copied from "
+                'the next call on. For this call, record ":in" with '
+                "record(copy=True)"
             ) from error
 
     @property
@@ -113,17 +111,14 @@ class PresentCall:
             EventError: If the site is no output, or belongs to compiled code.
         """
         site = self.event.site
-        here = (
-            self._within("module", "args", "output")
-            if site.kind == "out" and site.op is None
-            else {}
+        if site.kind == "out" and site.op is None:
+            here = self._within("module", "args", "output")
+            if here:
+                return leaves.put(here["output"], self._edits())
+        raise EventError(
+            'event.output exists only at ":out" of a module outside of '
+            f'compiled code, and this is "{site}"'
         )
-        if not here:
-            raise EventError(
-                'event.output exists only at ":out" of a module outside of '
-                f'compiled code, and this is "{site}"'
-            )
-        return leaves.put(here["output"], self._edits())
 
     def _edits(self) -> dict[str, Tensor]:
         """Return the tensors that earlier actions, and this one's value, have put in place of others."""

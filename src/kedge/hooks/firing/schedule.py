@@ -42,8 +42,12 @@ class _When:
 
     def __repr__(self) -> str:
         """The call that makes this schedule."""
-        after = f", after={self.after}" if self.after else ""
-        return f"every({self.n}{after}{'' if self.until is None else f', until={self.until}'})"
+        given = [str(self.n)]
+        if self.after:
+            given.append(f"after={self.after}")
+        if self.until is not None:
+            given.append(f"until={self.until}")
+        return f"every({', '.join(given)})"
 
     def __call__(self, step: int) -> bool:
         begun = step >= self.after and (self.until is None or step < self.until)
@@ -97,7 +101,9 @@ def every(n: int, *, after: int = 0, until: int | None = None) -> Schedule:
             )
     if n < 1:
         raise WrongCall(f"every({n}): the distance between two steps must be 1 or more")
-    return _When(int(n), int(after), None if until is None else int(until))
+    if until is not None:
+        until = int(until)
+    return _When(int(n), int(after), until)
 
 
 @called_as('kedge.hook(model, "layer4", kedge.record(), when=kedge.at(0, 10))')
@@ -167,17 +173,20 @@ class BackwardNumbers:
         return number
 
     def may_nest(self) -> bool:
-        """Whether the current backward pass is inside of another one, or leads to a checkpoint that runs one inside of it."""
+        """Whether the current backward pass may run inside of another one, or another inside of it.
+
+        The latter if it leads to a checkpoint that runs a backward pass.
+        """
         task = graph_task()
         if task != self._searched[0]:
             call = backward_call()
-            roots = () if call is None else call.roots
-            nodes = behind(
-                getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots
-            )
-            found = (
-                call is None or call.nested or any("Checkpoint" in node.name() for node in nodes)
-            )
+            found = call is None or call.nested
+            if call is not None and not call.nested:
+                roots = (
+                    getattr(root, "grad_fn", None) or getattr(root, "node", None)
+                    for root in call.roots
+                )
+                found = any("Checkpoint" in node.name() for node in behind(roots))
             self._searched = task, found
         return self._searched[1]
 
@@ -345,12 +354,19 @@ class PassCounter(threading.local):
     def __init__(
         self, clock: StepClock, begun: ForwardPasses, segments: Segments, prefix: str = ""
     ) -> None:
-        self.clock, self.begun, self.segments, self.prefix = clock, begun, segments, prefix
+        self.clock = clock
+        self.begun = begun
+        self.segments = segments
+        self.prefix = prefix
         self.here = ThreadPosition()
 
     def label(self, path: str) -> str:
         """Return the path of a site for a path in the model."""
-        return ".".join(part for part in (self.prefix, path) if part) if self.prefix else path
+        if not self.prefix:
+            return path
+        if not path:
+            return self.prefix
+        return f"{self.prefix}.{path}"
 
     def note_program_calls(self, paths: dict[int, str]) -> None:
         """Note from now on what the program calls of a model, whose modules have these paths by their ids."""

@@ -158,9 +158,8 @@ class Tap:
     @property
     def whole(self) -> bool:
         """Whether the action answers with a whole value, so that it runs when all leaves have passed those before."""
-        return hasattr(
-            type(self.action), "one_call"
-        )  # a `Whole`; isinstance would make attaching slower
+        # A `Whole`: isinstance would make attaching slower.
+        return hasattr(type(self.action), "one_call")
 
     @property
     def observes(self) -> bool:
@@ -170,13 +169,13 @@ class Tap:
     @property
     def label(self) -> str:
         """The action's name in messages."""
-        full = (
-            ""
-            if isinstance(self.action, BuiltinFunctionType)
-            else getattr(self.action, "__qualname__", "")
-        )
-        name = full or getattr(self.action, "__name__", None)
-        return str(name) if name and not isinstance(self.action, Bindable) else repr(self.action)
+        action = self.action
+        name = getattr(action, "__name__", None)
+        if not isinstance(action, BuiltinFunctionType):
+            name = getattr(action, "__qualname__", "") or name
+        if not name or isinstance(action, Bindable):
+            return repr(action)
+        return str(name)
 
 
 _numbers = itertools.count(1)

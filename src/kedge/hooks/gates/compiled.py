@@ -92,7 +92,9 @@ def _show(tap: Tap, x: Tensor, make: Callable[..., Event], of: tuple[Tap, str, i
         return
     # The compiler may reuse the memory and the tensor object as soon as the operator has returned:
     # the next value would then pass for this one.
-    fire((tap,), x.clone() if getattr(tap.action, "keeps", False) else x.detach(), make(*of))
+    keeps = getattr(tap.action, "keeps", False)
+    shown = x.clone() if keeps else x.detach()
+    fire((tap,), shown, make(*of))
 
 
 def _passed(x: Tensor, key: int, leaf: str) -> None:
@@ -195,7 +197,7 @@ def identity(act: Any, key: int) -> Any:
         def backward(ctx: Any, grad: Tensor) -> Tensor:
             _ops.applied(grad, key)
             new = act(grad, None)
-            return grad if new is None else new
+            return new if new is not None else grad
 
     return GraphEdit
 
@@ -249,9 +251,8 @@ def through_forward(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
     for tap in taps:
         if tap.site.leaf is not None and tap.site.leaf != leaf:
             continue
-        if (
-            tap.observes
-        ):  # the operator checks the schedule at run time: reading it here would recompile
+        # The operator checks the schedule at run time: reading it here would recompile.
+        if tap.observes:
             if not is_exported():
                 _ops.value(tensor.detach(), tap.graph.key, leaf)
             continue
@@ -271,12 +272,12 @@ def _needs_no_event(tap: Tap) -> None:
     if tap.site.call is not None:
         raise CannotCompile(
             f"{tap.label} at {tap.site} edits one call, but compiled code has one "
-            "graph for all passes and does not "
-            "count calls; edit every call, or run the model uncompiled"
+            "graph for all passes and does not count calls; edit every call, or run "
+            "the model uncompiled"
         )
     if tap.takes_event:
         raise CannotCompile(
-            f"{tap.label} at {tap.site} takes (value, event), but compiled code "
-            "has one graph for all passes and so "
-            "no event; let it take (value) alone, or run the model uncompiled"
+            f"{tap.label} at {tap.site} takes (value, event), but compiled code has "
+            "one graph for all passes and so no event; let it take (value) alone, "
+            "or run the model uncompiled"
         )

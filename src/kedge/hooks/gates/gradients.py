@@ -103,10 +103,13 @@ def _note_ungraded(gate: Gate, tensor: Tensor) -> None:
     elif torch.is_grad_enabled():
         noted.append("nothing trainable")
     elif (context := reentrant_around()) is not None:
-        noted.append("cut checkpoint" if is_cut(context) else "checkpoint")
+        around = "cut checkpoint" if is_cut(context) else "checkpoint"
+        noted.append(around)
     else:
         mode = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
-        noted.append(f"{mode} inside" if gate.passes.here.graded else mode)
+        if gate.passes.here.graded:
+            mode += " inside"
+        noted.append(mode)
 
 
 class GradientListener:
@@ -138,7 +141,9 @@ class GradientListener:
             return None
         value = grad if self.shape is None else grad.reshape(self.shape)
         new = self._through(now, value)
-        return None if new is value else new.reshape(grad.shape)
+        if new is value:
+            return None
+        return new.reshape(grad.shape)
 
     def _through(self, taps: Sequence[Tap], value: Tensor) -> Tensor:
         """Fire at every site of the tensor.
@@ -267,29 +272,35 @@ def listen(
         is: see Note [Gradients of views].
     """
     aliased = may_alias(tensor)
-    known = _heard(tensor, listener) if aliased or on_tensor(tensor) else None
-    if known is not None:
-        if not recompute:
-            known.origin, known.also = listener.origin, {}
-        return known
-    base = whole(tensor) if aliased else None
-    if base is not None:
-        listener.shape = tensor.shape
-    elif aliased and type(tensor) is Tensor:
-        listener.pulse = MemoryVersion(tensor)
-    hooked = tensor if base is None else base
-    handle = hook_gradient(hooked, listener) if aliased else hooked.register_hook(listener)
+    if aliased or on_tensor(tensor):
+        known = _heard(tensor, listener)
+        if known is not None:
+            if not recompute:
+                known.origin, known.also = listener.origin, {}
+            return known
+    if aliased:
+        base = whole(tensor)
+        if base is not None:
+            listener.shape = tensor.shape
+        elif type(tensor) is Tensor:
+            listener.pulse = MemoryVersion(tensor)
+        handle = hook_gradient(base if base is not None else tensor, listener)
+    else:
+        handle = tensor.register_hook(listener)
     listener.gate.owner.installed.keep(handle)
     return listener
 
 
 def _heard(tensor: Tensor, like: GradientListener) -> GradientListener | None:
-    tables = (on_tensor(each) for each in (tensor, base_of(tensor)) if each is not None)
-    hooks = (hook for table in tables if table for hook in table.values())
-    listeners = (
-        hook for hook in hooks if isinstance(hook, GradientListener) and hook.gate is like.gate
-    )
-    return next((each for each in listeners if each.place == like.place), None)
+    for each in (tensor, base_of(tensor)):
+        if each is None:
+            continue
+        for hook in (on_tensor(each) or {}).values():
+            if not isinstance(hook, GradientListener) or hook.gate is not like.gate:
+                continue
+            if hook.place == like.place:
+                return hook
+    return None
 
 
 def edges_into(
@@ -317,9 +328,11 @@ def edges_into(
     for leaf, edge in inputs.items():
         if edge is not None:
             ends.setdefault((edge.node, edge.output_nr), []).append(leaf)
-    stack = [
-        t.grad_fn for t in roots if t.grad_fn is not None and (t.grad_fn, t.output_nr) not in ends
-    ]
+    stack = []
+    for root in roots:
+        node = root.grad_fn
+        if node is not None and (node, root.output_nr) not in ends:
+            stack.append(node)
     seen = set(stack)
     while stack:
         node = stack.pop()
@@ -327,9 +340,10 @@ def edges_into(
         for i, (behind, number) in enumerate(node.next_functions):
             for leaf in ends.get((behind, number), ()):
                 positions.setdefault(leaf, []).append(i)
-            if behind is not None and (behind, number) not in ends and behind not in seen:
-                seen.add(behind)
-                stack.append(behind)
+            if behind is None or (behind, number) in ends or behind in seen:
+                continue
+            seen.add(behind)
+            stack.append(behind)
         for leaf, at in positions.items():
             found[leaf].append((node, at))
     return found
@@ -357,28 +371,36 @@ class InputShare:
                 total = part if total is None else total + part
         if seen + 1 < self.nodes:
             self.sums[event.backward] = (seen + 1, total)
-            if not seen:  # a node whose output is unused does not run: then the end of the backward completes the share
+            if not seen:
+                # A node whose output is unused does not run: then the end of the backward completes
+                # the share.
                 Variable._execution_engine.queue_callback(lambda: self._complete(event))
             return None
-        new = total if total is None else fire(self.gate.taps["in.share"], total, event)
+        if total is None:
+            return None
+        new = fire(self.gate.taps["in.share"], total, event)
         if new is total:
             return None
         if self.nodes > 1 or len(positions) > 1:
             self._refuse()
-        return tuple(new if i == positions[0] else g for i, g in enumerate(grad_inputs))
+        changed = list(grad_inputs)
+        changed[positions[0]] = new
+        return tuple(changed)
 
     def _complete(self, event: Event) -> None:
         total = self.sums.pop(event.backward, (0, None))[1]
+        if total is None:
+            return
         with own_work():
-            if total is not None and fire(self.gate.taps["in.share"], total, event) is not total:
+            new = fire(self.gate.taps["in.share"], total, event)
+            if new is not total:
                 self._refuse()
 
     def _refuse(self) -> None:
         raise EditError(
             f"an action returned a value at {self.origin.site}, but this call uses "
-            f"its input {self.nodes} times, so "
-            "its share is known only after parts of it were passed on; edit "
-            ":in.grad, the total, instead"
+            f"its input {self.nodes} times, so its share is known only after parts "
+            "of it were passed on; edit :in.grad, the total, instead"
         )
 
 

@@ -83,36 +83,41 @@ def has_optimizer(model: nn.Module | None) -> bool:
 
     Looks through all objects.
     """
-    held = {id(p) for p in parameters_in(model).values()} if model is not None else set()
-    optimizers = (
-        o for o in gc.get_objects() if issubclass(type(o), Optimizer)
-    )  # isinstance runs code of odd objects
-    groups = (
-        group for o in optimizers for group in getattr(o, "param_groups", ())
-    )  # none after a failed __init__
-    return bool(held) and any(id(p) in held for group in groups for p in group["params"])
+    if model is None:
+        return False
+    held = {id(p) for p in parameters_in(model).values()}
+    if not held:
+        return False
+
+    for found in gc.get_objects():
+        if not issubclass(type(found), Optimizer):  # isinstance runs code of odd objects
+            continue
+        for group in getattr(found, "param_groups", ()):  # none after a failed __init__
+            if any(id(p) in held for p in group["params"]):
+                return True
+    return False
 
 
 def count_steps(owner: Owner, model: nn.Module) -> None:
     """Count, for a session, the steps of the first optimizer to step that holds one of this model's parameters."""
-    held, clock = {id(p) for p in parameters_in(model).values()}, owner.clock
+    clock = owner.clock
+    held = {id(p) for p in parameters_in(model).values()}
     whose = id(held)  # not the model's: a session may hook it twice
     if not held or not clock.by_models:
         return
 
     def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if clock.optimizer is None and any(
-            id(p) in held for group in optimizer.param_groups for p in group["params"]
-        ):
-            clock.optimizer = id(optimizer), whose
+        if clock.optimizer is None:
+            params = (p for group in optimizer.param_groups for p in group["params"])
+            if any(id(p) in held for p in params):
+                clock.optimizer = id(optimizer), whose
         if clock.optimizer == (id(optimizer), whose):
             clock.optimized()
 
     def gone() -> None:
+        # A model may end before its session: the next optimizer to step counts.
         if clock.optimizer is not None and clock.optimizer[1] == whose:
-            clock.optimizer = (
-                None  # a model may end before its session: the next optimizer to step counts
-            )
+            clock.optimizer = None
 
     owner.installed.install(InstalledHook(register_optimizer_step_post_hook(stepped)))
     owner.installed.cleanup.callback(gone)

@@ -102,7 +102,9 @@ class SavedGate(Gate):
         if self.packing:
             return self._pack(shown, event)
         new = fire(self.taps["saved"], shown, event)
-        return None if new is shown else JointPacked(KeptByReference(new), (KeptByReference.read,))
+        if new is shown:
+            return None
+        return JointPacked(KeptByReference(new), (KeptByReference.read,))
 
     def _pack(self, first: Tensor, event: Event) -> Any:
         """Run taps some of which pack.
@@ -119,33 +121,34 @@ class SavedGate(Gate):
                 new = fire((tap,), shown, event)
                 if new is not shown and not whole:
                     self._refuse(event)
-                packed, shown = (packed, shown) if new is shown else (new, new)
+                if new is not shown:
+                    packed = new
+                    shown = new
             elif whole:
                 fire((tap,), shown, event)
                 for packed in action.taken():
                     back.insert(0, _checked(action, shown, event))
-                    shown = packed.detach() if isinstance(packed, Tensor) else shown
+                    if isinstance(packed, Tensor):
+                        shown = packed.detach()
         if packed is first and not back:
             return None
-        return (
-            JointPacked(KeptByReference(packed), (KeptByReference.read, *back))
-            if isinstance(packed, Tensor)
-            else JointPacked(packed, tuple(back))
-        )
+        if isinstance(packed, Tensor):
+            return JointPacked(KeptByReference(packed), (KeptByReference.read, *back))
+        return JointPacked(packed, tuple(back))
 
     def see(self, value: Tensor, place: SavingPlace) -> None:
         """Show the taps a tensor that another has taken; see Note [Taken away]."""
         event, shown = self.event(place, value), value.detach()
-        looking = tuple(tap for tap in self.taps["saved"] if not isinstance(tap.action, Packing))
+        taps = self.taps["saved"]
+        looking = tuple(tap for tap in taps if not isinstance(tap.action, Packing))
         if fire(looking, shown, event) is not shown:
             self._refuse(event)
 
     def _refuse(self, event: Event) -> NoReturn:
         raise EditError(
             f"an action returned a value at {event.site}, but another saved-tensor "
-            "hook has already packed this "
-            "tensor, so it cannot be replaced; attach the action inside that "
-            "hook's context, or return None"
+            "hook has already packed this tensor, so it cannot be replaced; attach "
+            "the action inside that hook's context, or return None"
         )
 
 
@@ -157,9 +160,9 @@ def _checked(action: Packing, like: Tensor, event: Event) -> Callable[[Any], Ten
         value = action.unpack(packed)
         if not isinstance(value, Tensor) or (value.shape, value.dtype, value.device) != wanted:
             raise EditError(
-                f"{action!r} at {event.site}: unpack returned {describe(value)}, "
-                f"but the packed tensor was {was} on "
-                f"{wanted[2]}; it must return the same shape, dtype and device"
+                f"{action!r} at {event.site}: unpack returned {describe(value)}, but "
+                f"the packed tensor was {was} on {wanted[2]}; it must return the "
+                "same shape, dtype and device"
             )
         return value
 
@@ -202,7 +205,9 @@ class SavedSites:
         Returns the packed replacement, or None.
         """
         gate = place.spot.gate
-        return gate.take(value, place) if gate is not None and gate.live else None
+        if gate is None or not gate.live:
+            return None
+        return gate.take(value, place)
 
     def see(self, value: Tensor, place: SavingPlace) -> None:
         """Show the innermost module's taps a tensor that another has taken."""
@@ -218,4 +223,7 @@ class SavedSites:
         self.kept.idle = not any(gate.live for gate in self.gates.values())
 
     def _count(self, live: KeeperCalls, spot: ModuleUnderKeeper, task: int) -> tuple[int, bool]:
-        return (0, task != -1) if spot.gate is None else spot.gate.count()
+        gate: SavedGate | None = spot.gate
+        if gate is None:
+            return 0, task != -1
+        return gate.count()

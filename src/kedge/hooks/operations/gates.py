@@ -235,10 +235,9 @@ class OperationGate(Gate):
         if lost := [leaf for leaf in fixed if leaf in new]:
             raise EditError(
                 f"an action returned a value at {one.site('in', lost[0])}, but "
-                f"{op[0]} changes the original tensor "
-                "in place, and the program continues with that; edit the value "
-                "where it is made, or the operation's "
-                "result"
+                f"{op[0]} changes the original tensor in place, and the program "
+                "continues with that; edit the value where it is made, or the "
+                "operation's result"
             )
         if new:
             refuse_inside(entry, str(one.site("in", next(iter(new)))))
@@ -278,8 +277,8 @@ class OperationGate(Gate):
         if new and final:
             raise EditError(
                 f"an action returned a value at {one.site('out', '')}, but {op[0]} "
-                "returns nothing that it could "
-                "replace; edit the assigned value, at :in[2]"
+                "returns nothing that it could replace; edit the assigned value, at "
+                ":in[2]"
             )
         if self.backward and not entry.function:
             self._listen(one, "out.grad", found, entry)
@@ -329,10 +328,9 @@ def refuse_inside(entry: ForwardUnderWay, site: str) -> None:
     if entry.function:
         raise EditError(
             f"an action returned a value at {site}, but this is in the forward of "
-            f"{entry.function}, a "
-            "torch.autograd.Function, whose backward ignores the edit, so the "
-            "gradient would be wrong; edit the "
-            "function's inputs or outputs"
+            f"{entry.function}, a torch.autograd.Function, whose backward ignores "
+            "the edit, so the gradient would be wrong; edit the function's inputs "
+            "or outputs"
         )
 
 

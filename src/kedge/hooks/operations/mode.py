@@ -307,9 +307,8 @@ def _operate(
     if value is not made and overwrites(name, args, kwargs) and is_dropped(sys._getframe(2)):
         raise EditError(
             f"an action returned a value at {operations.path}/{name}#{op[1]}:out, "
-            "but this call works in place and "
-            "the program ignores its result, so the edit would be lost; edit the "
-            "operation that uses the tensor next"
+            "but this call works in place and the program ignores its result, so "
+            "the edit would be lost; edit the operation that uses the tensor next"
         )
     return result if name == "setitem" else value
 

@@ -104,9 +104,9 @@ class StandIn(nn.Module):
         if type(self) is not _class_of(kind, type(layer)):
             raise PicklingError(
                 "this module cannot be pickled, because its class became "
-                f"{type(self).__name__} after it had wrapped "
-                f"a {type(layer).__name__}; parametrize or shard the layer before "
-                "you wrap it, or save the state_dict()"
+                f"{type(self).__name__} after it had wrapped a "
+                f"{type(layer).__name__}; parametrize or shard the layer before you "
+                "wrap it, or save the state_dict()"
             )
         return _blank, (kind,), (layer, self._kedge_around)
 

@@ -308,11 +308,12 @@ class HookPairStack(threading.local):
     def _rebuild(self, keep: Callable[[Pair], Pair | None]) -> None:
         """Pass the Kedge pairs on the stack through a function that keeps, replaces or drops each."""
         if self.lifted:
-            self.pairs = [kept for pair in self.pairs if (kept := keep(pair)) is not None]
+            kept = map(keep, self.pairs)
+            self.pairs = [pair for pair in kept if pair is not None]
             return
-        if (
-            why := disabled()
-        ) is not None:  # by a transform that failed midway: Kedge's pairs are still on the stack
+        # A transform that failed midway disables the hooks: Kedge's pairs are still on the stack.
+        why = disabled()
+        if why is not None:
             enable()
         try:
             self._restack(keep)
@@ -333,11 +334,10 @@ class HookPairStack(threading.local):
         lost = [pair for pair in self.pairs if id(pair) not in reached]
         for pair in [*lost, *self._removed_and_popped(ours, there)]:
             if pair.on is not None and id(pair.on[0]) not in ours:
-                at = next(
-                    (i for i in reversed(range(len(stack))) if stack[i][0] is pair.on[0]), None
-                )
-                if at is not None:
-                    del stack[at]
+                for at in reversed(range(len(stack))):
+                    if stack[at][0] is pair.on[0]:
+                        del stack[at]
+                        break
         self.pairs = []
         for hooks in stack:
             if id(hooks[0]) not in ours:
@@ -359,18 +359,22 @@ class HookPairStack(threading.local):
             now = change.after
             while now is not None and id(now.hooks[0]) in self.changed:
                 now = self.changed[id(now.hooks[0])].after
-            ours[key] = None if now is None else known.get(id(now.hooks[0]))
+            ours[key] = None
+            if now is not None:
+                ours[key] = known.get(id(now.hooks[0]))
         return {**ours, **known}
 
     def _removed_and_popped(self, ours: dict[int, Pair | None], there: set[int]) -> list[Pair]:
-        """Return the pairs that a backward pass put back after their removal, and that a block has popped since."""
+        """Return the pairs that a backward pass put back, and that a block has popped since."""
         if in_backward():
             return []
-        later = {id(after.hooks[0]) for _, after in self.changed.values() if after is not None}
-        first = {
-            key: before for key, (before, _) in self.changed.items() if key not in later | there
-        }
-        return [before for key, before in first.items() if ours[key] is None]
+        replacing = (change.after for change in self.changed.values())
+        later = {id(pair.hooks[0]) for pair in replacing if pair is not None}
+        return [
+            change.before
+            for key, change in self.changed.items()
+            if key not in later and key not in there and ours[key] is None
+        ]
 
     def lift(self) -> list[Pair | Hooks]:
         """Remove all Kedge pairs until `lower`.

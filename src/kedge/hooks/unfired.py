@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from kedge.hooks.attach import Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Counts, Tap
-from kedge.hooks.forward_source import is_self, source_of
+from kedge.hooks.forward_source import attributes_read, calls_forward
 from kedge.hooks.gates.block_saves import BlockGate
 from kedge.hooks.gates.modules import OutputGate
 from kedge.hooks.operations.unfired import explain_op
@@ -37,7 +35,10 @@ def explain(tap: Tap, session: Attachments) -> Cause:
     if tap.failed == "raised":
         return Cause("its action raised an error each time", "see the error")
     if tap.failed == "off":
-        return Cause("its action was switched off", "see the warning issued when it failed")
+        return Cause(
+            "its action was switched off",
+            "see the warning issued when it failed",
+        )
     if isinstance(tap.gate, BlockGate):
         return tap.gate.why(tap)
     if hasattr(tap.gate, "called"):
@@ -95,7 +96,8 @@ def _explain_backward(tap: Tap, session: Attachments, now: Counts) -> Cause:
             )
         if tap.until is not None:
             return Cause(
-                "the hook was removed before a backward reached a hook of this session", _KEEP
+                "the hook was removed before a backward reached a hook of this session",
+                _KEEP,
             )
         return Cause(
             "no backward reached a hook of this session",
@@ -516,7 +518,7 @@ def _explain_by_parent(
             "bypassed by a fused path: attention uses its weights without calling it",
             remedy,
         )
-    if _calls_forward(kind, name):
+    if calls_forward(kind, name):
         return Cause(
             f"{kind.__name__}.forward calls its .forward() directly, which fires no hook",
             "call the module itself: layer(x)",
@@ -526,7 +528,7 @@ def _explain_by_parent(
     if path and path not in called:
         return None
 
-    used = " and ".join(_reads(kind, child, name))
+    used = " and ".join(attributes_read(kind, child, name))
     if not used:
         return None
     if issubclass(kind, nn.TransformerEncoderLayer):
@@ -605,72 +607,3 @@ def explaining_many(session: Attachments) -> Iterator[None]:
         yield
     finally:
         session.explaining = outer
-
-
-def _reads(kind: type[nn.Module], child: Any, name: str) -> list[str]:
-    """Return the attributes of a child that a module's methods read, as attention reads a dropout's ``p`` for a fused kernel."""
-    if kind not in _read_by:
-        _read_by[kind] = _attributes_read(kind)
-    return [
-        attribute
-        for attribute in _read_by[kind].get(name, ())
-        if not callable(getattr(child, attribute, None))
-    ]
-
-
-_read_by: WeakKeyDictionary[type[nn.Module], dict[str, dict[str, None]]] = WeakKeyDictionary()
-"""For each class whose source was read, the attributes that its forward reads of each of its own attributes."""
-
-
-def _attributes_read(kind: type[nn.Module]) -> dict[str, dict[str, None]]:
-    """Return what a class's forward reads as ``self.<name>.<attribute>``, by name."""
-    found: dict[str, dict[str, None]] = {}
-    for node in _run_by_forward(kind):
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Attribute)
-            and is_self(node.value.value)
-        ):
-            found.setdefault(node.value.attr, {})[node.attr] = None
-    return found
-
-
-def _run_by_forward(kind: type[nn.Module]) -> Iterator[ast.AST]:
-    """Yield the syntax nodes of a class's forward, and of its own methods that the forward calls, directly or not."""
-    functions = (n for n in ast.walk(source_of(kind)) if isinstance(n, ast.FunctionDef))
-    methods = {function.name: function for function in functions}
-    if "forward" not in methods:
-        return
-
-    waiting = [methods["forward"]]
-    known = {"forward"}
-    while waiting:
-        for node in ast.walk(waiting.pop()):
-            yield node
-            if not (isinstance(node, ast.Attribute) and is_self(node.value)):
-                continue
-            if node.attr in methods and node.attr not in known:
-                known.add(node.attr)
-                waiting.append(methods[node.attr])
-
-
-def _calls_forward(kind: type[nn.Module], name: str) -> bool:
-    """Whether the source of a module's forward calls ``self.<name>.forward(...)``."""
-    forward = getattr(kind, "forward", None)
-    code = getattr(forward, "__code__", None)
-    known = _forwards_called.get(kind)
-    if known is None or known[0] is not code:
-        called = set()
-        for node in ast.walk(source_of(forward)):
-            match node:
-                case ast.Call(func=ast.Attribute(value=ast.Attribute(attr=of), attr="forward")):
-                    called.add(of)
-        known = code, frozenset(called)
-        _forwards_called[kind] = known
-    return name in known[1]
-
-
-_forwards_called: WeakKeyDictionary[type[nn.Module], tuple[Any, frozenset[str]]] = (
-    WeakKeyDictionary()
-)
-"""For each class whose forward was read, the code of that, and the attributes whose own ``forward`` it calls."""

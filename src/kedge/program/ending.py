@@ -91,22 +91,25 @@ def await_threads() -> None:
     wait = getattr(threading, "_shutdown", _nothing)
     try:
         wait()
-    except BaseException as error:  # noqa: BLE001 - an interrupt: Python prints it, and waits no longer
+    except BaseException as error:  # noqa: BLE001 - an interrupt ends the waiting
         _print_ignored(error)
 
 
 def _print_ignored(error: BaseException) -> None:
     """Pass an error to the hook for those that nobody can catch, or print it as Python's own hook does."""
     _flush()
-    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    frames = _past_first(error)
     if sys.unraisablehook is not sys.__unraisablehook__:
         about = {"exc_type": type(error), "exc_value": error, "exc_traceback": frames}
         ignored: Any = SimpleNamespace(**about, err_msg=None, object=threading)
         with suppress(Exception):  # the hook is the program's
             sys.unraisablehook(ignored)
         return
-    lines = [f"Exception ignored in: {threading!r}\n", "Traceback (most recent call last):\n"]
-    lines += traceback.format_tb(frames)
+    lines = [
+        f"Exception ignored in: {threading!r}\n",
+        "Traceback (most recent call last):\n",
+        *traceback.format_tb(frames),
+    ]
     _print_error("".join([*lines, f"{type(error).__qualname__}: {error}\n"]))
 
 
@@ -127,7 +130,9 @@ def _exit_status(left: SystemExit) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF if _LEAST <= code <= _MOST else 0xFF
+        if _LEAST <= code <= _MOST:
+            return code & 0xFF
+        return 0xFF
     with suppress(BaseException):
         _print_error(str(code))
     _print_error("\n")
@@ -147,13 +152,13 @@ def _print_uncaught(error: BaseException) -> None:
         sys.excepthook(kind, error, frames)
     except SystemExit:
         raise
-    except BaseException as second:  # noqa: BLE001 - the program's own hook may raise anything; Python prints both
+    except BaseException as second:  # noqa: BLE001 - the program's hook may raise anything
         _print_failed_hook(second, error)
 
 
 def _print_failed_hook(second: BaseException, error: BaseException) -> None:
     _flush()
-    inner = second.__traceback__.tb_next if second.__traceback__ else None
+    inner = _past_first(second)
     _print_error("Error in sys.excepthook:\n")
     sys.__excepthook__(type(second), second.with_traceback(inner), inner)
     _print_error("\nOriginal exception was:\n")
@@ -179,7 +184,7 @@ def text_of(error: BaseException) -> str:
     name = type(error).__name__
     try:
         return f"{name}: {error}".removesuffix(": ")
-    except BaseException:  # noqa: BLE001 - its text is the program's code, which may do anything
+    except BaseException:  # noqa: BLE001 - its text is the program's code
         return name
 
 
@@ -189,6 +194,14 @@ def _flush() -> None:
         # The program may have closed or replaced its streams; Python ignores that too.
         with suppress(Exception):
             stream.flush()  # type: ignore[union-attr]
+
+
+def _past_first(error: BaseException) -> TracebackType | None:
+    """Return the frames of an error without the first one, which is Kedge's."""
+    frames = error.__traceback__
+    if frames is None:
+        return None
+    return frames.tb_next
 
 
 def _silent(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:

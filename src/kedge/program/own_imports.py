@@ -100,8 +100,12 @@ class OwnImports(MetaPathFinder):
 
     @contextmanager
     def filled(self) -> Iterator[None]:
-        """Context in which the modules are back that the program has removed since Kedge's last import."""
-        missing = {name: module for name, module in self._loaded.items() if name not in sys.modules}
+        """Context in which the modules are back that the program has removed.
+
+        Since Kedge's last import.
+        """
+        loaded = self._loaded.items()
+        missing = {name: module for name, module in loaded if name not in sys.modules}
         sys.modules.update(missing)
         try:
             yield
@@ -117,7 +121,9 @@ class OwnImports(MetaPathFinder):
         Raises:
             ModuleNotFoundError: Only the program's folder has it.
         """
-        if path is not None or fullname in _SHARED or threading.get_ident() not in self._threads:
+        if path is not None or fullname in _SHARED:
+            return None
+        if threading.get_ident() not in self._threads:
             return None
         if _is_built_in(fullname):
             return None
@@ -130,11 +136,13 @@ class OwnImports(MetaPathFinder):
             )
             found = next((spec for spec in others if spec is not None), None)
             if found is None:
-                raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+                what = f"No module named {fullname!r}"
+                raise ModuleNotFoundError(what, name=fullname)
         return found
 
     def _taken_out(self) -> dict[str, ModuleType]:
-        names = {name for name in _tops() if name not in self._at_start and self._differs(name)}
+        later = (name for name in _tops() if name not in self._at_start)
+        names = set(filter(self._differs, later))
         return {
             name: sys.modules.pop(name)
             for name in list(sys.modules)
@@ -156,7 +164,8 @@ class OwnImports(MetaPathFinder):
         )
 
     def _is_from_folder(self, name: str) -> bool:
-        place, spec = self._in_folder(name), getattr(sys.modules.get(name), "__spec__", None)
+        place = self._in_folder(name)
+        spec = getattr(sys.modules.get(name), "__spec__", None)
         origin = getattr(spec, "origin", None)
         return (
             place is not None
@@ -172,7 +181,10 @@ class OwnImports(MetaPathFinder):
         if name in _SHARED or _is_built_in(name) or self._folder is None:
             return None
         spec = self._folder.find_spec(name)
-        return None if spec is None or spec.loader is None else spec.origin
+        if spec is None or spec.loader is None:
+            return None
+        origin: str | None = spec.origin
+        return origin
 
 
 def _tops() -> set[str]:
@@ -180,13 +192,15 @@ def _tops() -> set[str]:
 
 
 def _is_built_in(name: str) -> bool:
-    return name in sys.builtin_module_names or FrozenImporter.find_spec(name) is not None
+    if name in sys.builtin_module_names:
+        return True
+    return FrozenImporter.find_spec(name) is not None
 
 
 def _is_usual(finder: object) -> bool:
-    return (
-        isinstance(finder, OwnImports) or finder is PathFinder or not hasattr(finder, "find_spec")
-    )
+    if isinstance(finder, OwnImports) or finder is PathFinder:
+        return True
+    return not hasattr(finder, "find_spec")
 
 
 OWN_IMPORTS = OwnImports()

@@ -34,7 +34,9 @@ def drops(module: nn.Module) -> bool:
 def in_training(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the paths and modules of a model that compute as in training: dropout, and statistics of the batch."""
     for name, module in modules_in(model).items():
-        if module.training and isinstance(module, MODAL) and drops(module) and _depends(module):
+        if not module.training or not isinstance(module, MODAL):
+            continue
+        if drops(module) and _depends(module):
             yield name, module
 
 

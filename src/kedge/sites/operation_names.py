@@ -26,7 +26,9 @@ def recorded_name(node: str | None) -> str:
 
     Empty if no operation is known.
     """
-    return "" if node is None or "Backward" not in node else plain_name(node)
+    if node is None or "Backward" not in node:
+        return ""
+    return plain_name(node)
 
 
 def recorded_names(nodes: Iterable[object]) -> list[str]:

@@ -58,11 +58,10 @@ class InstalledHook:
     @property
     def hook(self) -> Any:
         """The callable, whether in the table or out; None once it was removed."""
-        return (
-            self._hook
-            if self._hook is not None
-            else (self.handle.hooks_dict_ref() or {}).get(self.handle.id)
-        )
+        if self._hook is not None:
+            return self._hook
+        table = self.handle.hooks_dict_ref() or {}
+        return table.get(self.handle.id)
 
     def out(self) -> None:
         """Remove the hook until `back`."""

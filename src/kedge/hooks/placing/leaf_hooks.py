@@ -110,7 +110,7 @@ class LeafHook:
         """
         if self.removed or self.parked or self.handle.hooks_dict_ref() is not None:
             return
-        tensor = None if self._find is None else self._find()
+        tensor = self._find() if self._find is not None else None
         if tensor is not None and tensor.requires_grad:
             self._point_to(self._register(tensor))
 
@@ -119,7 +119,9 @@ class LeafHook:
 
     def table(self, tensor: Tensor) -> Mapping[int, Any] | None:
         """Return the leaf's table for hooks of this kind; None if it has none."""
-        return after_accumulation(tensor) if self._accumulated else on_tensor(tensor)
+        if self._accumulated:
+            return after_accumulation(tensor)
+        return on_tensor(tensor)
 
     @property
     def is_in_table(self) -> bool:

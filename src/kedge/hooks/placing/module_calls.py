@@ -117,7 +117,9 @@ class OpenCalls(Generic[T]):
         """
         around = iter(running()[:-1])  # the last is the call that begins
         alive = 0
-        while alive < len(self.called) and any(one is self.called[alive] for one in around):
+        for called in self.called:
+            if not any(one is called for one in around):
+                break
             alive += 1
         return self.cut(alive)
 
@@ -158,10 +160,11 @@ class CallTracker(Generic[S, T]):
     ) -> None:
         self._on_begin, self._on_end, self._skip = begin, end, skip
         shielded: Any = shield  # a `Shield` of these very functions
-        self.begin: Callable[..., Any] = (
-            self._begin if shield is None else partial(shielded, self._begin)
-        )
-        self.end: Callable[..., Any] = self._end if shield is None else partial(shielded, self._end)
+        self.begin: Callable[..., Any] = self._begin
+        self.end: Callable[..., Any] = self._end
+        if shield is not None:
+            self.begin = partial(shielded, self._begin)
+            self.end = partial(shielded, self._end)
         self._thread = _Thread()
         self._undos: list[Callable[[], None]] = []
 
@@ -192,16 +195,21 @@ class CallTracker(Generic[S, T]):
         if not takes_hooks(module):
             return
         before = CallBegins(self.begin, subject, outermost=outermost)
-        handles = [module.register_forward_pre_hook(before, prepend=first, with_kwargs=True)]
+        handles = [
+            module.register_forward_pre_hook(before, prepend=first, with_kwargs=True),
+        ]
         if self._on_end is not None:
-            handles.append(
-                module.register_forward_hook(CallEnds(self.end), prepend=inside, always_call=True)
-            )
+            after = CallEnds(self.end)
+            handles.append(module.register_forward_hook(after, prepend=inside, always_call=True))
         self._undos += [ConcealedHook(handle).remove for handle in handles]
 
     def follow_all(self, subject: S) -> None:
-        """Follow the calls of every module, by PyTorch's global hooks, which do not receive keyword arguments."""
-        before, after = CallBegins(self.begin, subject, outermost=False), CallEnds(self.end)
+        """Follow the calls of every module, by PyTorch's global hooks.
+
+        These do not receive keyword arguments.
+        """
+        before = CallBegins(self.begin, subject, outermost=False)
+        after = CallEnds(self.end)
         handles = (
             register_module_forward_pre_hook(before),
             register_module_forward_hook(after, always_call=True),
@@ -255,7 +263,9 @@ class CallBegins(KedgeHook):
     """Forward-pre hook that begins a call."""
 
     def __init__(self, begin: Callable[..., Any], subject: Any, *, outermost: bool) -> None:
-        self.begin, self.subject, self.outermost = begin, subject, outermost
+        self.begin = begin
+        self.subject = subject
+        self.outermost = outermost
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         """Begin a call, unless a compiler captures it."""

@@ -120,7 +120,9 @@ class _OwnFirst(list[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
-        return _OwnFirst(found) if isinstance(index, slice) else found
+        if isinstance(index, slice):
+            return _OwnFirst(found)
+        return found
 
     def __setitem__(self, index: Any, value: Any) -> None:
         super().__setitem__(index, value)

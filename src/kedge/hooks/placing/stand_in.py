@@ -92,9 +92,9 @@ class StandIn(nn.Module):
         twin = memo[id(self)] = _blank(
             kind
         )  # known before the layer is copied, which may lead back to it
-        _place(
-            twin, copy.deepcopy(self._kedge_layer, memo), copy.deepcopy(self._kedge_around, memo)
-        )
+        layer = copy.deepcopy(self._kedge_layer, memo)
+        around = copy.deepcopy(self._kedge_around, memo)
+        _place(twin, layer, around)
         object.__setattr__(twin, "__class__", type(self))
         return twin
 

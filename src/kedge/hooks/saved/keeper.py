@@ -45,12 +45,18 @@ from kedge.torch_internals.graph_task import graph_task
 from kedge.torch_internals.saved_hooks import disabled, top_hooks
 
 _ASIDE = {
-    "torch.func": "saved tensors are ignored inside a torch.func transform, which runs without saved-tensor hooks: "
-    "the tensors it saves stay in place",
-    "torch.compile": "a compiled module saves through a single operation: Kedge sees its saved tensors after its "
-    "whole graph has run; they count for the module around it, and are all read "
-    "when its backward begins",
-    "fake": "a FakeTensor holds no data, so the tensors saved under a FakeTensorMode stay in place",
+    "torch.func": (
+        "saved tensors are ignored inside a torch.func transform, which runs without "
+        "saved-tensor hooks: the tensors it saves stay in place"
+    ),
+    "torch.compile": (
+        "a compiled module saves through a single operation: Kedge sees its saved "
+        "tensors after its whole graph has run; they count for the module around it, "
+        "and are all read when its backward begins"
+    ),
+    "fake": (
+        "a FakeTensor holds no data, so the tensors saved under a FakeTensorMode stay in place"
+    ),
 }
 
 
@@ -136,9 +142,9 @@ class KeeperCalls(OpenCalls[SavingPlace]):
         )
         self.pack: Callable[[Tensor, SavingPlace], Any] = keeper.pack
         self.unpack: Callable[[Any], Tensor] = keeper.unpack
-        self.see: Callable[[Tensor, SavingPlace], None] = (
-            getattr(keeper, "see", _nothing) if self.watches else _nothing
-        )
+        self.see: Callable[[Tensor, SavingPlace], None] = _nothing
+        if self.watches:
+            self.see = getattr(keeper, "see", _nothing)
         self.waiting = PendingCheckpoints(self, keeper)
         self.ended = self.graded = False
 
@@ -309,7 +315,8 @@ class KeeperInForce:
         self._said: set[str] = set()
         root = dynamo.unwrap(model)
         layout = ModelLayout(root)
-        self.compiled = compiled or any(map(dynamo.compiles, (model, *layout.modules.values())))
+        modules = (model, *layout.modules.values())
+        self.compiled = compiled or any(map(dynamo.compiles, modules))
         with ExitStack() as attached:
             self._undo = attached
             torch_func.begin()
@@ -320,9 +327,9 @@ class KeeperInForce:
                     and runs(module)
                     and not isinstance(module, torch.jit.ScriptModule)
                 ):
-                    self._attach(
-                        module, ModuleUnderKeeper(path, selected=places(path), root=module is root)
-                    )
+                    is_root = module is root
+                    spot = ModuleUnderKeeper(path, selected=places(path), root=is_root)
+                    self._attach(module, spot)
             if self.compiled:
                 self.step_aside("torch.compile")
             self._undo = attached.pop_all()

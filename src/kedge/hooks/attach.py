@@ -232,7 +232,8 @@ class Attachments:
         if self.finder is not None:
             self.finder.forget(taps)
         for tap in taps:
-            tap.on, tap.when = False, None
+            tap.on = False
+            tap.when = None
             if tap.gate is not None:
                 tap.gate.drop(tap)
             if tap in self.taps:

@@ -101,7 +101,8 @@ class HookEverywhere:
 
     def places(self, model: nn.Module) -> tuple[SitePlace, ...]:
         """Return the selected places of a model; none if it has no such module."""
-        layout, terms = ModelLayout(model), []
+        layout = ModelLayout(model)
+        terms = []
         for term in self.selector.terms:
             try:
                 layout.find(term)

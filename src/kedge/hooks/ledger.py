@@ -254,6 +254,7 @@ class Timeline(notebook.Printed):
                 when = f"backward {event.backward}"
             if event.recompute:
                 when += ", recompute"
-            step, call = str(event.step), str(event.call)
+            step = str(event.step)
+            call = str(event.call)
             rows.append((step, when, call, str(event.site), label))
         return rows

@@ -87,7 +87,8 @@ class ChosenValues(NamedValues[_V]):
     """The values that a pattern selected, as they were when it was read."""
 
     def __init__(self, values: Mapping[str, _V], table: Table | None) -> None:
-        self._values, self._table = dict(values), table
+        self._values = dict(values)
+        self._table = table
 
     def __getitem__(self, name: str) -> _V:
         """Return the value of a name.

@@ -267,7 +267,8 @@ def _explain_saved(tap: Tap, session: Attachments, now: Counts) -> Cause:
 
 def _explain_value(tap: Tap) -> Cause | None:
     """Return a cause found in the module's inputs or outputs; None without one."""
-    gate, site = tap.gate, tap.site
+    gate = tap.gate
+    site = tap.site
     if gate.seen.again == gate.called:
         return Cause(
             "it ran only in a checkpoint's recompute",

@@ -140,7 +140,8 @@ def _exit_status(left: SystemExit) -> int:
 
 
 def _print_uncaught(error: BaseException) -> None:
-    kind, frames = type(error), error.__traceback__
+    kind = type(error)
+    frames = error.__traceback__
     sys.last_type, sys.last_value, sys.last_traceback = kind, error, frames
     if sys.version_info >= (3, 12):
         sys.last_exc = error

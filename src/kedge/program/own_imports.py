@@ -51,7 +51,8 @@ class OwnImports(MetaPathFinder):
             folder: The first folder on the program's ``sys.path``.
             path: ``sys.path`` as Kedge needs it.
         """
-        self._folder, self._path = pkgutil.get_importer(folder), list(path)
+        self._folder = pkgutil.get_importer(folder)
+        self._path = list(path)
         self._at_start = frozenset(takewhile(lambda name: name != "kedge", sys.modules))
         # The folder may be one of Kedge's too, such as that of the installed packages, or of
         # Kedge's source.

@@ -61,7 +61,8 @@ class SiteFilter:
     """
 
     def __init__(self, text: str, paths: Collection[str]) -> None:
-        self._paths, self._read = paths, parse(text)
+        self._paths = paths
+        self._read = parse(text)
         self.terms = widened(self._read, paths)
 
     def chooses(self, site: Named) -> bool:
@@ -164,7 +165,8 @@ def means(term: Term, site: Named) -> bool:
 
     Without a kind, it selects every site of a module, and of its parameters.
     """
-    kind, types = site.kind.partition("[")[0], (site.type,)
+    kind = site.kind.partition("[")[0]
+    types = (site.type,)
     if term.kind is None:
         named = term.matches(site.owner, types) or (
             term.literal is not None and term.literal == site.path

@@ -31,7 +31,8 @@ LEAST_FACTOR = 4.0
 #: The least distance of an outlier among shares.
 LEAST_SHARE = 0.25
 #: More than so many, and than this share of a group, are no outliers.
-FEW_OUTLIERS, MOST_OUTLIERS = 3, 1 / 8
+FEW_OUTLIERS = 3
+MOST_OUTLIERS = 1 / 8
 
 _NUMBER = re.compile(r"(?<![^.])(?:0|[1-9]\d*)(?![^.])")
 

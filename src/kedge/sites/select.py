@@ -223,7 +223,8 @@ class Selection(notebook.Printed):
     """The sites of a selector on one model: it prints, counts and iterates them."""
 
     def __init__(self, selector: Selector, places: tuple[SitePlace, ...]) -> None:
-        self.selector, self.places = selector, places
+        self.selector = selector
+        self.places = places
 
     def __len__(self) -> int:
         """The number of sites."""

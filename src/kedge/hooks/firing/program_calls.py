@@ -62,7 +62,8 @@ class ProgramCalls:
     """
 
     def __init__(self, paths: dict[int, str], holders: list[Holder]) -> None:
-        self._paths, self._holders = paths, holders
+        self._paths = paths
+        self._holders = holders
         self.model: ProgramCall | None = None
         self.parts: dict[Hashable, ProgramCall] = {}
         self.callers: dict[str, Hashable] = {}

@@ -27,7 +27,8 @@ from kedge.torch_internals.graph_task import at_end_of_backward, backward_call, 
 from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.saved_hooks import top_hooks
 
-_TASKS_KEPT, _CALLS_KEPT = 64, 8
+_TASKS_KEPT = 64
+_CALLS_KEPT = 8
 AWAITED = 256
 """The number of forward passes to wait for a known optimizer's first step."""
 
@@ -225,7 +226,9 @@ class NumberedCall:
     def __init__(
         self, number: int, marks: tuple[weakref.ref[Any], ...], *, inside_only: bool
     ) -> None:
-        self.number, self._marks, self.inside_only = number, marks, inside_only
+        self.number = number
+        self._marks = marks
+        self.inside_only = inside_only
 
     def is_of(self, marks: Sequence[Any]) -> bool:
         """Whether these tensors are those of the call."""
@@ -300,7 +303,9 @@ class StepClock:
 
     def lead(self, passes: PassCounter, expects_optimizer: Callable[[], bool]) -> None:
         """Set the model that defines the steps: by its optimizer if there is one, else by its forward passes."""
-        self.leader, self.expects_optimizer, self.led = passes, expects_optimizer, 0
+        self.leader = passes
+        self.expects_optimizer = expects_optimizer
+        self.led = 0
 
     def look(self) -> None:
         """Check, once, whether there is an optimizer, and set how many forward passes to wait for its first step."""
@@ -397,7 +402,8 @@ class PassCounter(threading.local):
             graded: Whether a graph is built; None for the current grad mode.
         """
         graded = torch.is_grad_enabled() if graded is None else graded
-        here, clock = self.here, self.clock
+        here = self.here
+        clock = self.clock
         number = next(clock.numbers)
         self.begun.count += 1
         self.begun.whole += inside
@@ -405,7 +411,9 @@ class PassCounter(threading.local):
             self.begun.beginning()
         clock.began(self, graded=graded)
         here.micro_batch = here.micro_batch + 1 if here.step == clock.step else 0
-        here.step, here.pass_, here.inside = clock.step, number, inside
+        here.step = clock.step
+        here.pass_ = number
+        here.inside = inside
         here.graded = graded
         here.calls.clear()
         here.past = None
@@ -458,7 +466,8 @@ class PassCounter(threading.local):
 
     def _reached(self, followed: ProgramCalls, key: Any) -> None:
         """Note, for actions that follow the program's calls, that one has reached a site."""
-        here, path = self.here, getattr(key, "path", None)
+        here = self.here
+        path = getattr(key, "path", None)
         if path is None:
             return
         if here.inside:
@@ -512,11 +521,13 @@ class PassCounter(threading.local):
 
     def event(self, site: Site, call: int, recompute: bool) -> Event:
         """Return the event of a forward value."""
-        here, clock = self.here, self.clock
+        here = self.here
+        clock = self.clock
         origin, backward = (
             (here.segment or here, clock.backwards.now()) if recompute else (here, -1)
         )
-        micro_batch, replica = origin.micro_batch, origin.replica
+        micro_batch = origin.micro_batch
+        replica = origin.replica
         return Event(
             site,
             call,

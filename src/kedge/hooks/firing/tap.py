@@ -75,7 +75,9 @@ class Tap:
     )
 
     def __init__(self, site: Site, action: Action, when: Schedule | None, step: int) -> None:
-        self.site, self.action, self.when = site, action, when
+        self.site = site
+        self.action = action
+        self.when = when
         # A `Bindable` and a `Measuring`; isinstance would make attaching slower.
         bind: Callable[[Site], Act] | None = getattr(action, "bind", None)
         bind_value: Callable[[Site], Measure | None] | None = getattr(action, "bind_value", None)

@@ -116,7 +116,9 @@ class ThreadPosition:
     def __init__(self) -> None:
         main = threading.current_thread() is threading.main_thread()
         self.replica = "" if main else threading.current_thread().name
-        self.pass_, self.micro_batch, self.step = -1, -1, -1
+        self.pass_ = -1
+        self.micro_batch = -1
+        self.step = -1
         self.inside = self.graded = False
         self.segment: Segment | None = None
         self.frame: FrameType | None = None

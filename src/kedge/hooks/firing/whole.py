@@ -28,7 +28,8 @@ class ModuleGate(Gate):
 
     def __init__(self, owner: Owner, passes: PassCounter, path: str) -> None:
         super().__init__(owner, passes, path)
-        self.whole, self.plain = False, True
+        self.whole = False
+        self.plain = True
 
     def retime(self) -> None:
         """Update what the taps need, and whether any answers with a whole value."""

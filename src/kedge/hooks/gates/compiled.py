@@ -85,7 +85,9 @@ def _show(tap: Tap, x: Tensor, make: Callable[..., Event], of: tuple[Tap, str, i
 
     See Note [Values alone] in `firing.measuring`.
     """
-    owner, leaf, recompute = tap.owner, of[1], of[3]
+    owner = tap.owner
+    leaf = of[1]
+    recompute = of[3]
     if tap.measure is not None and not recompute:
         _site(tap, leaf)
         measure_value((tap,), x.detach(), owner.clock.step, owner.fired, make, of, leaf)
@@ -172,7 +174,8 @@ class _Listen(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: int, leaf: str) -> Tensor:
         """Return a copy: later operations may work in place, which a view of `x` would not allow."""
-        ctx.key, ctx.leaf = key, leaf
+        ctx.key = key
+        ctx.leaf = leaf
         return x.clone()
 
     @staticmethod

@@ -41,7 +41,8 @@ _NOTED = 8
 
 def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool) -> None:
     """Set hooks for the gradients of the leaves that have one."""
-    passes, seen = gate.passes, gate.seen
+    passes = gate.passes
+    seen = gate.seen
     seen.rebuilt = seen.rebuilt or is_rebuilt(gate)
     if recompute and not passes.differentiates_again(seen.listened):
         return
@@ -54,7 +55,8 @@ def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool)
         if passes.is_heard((gate, site, call), recompute=recompute):
             continue
         seen.listened += not recompute
-        event, known = passes.event(site, call, recompute), heard.get(id(tensor))
+        event = passes.event(site, call, recompute)
+        known = heard.get(id(tensor))
         if known is not None:
             known.also = {**known.also, site: event}
             continue
@@ -76,7 +78,8 @@ def measure_each(gate: Gate, kind: str, found: Found, call: int) -> None:
 
     See Note [Values alone].
     """
-    here, seen = gate.passes.here, gate.seen
+    here = gate.passes.here
+    seen = gate.seen
     alone = len(found) == 1 or len({id(tensor) for _, tensor in found}) == len(found)
     if here.segment is not None or not alone:
         listen_each(gate, kind, found, call, recompute=False)
@@ -118,7 +121,8 @@ class GradientListener:
     __torch_unserializable__ = True  # a tensor is sent or saved without it, and without a warning
 
     def __init__(self, gate: Gate, origin: Event) -> None:
-        self.gate, self.origin = gate, origin
+        self.gate = gate
+        self.origin = origin
         self.also: Mapping[Site, Event] = {}  # other sites of this very tensor in the same call
         self.shape: torch.Size | None = None  # of the view, where the hook is on its base
         self.pulse: MemoryVersion | None = None
@@ -178,8 +182,12 @@ class GradientMeasurer(GradientListener):
     pulse: MemoryVersion | None = None
 
     def __init__(self, gate: Gate, site: Site, call: int, here: ThreadPosition) -> None:
-        self.gate, self.site, self.call = gate, site, call
-        self.pass_, self.micro_batch, self.replica = here.pass_, here.micro_batch, here.replica
+        self.gate = gate
+        self.site = site
+        self.call = call
+        self.pass_ = here.pass_
+        self.micro_batch = here.micro_batch
+        self.replica = here.replica
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """The tensor's hook."""
@@ -228,8 +236,11 @@ class GradientMeasurer(GradientListener):
 
     @origin.setter
     def origin(self, event: Event) -> None:
-        self.site, self.call, self.pass_ = event.site, event.call, event.pass_
-        self.micro_batch, self.replica = event.micro_batch, event.replica
+        self.site = event.site
+        self.call = event.call
+        self.pass_ = event.pass_
+        self.micro_batch = event.micro_batch
+        self.replica = event.replica
 
     @property
     def place(self) -> tuple[Site, int]:
@@ -276,7 +287,8 @@ def listen(
         known = _heard(tensor, listener)
         if known is not None:
             if not recompute:
-                known.origin, known.also = listener.origin, {}
+                known.origin = listener.origin
+                known.also = {}
             return known
     if aliased:
         base = whole(tensor)
@@ -353,7 +365,9 @@ class InputShare:
     """The sum of the gradients that one call of a module adds to the gradient of one of its inputs."""
 
     def __init__(self, gate: Gate, origin: Event, nodes: int) -> None:
-        self.gate, self.origin, self.nodes = gate, origin, nodes
+        self.gate = gate
+        self.origin = origin
+        self.nodes = nodes
         self.sums: dict[int, tuple[int, Tensor | None]] = {}
 
     def passed(

@@ -96,7 +96,8 @@ class OutputGate(ModuleGate):
                 f'"{self.path}:in.share" cannot be followed inside compiled code; '
                 "run the model uncompiled"
             )
-        taps, gradients = self.taps["out"], self.taps["out.grad"]
+        taps = self.taps["out"]
+        gradients = self.taps["out.grad"]
         new = {
             leaf: compiled.through(taps, gradients, leaf, tensor)
             for leaf, tensor in leaves.find(output)
@@ -416,7 +417,8 @@ class ModuleGates:
 
     def place(self, place: SitePlace, spec: Spec) -> None:
         """Attach taps to the inputs or outputs of a module, or to their gradients."""
-        site, module = place.site, place.module
+        site = place.site
+        module = place.module
         gate: InputGate | OutputGate
         if site.kind in InputGate.kinds or site.kind == "in.share":
             gate = before = self._before(module, site.path)

@@ -39,7 +39,8 @@ class PassBegins(KedgeHook):
         if torch.compiler.is_compiling():
             compiled.begin(self.key)
         elif not in_backward():
-            here, frame = self.passes.here, sys._getframe(1)
+            here = self.passes.here
+            frame = sys._getframe(1)
             if here.inside and is_running(
                 here.frame, frame
             ):  # an interrupt may have skipped the end
@@ -60,7 +61,8 @@ class PassEnds(KedgeHook):
         if torch.compiler.is_compiling():
             compiled.end(self.begin.key)
         elif not in_backward():
-            here, frame = self.begin.passes.here, sys._getframe(1)
+            here = self.begin.passes.here
+            frame = sys._getframe(1)
             if here.frame is frame or not is_running(here.frame, frame):
                 here.frame = None
                 self.begin.passes.end(raised=output is None and has_raised(module))

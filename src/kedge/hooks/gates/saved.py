@@ -98,7 +98,8 @@ class SavedGate(Gate):
 
     def take(self, value: Tensor, place: SavingPlace) -> Any:
         """Run the taps; returns the packed replacement of the tensor, or None."""
-        event, shown = self.event(place, value), value.detach()
+        event = self.event(place, value)
+        shown = value.detach()
         if self.packing:
             return self._pack(shown, event)
         new = fire(self.taps["saved"], shown, event)
@@ -138,7 +139,8 @@ class SavedGate(Gate):
 
     def see(self, value: Tensor, place: SavingPlace) -> None:
         """Show the taps a tensor that another has taken; see Note [Taken away]."""
-        event, shown = self.event(place, value), value.detach()
+        event = self.event(place, value)
+        shown = value.detach()
         taps = self.taps["saved"]
         looking = tuple(tap for tap in taps if not isinstance(tap.action, Packing))
         if fire(looking, shown, event) is not shown:
@@ -154,7 +156,8 @@ class SavedGate(Gate):
 
 def _checked(action: Packing, like: Tensor, event: Event) -> Callable[[Any], Tensor]:
     """Return an action's unpack with a check that its result has the shape, dtype and device of the packed tensor."""
-    wanted, was = (like.shape, like.dtype, like.device), describe(like)
+    wanted = (like.shape, like.dtype, like.device)
+    was = describe(like)
 
     def unpack(packed: Any) -> Tensor:
         value = action.unpack(packed)
@@ -177,7 +180,8 @@ class SavedSites:
     def __init__(
         self, owner: Owner, passes: PassCounter, model: nn.Module, *, compiled: bool
     ) -> None:
-        self.owner, self.passes = owner, passes
+        self.owner = owner
+        self.passes = passes
         self.gates: dict[str, SavedGate] = {}
         self.kept = keep(
             owner.installed.cleanup, model, self, outside=False, ambient=False, compiled=compiled

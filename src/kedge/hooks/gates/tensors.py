@@ -168,7 +168,8 @@ class GradientParts:
     """
 
     def __init__(self, leaf: Callable[[], Tensor | None], *, accumulated: bool) -> None:
-        self.leaf, self.accumulated = leaf, accumulated
+        self.leaf = leaf
+        self.accumulated = accumulated
         self.backward = -1
         self.expected = False
         self._began_empty = self._edited = False
@@ -351,7 +352,8 @@ class ParameterGates:
         Raises:
             NoSuchKind: If the parameter has no shape yet.
         """
-        param, kind = place.param, place.site.kind
+        param = place.param
+        kind = place.site.kind
         if param is None:
             return
         if is_lazy(param):

@@ -30,7 +30,8 @@ from kedge.frames import OWN
 from kedge.torch_internals.module_tables import parameters_in
 
 UNNAMED = "tensor"
-_LONGEST, _MOST = 60, 1_000
+_LONGEST = 60
+_MOST = 1_000
 _NAME = re.compile(r"\w+(\.\w+|\[(\d+|'\w+'|\"\w+\")\])*")
 
 

@@ -86,7 +86,9 @@ class ModuleOperations:
 
     def close(self) -> None:
         """Remove every gate."""
-        self.gates, self.live, self.matched = (), False, {}
+        self.gates = ()
+        self.live = False
+        self.matched = {}
 
     def match(self, name: str) -> tuple[OperationGate, ...]:
         """Return the gates that may match an operation of this name."""
@@ -145,11 +147,16 @@ class ForwardUnderWay:
         *,
         seen: bool,
     ) -> None:
-        self.operations, self.frame, self.module, self.seen = operations, frame, module, seen
+        self.operations = operations
+        self.frame = frame
+        self.module = module
+        self.seen = seen
         self.checkpoint: Any = None
         self.again: list[Any] = []
         self.code: CodeType | None = None
-        self.call, self.recompute, self.function = 0, False, ""
+        self.call = 0
+        self.recompute = False
+        self.function = ""
         self.counts: dict[str, int] = {}
 
 
@@ -171,7 +178,8 @@ class OperationGate(Gate):
         self, owner: Owner, passes: PassCounter, operations: ModuleOperations, place: SitePlace
     ) -> None:
         super().__init__(owner, passes, operations.path)
-        self.operations, self.many = operations, place.many
+        self.operations = operations
+        self.many = place.many
         self.pattern = OpPattern(place.site.op or ("*", None), place.without)
         self.early = self.late = False
         self.ungraded = 0
@@ -224,7 +232,9 @@ class OperationGate(Gate):
         if is_watched():
             with OwnWork():
                 return self.before(entry, op, args, kwargs, fixed)
-        one, call, recompute = self._one(op), entry.call, entry.recompute
+        one = self._one(op)
+        call = entry.call
+        recompute = entry.recompute
         found = self.look_through(_arguments, args, kwargs)
         if not found:
             self.seen.empty = self.seen.empty or "its arguments hold no tensor"
@@ -263,7 +273,9 @@ class OperationGate(Gate):
         self.ungraded += bool(entry.function)
         if not self.late:
             return value
-        one, call, recompute = self._one(op), entry.call, entry.recompute
+        one = self._one(op)
+        call = entry.call
+        recompute = entry.recompute
         final = op[0] == "setitem"
         if isinstance(value, Tensor) and not (self.backward or final):  # the common case
             return fire(
@@ -305,8 +317,10 @@ class OperationEvents(Gate):
 
     def __init__(self, gate: OperationGate, op: tuple[str, int]) -> None:
         super().__init__(gate.owner, gate.passes, gate.path)
-        self.taps, self.op = gate.taps, op
-        self.seen.leaves, self.seen.pulses = gate.seen.leaves, gate.seen.pulses
+        self.taps = gate.taps
+        self.op = op
+        self.seen.leaves = gate.seen.leaves
+        self.seen.pulses = gate.seen.pulses
 
     def site(self, kind: str, leaf: str) -> Site:
         """The site of one leaf, cached."""

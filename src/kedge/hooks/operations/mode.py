@@ -125,7 +125,8 @@ class OperationMode(TorchFunctionMode):
             kwargs = {}
         if is_compiling() or self.now is None:
             return func(*args, **kwargs)
-        entry, name = self.now, name_of(func)
+        entry = self.now
+        name = name_of(func)
         gates = entry.operations.matched.get(name)
         if gates is None:
             gates = entry.operations.match(name)
@@ -262,7 +263,8 @@ class ThreadMode(threading.local):
     """The mode of each thread, for one hooked model."""
 
     def __init__(self, passes: PassCounter) -> None:
-        self.passes, self.mode = passes, OperationMode(self)
+        self.passes = passes
+        self.mode = OperationMode(self)
 
 
 def _onward(func: Any, args: Any, kwargs: Any) -> Any:
@@ -282,7 +284,8 @@ def _operate(
 ) -> Any:
     """Run an operation, with its inputs and outputs passed through its gates."""
     __tracebackhide__ = True
-    operations, op = entry.operations, (name, entry.counts.get(name, 0))
+    operations = entry.operations
+    op = (name, entry.counts.get(name, 0))
     if gates:
         _run_again(mode.here, entry)
         gates = [gate for gate in gates if gate.live and gate.pattern.means(op)]
@@ -371,15 +374,20 @@ def _run_again(here: ThreadMode, entry: ForwardUnderWay) -> None:
 
 def _wrap(here: ThreadMode, entry: ForwardUnderWay, owner: Any, name: str) -> None:
     """Wrap the function that a checkpoint keeps for its recompute."""
-    passes, operations = here.passes, entry.operations
-    run, counts, call = getattr(owner, name), dict(entry.counts), entry.call
+    passes = here.passes
+    operations = entry.operations
+    run = getattr(owner, name)
+    counts = dict(entry.counts)
+    call = entry.call
 
     def again(*args: Any) -> Any:
         mode = here.mode
         if not operations.live or operations.away:
             return run(*args)
         repeated = ForwardUnderWay(operations, sys._getframe(), seen=True)
-        repeated.call, repeated.recompute, repeated.counts = call, True, dict(counts)
+        repeated.call = call
+        repeated.recompute = True
+        repeated.counts = dict(counts)
         passes.recomputes()
         mode.enter(repeated)
         try:
@@ -401,7 +409,9 @@ def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
 
     See Note [Whose operation].
     """
-    below, function, graded = frame, "", torch.is_grad_enabled()
+    below = frame
+    function = ""
+    graded = torch.is_grad_enabled()
     while frame is not None:
         code = id(frame.f_code)
         if code in _ENDS:
@@ -422,7 +432,8 @@ def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
     return False
 
 
-OPERATE, _ONWARD = id(_operate.__code__), id(_onward.__code__)
+OPERATE = id(_operate.__code__)
+_ONWARD = id(_onward.__code__)
 _AGAIN = next(inside(_wrap.__code__, "again"))
 _ENDS = CALLS | {OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
 

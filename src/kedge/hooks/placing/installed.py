@@ -77,7 +77,8 @@ class InstalledHook:
         A removal that an interrupt cuts short can be repeated.
         """
         handle = self.handle
-        table, key = handle.hooks_dict_ref(), handle.id
+        table = handle.hooks_dict_ref()
+        key = handle.id
         if table is None or key not in table:
             return
         if self._flags is None:
@@ -97,7 +98,8 @@ class InstalledHook:
                 cleared the table.
         """
         table: Any = self.handle.hooks_dict_ref()
-        hook, key = self._hook, self.handle.id
+        hook = self._hook
+        key = self.handle.id
         hook = cleared if hook is None else hook
         if hook is None or table is None or self._removed:
             return
@@ -116,7 +118,8 @@ class InstalledHook:
         self._hook = None
 
     def _behind(self, table: MutableMapping[int, Any]) -> list[int]:
-        keys, mine = list(table), self.handle.id
+        keys = list(table)
+        mine = self.handle.id
         before = (
             i
             for i, k in enumerate(keys)
@@ -126,7 +129,8 @@ class InstalledHook:
 
     def remove(self) -> None:
         """Remove the hook for good."""
-        self._hook, self._removed = None, True
+        self._hook = None
+        self._removed = True
         self.handle.remove()
 
 
@@ -212,7 +216,8 @@ class Removal:
     __slots__ = ("_among", "_what")
 
     def __init__(self, among: dict[int, Installed], what: Installed) -> None:
-        self._among, self._what = among, what
+        self._among = among
+        self._what = what
 
     def __call__(self, *_error: object) -> None:
         """Remove it, as the last thing in an `ExitStack`, too."""
@@ -342,16 +347,21 @@ class InstalledHooks:
         In a pause everything is restored for the length of the block, so that hooks attached there
         come after it.
         """
-        paused, outer, around, attached = self.paused, self.cleanup, self._failed, ExitStack()
+        paused = self.paused
+        outer = self.cleanup
+        around = self._failed
+        attached = ExitStack()
         self.back()
         try:
             with ExitStack() as failed:
-                self.cleanup, self._failed = attached, failed
+                self.cleanup = attached
+                self._failed = failed
                 failed.callback(attached.close)
                 try:
                     yield
                 finally:
-                    self.cleanup, self._failed = outer, around
+                    self.cleanup = outer
+                    self._failed = around
                 undo = failed.pop_all()
             outer.callback(attached.close)
             if around is not None:  # an action that hooks more when it is attached

@@ -75,7 +75,8 @@ class LeafHook:
         accumulated: bool,
         find: Callable[[], Tensor | None] | None = None,
     ) -> None:
-        self._hook, self._accumulated = hook, accumulated
+        self._hook = hook
+        self._accumulated = accumulated
         self._find = find
         self._table: weakref.ref[Any] | None = None
         self.removed = self.parked = False
@@ -115,7 +116,8 @@ class LeafHook:
             self._point_to(self._register(tensor))
 
     def _point_to(self, new: RemovableHandle) -> None:
-        self.handle.id, self.handle.hooks_dict_ref = new.id, new.hooks_dict_ref
+        self.handle.id = new.id
+        self.handle.hooks_dict_ref = new.hooks_dict_ref
 
     def table(self, tensor: Tensor) -> Mapping[int, Any] | None:
         """Return the leaf's table for hooks of this kind; None if it has none."""
@@ -184,7 +186,9 @@ class LeafHook:
 
     def remove(self, tensor: Tensor | None) -> None:
         """Remove the hook; a leaf that still exists loses its table if it is empty."""
-        self.removed, self._table, self._find = True, None, None
+        self.removed = True
+        self._table = None
+        self._find = None
         self.handle.remove()
         if tensor is not None:
             self.drop_empty_table(tensor)
@@ -207,7 +211,8 @@ class InstalledLeafHook(InstalledHook):
 
     def __init__(self, leaf: LeafHook, tensor: Tensor) -> None:
         super().__init__(leaf.handle)
-        self._leaf, self._tensor = leaf, tensor
+        self._leaf = leaf
+        self._tensor = tensor
 
     def take_out(self) -> None:
         """Remove the hook from its table until `put_back`.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +26,7 @@ from kedge.hooks.placing.installed import ConcealedHook, HooksTogether, Installe
 from kedge.hooks.placing.strict_export import spare_export
 from kedge.sites import leaves
 from kedge.stderr import Shield
+from kedge.torch_internals import dynamo
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.module_calls import calls_around
@@ -158,7 +160,9 @@ class CallTracker(Generic[S, T]):
         skip: Callable[[nn.Module], bool] | None = None,
         shield: Shield | None = None,
     ) -> None:
-        self._on_begin, self._on_end, self._skip = begin, end, skip
+        self._on_begin = begin
+        self._on_end = end
+        self._skip = skip
         shielded: Any = shield  # a `Shield` of these very functions
         self.begin: Callable[..., Any] = self._begin
         self.end: Callable[..., Any] = self._end
@@ -257,6 +261,18 @@ class CallTracker(Generic[S, T]):
         note = calls.end(module)
         if note is not None and self._on_end is not None:
             self._on_end(calls, note, output)
+
+
+def hear(stack: ExitStack, model: nn.Module, tell: Callable[[Any], None]) -> None:
+    """Call a function with the arguments of each call of a model, (args, kwargs), as it begins.
+
+    Until `stack` closes.
+    """
+    calls: CallTracker[None, None] = CallTracker(
+        lambda _calls, _subject, _module, given: tell(given)
+    )
+    calls.follow(dynamo.unwrap(model), None)
+    stack.callback(calls.close)
 
 
 class CallBegins(KedgeHook):

@@ -100,7 +100,8 @@ class StandIn(nn.Module):
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         """Return the pickled form: the layer's, and what surrounds its calls."""
-        kind, layer = _kind_of(self), self._kedge_layer
+        kind = _kind_of(self)
+        layer = self._kedge_layer
         if type(self) is not _class_of(kind, type(layer)):
             raise PicklingError(
                 "this module cannot be pickled, because its class became "

@@ -136,7 +136,8 @@ class _Given:
     """Placeholder in a container for a tensor that is also an argument of the checkpoint."""
 
     def __init__(self, place: int, value: Tensor) -> None:
-        self.place, self.origin = place, SharedInput(value)
+        self.place = place
+        self.origin = SharedInput(value)
         self.value: Tensor | None = None
 
     def read(self, args: Sequence[Any]) -> Any:
@@ -153,7 +154,8 @@ class _Taken:
     __slots__ = ("origin", "saved", "value")
 
     def __init__(self, saved: Any, value: Tensor) -> None:
-        self.saved, self.origin = saved, TensorWeakRef(value)
+        self.saved = saved
+        self.origin = TensorWeakRef(value)
         self.value: Tensor | None = None
 
     def read(self, args: Sequence[Any]) -> Any:
@@ -171,7 +173,8 @@ class _Tuple:
     __slots__ = ("items", "kind", "value")
 
     def __init__(self, kind: type, items: list[Any]) -> None:
-        self.kind, self.items = kind, items
+        self.kind = kind
+        self.items = items
         self.value: Any = None
 
     def read(self, args: Sequence[Any]) -> Any:
@@ -264,7 +267,9 @@ class _Taking:
         asked: set[int],
         given: Sequence[_Given],
     ) -> None:
-        self.pack, self.unpack, self.asked = pack, unpack, asked
+        self.pack = pack
+        self.unpack = unpack
+        self.asked = asked
         self.back: list[tuple[Any, Any, _Instead]] = []
         self._known: dict[int, _Given | _Taken] = {
             id(each.origin()): each for each in reversed(given)

@@ -110,8 +110,11 @@ class SavingPlace:
     __slots__ = ("__weakref__", "call", "path", "placed", "recompute", "saves", "selected", "spot")
 
     def __init__(self, spot: ModuleUnderKeeper, call: int, *, recompute: bool) -> None:
-        self.spot, self.path, self.selected = spot, spot.path, spot.selected
-        self.call, self.recompute = call, recompute
+        self.spot = spot
+        self.path = spot.path
+        self.selected = spot.selected
+        self.call = call
+        self.recompute = recompute
         self.saves = 0
         self.placed = False
 
@@ -122,7 +125,9 @@ class ModuleUnderKeeper:
     __slots__ = ("gate", "path", "root", "selected")
 
     def __init__(self, path: str | None, *, selected: bool, root: bool = False) -> None:
-        self.path, self.selected, self.root = path, selected, root
+        self.path = path
+        self.selected = selected
+        self.root = root
         self.gate: Any = None
 
 
@@ -231,7 +236,8 @@ class KeeperCalls(OpenCalls[SavingPlace]):
         Pairs on another thread's stack are removed at their next use.
         """
         self.ended = True
-        self.pack, self.see = self._expired, _nothing
+        self.pack = self._expired
+        self.see = _nothing
 
     def clear(self) -> None:
         """Remove all pairs of this keeper from the calling thread's stack."""
@@ -257,7 +263,8 @@ class SavingBegins(KedgeHook):
     """Forward-pre hook that notes the beginning of a module's call."""
 
     def __init__(self, kept: KeeperInForce, spot: ModuleUnderKeeper) -> None:
-        self.kept, self.spot = kept, spot
+        self.kept = kept
+        self.spot = spot
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Forward-pre hook."""
@@ -344,7 +351,8 @@ class KeeperInForce:
 
     def begin(self) -> None:
         """Put the keeper in force on this thread outside of module calls, too, until the end."""
-        live, top = self.here(), top_hooks(True)
+        live = self.here()
+        top = top_hooks(True)
         if disabled() is not None:
             self.step_aside("torch.func")
         elif top is None or not is_checkpoint(top):

@@ -107,7 +107,10 @@ class Pair:
     def __init__(
         self, lives: tuple[ActiveKeeper, ...], owner: Any, below: Hooks | None, on: Hooks | None
     ) -> None:
-        self.lives, self.owner, self.below, self.on = lives, owner, below, on
+        self.lives = lives
+        self.owner = owner
+        self.below = below
+        self.on = on
         self.task = graph_task()
         self.hooks: Hooks
         if below is None and len(lives) == 1:

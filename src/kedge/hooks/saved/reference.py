@@ -73,9 +73,11 @@ class KeptByReference:
         self.reader = reader
         self.origin: Callable[[], Tensor | None]
         if self.made:
-            self._held, self.origin = value.detach(), _weak(value)
+            self._held = value.detach()
+            self.origin = _weak(value)
         else:  # held itself; a weak reference would keep the program from swapping it
-            self._held, self.origin = value, lambda: value
+            self._held = value
+            self.origin = lambda: value
         try:
             self.version: int | None = changes(value)
         except RuntimeError:  # inference tensors have no counter

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kedge.hooks.placing.model_inputs import hear
+from kedge.hooks.placing.module_calls import hear
 from kedge.hooks.saved.keeper import keep
 from kedge.offload.engine.engine import Engine
 from kedge.offload.engine.policy import Policy

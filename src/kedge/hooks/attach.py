@@ -35,7 +35,7 @@ from kedge.hooks.open_sessions import warn_of_repeated
 from kedge.hooks.placing.concealed import is_hooked
 from kedge.hooks.placing.installed import InstalledHooks
 from kedge.hooks.target import HookedModel
-from kedge.short_text import counted
+from kedge.short_text import counted, listed
 from kedge.sites.select import Selector, SitePlace, selects
 from kedge.sites.site import Site
 from kedge.torch_internals import dynamo
@@ -86,41 +86,47 @@ class Attachments:
 
     def __repr__(self) -> str:
         """The number of its hooks, and whether they are in place."""
+        if self.ended:
+            return "<kedge.session: ended>"
         sites = {str(tap.site) for tap in self.taps}
-        state = (
-            "ended"
-            if self.ended
-            else f"{counted(len(self.taps), 'action')} at {counted(len(sites), 'site')}"
-        )
-        return f"<kedge.session: {state}>"
+        actions = counted(len(self.taps), "action")
+        return f"<kedge.session: {actions} at {counted(len(sites), 'site')}>"
 
     def complain(self, warning: ActionDisabled) -> None:
         """Warn that an action was switched off."""
         warn(warning)
 
     def refresh(self, *models: nn.Module) -> None:
-        """Have models compile again, with the hooks, at their next calls; without models, everything."""
+        """Have models compile again, with the hooks, at their next calls.
+
+        Without models, everything.
+        """
         refresh(*models)
 
     def refresh_hooked(self) -> None:
         """Have the hooked models compile again, after code was compiled while the hooks were out."""
-        models = [
-            model for target in self.targets.values() if (model := target.model()) is not None
-        ]
         if self.finder is not None:
             self.refresh()
-        elif models:
+            return
+        alive = (target.model() for target in self.targets.values())
+        models = [model for model in alive if model is not None]
+        if models:
             self.refresh(*models)
 
     def attach(self, target: Any, what: tuple[Any, ...], when: Schedule | None) -> Spec:
-        """Attach taps to a target of any kind, all of them or none; returns the `Spec` with the taps."""
+        """Attach taps to a target of any kind, all of them or none.
+
+        Returns the `Spec` with the taps.
+        """
         _check_order(target, what)
         if when is not None and not callable(when):
             raise WrongCall(
-                f"when={described(when)} is not a schedule; use when=kedge.every(10) or when=kedge.at(0, 10)"
+                f"when={described(when)} is not a schedule; use "
+                "when=kedge.every(10) or when=kedge.at(0, 10)"
             )
         if isinstance(target, (str, list, Selector)):  # a selector without a model
-            target, what = this_block if is_of_block(target) else everywhere, (target, *what)
+            what = (target, *what)
+            target = this_block if is_of_block(target) else everywhere
         selector, actions = _split(what)
         spec = Spec(actions, when, self.clock.step, [])
         with self.installed.attaching():
@@ -133,21 +139,18 @@ class Attachments:
                 self._attach_block(selector, spec)
             elif isinstance(target, (Node, GradientEdge)):
                 place_node(self, target, selector, spec)
-            elif isinstance(target, (Tensor, Mapping)):
-                named = (
-                    {name_of_argument("hook", "target", target): target}
-                    if isinstance(target, Tensor)
-                    else target
-                )
-                self._attach_tensors(named, selector, spec)
+            elif isinstance(target, Tensor):
+                name = name_of_argument("hook", "target", target)
+                self._attach_tensors({name: target}, selector, spec)
+            elif isinstance(target, Mapping):
+                self._attach_tensors(target, selector, spec)
             else:
-                advice = (
-                    "; selectors without a model are a text or a list of texts"
-                    if selects(target)
-                    else ""
-                )
+                advice = ""
+                if selects(target):
+                    advice = "; selectors without a model are a text or a list of texts"
                 raise NoSiteMatched(
-                    f"cannot hook {not_a_model(target)}; a target is a module, kedge.everywhere, a tensor, a dict of named "
+                    f"cannot hook {not_a_model(target)}; a target is a module, "
+                    "kedge.everywhere, a tensor, a dict of named "
                     f"tensors or an autograd node{advice}"
                 )
             warn_of_repeated(self, target, spec.taps)
@@ -165,7 +168,10 @@ class Attachments:
         target.attach(places, spec, model)
 
     def _target(self, model: nn.Module, places: tuple[SitePlace, ...]) -> HookedModel:
-        """Return the `HookedModel` of a model; code that was compiled without these places compiles again."""
+        """Return the `HookedModel` of a model.
+
+        Code that was compiled without these places compiles again.
+        """
         known = self.targets.get(id(model))
         if known is None:
             self.refresh(model)
@@ -184,17 +190,23 @@ class Attachments:
         self.finder.add(_of_model(selector), spec)
 
     def module_of(self, gate: Any) -> nn.Module | None:
-        """Return the module of a gate; None for a tensor or node, and if the model no longer exists."""
+        """Return the module of a gate.
+
+        None for a tensor or node, and if the model no longer exists.
+        """
         found = (target.module_of(gate) for target in self.targets.values())
         return next((module for module in found if module is not None), None)
 
     def unmatched(self, taps: Iterable[Tap]) -> list[tuple[Site, Cause]]:
-        """Return the patterns that matched no module of any model, of the hook with these taps, or of all hooks."""
-        return (
-            []
-            if self.finder is None
-            else self.finder.unmatched(None if taps is self.taps else taps)
-        )
+        """Return the patterns that matched no module of any model.
+
+        They are those of the hook with these taps, or of all hooks.
+        """
+        if self.finder is None:
+            return []
+        if taps is self.taps:
+            return self.finder.unmatched(None)
+        return self.finder.unmatched(taps)
 
     def _attach_block(self, selector: Selector, spec: Spec) -> None:
         if self.block is None:
@@ -205,10 +217,11 @@ class Attachments:
     def _attach_tensors(
         self, named: Mapping[str, Any], selector: Selector | None, spec: Spec
     ) -> None:
-        if selector is not None and not any(
-            means(t, name) for t in selector.terms for name in named
-        ):
-            raise NoSiteMatched(f'"{selector}" matches none of the tensors {", ".join(named)}')
+        if selector is not None:
+            meant = (means(term, name) for term in selector.terms for name in named)
+            if not any(meant):
+                names = ", ".join(named)
+                raise NoSiteMatched(f'"{selector}" matches none of the tensors {names}')
         for name, tensor in named.items():
             place_tensor(self, name, tensor, selector, spec)
 
@@ -219,7 +232,8 @@ class Attachments:
         if self.finder is not None:
             self.finder.forget(taps)
         for tap in taps:
-            tap.on, tap.when = False, None
+            tap.on = False
+            tap.when = None
             if tap.gate is not None:
                 tap.gate.drop(tap)
             if tap in self.taps:
@@ -235,7 +249,10 @@ class Attachments:
             target.release()
 
     def _retime(self, ended: int) -> None:
-        """Switch taps on and off for the next step; only changed ones, since most schedules keep their value."""
+        """Switch taps on and off for the next step.
+
+        Only changed ones, since most schedules keep their value.
+        """
         scheduled = [(tap, tap.when) for tap in self.taps if tap.when is not None]
         due = {when: when(self.clock.step) for when in {when for _, when in scheduled}}
         changed = [tap for tap, when in scheduled if tap.on is not due[when]]
@@ -259,9 +276,10 @@ def warn_of_unrepeated(taps: Iterable[Tap]) -> None:
         more = f" and at {len(awaited) - 1} more sites" if len(awaited) > 1 else ""
         warn(
             EditNotRepeated(
-                f"the edit {awaited[0].label} at {awaited[0].site}{more} was removed between a checkpoint's forward and "
-                "its backward: it will be missing when the checkpoint recomputes its forward, and the gradients will "
-                "belong to other values. Remove it after backward()"
+                f"the edit {awaited[0].label} at {awaited[0].site}{more} was removed "
+                "between a checkpoint's forward and its backward: it will be "
+                "missing when the checkpoint recomputes its forward, and the "
+                "gradients will belong to other values. Remove it after backward()"
             )
         )
 
@@ -273,7 +291,9 @@ def refresh(*models: nn.Module) -> None:
         models: The models that are hooked. Without any, all compiled code is discarded.
     """
     if models:
-        compiled = any([set_aside(model, is_hooked) for model in models])  # noqa: C419 - each of them
+        compiled = False
+        for model in models:
+            compiled |= set_aside(model, is_hooked)
         what = "the code of this model"
     else:
         compiled = dynamo.refresh()
@@ -281,8 +301,9 @@ def refresh(*models: nn.Module) -> None:
     if compiled:
         warn(
             Recompiled(
-                "hooks were attached after torch.compile had compiled code, which does not check for new hooks: "
-                f"{what} compiles again, with the hooks, at its next call. Hook first to compile once"
+                "hooks were attached after torch.compile had compiled code, which "
+                f"does not check for new hooks: {what} compiles again, with the "
+                "hooks, at its next call. Hook first to compile once"
             )
         )
 
@@ -296,22 +317,25 @@ def _check_order(target: Any, what: tuple[Any, ...]) -> None:
         and target in named_modules(what[0])
     ):
         raise WrongCall(f'the model comes before the selector: hook(model, "{target}", action)')
-    if isinstance(target, (list, tuple)) and any(isinstance(one, nn.Module) for one in target):
+
+    several = isinstance(target, (list, tuple))
+    if several and any(isinstance(one, nn.Module) for one in target):
         raise WrongCall(f"cannot hook {not_a_model(target)}")
+
     if (
         isinstance(target, nn.Module)
         and len(what) > 1
         and isinstance(what[0], (nn.Module, nn.Parameter))
     ):
-        named = {
-            id(each): path
-            for path, each in (*modules_in(target).items(), *parameters_in(target).items())
-        }
-        path = named.get(id(what[0]), "layer4") + (
-            ":param.grad" if isinstance(what[0], nn.Parameter) else ""
-        )
+        paths = {id(module): path for path, module in modules_in(target).items()}
+        for name, param in parameters_in(target).items():
+            paths[id(param)] = name
+        path = paths.get(id(what[0]), "layer4")
+        if isinstance(what[0], nn.Parameter):
+            path += ":param.grad"
         raise WrongCall(
-            f'{described(what[0])} is not a selector; name it by its path: hook(model, "{path}", action)'
+            f"{described(what[0])} is not a selector; name it by its path: "
+            f'hook(model, "{path}", action)'
         )
 
 
@@ -323,11 +347,16 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
         WrongCall: If there is no action, or one that cannot be called.
         ActionArity: If it is a function that makes actions.
     """
-    selector = Selector(what[0]) if what and selects(what[0]) else None
-    actions = what if selector is None else what[1:]
+    selector = None
+    actions = what
+    if what and selects(what[0]):
+        selector = Selector(what[0])
+        actions = what[1:]
+
     if not actions:
         raise WrongCall(
-            'no action given; hook(model, "layer4", kedge.record()) takes at least one after the selector'
+            'no action given; hook(model, "layer4", kedge.record()) takes at least '
+            "one after the selector"
         )
     for action in actions:
         if is_schedule(action):
@@ -335,21 +364,23 @@ def _split(what: tuple[Any, ...]) -> tuple[Selector | None, tuple[Action, ...]]:
                 f"{action!r} is a schedule and not an action; pass it as when=kedge.{action!r}"
             )
         if not callable(action) and not hasattr(action, "bind"):
-            advice = f'; a path is a text: "{action}"' if isinstance(action, int) else ""
-            advice = (
-                "; to put it in the place of a value, use kedge.replace(tensor)"
-                if isinstance(action, Tensor)
-                else advice
-            )
+            advice = ""
+            if isinstance(action, int):
+                advice = f'; a path is a text: "{action}"'
+            elif isinstance(action, Tensor):
+                advice = "; to put it in the place of a value, use kedge.replace(tensor)"
             raise WrongCall(
-                f"{described(action)} is not an action: it cannot be called; the order is target, selector, actions{advice}"
+                f"{described(action)} is not an action: it cannot be called; the "
+                f"order is target, selector, actions{advice}"
             )
-        ours = inspect.isfunction(action) and action.__module__.startswith("kedge.actions.")
-        if (
-            ours and action.__annotations__.get("return") != "bool"
-        ):  # which is a condition of `error_if`
+        if not inspect.isfunction(action):
+            continue
+        ours = action.__module__.startswith("kedge.actions.")
+        condition = action.__annotations__.get("return") == "bool"  # of `error_if`
+        if ours and not condition:
             raise ActionArity(
-                f"kedge.{action.__name__} makes actions and is not one: call it, as in kedge.{action.__name__}(...)"
+                f"kedge.{action.__name__} makes actions and is not one: call it, "
+                f"as in kedge.{action.__name__}(...)"
             )
     return selector, actions
 
@@ -363,27 +394,22 @@ def _of_model(selector: Selector | None) -> Selector:
 
 
 def _check_grads(selector: Selector, places: tuple[SitePlace, ...]) -> None:
-    frozen = [
-        p
-        for p in places
-        if p.param is not None and p.site.kind != "param" and not p.param.requires_grad
-    ]
+    params = [(p, p.param) for p in places if p.site.kind != "param"]
+    frozen = [p for p, param in params if param is not None and not param.requires_grad]
     if places and len(frozen) == len(places):
+        names = listed([p.site.path for p in frozen], 3)
         raise NoSuchKind(
-            f'"{selector}": {_names(frozen)} requires no grad, so there is no gradient; call requires_grad_() first'
+            f'"{selector}": {names} requires no grad, so there is no gradient; call '
+            "requires_grad_() first"
         )
 
 
 def _check_scripted(selector: Selector, places: tuple[SitePlace, ...]) -> None:
-    by_tensor = ("param.grad", "param.acc")
-    scripted = [p for p in places if p.site.kind not in by_tensor and not takes_hooks(p.module)]
+    of_modules = [p for p in places if p.site.kind not in ("param.grad", "param.acc")]
+    scripted = [p for p in of_modules if not takes_hooks(p.module)]
     if places and len(scripted) == len(places):
         raise NoSuchKind(
-            f'"{selector}" selects only modules in TorchScript, which runs them without Python and so without hooks; '
-            "hook the model before torch.jit.script or torch.jit.trace takes it"
+            f'"{selector}" selects only modules in TorchScript, which runs them '
+            "without Python and so without hooks; hook the model before "
+            "torch.jit.script or torch.jit.trace takes it"
         )
-
-
-def _names(places: list[SitePlace]) -> str:
-    shown = ", ".join(p.site.path for p in places[:3])
-    return shown + (f" and {len(places) - 3} more" if len(places) > 3 else "")

@@ -36,6 +36,7 @@ from kedge.hooks.placing.own_warnings import IgnoredOfGlobalHooks
 from kedge.hooks.placing.strict_export import spare_export
 from kedge.hooks.roots import HookedRoot, SeenModules, free_name, new_hooks, unwrapped
 from kedge.hooks.target import HookedModel
+from kedge.short_text import listed
 from kedge.sites.language import Term
 from kedge.sites.select import ModelLayout, Selector, SitePlace
 from kedge.sites.site import NODE_KINDS, TENSOR_KINDS, Site
@@ -100,7 +101,8 @@ class HookEverywhere:
 
     def places(self, model: nn.Module) -> tuple[SitePlace, ...]:
         """Return the selected places of a model; none if it has no such module."""
-        layout, terms = ModelLayout(model), []
+        layout = ModelLayout(model)
+        terms = []
         for term in self.selector.terms:
             try:
                 layout.find(term)
@@ -133,18 +135,17 @@ class HookEverywhere:
 
     def postpone(self) -> None:
         """Note that a model has parameters without a shape, which its first forward gives them."""
+        why = "its parameters had no shape before its first forward; call it again"
         for term in self.selector.terms:
             if not term.excluded:
-                self.missing.setdefault(
-                    term, "its parameters had no shape before its first forward; call it again"
-                )
+                self.missing.setdefault(term, why)
 
 
 def _unnamed(place: SitePlace) -> Site:
     """Return the site of a place without the path of its module."""
-    return replace(
-        place.site, path="" if place.param is None else place.site.path.rpartition(".")[2]
-    )
+    if place.param is None:
+        return replace(place.site, path="")
+    return replace(place.site, path=place.site.path.rpartition(".")[2])
 
 
 class FoundRoot(HookedRoot):
@@ -162,7 +163,8 @@ class FoundRoot(HookedRoot):
         self, owner: RootOwner, model: nn.Module, name: str, earlier: Sequence[FoundRoot]
     ) -> None:
         super().__init__(owner, model, name)
-        self.name, self.earlier = name, earlier
+        self.name = name
+        self.earlier = earlier
         self._hooks: list[HookEverywhere] = []
         self.taps: list[Tap] = []
         owner.targets[id(self)] = self.target
@@ -183,10 +185,13 @@ class FoundRoot(HookedRoot):
         """
         known = hook in self._hooks
         places = [place for place in hook.places(model) if hook.lacks(place)]
-        places = [place for place in places if id(place.module) in new] if known else places
-        if any(place.param is not None and is_lazy(place.param) for place in places):
+        if known:
+            places = [place for place in places if id(place.module) in new]
+        params = (place.param for place in places if place.param is not None)
+        if any(map(is_lazy, params)):
             hook.postpone()
             return False
+
         own = hook.spec._replace(step=self.owner.clock.step, taps=[])
         if places:
             with self.attaching():
@@ -203,20 +208,28 @@ class FoundRoot(HookedRoot):
 
     def _continue(self, taps: list[Tap], past: FoundRoot, hook: HookEverywhere) -> None:
         """Continue the counts of a model that is gone; see Note [Which model]."""
-        mine = {id(tap) for tap in hook.spec.taps}
-        before = {(tap.site, id(tap.action)): tap for tap in past.taps if id(tap) in mine}
+        of_hook = {id(tap) for tap in hook.spec.taps}
+        earlier = [tap for tap in past.taps if id(tap) in of_hook]
+        before = {(tap.site, id(tap.action)): tap for tap in earlier}
+
         done = set()
         for tap in taps:
             old = before.get((tap.site, id(tap.action)))
-            if old is not None:
-                tap.fired, tap.edited, tap.failed = old.fired, old.edited, old.failed
-                tap.on = tap.on and old.failed != "off"
-                done.add(id(old))
+            if old is None:
+                continue
+            tap.fired = old.fired
+            tap.edited = old.edited
+            tap.failed = old.failed
+            tap.on = tap.on and old.failed != "off"
+            done.add(id(old))
         for known in (past.taps, hook.spec.taps, self.owner.taps):
             known[:] = [tap for tap in known if id(tap) not in done]
 
     def follow(self, past: FoundRoot | None) -> None:
-        """Keep what is left of an earlier model with this name; called when this one is gone."""
+        """Keep what is left of an earlier model with this name.
+
+        Called when this one is gone.
+        """
         self.release()
         clock = self.owner.clock
         if clock.leader is self.target.passes:
@@ -227,7 +240,10 @@ class FoundRoot(HookedRoot):
 
 
 class RootFinder:
-    """Global forward-pre hook that attaches hooks to each model at its first call; see Note [Which model]."""
+    """Global forward-pre hook that attaches hooks to each model at its first call.
+
+    See Note [Which model].
+    """
 
     def __init__(self, owner: RootOwner) -> None:
         self.owner = owner
@@ -244,7 +260,8 @@ class RootFinder:
         installed.install(dynamo.DynamoHold())
         installed.install(IgnoredOfGlobalHooks())
         installed.cleanup.callback(self._close)
-        finder = HooksTogether([(InstalledHook(register_module_forward_pre_hook(self)), self)])
+        handle = register_module_forward_pre_hook(self)
+        finder = HooksTogether([(InstalledHook(handle), self)])
         installed.install(finder)
         installed.cleanup.callback(spare_export(finder))
 
@@ -258,35 +275,43 @@ class RootFinder:
         for term in selector.terms:
             if term.kind in TENSOR_KINDS + NODE_KINDS:
                 raise NoSuchKind(
-                    f'"{term}": :{term.kind} belongs to tensors and nodes; hook(tensor, ...) takes them'
+                    f'"{term}": :{term.kind} belongs to tensors and nodes; '
+                    "hook(tensor, ...) takes them"
                 )
         for action in spec.actions:
             if not isinstance(action, Bindable):
                 as_act(action)
-        refusing: list[Any] = [action for action in spec.actions if isinstance(action, Refusing)]
+        wanted = [term for term in selector.terms if not term.excluded]
+        refusing: list[Any] = [one for one in spec.actions if isinstance(one, Refusing)]
         for action in refusing:
-            for term in selector.terms:
-                if not term.excluded:
-                    action.check(_pattern(term))
-        self._hooks.append(
-            HookEverywhere(selector, spec, {t: "" for t in selector.terms if not t.excluded})
-        )
+            for term in wanted:
+                action.check(_pattern(term))
+
+        self._hooks.append(HookEverywhere(selector, spec, dict.fromkeys(wanted, "")))
         self.owner.installed.on_failure(self.forget, spec.taps)
-        self._again = {
-            id(model): root for root in self._roots if (model := root.module()) is not None
-        }
+        self._again = {}
+        for root in self._roots:
+            model = root.module()
+            if model is not None:
+                self._again[id(model)] = root
 
     def forget(self, taps: list[Tap]) -> None:
         """Attach the hook of these taps to no further model."""
         self._hooks = [hook for hook in self._hooks if hook.spec.taps is not taps]
 
     def unmatched(self, taps: Iterable[Tap] | None) -> list[tuple[Site, Cause]]:
-        """Return the patterns that matched no module, with causes: of the hook with these taps, or of all."""
-        found: list[tuple[Site, Cause]] = []
-        for hook in self._hooks:
-            for term, why in hook.missing.items() if taps is None or taps is hook.spec.taps else ():
-                found.append((_pattern(term), self._cause(why)))
-        return found
+        """Return the patterns that matched no module, with causes.
+
+        They are those of the hook with these taps, or of all hooks.
+        """
+        hooks = self._hooks
+        if taps is not None:
+            hooks = [hook for hook in hooks if hook.spec.taps is taps]
+        return [
+            (_pattern(term), self._cause(why))
+            for hook in hooks
+            for term, why in hook.missing.items()
+        ]
 
     def _cause(self, why: str) -> Cause:
         if not self._called and self._scripted:
@@ -298,16 +323,12 @@ class RootFinder:
         if not self._called:
             return Cause(
                 "no model was called",
-                "call one inside the block, as model(x): model.forward(x) calls no hook, nor does code compiled as a whole",
+                "call one inside the block, as model(x): model.forward(x) calls no "
+                "hook, nor does code compiled as a whole",
             )
-        names = list(self._called)
-        shown = ", ".join(names[:_SHOWN]) + (
-            f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        )
-        return Cause(
-            f"no model that was called has it: {shown}",
-            f"of the last one: {why}" if why else "call the model again",
-        )
+        shown = listed(list(self._called), _SHOWN)
+        remedy = f"of the last one: {why}" if why else "call the model again"
+        return Cause(f"no model that was called has it: {shown}", remedy)
 
     def __call__(self, module: nn.Module, args: Any) -> Any:
         """The global forward-pre hook."""
@@ -315,52 +336,62 @@ class RootFinder:
             return None
         if module in self._seen and not (self._busy or self._again):
             return None
-        with (
-            self._lock
-        ):  # for which a thread waits that calls a model while another attaches the hooks to it
+        # A thread waits that calls a model while another attaches the hooks to it.
+        with self._lock:
             known = set(before_forward(module))
             self._busy = True
             try:
                 root = self._find(module)
             finally:
                 self._busy = False
-        return None if root is None else root.begin_call(module, args, new_hooks(module, known))
+        if root is None:
+            return None
+        return root.begin_call(module, args, new_hooks(module, known))
 
     def _find(self, module: nn.Module) -> FoundRoot | None:
-        """Attach what is missing; returns the root if the module is a part of it that may have new hooks."""
+        """Attach what is missing.
+
+        Returns the root if the module is a part of it that may have new hooks.
+        """
         if module in self._seen:
             root = self._again.get(id(module))
             if root is None or root.module() is not module:
                 return None
             self._attach(root, module, ())
             return root
+
         model = self._seen.candidate(module)
         if model is None:
             if isinstance(module, torch.jit.ScriptModule):
                 self._scripted[type(module).__name__] = None
             return None
+
         self._seen.discard(model)
         whole = _holder(model)
         new = {id(m) for m in modules_in(whole).values() if m not in self._seen}
         self._release_gone()
-        root = next((known for known in self._roots if known.module() is whole), None) or self._add(
-            whole, new
-        )
-        root.target.compiled = root.target.compiled or dynamo.compiles(module)
-        root.target.kinds = {n: weakref.ref(type(m)) for n, m in named_modules(whole).items()}
+        root = next((known for known in self._roots if known.module() is whole), None)
+        if root is None:
+            root = self._found(whole, new)
+        target = root.target
+        target.compiled = target.compiled or dynamo.compiles(module)
+        target.kinds = {n: weakref.ref(type(m)) for n, m in named_modules(whole).items()}
         self._seen.add(modules_in(whole).values())
         self._attach(root, whole, new)
         return root if model is module else None
 
-    def _add(self, model: nn.Module, new: Collection[int]) -> FoundRoot:
+    def _found(self, model: nn.Module, new: Collection[int]) -> FoundRoot:
         name = free_name(type(model).__name__, {root.name for root in self._roots})
         known = {id(m) for m in modules_in(model).values()}.difference(new)
-        whole = [(root, root.module()) for root in self._roots] if known else []
-        earlier = [
-            root
-            for root, m in whole
-            if m is not None and not known.isdisjoint(map(id, modules_in(m).values()))
-        ]
+        earlier = []
+        if known:
+            for root in self._roots:
+                other = root.module()
+                if other is None:
+                    continue
+                if not known.isdisjoint(map(id, modules_in(other).values())):
+                    earlier.append(root)
+
         root = FoundRoot(self.owner, model, name, earlier)
         self._called[name] = None
         self._roots.append(root)
@@ -374,7 +405,8 @@ class RootFinder:
         """
         past = self._gone.get(root.name)
         self._again.pop(id(model), None)
-        for part, own in [(part, part.module()) for part in root.earlier]:
+        for part in root.earlier:
+            own = part.module()
             if own is not None and id(own) in self._again:
                 self._attach(part, own, ())
         attached = [root.attach(hook, model, new, past) for hook in list(self._hooks)]
@@ -396,17 +428,28 @@ class RootFinder:
 
 
 def _holder(module: nn.Module) -> nn.Module:
-    """Return the outermost module with an active call on this thread that holds a module; the module itself without one."""
-    around = (unwrapped(outer) for outer in running()[:-1])  # the last is the call that begins
+    """Return the outermost module with an active call on this thread that holds a module.
+
+    The module itself if there is none.
+    """
     searched: set[int] = set()
-    return next((outer for outer in around if _holds(outer, module, searched)), module)
+    for call in running()[:-1]:  # the last is the call that begins
+        outer = unwrapped(call)
+        if _holds(outer, module, searched):
+            return outer
+    return module
 
 
 def _holds(outer: nn.Module, module: nn.Module, searched: set[int]) -> bool:
-    """Whether a module is another, or part of it; adds the ids of all modules that it has searched, and searches none twice."""
-    waiting = [] if id(outer) in searched else [outer]
+    """Whether a module is another, or part of it.
+
+    Adds the ids of all modules that it has searched, and searches none twice.
+    """
     if outer is module:
         return True
+    if id(outer) in searched:
+        return False
+    waiting = [outer]
     while waiting:
         for part in own_children(waiting.pop()).values():
             if part is module:

@@ -12,7 +12,7 @@ from kedge.hooks.attach import note_removal
 from kedge.hooks.open_sessions import in_block
 from kedge.hooks.recorded_values import Listed, RecordedValues
 from kedge.notebook import SHOWN, Table
-from kedge.short_text import counted
+from kedge.short_text import counted, listed
 
 _NAMED = 3
 
@@ -52,29 +52,35 @@ class Hooked(RecordedValues[V_co]):
         return "\n\n".join(table.text() for table in self._tables()) or self._heading()
 
     def __repr__(self) -> str:
-        """The actions, their sites, and how often they ran there; below, the first values as a table."""
-        return "\n".join([self._heading(), *(table.text(SHOWN) for table in self._tables())])
+        """The actions, their sites, and how often they ran there.
+
+        Below, the first values as a table.
+        """
+        tables = [table.text(SHOWN) for table in self._tables()]
+        return "\n".join([self._heading(), *tables])
 
     def _repr_html_(self) -> str:
-        """The actions' own notebook output, such as statistics; the ledger if they have none."""
+        """The actions' own notebook output, such as statistics.
+
+        The ledger if they have none.
+        """
         tables = [table.html() for table in self._tables()]
         own = [action for action in self.actions if not isinstance(action, Listed)]
-        shows = [
-            show() for action in own if (show := getattr(action, "_repr_html_", None)) is not None
-        ]
+        shows = [action._repr_html_() for action in own if hasattr(action, "_repr_html_")]
         return "".join([*tables, *shows]) or self.ledger()._repr_html_()
 
     def _heading(self) -> str:
         fired: dict[str, int] = {}
         for tap in self.taps:  # the actions at one site run together
             fired[str(tap.site)] = max(fired.get(str(tap.site), 0), tap.fired)
-        more = f" and {len(fired) - _NAMED} more" if len(fired) > _NAMED else ""
-        sites = ", ".join(list(fired)[:_NAMED]) + more
+        sites = listed(list(fired), _NAMED)
         labels = ", ".join(dict.fromkeys(tap.label for tap in self.taps))
-        return f"<hook {labels} at {sites}: fired {counted(sum(fired.values()), 'time')}>"
+        times = counted(sum(fired.values()), "time")
+        return f"<hook {labels} at {sites}: fired {times}>"
 
     def _tables(self) -> list[Table]:
-        tables = [action.table() for action in self.actions if isinstance(action, Listed)]
+        listing = (action for action in self.actions if isinstance(action, Listed))
+        tables = [action.table() for action in listing]
         return [table for table in tables if table.rows]
 
     def __copy__(self) -> Self:
@@ -83,8 +89,10 @@ class Hooked(RecordedValues[V_co]):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
-            "the handle of a hook cannot be copied deeply or pickled, because it holds hooks of this process; dict(handle) "
-            "has its values, for torch.save as well. If a module holds the handle, keep it outside of the module"
+            "the handle of a hook cannot be copied deeply or pickled, because it "
+            "holds hooks of this process; dict(handle) has its values, for "
+            "torch.save as well. If a module holds the handle, keep it outside of "
+            "the module"
         )
 
     def __enter__(self) -> Self:

@@ -15,7 +15,7 @@ from kedge.hooks.attach import MOST_FIRINGS, Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
 from kedge.hooks.unfired import explain, explain_leaves, explaining_many
-from kedge.short_text import counted
+from kedge.short_text import counted, listed
 from kedge.sites.folding import Fold, Folding, folded_names, pattern
 from kedge.sites.language import parse
 from kedge.sites.site import Site
@@ -54,7 +54,8 @@ class Ledger(notebook.Printed):
         self, entries: Iterable[LedgerEntry], leaves: Mapping[Site, Cause] | None = None
     ) -> None:
         self.entries = tuple(entries)
-        self._leaves = leaves or {}  # of sites that fired: why one of their leaves would not have
+        #: Of sites that fired: why one of their leaves would not have.
+        self._leaves = leaves or {}
 
     @classmethod
     def of(cls, taps: Iterable[Tap], session: Attachments) -> Ledger:
@@ -62,16 +63,21 @@ class Ledger(notebook.Printed):
         by_site: dict[tuple[int, Site], list[Tap]] = {}
         for tap in taps:
             by_site.setdefault((tap.gate.whose, tap.site), []).append(tap)
-        entries, leaves = [], {}
+
+        entries: list[LedgerEntry] = []
+        leaves: dict[Site, Cause] = {}
         with explaining_many(session):
             for (_, site), group in by_site.items():
-                fired = max(t.fired for t in group)
-                entries.append(
-                    LedgerEntry(site, fired, None if fired else explain(group[0], session))
-                )
-                found = explain_leaves(group[0], session) if fired else {}
-                leaves.update({replace(site, leaf=leaf): cause for leaf, cause in found.items()})
-        entries += [LedgerEntry(site, 0, cause) for site, cause in session.unmatched(taps)]
+                fired = max(tap.fired for tap in group)
+                if not fired:
+                    entries.append(LedgerEntry(site, 0, explain(group[0], session)))
+                    continue
+                entries.append(LedgerEntry(site, fired, None))
+                for leaf, cause in explain_leaves(group[0], session).items():
+                    leaves[replace(site, leaf=leaf)] = cause
+
+        for site, cause in session.unmatched(taps):
+            entries.append(LedgerEntry(site, 0, cause))
         return cls(entries, leaves)
 
     def __iter__(self) -> Iterator[LedgerEntry]:
@@ -88,7 +94,8 @@ class Ledger(notebook.Printed):
             if str(entry.site) in (site, f"{site}:out"):
                 return entry
         raise KeyError(
-            f'the ledger has no site "{site}"; it has {", ".join(str(e.site) for e in self.entries[:_SHOWN])}'
+            f'the ledger has no site "{site}"; it has '
+            f"{', '.join(str(e.site) for e in self.entries[:_SHOWN])}"
         )
 
     def __str__(self) -> str:
@@ -98,25 +105,21 @@ class Ledger(notebook.Printed):
         width = max(len(str(e.site)) for e in self.entries)
         lines = []
         for e in self.entries:
-            what = (
-                f"fired {counted(e.fired, 'time')}"
-                if e.cause is None
-                else f"never fired: {e.cause.why}"
-            )
+            what = f"fired {counted(e.fired, 'time')}"
+            if e.cause is not None:
+                what = f"never fired: {e.cause.why}"
             lines.append(f"{e.site!s:{width}}  {what}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """The table for a notebook, with the causes and remedies of sites that never fired; alike blocks share a line."""
+        if not self.entries:
+            return notebook.paragraph(str(self))
         rows = [
             (one.name, f"{one.members[0].fired:,}", _causes(one))
             for one in _FOLDING.shown(self.entries)
         ]
-        return (
-            notebook.table(("site", "fired", "cause"), rows, align="mrl")
-            if rows
-            else notebook.paragraph(str(self))
-        )
+        return notebook.table(("site", "fired", "cause"), rows, align="mrl")
 
     def silent(self) -> str:
         """The sites that never fired, grouped by cause, as a message; empty if all did.
@@ -126,17 +129,19 @@ class Ledger(notebook.Printed):
         groups: dict[Cause, list[str]] = {}
         fired = {(e.site.kind, e.site.op) for e in self.entries if e.fired}
         for e in self.entries:
-            if e.cause is not None and not (
-                isinstance(e.cause, ExpectedSilence) and (e.site.kind, e.site.op) in fired
-            ):
-                groups.setdefault(e.cause, []).append(str(e.site))
+            if e.cause is None:
+                continue
+            others_fired = (e.site.kind, e.site.op) in fired
+            if isinstance(e.cause, ExpectedSilence) and others_fired:
+                continue
+            groups.setdefault(e.cause, []).append(str(e.site))
         if not groups:
             return ""
+
         count = sum(map(len, groups.values()))
         lines = [f"{count} of {len(self.entries)} hooked sites never fired"]
         for told, sites in _together(groups):
-            more = f" and {len(sites) - _SHOWN} more" if len(sites) > _SHOWN else ""
-            lines.append(f"  {', '.join(sites[:_SHOWN])}{more}: {told}")
+            lines.append(f"  {listed(sites, _SHOWN)}: {told}")
         return "\n".join(lines)
 
     def why(self, name: str) -> str:
@@ -156,16 +161,21 @@ class Ledger(notebook.Printed):
         ]
         if causes:
             return "; ".join(causes)
-        return f"the sites hooked here are {', '.join(str(e.site) for e in self.entries[:_SHOWN]) or 'none'}"
+        hooked = ", ".join(str(e.site) for e in self.entries[:_SHOWN])
+        return f"the sites hooked here are {hooked or 'none'}"
 
 
 _FOLDING = Folding[LedgerEntry](
-    lambda entry: str(entry.site), lambda entry: (entry.fired, entry.cause and entry.cause.why)
+    lambda entry: str(entry.site),
+    lambda entry: (entry.fired, entry.cause and entry.cause.why),
 )
 
 
 def _together(groups: Mapping[Cause, list[str]]) -> Iterator[tuple[str, list[str]]]:
-    """Yield causes as text with their sites; many whose remedies differ only in the numbers of blocks are one."""
+    """Yield causes as text with their sites.
+
+    Many whose remedies differ only in the numbers of blocks are one.
+    """
     alike: dict[tuple[object, ...], list[Cause]] = {}
     for cause in groups:
         alike.setdefault((cause.why, pattern(cause.remedy)), []).append(cause)
@@ -174,16 +184,22 @@ def _together(groups: Mapping[Cause, list[str]]) -> Iterator[tuple[str, list[str
             sites = folded_names(site for cause in causes for site in groups[cause])
             yield f"{causes[0].why}; {causes[0].remedy}, and so on", sites
         else:
-            yield from ((f"{cause.why}; {cause.remedy}", groups[cause]) for cause in causes)
+            for cause in causes:
+                yield f"{cause.why}; {cause.remedy}", groups[cause]
 
 
 def _causes(fold: Fold[LedgerEntry]) -> str:
-    """Return the cause of sites that share it; remedies that name a site each are those of the first one and so on."""
+    """Return the cause of sites that share it.
+
+    Remedies that name a site each are those of the first one and so on.
+    """
     causes = [entry.cause for entry in fold.members if entry.cause is not None]
     if not causes:
         return ""
-    same = all(cause.remedy == causes[0].remedy for cause in causes)
-    return f"never: {causes[0].why}; {causes[0].remedy}{'' if same else ', and so on'}"
+    text = f"never: {causes[0].why}; {causes[0].remedy}"
+    if any(cause.remedy != causes[0].remedy for cause in causes):
+        text += ", and so on"
+    return text
 
 
 class Timeline(notebook.Printed):
@@ -210,27 +226,35 @@ class Timeline(notebook.Printed):
         if not self.entries:
             return _SILENT
         rows = [_COLUMNS, *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-        return "\n".join([*lines, *([_LAST] if len(self) == MOST_FIRINGS else [])])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join(cells).rstrip())
+        if self._is_cut:
+            lines.append(_LAST)
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """The firings for a notebook."""
         if not self.entries:
             return notebook.paragraph(_SILENT)
-        return notebook.table(
-            _COLUMNS, self._rows(), align="rlrmm", note=_LAST if len(self) == MOST_FIRINGS else ""
-        )
+        note = _LAST if self._is_cut else ""
+        return notebook.table(_COLUMNS, self._rows(), align="rlrmm", note=note)
+
+    @property
+    def _is_cut(self) -> bool:
+        return len(self) == MOST_FIRINGS
 
     def _rows(self) -> list[tuple[str, ...]]:
-        return [
-            (str(e.step), _when(e) + ", recompute" * e.recompute, str(e.call), str(e.site), label)
-            for e, label in self.entries
-        ]
-
-
-def _when(event: Event) -> str:
-    return f"backward {event.backward}" if event.backward >= 0 else f"pass {event.pass_}"
+        rows: list[tuple[str, ...]] = []
+        for event, label in self.entries:
+            when = f"pass {event.pass_}"
+            if event.backward >= 0:
+                when = f"backward {event.backward}"
+            if event.recompute:
+                when += ", recompute"
+            step = str(event.step)
+            call = str(event.call)
+            rows.append((step, when, call, str(event.site), label))
+        return rows

@@ -60,54 +60,58 @@ def taps_on(
         sites: The only sites that matter; None for all.
     """
     model = dynamo.unwrap(model)
-    found = (
-        (session, _taps(session, model, sites)) for session in list(_OPEN) if not session.ended
-    )
-    return [(session, taps) for session, taps in found if taps]
-
-
-def _taps(session: OpenSession, model: nn.Module, sites: Collection[Site] | None) -> list[Tap]:
-    target = session.targets.get(id(model))
-    if target is None or target.model() is not model:
-        return []
-    taps = [
-        tap for tap in session.taps if tap.gate is not None and (sites is None or tap.site in sites)
-    ]
-    return [tap for tap in taps if target.module_of(tap.gate) is not None]
+    found = []
+    for session in list(_OPEN):
+        target = session.targets.get(id(model))
+        if session.ended or target is None or target.model() is not model:
+            continue
+        taps = [tap for tap in session.taps if tap.gate is not None]
+        if sites is not None:
+            taps = [tap for tap in taps if tap.site in sites]
+        taps = [tap for tap in taps if target.module_of(tap.gate) is not None]
+        if taps:
+            found.append((session, taps))
+    return found
 
 
 def warn_of_repeated(session: OpenSession, target: Any, new: Sequence[Tap]) -> None:
     """Warn if the same action stands at the same site of a model already, in another session that no block ends."""
     if not _OPEN or not isinstance(target, nn.Module):
         return
-    others = [
-        taps for other, taps in taps_on(target, {tap.site for tap in new}) if other is not session
-    ]
-    made = {_key(tap): tap for tap in new} if others else {}
+    on_sites = taps_on(target, {tap.site for tap in new})
+    others = [taps for other, taps in on_sites if other is not session]
+    if not others:
+        return
+
+    made = {_key(tap): tap for tap in new}
     before: Counter[Any] = Counter()
     for taps in others:
         before.update({_key(tap) for tap in taps} & made.keys())
-    if before:
-        most = max(before.values())
-        first = next(tap for key, tap in made.items() if key in before)
-        more = f" and at {len(before) - 1} more sites" if len(before) > 1 else ""
-        times = "an earlier one is" if most == 1 else f"{most} earlier ones are"
-        warn(
-            AttachedTwice(
-                f"{first.label} is attached at {first.site}{more} again, and {times} still in place, so all of them run. "
-                "kedge.audit(model).remove() removes the hooks that no block removes, even if their handles are lost. A block, "
-                "with kedge.hook(...), removes its own"
-            )
+    if not before:
+        return
+
+    first = next(tap for key, tap in made.items() if key in before)
+    more = ""
+    if len(before) > 1:
+        more = f" and at {len(before) - 1} more sites"
+    times = "an earlier one is"
+    most = max(before.values())
+    if most > 1:
+        times = f"{most} earlier ones are"
+    warn(
+        AttachedTwice(
+            f"{first.label} is attached at {first.site}{more} again, and {times} "
+            "still in place, so all of them run. kedge.audit(model).remove() "
+            "removes the hooks that no block removes, even if their handles are "
+            "lost. A block, with kedge.hook(...), removes its own"
         )
+    )
 
 
 def _key(tap: Tap) -> Any:
-    action = tap.action
-    own = (
-        _sameness(action)
-        if isinstance(action, (FunctionType, MethodType, nn.Module))
-        else _parts(action, _DEPTH)
-    )
+    own = _parts(tap.action, _DEPTH)
+    if isinstance(tap.action, (FunctionType, MethodType, nn.Module)):
+        own = _sameness(tap.action)
     return tap.site, tap.label, own, _sameness(tap.when)
 
 

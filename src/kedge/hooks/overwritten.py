@@ -74,7 +74,10 @@ _known: WeakKeyDictionary[type[nn.Module], OwnWrites] = WeakKeyDictionary()
 
 
 def is_overwritten(model: nn.Module, path: str) -> bool:
-    """Whether a forward around a module overwrites its output later; see Note [Overwritten later]."""
+    """Whether a forward around a module overwrites its output later.
+
+    See Note [Overwritten later].
+    """
     parts = path.split(".") if path else []
     for above in range(1, min(len(parts), 2) + 1):
         holder = ".".join(parts[:-above])
@@ -130,9 +133,14 @@ class _Reader(ast.NodeVisitor):
         if isinstance(node, ast.IfExp):
             return self.origins(node.body) | self.origins(node.orelse)
         if isinstance(node, ast.Attribute):
-            return {node.attr} if is_self(node.value) else self.origins(node.value)
-        if not isinstance(node, ast.Call):
-            return set()
+            if is_self(node.value):
+                return {node.attr}
+            return self.origins(node.value)
+        if isinstance(node, ast.Call):
+            return self._origins_of_call(node)
+        return set()
+
+    def _origins_of_call(self, node: ast.Call) -> set[str]:
         function = node.func
         if isinstance(function, ast.Attribute) and not is_self(function.value):
             in_place = _in_place(node)
@@ -143,7 +151,9 @@ class _Reader(ast.NodeVisitor):
                 own = own | self.origins(node.args[0])
             return own
         if isinstance(function, ast.Name) and function.id not in self._origins:
-            return self.origins(node.args[0]) if node.args and _in_place(node) else set()
+            if node.args and _in_place(node):
+                return self.origins(node.args[0])
+            return set()
         return self.origins(function)
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -170,18 +180,21 @@ class _Reader(ast.NodeVisitor):
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
         if _in_place(node):
-            value = node.func.value if isinstance(node.func, ast.Attribute) else None
-            of_a_method = value is not None and bool(self.origins(value))
-            first = node.args[0] if node.args else None
-            written = value if of_a_method else first
-            self.writes.overwritten |= self.origins(written)
+            written: set[str] = set()
+            if isinstance(node.func, ast.Attribute):
+                written = self.origins(node.func.value)
+            if not written and node.args:
+                written = self.origins(node.args[0])
+            self.writes.overwritten |= written
         for keyword in node.keywords:
             if keyword.arg == "out":
                 self.writes.overwritten |= self.origins(keyword.value)
 
     def visit_Return(self, node: ast.Return) -> None:
         self.generic_visit(node)
-        values = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+        values = [node.value]
+        if isinstance(node.value, ast.Tuple):
+            values = [*node.value.elts]
         for value in values:
             self.writes.returned |= self.origins(value)
 
@@ -204,5 +217,9 @@ def _in_place(node: ast.Call) -> bool:
     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
     if name.endswith("_") and not name.endswith("__"):
         return True
-    asked = (keyword.value for keyword in node.keywords if keyword.arg == "inplace")
-    return any(not isinstance(value, ast.Constant) or bool(value.value) for value in asked)
+    for keyword in node.keywords:
+        if keyword.arg == "inplace":
+            asked = keyword.value
+            if not isinstance(asked, ast.Constant) or bool(asked.value):
+                return True
+    return False

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import (
+    Callable,
+    Collection,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    Mapping,
+    ValuesView,
+)
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
@@ -34,7 +43,10 @@ class Listed(Protocol):
 
 
 class NamedValues(Mapping[str, V_co]):
-    """Values by the names of their sites, in the order in which they came; two such mappings are never equal."""
+    """Values by the names of their sites, in the order in which they came.
+
+    Two such mappings are never equal.
+    """
 
     def names(self) -> list[str]:
         """Return the names."""
@@ -75,7 +87,8 @@ class ChosenValues(NamedValues[_V]):
     """The values that a pattern selected, as they were when it was read."""
 
     def __init__(self, values: Mapping[str, _V], table: Table | None) -> None:
-        self._values, self._table = dict(values), table
+        self._values = dict(values)
+        self._table = table
 
     def __getitem__(self, name: str) -> _V:
         """Return the value of a name.
@@ -84,9 +97,8 @@ class ChosenValues(NamedValues[_V]):
             NotRecorded: If there is none.
         """
         if name not in self._values:
-            raise NotRecorded(
-                f"{name!r} is not among the selected values{_nearest(name, self.names())}"
-            )
+            nearest = _nearest(name, self.names())
+            raise NotRecorded(f"{name!r} is not among the selected values{nearest}")
         return self._values[name]
 
     def names(self) -> list[str]:
@@ -94,13 +106,19 @@ class ChosenValues(NamedValues[_V]):
         return list(self._values)
 
     def __str__(self) -> str:
-        return self._table.text() if self._table else ", ".join(self._values)
+        if self._table:
+            return self._table.text()
+        return ", ".join(self._values)
 
     def __repr__(self) -> str:
-        return self._table.text(SHOWN) if self._table else f"<values of {self}>"
+        if self._table:
+            return self._table.text(SHOWN)
+        return f"<values of {self}>"
 
     def _repr_html_(self) -> str | None:
-        return self._table.html() if self._table else None
+        if self._table:
+            return self._table.html()
+        return None
 
 
 @dataclass(eq=False, repr=False)
@@ -138,13 +156,23 @@ class RecordedValues(NamedValues[V_co]):
         """
         if not selects(name) or isinstance(name, (bytes, bytearray)):
             raise NotRecorded(
-                f'{name!r} is not the name of a site, which is text such as "layer4"{_nearest(name, self.names())}'
+                f"{name!r} is not the name of a site, which is text such as "
+                f'"layer4"{_nearest(name, self.names())}'
             )
         if isinstance(name, str) and _is_single(text := self._text(name)):
             return self._action().read(self._canonical(text), self._why)
-        several = [name] if isinstance(name, (str, Selector)) else name
-        selector = Selector([self._text(one) if isinstance(one, str) else one for one in several])
-        return self._chosen(selector, each=several is name)
+        if isinstance(name, (str, Selector)):
+            return self._chosen(self._selector([name]), each=False)
+        return self._chosen(self._selector(name), each=True)
+
+    def _selector(self, parts: Iterable[str | Selector]) -> Selector:
+        given: list[str | Selector] = []
+        for part in parts:
+            if isinstance(part, str):
+                given.append(self._text(part))
+            else:
+                given.append(part)
+        return Selector(given)
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a value under a name, also if it was overwritten since, or if the name matches several.
@@ -161,7 +189,10 @@ class RecordedValues(NamedValues[V_co]):
         return True
 
     def records(self, name: str) -> list[Record]:
-        """Return every kept `Record` under a site's name, in order of arrival; of `kedge.measure` the statistics."""
+        """Return every kept `Record` under a site's name, in order of arrival.
+
+        Of `kedge.measure` the statistics.
+        """
         return self._action().records(self._canonical(self._text(name)))
 
     def names(self) -> list[str]:
@@ -174,9 +205,8 @@ class RecordedValues(NamedValues[V_co]):
         action = self._action()
         if isinstance(action, Listed):
             return action.names()
-        return list(
-            dict.fromkeys(short(tap.site) for tap in self.taps if action.records(str(tap.site)))
-        )
+        sites = [tap.site for tap in self.taps if action.records(str(tap.site))]
+        return list(dict.fromkeys(map(short, sites)))
 
     def ledger(self) -> Ledger:
         """Return how often each of its sites fired, or why it did not."""
@@ -186,8 +216,9 @@ class RecordedValues(NamedValues[V_co]):
         found = [action for action in self.actions if isinstance(action, Readable)]
         if len(found) != 1:
             raise ReadError(
-                f"this hook has {len(found)} recording actions, so a name does not select one record; give it "
-                "exactly one kedge.record() or kedge.measure()"
+                f"this hook has {len(found)} recording actions, so a name does not "
+                "select one record; give it exactly one kedge.record() or "
+                "kedge.measure()"
             )
         return found[0]
 
@@ -200,39 +231,50 @@ class RecordedValues(NamedValues[V_co]):
         kinds = {tap.site.kind for tap in self.taps}
         names, idle = matching(Selector(terms), self.names(), kinds, self._types)
         if not names or (each and idle):
-            there = ", ".join(f'"{name}"' for name in self.names()[:_SHOWN]) or "none yet"
-            wanted = ", ".join(map(str, idle)) if names else selector
+            known = [f'"{name}"' for name in self.names()[:_SHOWN]]
+            there = ", ".join(known) or "none yet"
+            wanted = ", ".join(map(str, idle)) if names else str(selector)
             raise NotRecorded(f'nothing was recorded under "{wanted}"; the names are {there}')
+
         action = self._action()
-        return ChosenValues(
-            {name: self[name] for name in names},
-            action.table(names) if isinstance(action, Listed) else None,
-        )
+        table = action.table(names) if isinstance(action, Listed) else None
+        return ChosenValues({name: self[name] for name in names}, table)
 
     def _types(self) -> Callable[[str], tuple[str, ...]]:
-        """Return a function from a path to the class names of its module, or of the module that owns the parameter."""
+        """Return a function from a path to the class names of its module.
+
+        A parameter has those of the module that owns it.
+        """
         taps = {tap.site.path: tap for tap in self.taps}
         known: dict[str, tuple[str, ...]] = {}
 
         def types(path: str) -> tuple[str, ...]:
-            if path not in known:
-                module = self.session.module_of(taps[path].gate) if path in taps else None
-                if module is None:
-                    raise NotRecorded(
-                        f'the type in braces cannot be determined for "{path}", because the model is gone; name paths instead'
-                        if all(target.model() is None for target in self.session.targets.values())
-                        else f'the type in braces cannot be determined for "{path}", which is not a module, or no longer exists; '
-                        "name paths instead"
-                    )
-                known[path] = type_names(module)
+            if path in known:
+                return known[path]
+
+            module = None
+            if path in taps:
+                module = self.session.module_of(taps[path].gate)
+            if module is None:
+                models = [target.model() for target in self.session.targets.values()]
+                why = "which is not a module, or no longer exists"
+                if all(model is None for model in models):
+                    why = "because the model is gone"
+                raise NotRecorded(
+                    f'the type in braces cannot be determined for "{path}", {why}; '
+                    "name paths instead"
+                )
+            known[path] = type_names(module)
             return known[path]
 
         return types
 
     def _why(self, name: str) -> str:
         path = parse(name)[0].literal
-        hooked = any(tap.site.path == path for tap in self.taps)
-        return self.ledger().why(name) + ("" if hooked else _nearest(name, self.names()))
+        why = self.ledger().why(name)
+        if any(tap.site.path == path for tap in self.taps):
+            return why
+        return why + _nearest(name, self.names())
 
     def _text(self, name: str) -> str:
         """Return a name in the site language: PyTorch's name of a module is one as it stands, "" that of the model."""
@@ -251,32 +293,33 @@ class RecordedValues(NamedValues[V_co]):
             return frozenset()
         known = self._known
         if known is None or known.count != len(taps) or known.last is not taps[-1]:
-            known = self._known = HookedPaths(
-                len(taps), taps[-1], frozenset(tap.site.path for tap in taps)
-            )
+            paths = frozenset(tap.site.path for tap in taps)
+            known = self._known = HookedPaths(len(taps), taps[-1], paths)
         return known.paths
 
     def _canonical(self, name: str) -> str:
         """Return the name under which a site fires: the module's first name, and the names of arguments, not positions."""
         term = parse(name)[0]
-        path, paths = term.literal, self._paths()
+        paths = self._paths()
+        path = term.literal
         if path is not None and path not in paths:
             targets = self.session.targets.values()
-            path = next(
-                (first for first in (t.first_name(path) for t in targets) if first in paths), path
-            )
+            first_names = (target.first_name(path) for target in targets)
+            path = next((first for first in first_names if first in paths), path)
+
         leaf = term.leaf
-        if leaf is not None and term.op is None and term.kind in ("in", "in.grad", "in.share"):
-            gates = (
-                t.gate.canonical
-                for t in self.taps
-                if t.site.path == path and hasattr(t.gate, "canonical")
-            )
-            leaf = next((rename(leaf) for rename in gates), leaf)
+        of_inputs = term.op is None and term.kind in ("in", "in.grad", "in.share")
+        if leaf is not None and of_inputs:
+            gates = (tap.gate for tap in self.taps if tap.site.path == path)
+            renaming = (gate for gate in gates if hasattr(gate, "canonical"))
+            leaf = next((gate.canonical(leaf) for gate in renaming), leaf)
+
         if path is None or (path, leaf) == (term.literal, term.leaf):
             return name
         site = str(Site(path, term.kind or "", leaf, term.call, term.op))
-        return site if term.kind else site.removesuffix(":")
+        if term.kind:
+            return site
+        return site.removesuffix(":")
 
 
 @dataclass(frozen=True)
@@ -305,6 +348,11 @@ def _is_single(text: str) -> bool:
 
 
 def _nearest(name: object, names: list[str]) -> str:
-    """Return the end of a message: the names that are like one that is missing; empty if there are none."""
+    """Return the end of a message: the names that are like one that is missing.
+
+    Empty if there are none.
+    """
     near = difflib.get_close_matches(str(name), names, 3, 0.5)
-    return "; the nearest names are " + ", ".join(f'"{one}"' for one in near) if near else ""
+    if not near:
+        return ""
+    return "; the nearest names are " + ", ".join(f'"{one}"' for one in near)

@@ -64,7 +64,9 @@ class SeenModules(ByIdentity[nn.Module, None]):
             isinstance(module, torch.fx.GraphModule) and dynamo.has_compiled()
         )  # a graph, not the user's module
         unhookable = isinstance(module, torch.jit.ScriptModule)
-        return None if wrapped_late or captured or unhookable else inner
+        if wrapped_late or captured or unhookable:
+            return None
+        return inner
 
     def is_never_root(self, module: nn.Module) -> bool:
         """Whether a module never becomes a root.
@@ -137,7 +139,7 @@ class HookedRoot:
             # PyTorch's own dict for this call, which a global hook cannot return
             by_name.clear()
             by_name.update(kwargs)
-        return None if args is given else args
+        return args if args is not given else None
 
     def release(self) -> None:
         """Remove all hooks."""
@@ -154,7 +156,9 @@ def unwrapped(module: nn.Module) -> nn.Module:
     """Return the model inside a compiling or replicating wrapper."""
     module = dynamo.unwrap(module)
     parallel = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-    return unwrapped(module.module) if isinstance(module, parallel) else module
+    if isinstance(module, parallel):
+        return unwrapped(module.module)
+    return module
 
 
 def free_name(name: str, taken: Collection[str]) -> str:

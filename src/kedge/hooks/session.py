@@ -63,7 +63,10 @@ class Session(Attachments):
             raise SessionEnded("this session has ended and its hooks are gone; open a new one")
 
     def pause(self) -> None:
-        """Remove every hook from PyTorch until `resume`, also those on existing graphs; records and counts stay."""
+        """Remove every hook from PyTorch until `resume`, also those on existing graphs.
+
+        Records and counts stay.
+        """
         self.installed.out()
 
     def resume(self, *, eager: bool = False) -> None:

@@ -15,7 +15,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class HookSignature(Protocol):
-    """``hook(target, selector, *actions)``; the last action decides what the handle's values are."""
+    """``hook(target, selector, *actions)``.
+
+    The last action decides what the handle's values are.
+    """
 
     @overload
     def __call__(
@@ -50,7 +53,10 @@ class HookSignature(Protocol):
 
 
 def typed(hook: Callable[..., Hooked[Any]]) -> HookSignature:
-    """Return the function, which explains calls that do not fit; type checkers see the `HookSignature`."""
+    """Return the function, which explains calls that do not fit.
+
+    Type checkers see the `HookSignature`.
+    """
     return called_as(
         'kedge.hook(model, "layer4", kedge.record()), and when=kedge.every(10) for a schedule'
     )(hook)

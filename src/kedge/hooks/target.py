@@ -61,14 +61,19 @@ class HookedModel:
         owner.installed.install(dynamo.DynamoHold())
 
     def attach(self, places: Iterable[SitePlace], spec: Spec, model: nn.Module) -> None:
-        """Attach taps to sites of the model; actions that keep values copy them before they are overwritten."""
-        following: list[Any] = [action for action in spec.actions if isinstance(action, Following)]
+        """Attach taps to sites of the model.
+
+        Actions that keep values copy them before they are overwritten.
+        """
+        actions = spec.actions
+        following: list[Any] = [one for one in actions if isinstance(one, Following)]
         if lacks("graph_task"):  # a recompute would count as a newer pass, which has no values
             following = []
         if following:
             paths = {id(module): path for path, module in modules_in(model).items()}
             self.passes.note_program_calls(paths)
-        keeping: list[Any] = [action for action in spec.actions if isinstance(action, Preserving)]
+
+        keeping: list[Any] = [one for one in actions if isinstance(one, Preserving)]
         for place in places:
             before = len(spec.taps)
             self._place(place, spec, model)
@@ -83,7 +88,9 @@ class HookedModel:
                 own: Any = tap.action
                 if any(own is action for action in following):
                     own.follow(tap, self.passes)
-            path = place.site.path if place.param is None else place.site.path.rpartition(".")[0]
+            path = place.site.path
+            if place.param is not None:
+                path = path.rpartition(".")[0]
             self.stood.setdefault(path, weakref.ref(place.module))
         if keeping:
             self._watch_overwrites(keeping, model)
@@ -99,7 +106,8 @@ class HookedModel:
         elif site.kind == "saved":
             if self.saves is None:
                 self.owner.installed.on_failure(setattr, self, "saves", None)
-                self.saves = SavedSites(self.owner, self.passes, model, compiled=self.compiled)
+                compiled = self.compiled
+                self.saves = SavedSites(self.owner, self.passes, model, compiled=compiled)
             self.saves.place(place, spec)
         elif site.op is not None:
             if self.ops is None:
@@ -125,22 +133,30 @@ class HookedModel:
                 action.watch_overwrites()
 
     def first_name(self, name: str) -> str | None:
-        """Return the first name of the module or parameter with this name; None if there is none."""
+        """Return the first name of the module or parameter with this name.
+
+        None if there is none.
+        """
         model = self.model()
         if model is None:
             return None
-        layout, name = ModelLayout(model), self._own_path(name)
+        layout = ModelLayout(model)
+        name = self._own_path(name)
         if name in layout.modules:
             return self.passes.label(layout.first[id(layout.modules[name])])
-        return (
-            self.passes.label(layout.first_param[id(layout.params[name])])
-            if name in layout.params
-            else None
-        )
+        if name in layout.params:
+            return self.passes.label(layout.first_param[id(layout.params[name])])
+        return None
 
     def module_of(self, gate: Any) -> nn.Module | None:
-        """Return the module of a gate, the owner of a parameter's; None if the gate is not the model's."""
-        model, param = self.model(), getattr(gate, "param", None)
+        """Return the module of a gate, the owner of a parameter's.
+
+        None if the gate is not the model's.
+        """
+        model = self.model()
+        if model is None:
+            return None
+        param = getattr(gate, "param", None)
         if getattr(gate, "passes", None) is self.passes:
             path = gate.path
         elif param is not None and (id(param), gate.site.kind) in self.parameters.gates:
@@ -148,14 +164,16 @@ class HookedModel:
         else:
             return None
         try:
-            return None if model is None else model.get_submodule(path)
+            return model.get_submodule(path)
         except AttributeError:  # it is no longer in the model
             return None
 
     def _own_path(self, path: str) -> str:
         """Return the path in the model for the path of a site."""
         prefix = self.passes.prefix
-        return path.removeprefix(prefix).removeprefix(".") if prefix else path
+        if not prefix:
+            return path
+        return path.removeprefix(prefix).removeprefix(".")
 
     def knows(self, place: SitePlace) -> bool:
         """Whether the place's module is hooked already, so that code was compiled with hooks on it."""
@@ -173,7 +191,10 @@ class HookedModel:
 
 
 def _is_overwritten(place: SitePlace, model: nn.Module) -> bool:
-    """Whether the source of a forward shows that it overwrites a site's value; see Note [Overwritten later]."""
+    """Whether the source of a forward shows that it overwrites a site's value.
+
+    See Note [Overwritten later].
+    """
     site = place.site
     if place.param is not None or site.op is not None:
         return False

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
 from kedge.hooks.attach import Attachments
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Counts, Tap
-from kedge.hooks.forward_source import is_self, source_of
+from kedge.hooks.forward_source import attributes_read, calls_forward
 from kedge.hooks.gates.block_saves import BlockGate
 from kedge.hooks.gates.modules import OutputGate
 from kedge.hooks.operations.unfired import explain_op
@@ -37,14 +35,20 @@ def explain(tap: Tap, session: Attachments) -> Cause:
     if tap.failed == "raised":
         return Cause("its action raised an error each time", "see the error")
     if tap.failed == "off":
-        return Cause("its action was switched off", "see the warning issued when it failed")
+        return Cause(
+            "its action was switched off",
+            "see the warning issued when it failed",
+        )
     if isinstance(tap.gate, BlockGate):
         return tap.gate.why(tap)
     if hasattr(tap.gate, "called"):
         return _explain_gate(tap, session, now)
     param = getattr(tap.gate, "param", None)
-    by_parameter = None if param is None else _explain_parameter(tap, param, session)
-    return by_parameter or _explain_backward(tap, session, now)
+    if param is not None:
+        by_parameter = _explain_parameter(tap, param, session)
+        if by_parameter is not None:
+            return by_parameter
+    return _explain_backward(tap, session, now)
 
 
 def _explain_parameter(tap: Tap, param: nn.Parameter, session: Attachments) -> Cause | None:
@@ -55,14 +59,18 @@ def _explain_parameter(tap: Tap, param: nn.Parameter, session: Attachments) -> C
         )
     if tap.gate.emptied:
         return Cause(
-            "another hook had used its .grad and set it to None, as an optimizer that steps inside the backward does",
+            "another hook had used its .grad and set it to None, as an optimizer "
+            "that steps inside the backward does",
             f'hook "{Site(tap.site.path, "param.grad")}", or hook before that hook',
         )
-    models = [model for target in session.targets.values() if (model := target.model()) is not None]
-    if models and not any(p is param for model in models for p in parameters_in(model).values()):
+    alive = (target.model() for target in session.targets.values())
+    models = [model for model in alive if model is not None]
+    held = (p for model in models for p in parameters_in(model).values())
+    if models and not any(p is param for p in held):
         return Cause(
             "the model now holds another parameter in its place",
-            "hook after the call that replaced it, such as fully_shard, to_empty or load_state_dict(assign=True)",
+            "hook after the call that replaced it, such as fully_shard, to_empty "
+            "or load_state_dict(assign=True)",
         )
     shards = any(
         kind.__name__ == "FSDPModule"
@@ -88,7 +96,8 @@ def _explain_backward(tap: Tap, session: Attachments, now: Counts) -> Cause:
             )
         if tap.until is not None:
             return Cause(
-                "the hook was removed before a backward reached a hook of this session", _KEEP
+                "the hook was removed before a backward reached a hook of this session",
+                _KEEP,
             )
         return Cause(
             "no backward reached a hook of this session",
@@ -96,8 +105,11 @@ def _explain_backward(tap: Tap, session: Attachments, now: Counts) -> Cause:
         )
     if (between := _explain_cut(tap, session)) is not None:
         return between
-    independent = "the value that was differentiated does not depend on it: its result is not used"
-    reasons = [f"{independent} for it, or {_CUTS}", _UNASKED]
+    independent = (
+        "the value that was differentiated does not depend on it: its result is "
+        f"not used for it, or {_CUTS}"
+    )
+    reasons = [independent, _UNASKED]
     if tap.site.kind == "param.acc":
         reasons.append("autograd.grad() was called, which accumulates nothing")
     if tap.site.kind.startswith("param"):
@@ -113,26 +125,33 @@ _UNASKED = "autograd.grad() or backward(inputs=) asked for other gradients only"
 
 
 def _explain_cut(tap: Tap, session: Attachments) -> Cause | None:
-    """Return the cause that names the calls between which gradients ended; None if no hooks show these."""
+    """Return the cause that names the calls between which gradients ended.
+
+    None if no hooks show these.
+    """
     passes = getattr(tap.gate, "passes", None)
     if passes is None or tap.gate.path == "":
         return None
     # The calls of the latest pass, in the order in which they returned.
-    calls = [
-        gate for gate in passes.here.calls if isinstance(gate, OutputGate) and gate.taps["out.grad"]
-    ]
+    gates = (gate for gate in passes.here.calls if isinstance(gate, OutputGate))
+    calls = [gate for gate in gates if gate.taps["out.grad"]]
     of_tap = [i for i, gate in enumerate(calls) if gate.path == tap.gate.path]
     if not of_tap:
         return None
     last = calls[of_tap[-1]]
     for gate in calls[of_tap[-1] + 1 :]:
         if any(each.fired for each in gate.taps["out.grad"]):
-            own = "" if last.path == tap.gate.path else f', and none reached "{escape(last.path)}"'
+            earlier = escape(last.path)
+            later = escape(gate.path) or ":out"
+            own = ""
+            if last.path != tap.gate.path:
+                own = f', and none reached "{earlier}"'
             return Cause(
-                f'the backward that ran did not reach it{own}; it reached "{escape(gate.path) or ":out"}", which returned later',
-                f'what "{escape(last.path)}" returned is not used for the value that was '
-                f'differentiated, or {_CUTS}: look between "{escape(last.path)}" and '
-                f'"{escape(gate.path) or ":out"}"; or {_UNASKED}',
+                f"the backward that ran did not reach it{own}; it reached "
+                f'"{later}", which returned later',
+                f'what "{earlier}" returned is not used for the value that was '
+                f'differentiated, or {_CUTS}: look between "{earlier}" and '
+                f'"{later}"; or {_UNASKED}',
             )
         if not gate.path or tap.gate.path.startswith(f"{gate.path}."):
             continue  # a container of it
@@ -141,20 +160,29 @@ def _explain_cut(tap: Tap, session: Attachments) -> Cause | None:
 
 
 def _explain_gate(tap: Tap, session: Attachments, now: Counts) -> Cause:
-    if not tap.gate.called or now.calls == tap.since.calls:
-        cause = (now.passes == tap.since.passes and _explain_unbegun(tap)) or None
-        if cause is not None:
-            return cause
+    uncalled = not tap.gate.called or now.calls == tap.since.calls
+    if uncalled and now.passes == tap.since.passes:
+        return _explain_unbegun(tap)
     if tap.site.kind == "saved":
         return _explain_saved(tap, session, now)
-    if tap.site.op is not None and (cause := _explain_operation(tap, session)) is not None:
-        return cause
+
+    if tap.site.op is not None:
+        by_operation = _explain_operation(tap, session)
+        if by_operation is not None:
+            return by_operation
+
     if now.calls == tap.since.calls:
-        cause = _explain_uncalled(tap, session, now)
-        return ExpectedSilence(*cause) if getattr(tap.gate, "many", False) else cause
-    if (cause := _explain_value(tap)) is not None:
-        return cause
-    return _explain_gradient(tap, session, now) if tap.site.is_gradient else _explain_skipped(tap)
+        by_calls = _explain_uncalled(tap, session, now)
+        if getattr(tap.gate, "many", False):
+            return ExpectedSilence(*by_calls)
+        return by_calls
+
+    by_value = _explain_value(tap)
+    if by_value is not None:
+        return by_value
+    if tap.site.is_gradient:
+        return _explain_gradient(tap, session, now)
+    return _explain_skipped(tap)
 
 
 def _explain_unbegun(tap: Tap) -> Cause:
@@ -171,24 +199,27 @@ def _explain_unbegun(tap: Tap) -> Cause:
         )
     if tap.since.passes:
         return Cause(
-            "the model was not called again after it was hooked", "hook before the model is called"
+            "the model was not called again after it was hooked",
+            "hook before the model is called",
         )
-    return Cause("the model was not called", "call it inside the block, or before remove()")
+    return Cause(
+        "the model was not called",
+        "call it inside the block, or before remove()",
+    )
 
 
 def _explain_operation(tap: Tap, session: Attachments) -> Cause | None:
     target = _target_of(tap, session)
-    return (
-        explain_op(tap, None, compiled=False)
-        if target is None
-        else explain_op(tap, target.model(), compiled=target.compiled)
-    )
+    if target is None:
+        return explain_op(tap, None, compiled=False)
+    return explain_op(tap, target.model(), compiled=target.compiled)
 
 
 def _target_of(tap: Tap, session: Attachments) -> HookedModel | None:
-    return next(
-        (target for target in session.targets.values() if target.passes is tap.gate.passes), None
-    )
+    for target in session.targets.values():
+        if target.passes is tap.gate.passes:
+            return target
+    return None
 
 
 def _explain_saved(tap: Tap, session: Attachments, now: Counts) -> Cause:
@@ -196,7 +227,8 @@ def _explain_saved(tap: Tap, session: Attachments, now: Counts) -> Cause:
     forward = gate.called - gate.seen.again
     if gate.compiled:
         return Cause(
-            "it is compiled, and compiled code saves all tensors at once after its graph has run, not module by module",
+            "it is compiled, and compiled code saves all tensors at once after its "
+            "graph has run, not module by module",
             "run the model uncompiled",
         )
     if now.calls == tap.since.calls:
@@ -209,26 +241,25 @@ def _explain_saved(tap: Tap, session: Attachments, now: Counts) -> Cause:
     if gate.checkpointed == forward or gate.seen.again:
         return Cause(
             "it ran in a checkpoint, which saves nothing until its recompute",
-            "record the recompute with record(recomputes=True), or hook the module around the checkpoint",
+            "record the recompute with record(recomputes=True), or hook the module "
+            "around the checkpoint",
         )
     if gate.ungraded == forward:
         return Cause(
-            "it ran without grad, so nothing was saved", "call the model with grad enabled"
+            "it ran without grad, so nothing was saved",
+            "call the model with grad enabled",
         )
-    return _explain_unsaved(tap)
-
-
-def _explain_unsaved(tap: Tap) -> Cause:
-    gate, site = tap.gate, tap.site
     if not gate.seen.leaves:
-        inside = f"{escape(gate.path)}.**:saved" if gate.path else "**:saved"
+        prefix = f"{escape(gate.path)}." if gate.path else ""
+        inside = f"{prefix}**:saved"
         return ExpectedSilence(
             "nothing was saved while it was the innermost module",
             f'the tensors saved by the modules inside it are at "{inside}"',
         )
-    if site.leaf is not None and site.leaf not in gate.seen.leaves:
+    leaf = tap.site.leaf
+    if leaf is not None and leaf not in gate.seen.leaves:
         return Cause(
-            f"it never saved a tensor [{site.leaf}]",
+            f"it never saved a tensor [{leaf}]",
             f"the last of its saves in one call is [{list(gate.seen.leaves)[-1]}]",
         )
     return _explain_skipped(tap)
@@ -236,7 +267,8 @@ def _explain_unsaved(tap: Tap) -> Cause:
 
 def _explain_value(tap: Tap) -> Cause | None:
     """Return a cause found in the module's inputs or outputs; None without one."""
-    gate, site = tap.gate, tap.site
+    gate = tap.gate
+    site = tap.site
     if gate.seen.again == gate.called:
         return Cause(
             "it ran only in a checkpoint's recompute",
@@ -245,14 +277,16 @@ def _explain_value(tap: Tap) -> Cause | None:
     if gate.seen.raised == gate.called:
         return Cause("each of its calls raised an error", "see the error")
     if gate.seen.empty is not None and not gate.seen.leaves:
-        remedy = (
-            "hook the module inside that makes the tensor"
-            if site.op is None
-            else "hook its result, at :out"
-        )
+        remedy = "hook its result, at :out"
+        if site.op is None:
+            remedy = "hook the module inside that makes the tensor"
         return Cause(f"its value contains no tensor: {gate.seen.empty}", remedy)
+
     if site.leaf is not None and site.leaf not in gate.seen.leaves:
-        has = ", ".join(f"[{leaf}]" if leaf else "a bare tensor" for leaf in gate.seen.leaves)
+        known = {leaf: f"[{leaf}]" for leaf in gate.seen.leaves}
+        if "" in known:
+            known[""] = "a bare tensor"
+        has = ", ".join(known.values())
         return Cause(f"its value has no tensor [{site.leaf}]", f"it has {has}")
     return None
 
@@ -274,16 +308,21 @@ def explain_leaves(tap: Tap, session: Attachments) -> dict[str, Cause]:
 def _explain_gradient(
     tap: Tap, session: Attachments, now: Counts, leaf: str | None = None
 ) -> Cause:
-    seen, kind = tap.gate.seen, tap.site.kind
-    leaf = tap.site.leaf if leaf is None else leaf
+    seen = tap.gate.seen
+    kind = tap.site.kind
+    if leaf is None:
+        leaf = tap.site.leaf
     if any(of == kind and leaf in (None, unused) for of, unused in seen.unused):
         return Cause(
-            "the differentiated value does not depend on this tensor, only on others of the same operation or checkpoint",
-            "hook the module inside that makes it: a use within a checkpoint has its gradient there",
+            "the differentiated value does not depend on this tensor, only on "
+            "others of the same operation or checkpoint",
+            "hook the module inside that makes it: a use within a checkpoint has "
+            "its gradient there",
         )
     if seen.rebuilt and not seen.again and "cut checkpoint" not in seen.ungraded:
         return Cause(
-            "it ran in a checkpoint, whose backward builds the graph, and no backward ran it again while it was hooked",
+            "it ran in a checkpoint, whose backward builds the graph, and no "
+            "backward ran it again while it was hooked",
             "call backward() inside the block, on a value that depends on it",
         )
     if kind == "in.share" and seen.no_share:
@@ -291,7 +330,8 @@ def _explain_gradient(
         return no_share
     if kind in seen.pulses and seen.pulses[kind].changed():
         return Cause(
-            "its value is a view of memory that was then changed in place, and autograd keeps no node of the earlier value",
+            "its value is a view of memory that was then changed in place, and "
+            "autograd keeps no node of the earlier value",
             "hook the module that made the viewed tensor, or avoid the in-place operation",
         )
     if kind in ("out.grad", "in.grad") and not seen.listened:
@@ -311,12 +351,11 @@ def _explain_ungraded(kind: str, noted: list[str]) -> Cause:
             "transform": "a transform of torch.func",
             "nothing trainable": "nothing trainable before it",
         }
-        seen = ", ".join(words.get(each, each) for each in dict.fromkeys(noted))
-        given = f": {seen}" if seen else ""
-        return Cause(
-            f"its value requires no grad{given}",
-            "call the model with grad enabled, on trainable values",
-        )
+        what = "its value requires no grad"
+        if noted:
+            seen = ", ".join(words.get(each, each) for each in dict.fromkeys(noted))
+            what = f"{what}: {seen}"
+        return Cause(what, "call the model with grad enabled, on trainable values")
     mode, inside = noted[0].partition(" ")[::2]
     if mode in ("no_grad", "inference_mode") and inside:
         return Cause(
@@ -330,7 +369,8 @@ def _explain_ungraded(kind: str, noted: list[str]) -> Cause:
         )
     if kind == "in.grad" and noted[0] == "nothing trainable":
         return _UNGRADED_INPUT
-    return _UNGRADED.get(noted[0], Cause("its value requires no grad", "it ran in a checkpoint"))
+    in_checkpoint = Cause("its value requires no grad", "it ran in a checkpoint")
+    return _UNGRADED.get(noted[0], in_checkpoint)
 
 
 _UNGRADED_INPUT = Cause(
@@ -347,13 +387,16 @@ _UNGRADED = {
         "hook the module before it",
     ),
     "nothing trainable": Cause(
-        "its value requires no grad, although grad was enabled: nothing that it is computed from is trainable, or it was "
-        "detached inside",
-        "call requires_grad_() on the parameters or the input, or look inside it for detach(), .data and no_grad",
+        "its value requires no grad, although grad was enabled: nothing that it is "
+        "computed from is trainable, or it was detached inside",
+        "call requires_grad_() on the parameters or the input, or look inside it "
+        "for detach(), .data and no_grad",
     ),
     "cut checkpoint": Cause(
-        "it ran in a reentrant checkpoint without a graph, and none of the checkpoint's inputs requires a gradient",
-        "use checkpoint(..., use_reentrant=False), or call requires_grad_() on the input of the checkpoint",
+        "it ran in a reentrant checkpoint without a graph, and none of the "
+        "checkpoint's inputs requires a gradient",
+        "use checkpoint(..., use_reentrant=False), or call requires_grad_() on the "
+        "input of the checkpoint",
     ),
 }
 
@@ -361,70 +404,95 @@ _UNGRADED = {
 def _explain_skipped(tap: Tap) -> Cause:
     """Return the cause of an action that did not run though its module was called."""
     if tap.site.call is not None:
-        return Cause(f"no forward called it {tap.site.call + 1} times", "calls are counted from 0")
+        times = tap.site.call + 1
+        return Cause(f"no forward called it {times} times", "calls are counted from 0")
     if tap.when is not None:
-        return Cause(
-            "never called in the steps of its schedule", "choose other steps, or run longer"
-        )
+        return _OFF_SCHEDULE
     if tap.until is not None:
         return Cause(
-            "the hook was removed before a value arrived", "keep it until the model has been called"
+            "the hook was removed before a value arrived",
+            "keep it until the model has been called",
         )
-    before = tap.gate.taps[tap.site.kind]
-    raised = (
-        [each.label for each in before[: before.index(tap)] if each.failed] if tap in before else []
-    )
-    if raised:
-        return Cause(
-            f"an action before it, {raised[0]}, raised an error each time", "see the error"
-        )
+
+    taps = tap.gate.taps[tap.site.kind]
+    if tap in taps:
+        for before in taps[: taps.index(tap)]:
+            if before.failed:
+                return Cause(
+                    f"an action before it, {before.label}, raised an error each time",
+                    "see the error",
+                )
     return Cause(
-        "each call ended before its action had returned, as by an interrupt", "see the error"
+        "each call ended before its action had returned, as by an interrupt",
+        "see the error",
     )
+
+
+_OFF_SCHEDULE = Cause(
+    "never called in the steps of its schedule",
+    "choose other steps, or run longer",
+)
+_NOT_IN_MODEL = Cause(
+    "it is no longer part of the model",
+    "hook again after the model has changed",
+)
 
 
 def _explain_uncalled(tap: Tap, session: Attachments, now: Counts) -> Cause:
-    parent_path, _, name = tap.gate.path.rpartition(".")
+    path = tap.gate.path
+    parent_path, _, name = path.rpartition(".")
     target = _target_of(tap, session)
-    model = None if target is None else target.model()
+    model = target.model() if target is not None else None
+    kind: Any
+    child: Any
     if target is None or model is None:  # a script's `main` has returned
-        known = {} if target is None else target.kinds
-        kinds = (known.get(path) for path in (parent_path, tap.gate.path))
-        kind, child = (None if ref is None else ref() for ref in kinds)
+        kind = child = None
+        if target is not None:
+            kind = _class_at(target, parent_path)
+            child = _class_at(target, path)
         if kind is None:
             return Cause(
-                f"never called {session.while_hooked}", "the model is gone, so the cause is unknown"
+                f"never called {session.while_hooked}",
+                "the model is gone, so the cause is unknown",
             )
     else:
         try:
             parent = model.get_submodule(parent_path)
         except AttributeError:
-            return Cause(
-                "it is no longer part of the model", "hook again after the model has changed"
-            )
-        kind, child = type(parent), getattr(parent, name, None)
-        if name and child is None:
-            return Cause(
-                "it is no longer part of the model", "hook again after the model has changed"
-            )
+            return _NOT_IN_MODEL
+        kind = type(parent)
+        child = getattr(parent, name, None) if name else model
+        if child is None:
+            return _NOT_IN_MODEL
         if name and _is_replaced(tap, target, child):
             return Cause(
                 "another module is at its path now: the program has replaced the hooked one",
-                "hook after the replacement; for a module that a forward replaces, hook the one around it",
+                "hook after the replacement; for a module that a forward replaces, "
+                "hook the one around it",
             )
-        if not takes_hooks(child if name else model):
+        if not takes_hooks(child):
             return Cause(
                 "TorchScript runs its module without Python",
                 "hook the model before it is scripted or traced",
             )
+
     called = _called_with(tap, session)
     if now.during == "forward" and now.passes == tap.since.passes + 1:
         return Cause(
             "a forward was still running, and had not called it",
             "keep the hook until the forward has returned",
         )
-    by_parent = _explain_by_parent(kind, child, tap.gate.path, called) if name else None
-    return by_parent or _explain_by_calls(tap, called, session, now)
+    if name:
+        by_parent = _explain_by_parent(kind, child, path, called)
+        if by_parent is not None:
+            return by_parent
+    return _explain_by_calls(tap, called, session, now)
+
+
+def _class_at(target: HookedModel, path: str) -> type[nn.Module] | None:
+    """Return the class of a module of a model that no longer exists."""
+    known = target.kinds.get(path)
+    return known() if known is not None else None
 
 
 def _is_replaced(tap: Tap, target: HookedModel, child: Any) -> bool:
@@ -448,37 +516,42 @@ def _explain_by_parent(
     remedy = f'hook "{path or ":out"}" instead'
     if name == "out_proj" and issubclass(kind, nn.MultiheadAttention):
         return Cause(
-            "bypassed by a fused path: attention uses its weights without calling it", remedy
+            "bypassed by a fused path: attention uses its weights without calling it",
+            remedy,
         )
-    if _calls_forward(kind, name):
+    if calls_forward(kind, name):
         return Cause(
             f"{kind.__name__}.forward calls its .forward() directly, which fires no hook",
             "call the module itself: layer(x)",
         )
     if place in called.holders:
         return None  # the forward skips it and calls its children
-    used = " and ".join(_reads(kind, child, name)) if path in called or not path else ""
-    if used and issubclass(kind, nn.TransformerEncoderLayer):
+    if path and path not in called:
+        return None
+
+    used = " and ".join(attributes_read(kind, child, name))
+    if not used:
+        return None
+    if issubclass(kind, nn.TransformerEncoderLayer):
         return Cause(
-            "bypassed by a fused path: the layer uses its weights without calling it", remedy
+            "bypassed by a fused path: the layer uses its weights without calling it",
+            remedy,
         )
-    return (
-        Cause(f"bypassed: {kind.__name__}.forward reads its {used} without calling it", remedy)
-        if used
-        else None
+    return Cause(
+        f"bypassed: {kind.__name__}.forward reads its {used} without calling it",
+        remedy,
     )
 
 
 def _explain_by_calls(tap: Tap, called: CalledPaths, session: Attachments, now: Counts) -> Cause:
     if tap.gate.path in called.holders:
         return Cause(
-            "never called itself, but the modules inside it were: one by one, or by a direct call of its .forward()",
+            "never called itself, but the modules inside it were: one by one, or "
+            "by a direct call of its .forward()",
             "hook the modules inside it, or call the module itself: layer(x)",
         )
     if tap.when is not None:
-        return Cause(
-            "never called in the steps of its schedule", "choose other steps, or run longer"
-        )
+        return _OFF_SCHEDULE
     if 0 < now.passes - tap.since.passes == now.raised - tap.since.raised:
         return Cause(
             f"never called {session.while_hooked}: each forward raised an error before that",
@@ -501,19 +574,27 @@ class CalledPaths(frozenset[str]):
     @cached_property
     def holders(self) -> frozenset[str]:
         """The paths of the modules that hold them."""
-        parts = (path.split(".") for path in self if path)
-        return frozenset(".".join(each[:end]) for each in parts for end in range(len(each)))
+        holders = set()
+        for path in self:
+            inside = path
+            while inside:
+                inside = inside.rpartition(".")[0]
+                holders.add(inside)
+        return frozenset(holders)
 
 
 def _called_with(tap: Tap, session: Attachments) -> CalledPaths:
     """Return the paths called of the model that a tap belongs to."""
     known = session.explaining
-    called = None if known is None else known.get(id(tap.gate.passes))
-    if called is None:
-        taps = (t for t in session.taps if getattr(t.gate, "called", 0))
-        called = CalledPaths(t.gate.path for t in taps if t.gate.passes is tap.gate.passes)
-        if known is not None:
-            known[id(tap.gate.passes)] = called
+    passes = tap.gate.passes
+    if known is not None and id(passes) in known:
+        of_model: CalledPaths = known[id(passes)]
+        return of_model
+
+    gates = (t.gate for t in session.taps if getattr(t.gate, "called", 0))
+    called = CalledPaths(gate.path for gate in gates if gate.passes is passes)
+    if known is not None:
+        known[id(passes)] = called
     return called
 
 
@@ -521,70 +602,9 @@ def _called_with(tap: Tap, session: Attachments) -> CalledPaths:
 def explaining_many(session: Attachments) -> Iterator[None]:
     """Within the block, what the causes of several sites have in common is found once."""
     outer = session.explaining
-    session.explaining = {} if outer is None else outer
+    if outer is None:
+        session.explaining = {}
     try:
         yield
     finally:
         session.explaining = outer
-
-
-def _reads(kind: type[nn.Module], child: Any, name: str) -> list[str]:
-    """Return the attributes of a child that a module's methods read, as attention reads a dropout's ``p`` for a fused kernel."""
-    if kind not in _read_by:
-        _read_by[kind] = _attributes_read(kind)
-    return [
-        attribute
-        for attribute in _read_by[kind].get(name, ())
-        if not callable(getattr(child, attribute, None))
-    ]
-
-
-_read_by: WeakKeyDictionary[type[nn.Module], dict[str, dict[str, None]]] = WeakKeyDictionary()
-"""For each class whose source was read, the attributes that its forward reads of each of its own attributes."""
-
-
-def _attributes_read(kind: type[nn.Module]) -> dict[str, dict[str, None]]:
-    """Return what a class's forward reads as ``self.<name>.<attribute>``, by name."""
-    found: dict[str, dict[str, None]] = {}
-    for node in _run_by_forward(kind):
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Attribute)
-            and is_self(node.value.value)
-        ):
-            found.setdefault(node.value.attr, {})[node.attr] = None
-    return found
-
-
-def _run_by_forward(kind: type[nn.Module]) -> Iterator[ast.AST]:
-    """Yield the syntax nodes of a class's forward, and of its own methods that the forward calls, directly or not."""
-    tree = source_of(kind)
-    methods = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    waiting = [methods["forward"]] if "forward" in methods else []
-    known = {"forward"}
-    while waiting:
-        for node in ast.walk(waiting.pop()):
-            yield node
-            called = node.attr if isinstance(node, ast.Attribute) and is_self(node.value) else ""
-            if called in methods and called not in known:
-                known.add(called)
-                waiting.append(methods[called])
-
-
-def _calls_forward(kind: type[nn.Module], name: str) -> bool:
-    """Whether the source of a module's forward calls ``self.<name>.forward(...)``."""
-    forward = getattr(kind, "forward", None)
-    code = getattr(forward, "__code__", None)
-    known = _forwards_called.get(kind)
-    if known is None or known[0] is not code:
-        calls = (node.func for node in ast.walk(source_of(forward)) if isinstance(node, ast.Call))
-        found = (f.value for f in calls if isinstance(f, ast.Attribute) and f.attr == "forward")
-        known = code, frozenset(v.attr for v in found if isinstance(v, ast.Attribute))
-        _forwards_called[kind] = known
-    return name in known[1]
-
-
-_forwards_called: WeakKeyDictionary[type[nn.Module], tuple[Any, frozenset[str]]] = (
-    WeakKeyDictionary()
-)
-"""For each class whose forward was read, the code of that, and the attributes whose own ``forward`` it calls."""

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from kedge.errors import OffloadError
-from kedge.hooks.placing.model_inputs import hear
+from kedge.hooks.placing.module_calls import hear
 from kedge.hooks.saved.keeper import keep
 from kedge.offload.codecs import codec_of
 from kedge.offload.destination import Cpu, Destination, Disk, Rebuild

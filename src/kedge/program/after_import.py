@@ -21,7 +21,8 @@ class AfterImport(MetaPathFinder):
     """
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
-        self.name, self.then = name, then
+        self.name = name
+        self.then = then
 
     def install(self) -> None:
         """Wait for the import; if the module is already imported, call at once."""

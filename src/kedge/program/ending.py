@@ -54,7 +54,10 @@ class Ending:
 
 
 def ended_before(point: str, error: BaseException | None) -> str:
-    """Return a sentence about a program that an error ended before some point; empty if it ended by itself."""
+    """Return a sentence about a program that an error ended before some point.
+
+    Empty if it ended by itself.
+    """
     if error is None or isinstance(error, SystemExit):
         return ""
     return f"the program ended with {type(error).__name__} before {point}"
@@ -88,22 +91,25 @@ def await_threads() -> None:
     wait = getattr(threading, "_shutdown", _nothing)
     try:
         wait()
-    except BaseException as error:  # noqa: BLE001 - an interrupt: Python prints it, and waits no longer
+    except BaseException as error:  # noqa: BLE001 - an interrupt ends the waiting
         _print_ignored(error)
 
 
 def _print_ignored(error: BaseException) -> None:
     """Pass an error to the hook for those that nobody can catch, or print it as Python's own hook does."""
     _flush()
-    frames = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    frames = _past_first(error)
     if sys.unraisablehook is not sys.__unraisablehook__:
         about = {"exc_type": type(error), "exc_value": error, "exc_traceback": frames}
         ignored: Any = SimpleNamespace(**about, err_msg=None, object=threading)
         with suppress(Exception):  # the hook is the program's
             sys.unraisablehook(ignored)
         return
-    lines = [f"Exception ignored in: {threading!r}\n", "Traceback (most recent call last):\n"]
-    lines += traceback.format_tb(frames)
+    lines = [
+        f"Exception ignored in: {threading!r}\n",
+        "Traceback (most recent call last):\n",
+        *traceback.format_tb(frames),
+    ]
     _print_error("".join([*lines, f"{type(error).__qualname__}: {error}\n"]))
 
 
@@ -112,7 +118,10 @@ def _nothing() -> None:
 
 
 def _exit_status(left: SystemExit) -> int:
-    """Return the status of a ``SystemExit``; print a code that is not a number as a message."""
+    """Return the status of a ``SystemExit``.
+
+    Print a code that is not a number as a message.
+    """
     code: Any = left
     with suppress(
         BaseException
@@ -121,7 +130,9 @@ def _exit_status(left: SystemExit) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF if _LEAST <= code <= _MOST else 0xFF
+        if _LEAST <= code <= _MOST:
+            return code & 0xFF
+        return 0xFF
     with suppress(BaseException):
         _print_error(str(code))
     _print_error("\n")
@@ -129,7 +140,8 @@ def _exit_status(left: SystemExit) -> int:
 
 
 def _print_uncaught(error: BaseException) -> None:
-    kind, frames = type(error), error.__traceback__
+    kind = type(error)
+    frames = error.__traceback__
     sys.last_type, sys.last_value, sys.last_traceback = kind, error, frames
     if sys.version_info >= (3, 12):
         sys.last_exc = error
@@ -141,13 +153,13 @@ def _print_uncaught(error: BaseException) -> None:
         sys.excepthook(kind, error, frames)
     except SystemExit:
         raise
-    except BaseException as second:  # noqa: BLE001 - the program's own hook may raise anything; Python prints both
+    except BaseException as second:  # noqa: BLE001 - the program's hook may raise anything
         _print_failed_hook(second, error)
 
 
 def _print_failed_hook(second: BaseException, error: BaseException) -> None:
     _flush()
-    inner = second.__traceback__.tb_next if second.__traceback__ else None
+    inner = _past_first(second)
     _print_error("Error in sys.excepthook:\n")
     sys.__excepthook__(type(second), second.with_traceback(inner), inner)
     _print_error("\nOriginal exception was:\n")
@@ -166,11 +178,14 @@ def _print_error(text: str) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the last line of an error's traceback; an error whose text cannot be made has none."""
+    """Return the last line of an error's traceback.
+
+    An error whose text cannot be made has none.
+    """
     name = type(error).__name__
     try:
         return f"{name}: {error}".removesuffix(": ")
-    except BaseException:  # noqa: BLE001 - its text is the program's code, which may do anything
+    except BaseException:  # noqa: BLE001 - its text is the program's code
         return name
 
 
@@ -180,6 +195,14 @@ def _flush() -> None:
         # The program may have closed or replaced its streams; Python ignores that too.
         with suppress(Exception):
             stream.flush()  # type: ignore[union-attr]
+
+
+def _past_first(error: BaseException) -> TracebackType | None:
+    """Return the frames of an error without the first one, which is Kedge's."""
+    frames = error.__traceback__
+    if frames is None:
+        return None
+    return frames.tb_next
 
 
 def _silent(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:

@@ -28,7 +28,10 @@ _SHARED = {"__main__", "torch"}
 
 
 class OwnImports(MetaPathFinder):
-    """Keeps Kedge's modules apart from the program's; see Note [Names in the program's folder]."""
+    """Keeps Kedge's modules apart from the program's.
+
+    See Note [Names in the program's folder].
+    """
 
     def __init__(self) -> None:
         self._folder: Any | None = None
@@ -48,7 +51,8 @@ class OwnImports(MetaPathFinder):
             folder: The first folder on the program's ``sys.path``.
             path: ``sys.path`` as Kedge needs it.
         """
-        self._folder, self._path = pkgutil.get_importer(folder), list(path)
+        self._folder = pkgutil.get_importer(folder)
+        self._path = list(path)
         self._at_start = frozenset(takewhile(lambda name: name != "kedge", sys.modules))
         # The folder may be one of Kedge's too, such as that of the installed packages, or of
         # Kedge's source.
@@ -58,7 +62,10 @@ class OwnImports(MetaPathFinder):
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Context in which this thread imports Kedge's modules; it may be entered again inside, and by other threads."""
+        """Context in which this thread imports Kedge's modules.
+
+        It may be entered again inside, and by other threads.
+        """
         here = threading.get_ident()
         if self._folder is None or here in self._threads:
             yield
@@ -94,8 +101,12 @@ class OwnImports(MetaPathFinder):
 
     @contextmanager
     def filled(self) -> Iterator[None]:
-        """Context in which the modules are back that the program has removed since Kedge's last import."""
-        missing = {name: module for name, module in self._loaded.items() if name not in sys.modules}
+        """Context in which the modules are back that the program has removed.
+
+        Since Kedge's last import.
+        """
+        loaded = self._loaded.items()
+        missing = {name: module for name, module in loaded if name not in sys.modules}
         sys.modules.update(missing)
         try:
             yield
@@ -111,7 +122,9 @@ class OwnImports(MetaPathFinder):
         Raises:
             ModuleNotFoundError: Only the program's folder has it.
         """
-        if path is not None or fullname in _SHARED or threading.get_ident() not in self._threads:
+        if path is not None or fullname in _SHARED:
+            return None
+        if threading.get_ident() not in self._threads:
             return None
         if _is_built_in(fullname):
             return None
@@ -124,11 +137,13 @@ class OwnImports(MetaPathFinder):
             )
             found = next((spec for spec in others if spec is not None), None)
             if found is None:
-                raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname)
+                what = f"No module named {fullname!r}"
+                raise ModuleNotFoundError(what, name=fullname)
         return found
 
     def _taken_out(self) -> dict[str, ModuleType]:
-        names = {name for name in _tops() if name not in self._at_start and self._differs(name)}
+        later = (name for name in _tops() if name not in self._at_start)
+        names = set(filter(self._differs, later))
         return {
             name: sys.modules.pop(name)
             for name in list(sys.modules)
@@ -150,7 +165,8 @@ class OwnImports(MetaPathFinder):
         )
 
     def _is_from_folder(self, name: str) -> bool:
-        place, spec = self._in_folder(name), getattr(sys.modules.get(name), "__spec__", None)
+        place = self._in_folder(name)
+        spec = getattr(sys.modules.get(name), "__spec__", None)
         origin = getattr(spec, "origin", None)
         return (
             place is not None
@@ -159,11 +175,17 @@ class OwnImports(MetaPathFinder):
         )
 
     def _in_folder(self, name: str) -> str | None:
-        """Return the place of the module that the program's folder has of a name; None if python would not import it."""
+        """Return the place of the module that the program's folder has of a name.
+
+        None if python would not import it.
+        """
         if name in _SHARED or _is_built_in(name) or self._folder is None:
             return None
         spec = self._folder.find_spec(name)
-        return None if spec is None or spec.loader is None else spec.origin
+        if spec is None or spec.loader is None:
+            return None
+        origin: str | None = spec.origin
+        return origin
 
 
 def _tops() -> set[str]:
@@ -171,13 +193,15 @@ def _tops() -> set[str]:
 
 
 def _is_built_in(name: str) -> bool:
-    return name in sys.builtin_module_names or FrozenImporter.find_spec(name) is not None
+    if name in sys.builtin_module_names:
+        return True
+    return FrozenImporter.find_spec(name) is not None
 
 
 def _is_usual(finder: object) -> bool:
-    return (
-        isinstance(finder, OwnImports) or finder is PathFinder or not hasattr(finder, "find_spec")
-    )
+    if isinstance(finder, OwnImports) or finder is PathFinder:
+        return True
+    return not hasattr(finder, "find_spec")
 
 
 OWN_IMPORTS = OwnImports()

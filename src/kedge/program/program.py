@@ -25,7 +25,10 @@ from kedge.program.target import (
 )
 
 _OWN = (os.path.join(os.path.dirname(__file__), ""), "<frozen ")
-"""The beginnings of the names of the files that run a program; read now, since a program may replace functions of `os`."""
+"""The beginnings of the names of the files that run a program.
+
+Read now, since a program may replace functions of `os`.
+"""
 
 
 @dataclass
@@ -46,12 +49,16 @@ class Program:
     @property
     def name(self) -> str:
         """A short name for files: ``train.py`` for ``jobs/train.py``."""
-        return self.target if self.is_module else Path(os.path.abspath(self.target)).name
+        if self.is_module:
+            return self.target
+        return Path(os.path.abspath(self.target)).name
 
     @property
     def command(self) -> list[str]:
         """The words after ``python`` that run this program."""
-        return [*(["-m"] if self.is_module else []), self.target, *self.args]
+        if self.is_module:
+            return ["-m", self.target, *self.args]
+        return [self.target, *self.args]
 
     def check(self) -> None:
         """Check that the program can start, without running any of it.
@@ -83,19 +90,17 @@ class Program:
             target = self._target()
         except ScriptError as refused:
             return self.unparsed(refused)
-        except BaseException as raised:  # noqa: BLE001 - a package around the module failed: the program ends
+        except BaseException as raised:  # noqa: BLE001 - a package around it failed
             return end_with(_from_program(raised))
         found, silence = (sys.gettrace, sys.getprofile), (sys.settrace, sys.setprofile)
         try:
-            exec(target.code, vars(_become_main(target)))  # noqa: S102 - running the program is the job
-        except BaseException as raised:  # noqa: BLE001 - print any exception that ends the program, then end this process
-            error = raised
+            exec(target.code, vars(_become_main(target)))  # noqa: S102 - running it is the job
+        except BaseException as raised:  # noqa: BLE001 - printed, whatever it is
+            error = _from_program(raised)
         left = found[0](), found[1]()
         silence[0](None)
         silence[1](None)
-        return replace(
-            end_with(_from_program(error) if error is not None else None), observers=left
-        )
+        return replace(end_with(error), observers=left)
 
     def unparsed(self, refused: ScriptError) -> Ending:
         """Print the syntax error of a program that does not parse, as Python does.
@@ -115,19 +120,28 @@ class Program:
 
     @property
     def _finder(self) -> object | None:
-        return None if self.is_module else container_finder(self.target)
+        if self.is_module:
+            return None
+        return container_finder(self.target)
 
     def _take_over(self) -> None:
-        sys.argv[:] = ["-m" if self.is_module else self.target, *self.args]
+        first = "-m" if self.is_module else self.target
+        sys.argv[:] = [first, *self.args]
         # A program that restarts itself runs `python`, not this command.
         sys.orig_argv[:] = [sys.executable, *self.command]
-        path = sys.path if sys.flags.safe_path else sys.path[1:]
+
+        if sys.flags.safe_path:
+            if self._finder is not None:
+                sys.path.insert(0, absolute(self.target))
+            return
         if self._finder is not None:
-            sys.path[: 0 if sys.flags.safe_path else 1] = [absolute(self.target)]
-        elif not sys.flags.safe_path:
-            sys.path[:1] = [os.getcwd() if self.is_module else script_folder(self.target)]
-        if len(sys.path) > len(path):
-            OWN_IMPORTS.set_aside(sys.path[0], path)
+            folder = absolute(self.target)
+        elif self.is_module:
+            folder = os.getcwd()
+        else:
+            folder = script_folder(self.target)
+        sys.path[:1] = [folder]
+        OWN_IMPORTS.set_aside(folder, sys.path[1:])
 
 
 def _become_main(target: ProgramCode) -> ModuleType:

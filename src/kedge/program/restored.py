@@ -31,7 +31,10 @@ class BeforeProgram:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Context in which it is as it was; after it, all is as the program has left it."""
+        """Context in which it is as it was.
+
+        After it, all is as the program has left it.
+        """
         with ExitStack() as undo:
             undo.enter_context(_deep_enough())
             undo.enter_context(_without_collecting())

@@ -45,8 +45,13 @@ def absolute(path: str) -> str:
 
 
 def container_finder(path: str) -> Any | None:
-    """Return the finder of ``__main__`` in a folder or a zip file; None for a plain script."""
-    return pkgutil.get_importer(absolute(path)) if os.path.exists(path) else None
+    """Return the finder of ``__main__`` in a folder or a zip file.
+
+    None for a plain script.
+    """
+    if not os.path.exists(path):
+        return None
+    return pkgutil.get_importer(absolute(path))
 
 
 def read_script(path: str) -> ProgramCode:
@@ -66,15 +71,23 @@ def read_script(path: str) -> ProgramCode:
         raise ScriptError(
             f"cannot run {path}: it cannot be read ({error.strerror}); check its permissions"
         ) from error
-    loader: SourceFileLoader | SourcelessFileLoader = SourceFileLoader("__main__", filename)
+
+    loader: SourceFileLoader | SourcelessFileLoader
     if source.startswith(importlib.util.MAGIC_NUMBER):
         loader = SourcelessFileLoader("__main__", filename)
         code = _loaded(loader, "__main__", path)
     else:
+        loader = SourceFileLoader("__main__", filename)
         code = _compiled(source, filename, path)
     # A script has no spec and no package; `python` sets these names to the same values.
-    names = {"__package__": None, "__spec__": None, "__file__": filename, "__cached__": None}
-    return ProgramCode(code, names | {"__loader__": loader}, path)
+    names = {
+        "__package__": None,
+        "__spec__": None,
+        "__file__": filename,
+        "__cached__": None,
+        "__loader__": loader,
+    }
+    return ProgramCode(code, names, path)
 
 
 def read_container(path: str, finder: Any) -> ProgramCode:
@@ -86,7 +99,8 @@ def read_container(path: str, finder: Any) -> ProgramCode:
     spec = finder.find_spec("__main__")
     if spec is None:
         what = "directory" if os.path.isdir(path) else "archive"
-        raise ScriptError(f"cannot run {path}: the {what} has no __main__.py; name a script in it")
+        found = f"the {what} has no __main__.py"
+        raise ScriptError(f"cannot run {path}: {found}; name a script in it")
     return _from_spec(spec, path, path)
 
 
@@ -99,21 +113,23 @@ def check_module(name: str) -> None:
     Raises:
         ScriptError: The module does not exist, or does not parse.
     """
+    advice = _instead_of_a_module(name)
     if name.endswith(".py") and os.path.exists(name):
-        raise ScriptError(f"cannot run -m {name}: this is a file; {_instead_of_a_module(name)}")
+        raise ScriptError(f"cannot run -m {name}: this is a file; {advice}")
     with _searching(os.getcwd()):
         spec = _spec_without_import(name)
         top = name.partition(".")[0]
-        if spec is None and top not in sys.modules and _spec_without_import(top) is None:
-            raise ScriptError(
-                f"cannot run -m {name}: there is no module {top}; {_instead_of_a_module(name)}"
-            )
+        if spec is None and top not in sys.modules and not _spec_without_import(top):
+            raise ScriptError(f"cannot run -m {name}: there is no module {top}; {advice}")
         if spec and spec.submodule_search_locations is not None:
             spec = _first_spec(f"{name}.__main__", spec.submodule_search_locations)
             if spec is None:
                 raise ScriptError(_no_main(name))
-    source = getattr(spec.loader, "get_source", lambda _: None)(spec.name) if spec else None
-    if spec and source is not None:
+
+    if spec is None:
+        return
+    source = getattr(spec.loader, "get_source", lambda _: None)(spec.name)
+    if source is not None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             _compiled(source, spec.origin or name, f"-m {name}")
@@ -131,38 +147,53 @@ def read_module(name: str) -> ProgramCode:
             __import__(parent)
         spec = importlib.util.find_spec(name)
     except ImportError as error:
-        if error.name is None or not (parent == error.name or parent.startswith(f"{error.name}.")):
+        around = error.name is not None and f"{parent}.".startswith(f"{error.name}.")
+        if not around:
             raise
-        raise ScriptError(f"cannot run -m {name}: {error}; {_instead_of_a_module(name)}") from None
+        advice = _instead_of_a_module(name)
+        raise ScriptError(f"cannot run -m {name}: {error}; {advice}") from None
     except (AttributeError, TypeError, ValueError) as error:
         raise ScriptError(
             f"cannot run -m {name}: the search for it failed with {error!r}; check the name"
         ) from error
     if spec is None:
-        raise ScriptError(
-            f"cannot run -m {name}: there is no module of that name; {_instead_of_a_module(name)}"
-        )
+        advice = _instead_of_a_module(name)
+        raise ScriptError(f"cannot run -m {name}: there is no module of that name; {advice}")
+
     if spec.submodule_search_locations is None:
         return _from_spec(spec, spec.origin or name, f"-m {name}")
-    if name.endswith(".__main__") or importlib.util.find_spec(f"{name}.__main__") is None:
+    main = f"{name}.__main__"
+    if name.endswith(".__main__") or importlib.util.find_spec(main) is None:
         raise ScriptError(_no_main(name))
-    return read_module(f"{name}.__main__")
+    return read_module(main)
 
 
 def _from_spec(spec: ModuleSpec, argv0: str, shown: str) -> ProgramCode:
     code = _loaded(spec.loader, spec.name, shown)
-    names = {"__file__": spec.origin, "__cached__": spec.cached, "__loader__": spec.loader}
-    return ProgramCode(code, names | {"__package__": spec.parent, "__spec__": spec}, argv0)
+    names = {
+        "__package__": spec.parent,
+        "__spec__": spec,
+        "__file__": spec.origin,
+        "__cached__": spec.cached,
+        "__loader__": spec.loader,
+    }
+    return ProgramCode(code, names, argv0)
 
 
 def _loaded(loader: Any, name: str, shown: str) -> CodeType:
-    """Return the code of a module from its loader; raise ScriptError for one without, such as a module in C."""
-    try:
-        code: CodeType | None = loader.get_code(name) if hasattr(loader, "get_code") else None
-    except SyntaxError as error:
-        raise ScriptError(_parse_failure(shown, error)) from error
+    """Return the code of a module from its loader.
+
+    Raise ScriptError for one without, such as a module in C.
+    """
+    code: CodeType | None = None
+    if hasattr(loader, "get_code"):
+        try:
+            code = loader.get_code(name)
+        except SyntaxError as error:
+            raise ScriptError(_parse_failure(shown, error)) from error
     if code is None:
-        raise ScriptError(f"cannot run {shown}: it is not written in Python; name another module")
+        found = "it is not written in Python"
+        raise ScriptError(f"cannot run {shown}: {found}; name another module")
     return code
 
 
@@ -171,14 +202,16 @@ def _compiled(source: bytes | str, filename: str, shown: str) -> CodeType:
         return compile(source, filename, "exec", dont_inherit=True)
     except SyntaxError as error:
         raise ScriptError(_parse_failure(shown, error)) from error
-    except ValueError as error:  # what Python reports as a syntax error if it reads the file itself
+    except ValueError as error:  # a syntax error where Python reads the file itself
         raise ScriptError(_parse_failure(shown, error)) from SyntaxError(*error.args)
 
 
 def _parse_failure(shown: str, error: SyntaxError | ValueError) -> str:
-    place, reason = shown.removeprefix("-m "), str(error)
+    place = shown.removeprefix("-m ")
+    reason = str(error)
     if isinstance(error, SyntaxError) and error.lineno is not None:
-        place, reason = f"{error.filename or place}:{error.lineno}", error.msg
+        place = f"{error.filename or place}:{error.lineno}"
+        reason = error.msg
     return f"cannot run {shown}: it does not parse; {place}: {reason}"
 
 
@@ -193,11 +226,18 @@ def _no_main(name: str) -> str:
 
 
 def _spec_without_import(name: str) -> ModuleSpec | None:
-    """Return the spec of a module, searched in its parents' folders; None if it is not found."""
-    spec, path = None, None
-    for end in [*(i for i, char in enumerate(name) if char == "."), len(name)]:
+    """Return the spec of a module, searched in its parents' folders.
+
+    None if it is not found.
+    """
+    path: Any = None
+    spec: ModuleSpec | None = None
+    ends = [i for i, char in enumerate(name) if char == "."]
+    for end in [*ends, len(name)]:
         spec = _first_spec(name[:end], path)
-        path = spec.submodule_search_locations if spec else None
+        if spec is None:
+            return None
+        path = spec.submodule_search_locations
         if path is None and end < len(name):
             return None
     return spec

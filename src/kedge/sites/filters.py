@@ -61,7 +61,8 @@ class SiteFilter:
     """
 
     def __init__(self, text: str, paths: Collection[str]) -> None:
-        self._paths, self._read = paths, parse(text)
+        self._paths = paths
+        self._read = parse(text)
         self.terms = widened(self._read, paths)
 
     def chooses(self, site: Named) -> bool:
@@ -80,16 +81,20 @@ class SiteFilter:
             where: What has them, as the answer names it.
         """
         for said, term in zip(self._read, self.terms, strict=True):
-            if not term.excluded and not any(means(term, site) for site in sites):
-                alone = replace(term, kind=None, op=None, leaf=None, call=None)
-                kinds = dict.fromkeys(
-                    site.kind for site in sites if site.kind in KINDS and means(alone, site)
-                )
-                if kinds and alone != term:
+            if term.excluded or any(means(term, site) for site in sites):
+                continue
+            problem = f'"{said}" selects nothing in {where}'
+            alone = replace(term, kind=None, op=None, leaf=None, call=None)
+            if alone != term:
+                named = [site.kind for site in sites if means(alone, site)]
+                kinds = dict.fromkeys(kind for kind in named if kind in KINDS)
+                if kinds:
                     has = ", ".join(f":{kind}" for kind in kinds)
-                    return f'"{said}" selects nothing in {where}; of the modules and parameters it names there is {has}'
-                near = nearest(term, self._paths, (site.type for site in sites))
-                return f'"{said}" selects nothing in {where}; {f"the nearest are {near}" if near else ALL}'
+                    return f"{problem}; of the modules and parameters it names there is {has}"
+            near = nearest(term, self._paths, (site.type for site in sites))
+            if near:
+                return f"{problem}; the nearest are {near}"
+            return f"{problem}; {ALL}"
         return ""
 
 
@@ -111,8 +116,10 @@ def check_watched(text: str) -> None:
             continue
         kinds = ", ".join(f":{kind}" for kind in WATCHED_KINDS)
         raise NoSuchKind(
-            f'"{term}": a watch of a whole run does not record {part}; it records the values of modules and parameters with all '
-            f'their leaves and calls ({kinds}). Leave that part out, or use a hook: kedge.hook(model, "{term}", kedge.measure())'
+            f'"{term}": a watch of a whole run does not record {part}; it records '
+            "the values of modules and parameters with all their leaves and calls "
+            f"({kinds}). Leave that part out, or use a hook: kedge.hook(model, "
+            f'"{term}", kedge.measure())'
         )
 
 
@@ -128,7 +135,8 @@ def chosen_sites(text: str, sites: Sequence[N], where: str = "this recording") -
         NoSuchSite: A part of the text selects none of them.
         SelectorError: The text cannot be read.
     """
-    chosen = SiteFilter(text, {path for site in sites for path in (site.path, site.owner)})
+    paths = {site.path for site in sites} | {site.owner for site in sites}
+    chosen = SiteFilter(text, paths)
     problem = chosen.problem(sites, where)
     if problem:
         raise NoSuchSite(problem)
@@ -142,19 +150,23 @@ def widened(terms: Iterable[Term], paths: Collection[str]) -> tuple[Term, ...]:
         terms: The terms.
         paths: The paths that there are.
     """
-    return tuple(
-        _widened(term) if term.literal and term.literal not in paths else term for term in terms
-    )
-
-
-def _widened(term: Term) -> Term:
-    *before, last = term.path
-    return replace(term, path=("**", *before, f"{last}*"))
+    found = []
+    for term in terms:
+        if term.literal and term.literal not in paths:
+            *before, last = term.path
+            found.append(replace(term, path=("**", *before, f"{last}*")))
+        else:
+            found.append(term)
+    return tuple(found)
 
 
 def means(term: Term, site: Named) -> bool:
-    """Whether a term selects a site; without a kind, it selects every site of a module, and of its parameters."""
-    kind, types = site.kind.partition("[")[0], (site.type,)
+    """Whether a term selects a site.
+
+    Without a kind, it selects every site of a module, and of its parameters.
+    """
+    kind = site.kind.partition("[")[0]
+    types = (site.type,)
     if term.kind is None:
         named = term.matches(site.owner, types) or (
             term.literal is not None and term.literal == site.path
@@ -195,9 +207,12 @@ def nearest(term: Term, paths: Iterable[str], types: Iterable[str] = ()) -> str:
 
 def _variants(term: Term) -> Iterator[Term]:
     """Yield terms with ``*`` in place of the numbers of folded blocks, as a report names them, and one at any depth."""
-    typed = term.path[1:] if term.path[:1] == ("**",) else term.path
-    starred = tuple(_RANGE.sub("*", segment.removesuffix("*") or "*") for segment in typed)
-    if any(_RANGE.search(segment) for segment in typed):
+    typed = term.path
+    if typed[:1] == ("**",):
+        typed = typed[1:]
+    if any(map(_RANGE.search, typed)):
+        plain = (segment.removesuffix("*") or "*" for segment in typed)
+        starred = tuple(_RANGE.sub("*", segment) for segment in plain)
         yield from (Term(starred), Term(("**", *starred)))
     if typed[:1] == ("*",):
         yield Term(("**", *typed[1:]))
@@ -206,12 +221,16 @@ def _variants(term: Term) -> Iterator[Term]:
 
 def _near_names(term: Term, known: Sequence[str]) -> list[str]:
     """Return the nearest segments for a term of one segment, else the nearest paths, one of several alike blocks."""
-    plain = re.sub(r"[*?\\]", "", ".".join(segment for segment in term.path if segment != "**"))
+    typed = ".".join(segment for segment in term.path if segment != "**")
+    plain = re.sub(r"[*?\\]", "", typed)
     if "." in plain:
         near = difflib.get_close_matches(plain, known, 12, 0.4)
         return list({pattern(path): path for path in reversed(near)}.values())[::-1][:3]
-    segments = dict.fromkeys(
-        segment for path in known for segment in path.split(".") if not segment.isdecimal()
-    )
+    segments: dict[str, None] = {}
+    for path in known:
+        names = (name for name in path.split(".") if not name.isdecimal())
+        segments.update(dict.fromkeys(names))
     near = difflib.get_close_matches(plain, segments, 3, 0.5)
-    return near or sorted(name for name in segments if plain and plain in name)[:3]
+    if near or not plain:
+        return near
+    return sorted(name for name in segments if plain in name)[:3]

@@ -31,7 +31,8 @@ LEAST_FACTOR = 4.0
 #: The least distance of an outlier among shares.
 LEAST_SHARE = 0.25
 #: More than so many, and than this share of a group, are no outliers.
-FEW_OUTLIERS, MOST_OUTLIERS = 3, 1 / 8
+FEW_OUTLIERS = 3
+MOST_OUTLIERS = 1 / 8
 
 _NUMBER = re.compile(r"(?<![^.])(?:0|[1-9]\d*)(?![^.])")
 
@@ -76,7 +77,10 @@ class Folding(Generic[T]):
     differing: Callable[[Sequence[T]], Collection[int]] = lambda _: ()
 
     def fold(self, items: Iterable[T]) -> list[Fold[T]]:
-        """Return things as folds, in the order of their first members; one that stands alone comes after its group."""
+        """Return things as folds, in the order of their first members.
+
+        One that stands alone comes after its group.
+        """
         groups: dict[tuple[Pattern, Hashable], dict[Hashable, list[T]]] = {}
         places: dict[int, int] = {}
         for place, item in enumerate(items):
@@ -86,14 +90,18 @@ class Folding(Generic[T]):
         made: list[tuple[int, bool, int, Fold[T]]] = []
         for (around, _), group in groups.items():
             first = min(places[id(members[0])] for members in group.values())
-            folds = [one for members in group.values() for one in self._folds(around, members)]
-            made += [(first, not one.folded, places[id(one.members[0])], one) for one in folds]
+            for members in group.values():
+                for one in self._folds(around, members):
+                    place = places[id(one.members[0])]
+                    made.append((first, not one.folded, place, one))
         made.sort(key=lambda entry: entry[:3])
         return [one for *_, one in made]
 
     def shown(self, items: Sequence[T]) -> list[Fold[T]]:
         """Return a list as folds if it is long, and otherwise each thing by itself."""
-        return self.fold(items) if len(items) > WHOLE else self.each(items)
+        if len(items) > WHOLE:
+            return self.fold(items)
+        return self.each(items)
 
     def each(self, items: Iterable[T]) -> list[Fold[T]]:
         """Return each thing by itself."""
@@ -101,7 +109,9 @@ class Folding(Generic[T]):
 
     def _folds(self, around: Pattern, items: Sequence[T]) -> list[Fold[T]]:
         """Return the folds of things that are alike and have one pattern."""
-        alone = set(self.differing(items)) if len(items) > 1 else set()
+        alone: set[int] = set()
+        if len(items) > 1:
+            alone.update(self.differing(items))
         found: dict[Numbers, T] = {}
         single = []
         for place, item in enumerate(items):
@@ -110,21 +120,28 @@ class Folding(Generic[T]):
                 single.append(item)
             else:
                 found[numbers] = item
+
         boxes = _boxes(found)
-        box_of = {numbers: at for at, box in enumerate(boxes) for numbers in product(*box)}
+        box_of: dict[Numbers, int] = {}
+        for at, box in enumerate(boxes):
+            box_of.update(dict.fromkeys(product(*box), at))
         within: list[list[T]] = [[] for _ in boxes]
         for numbers, item in found.items():
             within[box_of[numbers]].append(item)
+
         folds = []
         for box, members in zip(boxes, within, strict=True):
-            name = self.name(members[0]) if len(members) == 1 else _named(around, box)
+            name = _named(around, box)
+            if len(members) == 1:
+                name = self.name(members[0])
             folds.append(Fold(name, tuple(members)))
         return folds + self.each(single)
 
 
 def folded_names(texts: Iterable[str]) -> list[str]:
     """Return names with those folded that differ only in numbers."""
-    return [one.name for one in Folding(_Name.__str__, _Name.kind).fold(map(_Name, texts))]
+    folds = Folding(_Name.__str__, _Name.kind).fold(map(_Name, texts))
+    return [one.name for one in folds]
 
 
 def pattern(name: str) -> Pattern:
@@ -133,9 +150,14 @@ def pattern(name: str) -> Pattern:
 
 
 def block(path: str) -> str:
-    """Return the innermost numbered block that a path is in, such as ``h.0`` for ``h.0.attn``; the path if in none."""
+    """Return the innermost numbered block that a path is in, such as ``h.0`` for ``h.0.attn``.
+
+    The path if in none.
+    """
     found = list(_NUMBER.finditer(_head(path)))
-    return path[: found[-1].end()] if found else path
+    if not found:
+        return path
+    return path[: found[-1].end()]
 
 
 def outliers(
@@ -152,11 +174,13 @@ def outliers(
     places = np.flatnonzero(np.isfinite(given) & (share | (given > 0)))
     if len(places) < 3:
         return []
-    known = given[places] if share else np.log(given[places])
+    known = given[places]
+    least = LEAST_SHARE
+    if not share:
+        known = np.log(known)
+        least = math.log(LEAST_FACTOR)
     apart = np.abs(known - np.median(known))
-    least = max(
-        OUTLYING * float(np.median(apart)), LEAST_SHARE if share else math.log(LEAST_FACTOR)
-    )
+    least = max(OUTLYING * float(np.median(apart)), least)
     far = np.flatnonzero(apart > least)
     if len(far) > max(FEW_OUTLIERS, len(known) * MOST_OUTLIERS):
         return []  # the group has two halves
@@ -196,15 +220,20 @@ def _boxes(found: Collection[Numbers]) -> list[Box]:
             return [()]
         tails.setdefault(numbers[0], {})[numbers[1:]] = None
     merged: dict[tuple[Box, ...], list[int]] = {}
-    for number, rest in tails.items():
-        merged.setdefault(tuple(_boxes(rest)), []).append(number)
-    return [(tuple(sorted(numbers)), *rest) for boxes, numbers in merged.items() for rest in boxes]
+    for number, tail in tails.items():
+        merged.setdefault(tuple(_boxes(tail)), []).append(number)
+    boxes: list[Box] = []
+    for rests, firsts in merged.items():
+        first = tuple(sorted(firsts))
+        boxes += [(first, *rest) for rest in rests]
+    return boxes
 
 
 def _named(around: Pattern, box: Box) -> str:
-    return around[0] + "".join(
-        ranges(numbers) + part for numbers, part in zip(box, around[1:], strict=True)
-    )
+    name = around[0]
+    for numbers, part in zip(box, around[1:], strict=True):
+        name += ranges(numbers) + part
+    return name
 
 
 def ranges(numbers: Sequence[int]) -> str:
@@ -218,5 +247,12 @@ def ranges(numbers: Sequence[int]) -> str:
             runs[-1].append(number)
         else:
             runs.append([number])
-    texts = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return ",".join(texts if len(texts) <= MOST_RUNS else [*texts[: MOST_RUNS - 2], "…", texts[-1]])
+    texts = []
+    for run in runs:
+        text = str(run[0])
+        if len(run) > 1:
+            text += f"-{run[-1]}"
+        texts.append(text)
+    if len(texts) > MOST_RUNS:
+        texts = [*texts[: MOST_RUNS - 2], "…", texts[-1]]
+    return ",".join(texts)

@@ -37,11 +37,16 @@ class Term:
     def __str__(self) -> str:
         """The term in the site language; reading it back gives an equal term."""
         text = "!" * self.excluded + ".".join(self.path)
-        text += "{" + ",".join(self.types) + "}" if self.types else ""
-        text += "" if self.call is None else f"#{self.call}"
+        if self.types:
+            text += "{" + ",".join(self.types) + "}"
+        if self.call is not None:
+            text += f"#{self.call}"
         text += op_text(self.op)
-        text += f":{self.kind}" if self.kind or not text else ""
-        return text + (f"[{self.leaf}]" if self.leaf is not None else "")
+        if self.kind or not text:
+            text += f":{self.kind}"
+        if self.leaf is not None:
+            text += f"[{self.leaf}]"
+        return text
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -50,12 +55,13 @@ class Term:
 
     def matches(self, path: str, types: tuple[str, ...]) -> bool:
         """Whether it selects a module or parameter of this path and these class names."""
-        if (
-            self.literal is not None
-        ):  # no pattern to compile: there may be such a term for each of 10,000 modules
+        # A literal needs no pattern: there may be such a term for each of 10,000 modules.
+        if self.literal is not None:
             return path == self.literal
-        named = self.pattern.fullmatch(f".{path}" if path else "") is not None
-        return named and (not self.types or any(t in types for t in self.types))
+        dotted = f".{path}" if path else ""
+        if self.pattern.fullmatch(dotted) is None:
+            return False
+        return not self.types or any(name in types for name in self.types)
 
     @cached_property
     def literal(self) -> str | None:
@@ -70,15 +76,11 @@ class Term:
         The operation that made a saved tensor may be left out: the number of the save tells it
         apart.
         """
-        if self.literal != site.path or (
-            (self.op is None) != (site.op is None) and site.kind != "saved"
-        ):
+        if self.literal != site.path:
             return False
-        return (
-            self.op is None
-            or site.op is None
-            or (self.op[0] == site.op[0] and self.op[1] in (None, site.op[1]))
-        )
+        if self.op is None or site.op is None:
+            return self.op is site.op or site.kind == "saved"
+        return self.op[0] == site.op[0] and self.op[1] in (None, site.op[1])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -89,14 +91,22 @@ def op_pattern(name: str) -> re.Pattern[str]:
 
 def means_op(pattern: tuple[str, int | None], op: tuple[str, int | None]) -> bool:
     """Whether a pattern of operations selects one, or all of a name if its index is None."""
-    return pattern[1] in (None, op[1]) and op_pattern(pattern[0]).fullmatch(op[0]) is not None
+    name, index = pattern
+    return index in (None, op[1]) and op_pattern(name).fullmatch(op[0]) is not None
 
 
 def _path_regex(segments: tuple[str, ...]) -> str:
-    """Return a regular expression over a path with a dot before each segment, so that ``**`` may match none."""
-    return "".join(
-        r"(?:\.[^.]+)*" if s == "**" else r"\." + _segment_regex(s) for s in segments if s
-    )
+    """Return a regular expression over a path with a dot before each segment.
+
+    With the dots, ``**`` may match none.
+    """
+    regex = ""
+    for segment in segments:
+        if segment == "**":
+            regex += r"(?:\.[^.]+)*"
+        elif segment:
+            regex += r"\." + _segment_regex(segment)
+    return regex
 
 
 def _segment_regex(segment: str) -> str:
@@ -105,33 +115,40 @@ def _segment_regex(segment: str) -> str:
 
 
 def _piece_regex(piece: str) -> str:
-    if piece in ("*", "?"):
-        return "[^.]" + ("*" if piece == "*" else "")
+    if piece == "*":
+        return "[^.]*"
+    if piece == "?":
+        return "[^.]"
     if piece.startswith("[") and len(piece) > 1:
         inner = piece[1:-1]
-        negated, chars = inner.startswith("!"), inner.removeprefix("!")
-        pieces = re.findall(r"(.)-(.)|(.)", chars, re.DOTALL)
-        inside = "".join(
-            re.escape(one) or f"{re.escape(low)}-{re.escape(high)}" for low, high, one in pieces
-        )
-        return r"(?!\.)[" + "^" * negated + inside + "]"
+        inside = "^" * inner.startswith("!")
+        for low, high, one in re.findall(r"(.)-(.)|(.)", inner.removeprefix("!"), re.DOTALL):
+            inside += re.escape(one) or f"{re.escape(low)}-{re.escape(high)}"
+        return rf"(?!\.)[{inside}]"
     return re.escape(piece.removeprefix("\\"))
+
+
+_SEGMENT = re.compile(r"(?:\\.|\[[^\]]*\]|[^.\\\[])+|(?<=\.)(?=\.|$)|^(?=\.)", re.DOTALL)
 
 
 class _Reader:
     """A reader of the site language that keeps the position for the caret of an error."""
 
     def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
+        self.text = text
+        self.at = 0
 
     def error(self, problem: str, at: int | None = None, advice: str = "") -> SelectorError:
-        at = self.at if at is None else at
+        if at is None:
+            at = self.at
         lines = [
             f"cannot read the selector, column {at + 1}: {problem}",
             f"  {self.text}",
             f"  {' ' * at}^",
         ]
-        return SelectorError("\n".join([*lines, *([advice] if advice else [])]))
+        if advice:
+            lines.append(advice)
+        return SelectorError("\n".join(lines))
 
     def peek(self) -> str:
         return self.text[self.at : self.at + 1]
@@ -146,13 +163,18 @@ class _Reader:
             self.at += 1
 
     def until(self, stops: str) -> str:
-        """Return the characters up to one of the stops; escapes and character classes are read whole."""
+        """Return the characters up to one of the stops.
+
+        Escapes and character classes are read whole.
+        """
         start = self.at
         while (char := self.peek()) and char not in stops:
             if char == "[":
                 self._character_class()
+            elif char == "\\":
+                self.at += 2
             else:
-                self.at += 2 if char == "\\" else 1
+                self.at += 1
         if self.at > len(self.text):
             raise self.error("nothing follows the backslash", len(self.text) - 1)
         return self.text[start : self.at]
@@ -161,13 +183,12 @@ class _Reader:
         end = self.text.find("]", self.at)
         if end < 0:
             raise self.error("this bracket is never closed")
-        if end == self.at + 1 or self.text[self.at + 1 : end] == "!":
+        inside = self.text[self.at + 1 : end]
+        if inside in ("", "!"):
             raise self.error("empty brackets match nothing")
-        if any(
-            low > high
-            for low, high in re.findall(r"(.)-(.)", self.text[self.at + 1 : end], re.DOTALL)
-        ):
-            raise self.error("this range runs backwards")
+        for low, high in re.findall(r"(.)-(.)", inside, re.DOTALL):
+            if low > high:
+                raise self.error("this range runs backwards")
         self.at = end + 1
 
     def enclosed(self, close: str) -> str:
@@ -186,7 +207,9 @@ class _Reader:
             self.at += 1
         if start == self.at:
             raise self.error(
-                'a number must follow "#"', start, 'calls are counted from 0: "encoder#2:out"'
+                'a number must follow "#"',
+                start,
+                'calls are counted from 0: "encoder#2:out"',
             )
         return int(self.text[start : self.at])
 
@@ -197,8 +220,9 @@ class _Reader:
         term = Term(path, excluded=excluded)
         if self.accept("{"):
             start = self.at - 1
-            term = replace(term, types=tuple(t.strip() for t in self.enclosed("}").split(",")))
-            if "" in term.types:
+            types = [name.strip() for name in self.enclosed("}").split(",")]
+            term = replace(term, types=tuple(types))
+            if "" in types:
                 raise self.error("a name is missing between these", start)
         if self.accept("#"):
             term = replace(term, call=self.index())
@@ -218,44 +242,48 @@ class _Reader:
             if self.peek() in (":", "#", "{", "/"):
                 return ()
             raise self.error(
-                "a path is missing here", start, 'write ":out" for the root, "**" for everything'
+                "a path is missing here",
+                start,
+                'write ":out" for the root, "**" for everything',
             )
-        segments = tuple(
-            re.findall(r"(?:\\.|\[[^\]]*\]|[^.\\\[])+|(?<=\.)(?=\.|$)|^(?=\.)", text, re.DOTALL)
-        )
+        segments = _SEGMENT.findall(text)
         if "" in segments:
             raise self.error(
-                "an empty segment between dots", start, f"the path was read as {list(segments)}"
+                "an empty segment between dots",
+                start,
+                f"the path was read as {segments}",
             )
-        odd = next(
-            (s for s in segments if "**" in re.sub(r"\\.|\[[^\]]*\]", "", s) and s != "**"), None
-        )
-        if odd is not None:
-            raise self.error(
-                '"**" must stand alone between dots',
-                start + text.find(odd),
-                'within a name write "*"',
-            )
-        return segments
+        for segment in segments:
+            if segment != "**" and "**" in re.sub(r"\\.|\[[^\]]*\]", "", segment):
+                raise self.error(
+                    '"**" must stand alone between dots',
+                    start + text.find(segment),
+                    'within a name write "*"',
+                )
+        return tuple(segments)
 
     def op(self) -> tuple[str, int | None]:
         start = self.at
         name = self.until("#:,! \t\n")
         if not name:
             raise self.error(
-                'the name of an operation must follow "/"', start, 'such as "layer1.0/relu:out"'
+                'the name of an operation must follow "/"',
+                start,
+                'such as "layer1.0/relu:out"',
             )
-        return name, self.index() if self.accept("#") else None
+        if self.accept("#"):
+            return name, self.index()
+        return name, None
 
     def kind(self) -> str:
         start = self.at
         kind = self.until("[,! \t\n")
         if kind not in ALL_KINDS:
+            advice = f"kinds are {', '.join(KINDS)}"
             near = difflib.get_close_matches(kind, ALL_KINDS, 1)
-            advice = f'did you mean ":{near[0]}"? ' if near else ""
-            raise self.error(
-                f'unknown kind "{kind}"', start, f"{advice}kinds are {', '.join(KINDS)}"
-            )
+            if near:
+                advice = f'did you mean ":{near[0]}"? {advice}'
+            raise self.error(f'unknown kind "{kind}"', start, advice)
         return kind
 
 
@@ -279,7 +307,9 @@ def parse(text: str) -> tuple[Term, ...]:
         raise reader.error(f'unexpected "{reader.peek()}"')
     if all(t.excluded for t in terms):
         raise reader.error(
-            'every part is excluded with "!"', 0, 'first select sites: "**:out, !**{Dropout}"'
+            'every part is excluded with "!"',
+            0,
+            'first select sites: "**:out, !**{Dropout}"',
         )
     return tuple(terms)
 
@@ -293,6 +323,7 @@ def single(name: str) -> Term:
     terms = parse(name)
     if len(terms) != 1 or terms[0].literal is None:
         raise SelectorError(
-            f'"{name}" may match several sites; records are read by the name of one, such as "layer4"'
+            f'"{name}" may match several sites; records are read by the name of '
+            'one, such as "layer4"'
         )
     return terms[0]

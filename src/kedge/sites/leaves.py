@@ -29,7 +29,8 @@ def find(value: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
         return [(prefix, value)]
     found = []
     for key, child in _children(value):
-        found += find(child, f"{prefix}.{key}" if prefix else key)
+        name = f"{prefix}.{key}" if prefix else key
+        found += find(child, name)
     return found
 
 
@@ -68,19 +69,34 @@ def _names(value: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _prefixes(name: str) -> list[str]:
-    return [name[:at] for at, letter in enumerate(name) if letter == "."] if "." in name else []
+    if "." not in name:
+        return []
+    return [name[:at] for at, letter in enumerate(name) if letter == "."]
 
 
 def _is_taken(name: str, key: Any, keys: Mapping[str, Any], value: Mapping[Any, Any]) -> bool:
-    """Whether a leaf under a name would have the name of one under another: as ``a.b`` and ``b`` inside of ``a``."""
+    """Whether a leaf under a name would have the name of one under another.
+
+    As ``a.b`` and ``b`` inside of ``a``.
+    """
     near = [other for other in keys if other.startswith(f"{name}.")]
     near += [other for other in _prefixes(name) if other in keys]
-    own = {leaf for leaf, _ in find(value[key], name)} if near else set()
-    return any(leaf in own for other in near for leaf, _ in find(value[keys[other]], other))
+    if not near:
+        return False
+
+    own = {leaf for leaf, _ in find(value[key], name)}
+    for other in near:
+        others = {leaf for leaf, _ in find(value[keys[other]], other)}
+        if own & others:
+            return True
+    return False
 
 
 def put(value: Any, new: Mapping[str, Tensor], prefix: str = "") -> Any:
-    """Return the value with some of its tensors replaced, by name; the given value is not changed."""
+    """Return the value with some of its tensors replaced, by name.
+
+    The given value is not changed.
+    """
     if isinstance(value, Tensor):
         return new.get(prefix, value)
     changed = {}
@@ -88,16 +104,16 @@ def put(value: Any, new: Mapping[str, Tensor], prefix: str = "") -> Any:
         name = f"{prefix}.{key}" if prefix else key
         if any(n == name or n.startswith(name + ".") for n in new):
             changed[key] = put(child, new, name)
-    return _with(value, changed) if changed else value
+    if not changed:
+        return value
+    return _with(value, changed)
 
 
 def _with(value: Any, changed: Mapping[str, Any]) -> Any:
     if isinstance(value, Mapping):
-        plain = type(value) in (
-            dict,
-            OrderedDict,
-        )  # which Dynamo can read; others may have a state of their own
         make: Any = type(value)
+        # Dynamo can read these two; others may have a state of their own.
+        plain = make in (dict, OrderedDict)
         twin: Any = make(value) if plain else copy.copy(value)
         for name, key in _names(value).items():
             if name in changed:
@@ -107,27 +123,31 @@ def _with(value: Any, changed: Mapping[str, Any]) -> Any:
         return type(value)(*(changed.get(name, old) for name, old in _children(value)))
     if isinstance(value, (list, tuple)):
         items = [changed.get(str(i), v) for i, v in enumerate(value)]
-        return items if type(value) is list else type(value)(items)
+        if type(value) is list:
+            return items
+        return type(value)(items)
     if dataclasses.is_dataclass(value):
         twin = copy.copy(value)
         for name, child in changed.items():
             object.__setattr__(twin, name, child)
         return twin
     children, context = containers.apart(value)
-    return containers.together(
-        value, [changed.get(str(i), v) for i, v in enumerate(children)], context
-    )
+    items = [changed.get(str(i), v) for i, v in enumerate(children)]
+    return containers.together(value, items, context)
 
 
 def describe(value: Any) -> str:
     """Return a short description of a value for messages: type, and shape or leaves."""
     if isinstance(value, Tensor):
         try:
-            return f"{str(value.dtype).removeprefix('torch.')}{list(shape_of(value))}"
-        except Exception:  # noqa: BLE001 - the program's subclass answers for its attributes
+            dtype = str(value.dtype).removeprefix("torch.")
+            return f"{dtype}{list(shape_of(value))}"
+        except Exception:  # noqa: BLE001 - the program's subclass answers for these
             return type(value).__name__
-    names = [f"[{n}]" for n, _ in find(value)]
-    inside = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "no tensor"
+    names = [f"[{name}]" for name, _ in find(value)]
+    inside = ", ".join(names[:8]) or "no tensor"
+    if len(names) > 8:
+        inside += ", ..."
     return f"{type(value).__name__} with {inside}"
 
 
@@ -146,7 +166,7 @@ def own_part(value: Tensor) -> Tensor:
     if type(value) is Tensor or type(value) is Parameter:
         return value
     part = part_here(value)
-    return value if part is None else part
+    return part if part is not None else value
 
 
 def untransformed(value: Tensor) -> Tensor:
@@ -157,8 +177,13 @@ def untransformed(value: Tensor) -> Tensor:
 
 
 def dequantized(value: Tensor) -> Tensor:
-    """Return the numbers that a quantized tensor stands for; of any other tensor itself."""
-    return value.dequantize() if value.is_quantized else value
+    """Return the numbers that a quantized tensor stands for.
+
+    Of any other tensor itself.
+    """
+    if value.is_quantized:
+        return value.dequantize()
+    return value
 
 
 class Numbers(NamedTuple):
@@ -184,12 +209,17 @@ def numbers_of(value: Tensor) -> Numbers | None:
         return None
     if value.is_nested:
         parts = [part.reshape(-1) for part in value.detach().unbind()]
-        return Numbers(
-            torch.cat(parts) if parts else torch.empty(0, dtype=value.dtype, device=value.device)
-        )
+        if parts:
+            return Numbers(torch.cat(parts))
+        return Numbers(torch.empty(0, dtype=value.dtype, device=value.device))
     if value.layout is torch.strided:
-        mask = None if type(value) is Tensor else getattr(value, "get_mask", None)
-        return Numbers(value.get_data().detach()[mask()] if callable(mask) else value)  # type: ignore[attr-defined]
+        if type(value) is Tensor:
+            return Numbers(value)
+        masked: Any = value
+        mask = getattr(masked, "get_mask", None)
+        if not callable(mask):
+            return Numbers(value)
+        return Numbers(masked.get_data().detach()[mask()])
     if value.layout is torch.sparse_coo:
         stored = value.detach().coalesce().values()
     elif value.layout in COMPRESSED:
@@ -199,7 +229,14 @@ def numbers_of(value: Tensor) -> Numbers | None:
     return Numbers(stored, value.numel() - stored.numel())
 
 
-COMPRESSED = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc})
+COMPRESSED = frozenset(
+    {
+        torch.sparse_csr,
+        torch.sparse_csc,
+        torch.sparse_bsr,
+        torch.sparse_bsc,
+    }
+)
 """The layouts of sparse tensors that have the indices of rows, or of columns, compressed."""
 
 
@@ -210,9 +247,9 @@ def has_memory(value: Tensor) -> bool:
     """
     if not value.numel():
         return True
-    last = value.storage_offset() + sum(
-        (size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True)
-    )
+    last = value.storage_offset()
+    for size, step in zip(value.shape, value.stride(), strict=True):
+        last += (size - 1) * step
     try:
         return value.untyped_storage().nbytes() >= (last + 1) * value.element_size()
     except (NotImplementedError, RuntimeError):  # a library's own kind of tensor
@@ -220,8 +257,11 @@ def has_memory(value: Tensor) -> bool:
 
 
 def storage_of(value: Tensor) -> int:
-    """Return a number that identifies a tensor's storage; -1 if it has no ordinary storage."""
+    """Return a number that identifies a tensor's storage.
+
+    -1 if it has no ordinary storage.
+    """
     try:
         return int(identity_of(untransformed(value).untyped_storage()))
-    except (NotImplementedError, RuntimeError):  # sparse, or a library's own kind of tensor
+    except (NotImplementedError, RuntimeError):  # sparse, or a library's own kind
         return -1

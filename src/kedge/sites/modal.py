@@ -34,16 +34,24 @@ def drops(module: nn.Module) -> bool:
 def in_training(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the paths and modules of a model that compute as in training: dropout, and statistics of the batch."""
     for name, module in modules_in(model).items():
-        if module.training and isinstance(module, MODAL) and drops(module) and _depends(module):
+        if not module.training or not isinstance(module, MODAL):
+            continue
+        if drops(module) and _depends(module):
             yield name, module
 
 
 def shown_training(model: nn.Module) -> str:
-    """Return the first modules that compute as in training, as a message names them; empty if there are none."""
+    """Return the first modules that compute as in training, as a message names them.
+
+    Empty if there are none.
+    """
     found = [f"{type(module).__name__} {name or 'itself'}" for name, module in in_training(model)]
     return listed(found, _NAMED)
 
 
 def _depends(module: nn.Module) -> bool:
-    """Whether a module's mode matters; without running statistics a normalization has those of the batch in both."""
+    """Whether a module's mode matters.
+
+    Without running statistics a normalization has those of the batch in both.
+    """
     return bool(getattr(module, "track_running_stats", True))

@@ -15,9 +15,18 @@ TypesAt: TypeAlias = Callable[[str], tuple[str, ...]]
 
 
 def kind_meant(term: Term, kinds: Collection[str]) -> str:
-    """Return the kind that a name means: its own, else ``out`` or ``grad`` if present, else the only one, else ``out``."""
-    usual = next((kind for kind in ("out", "grad") if kind in kinds), None)
-    return term.kind or usual or (next(iter(kinds)) if len(kinds) == 1 else "out")
+    """Return the kind that a name means.
+
+    Its own, else ``out`` or ``grad`` if present, else the only one, else ``out``.
+    """
+    if term.kind:
+        return term.kind
+    for usual in ("out", "grad"):
+        if usual in kinds:
+            return usual
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return "out"
 
 
 def site_named(name: str, kind: str = "out") -> Site:
@@ -49,15 +58,20 @@ def names_at(sites: Iterable[Site]) -> list[str]:
         op = site.op
         if op is not None and numbers[site.path, site.kind, op[0]] == {0}:
             op = op[0], None
-        call = None if calls[site.path, site.kind] == {0} else site.call
+        call = site.call
+        if calls[site.path, site.kind] == {0}:
+            call = None
         names.append(short(replace(site, call=call, op=op)))
     return names
 
 
 def matching(
-    selector: Selector, names: Iterable[str], kinds: Collection[str], types: Callable[[], TypesAt]
+    selector: Selector,
+    names: Iterable[str],
+    kinds: Collection[str],
+    types: Callable[[], TypesAt],
 ) -> tuple[list[str], list[Term]]:
-    """Return the names that a selector selects, in their order, and the terms that would select some but do not.
+    """Return the names that a selector selects, in their order, and its terms that select none.
 
     Args:
         selector: The selector.
@@ -78,7 +92,8 @@ def matching(
         else:
             kind = kind_meant(term, {sites[name].kind for name in hits})
             found |= {name for name in hits if sites[name].kind == kind}
-            idle += [] if hits else [term]
+            if not hits:
+                idle.append(term)
     return [name for name in sites if name in found], idle
 
 
@@ -90,12 +105,16 @@ def _selects(term: Term, site: Site, types: TypesAt | None) -> bool:
     """
     if term.kind not in (None, site.kind) or term.leaf not in (None, site.leaf):
         return False
-    if term.op is None:
-        whole = site.op is None or site.kind == "saved" or (term.excluded and term.kind is None)
-        if not whole:
+    if term.op is not None:
+        if site.op is None or not means_op(term.op, (site.op[0], site.op[1] or 0)):
             return False
-    elif site.op is None or not means_op(term.op, (site.op[0], site.op[1] or 0)):
+    elif site.op is not None and site.kind != "saved":
+        excludes_all = term.excluded and term.kind is None
+        if not excludes_all:
+            return False
+    if term.call not in (None, site.call or 0):
         return False
-    return term.call in (None, site.call or 0) and term.matches(
-        site.path, types(site.path) if types and term.types else ()
-    )
+    classes: tuple[str, ...] = ()
+    if types and term.types:
+        classes = types(site.path)
+    return term.matches(site.path, classes)

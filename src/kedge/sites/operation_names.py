@@ -1,4 +1,7 @@
-"""The names of operations, from those of their autograd nodes; without torch, for recordings have them too."""
+"""The names of operations, from those of their autograd nodes.
+
+Without torch, for recordings have them too.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,18 @@ def plain_name(node: str) -> str:
 
 
 def recorded_name(node: str | None) -> str:
-    """Return the name of the operation behind a recorded node, as `plain_name` does; empty if no operation is known."""
-    return "" if node is None or "Backward" not in node else plain_name(node)
+    """Return the name of the operation behind a recorded node, as `plain_name` does.
+
+    Empty if no operation is known.
+    """
+    if node is None or "Backward" not in node:
+        return ""
+    return plain_name(node)
 
 
 def recorded_names(nodes: Iterable[object]) -> list[str]:
-    """Return the names of the operations behind recorded nodes; other nodes keep their own."""
+    """Return the names of the operations behind recorded nodes.
+
+    Other nodes keep their own.
+    """
     return [recorded_name(str(node)) or str(node) for node in nodes]

@@ -53,7 +53,10 @@ class SitePlace:
 
 
 class Selector:
-    """A selection of places by text, or by several texts; on a model it resolves to a `Selection`."""
+    """A selection of places by text, or by several texts.
+
+    On a model it resolves to a `Selection`.
+    """
 
     def __init__(self, text: Selectors) -> None:
         self.terms = _terms(text)
@@ -62,7 +65,8 @@ class Selector:
     def naming(cls, paths: Iterable[str], kind: str) -> Selector:
         """Return the selector of one kind of site at some paths, as its text would be read."""
         named = cls.__new__(cls)
-        named.terms = tuple(Term((escape(path),) if path else (), kind=kind) for path in paths)
+        segments = [(escape(path),) if path else () for path in paths]
+        named.terms = tuple(Term(segment, kind=kind) for segment in segments)
         return named
 
     def __str__(self) -> str:
@@ -93,9 +97,10 @@ class Selector:
         for term in self.terms:
             found = layout.find(term)
             if term.excluded:
-                places = _excluding(places, term, {_key(p.site, term) for p in found})
+                gone = {_key(place.site, term) for place in found}
+                places = _excluding(places, term, gone)
             else:
-                places |= {p.site: p for p in _once(found, places)}
+                places |= {place.site: place for place in _once(found, places)}
         if not places:
             raise NoSiteMatched(
                 f'"{self}" leaves no site: its exclusions remove everything that it selects'
@@ -129,14 +134,11 @@ def _terms(given: Selectors) -> tuple[Term, ...]:
     several = list(given) if isinstance(given, Iterable) else [given]
     odd = [one for one in several if not isinstance(one, (str, Selector))]
     if odd:
-        advice = (
-            "; print(kedge.sites(model)) lists the paths of its modules"
-            if isinstance(odd[0], nn.Module)
-            else ""
-        )
-        raise SelectorError(
-            f'{described(odd[0])} is not the text of a selector, such as "layer4"{advice}'
-        )
+        found = described(odd[0])
+        advice = ""
+        if isinstance(odd[0], nn.Module):
+            advice = "; print(kedge.sites(model)) lists the paths of its modules"
+        raise SelectorError(f'{found} is not the text of a selector, such as "layer4"{advice}')
     if not several:
         raise SelectorError(
             'an empty list selects nothing; name at least one site, such as ["layer4"]'
@@ -146,26 +148,25 @@ def _terms(given: Selectors) -> tuple[Term, ...]:
 
 def _key(site: Site, excluding: Term) -> tuple[str, str | None, int | None]:
     """The key that an excluding term compares: kind and call only if it names them."""
-    return (
-        site.path,
-        site.kind if excluding.kind else None,
-        None if excluding.call is None else site.call,
-    )
+    kind = site.kind if excluding.kind else None
+    call = site.call if excluding.call is not None else None
+    return site.path, kind, call
 
 
 def _excluding(places: dict[Site, SitePlace], term: Term, gone: set[Any]) -> dict[Site, SitePlace]:
-    """Return the places without those that a term excludes; a pattern of operations loses the excluded operations.
+    """Return the places without those that a term excludes.
 
-    A term without an operation excludes the operations too if it names no kind: ``!layer1`` is all
-    of layer1.
+    A pattern of operations loses the excluded operations. A term without an operation excludes the
+    operations too if it names no kind: ``!layer1`` is all of layer1.
     """
     kept = {}
     for site, place in places.items():
-        hit = _key(site, term) in gone
-        if site.op is None or term.op is None:
-            if not hit or (term.kind is not None if site.op else term.op is not None):
+        if _key(site, term) not in gone:
+            kept[site] = place
+        elif term.op is None:
+            if site.op is not None and term.kind is not None:
                 kept[site] = place
-        elif not hit:
+        elif site.op is None:
             kept[site] = place
         elif not means_op(term.op, site.op):
             kept[site] = replace(place, without=(*place.without, term.op))
@@ -173,19 +174,26 @@ def _excluding(places: dict[Site, SitePlace], term: Term, gone: set[Any]) -> dic
 
 
 def _once(found: list[SitePlace], known: dict[Site, SitePlace]) -> Iterator[SitePlace]:
-    """Yield the places without operations that the selector named before: an operation fires once for each action."""
-    operations = (
-        [o for o in known if o.op is not None] if any(place.site.op for place in found) else []
-    )
+    """Yield the places without operations that the selector named before.
+
+    An operation fires once for each action.
+    """
+    operations: list[Site] | None = None
     for place in found:
-        site = place.site
-        before = [
-            o.op
-            for o in operations
-            if o.op is not None and site.op and replace(o, op=site.op) == site
-        ]
-        if site.op is None or not any(means_op(op, site.op) for op in before):
-            yield replace(place, without=tuple(before)) if before else place
+        op = place.site.op
+        if op is None:
+            yield place
+            continue
+        if operations is None:
+            operations = [site for site in known if site.op is not None]
+        alike = (site for site in operations if replace(site, op=op) == place.site)
+        before = tuple(site.op for site in alike if site.op is not None)
+        if any(means_op(named, op) for named in before):
+            continue
+        if before:
+            yield replace(place, without=before)
+        else:
+            yield place
 
 
 @called_as('kedge.select("layer4"), and .on(model) of the result has its sites')
@@ -215,7 +223,8 @@ class Selection(notebook.Printed):
     """The sites of a selector on one model: it prints, counts and iterates them."""
 
     def __init__(self, selector: Selector, places: tuple[SitePlace, ...]) -> None:
-        self.selector, self.places = selector, places
+        self.selector = selector
+        self.places = places
 
     def __len__(self) -> int:
         """The number of sites."""
@@ -226,41 +235,52 @@ class Selection(notebook.Printed):
         return (p.site for p in self.places)
 
     def __str__(self) -> str:
-        """One line a site, with the type of its module; of many, those of blocks that are alike share one."""
+        """One line a site, with the type of its module.
+
+        Of many, those of blocks that are alike share one.
+        """
         rows = self._rows()
         width = max(len(name) for name, _ in rows)
         lines = [f"{name:{width}}  {kind}" for name, kind in rows]
         return "\n".join([f"{self._title()}:", *lines])
 
     def _repr_html_(self) -> str:
-        return notebook.table(("site", "type"), self._rows(), title=self._title(), align="mm")
+        rows = self._rows()
+        return notebook.table(("site", "type"), rows, title=self._title(), align="mm")
 
     def _title(self) -> str:
         return f'"{self.selector}" matches {counted(len(self), "site")}'
 
     def _rows(self) -> list[tuple[str, str]]:
-        folding = Folding[SitePlace](
-            lambda place: str(place.site), lambda place: type(place.module).__name__
-        )
-        return [
-            (one.name, type(one.members[0].module).__name__) for one in folding.shown(self.places)
-        ]
+        folding = Folding[SitePlace](lambda place: str(place.site), _class_name)
+        return [(one.name, _class_name(one.members[0])) for one in folding.shown(self.places)]
+
+
+def _class_name(place: SitePlace) -> str:
+    return type(place.module).__name__
 
 
 _T = TypeVar("_T")
 
 
 def _candidates(named: dict[str, _T], term: Term) -> dict[str, _T]:
-    """The candidates for a term: only the one of its name if it is literal, which saves a search of large models."""
+    """The candidates for a term.
+
+    Only the one of its name if it is literal, which saves a search of large models.
+    """
     name = term.literal
-    return {name: named[name]} if name is not None and name in named else named
+    if name is not None and name in named:
+        return {name: named[name]}
+    return named
 
 
 def runs(module: nn.Module) -> bool:
-    """Whether a module has a forward of its own; lists and dicts of modules have none."""
-    return (
-        getattr(type(module), "forward", None) is not nn.Module.forward
-    )  # TorchScript's have none of their own
+    """Whether a module has a forward of its own.
+
+    Lists and dicts of modules have none.
+    """
+    # TorchScript's have none of their own.
+    return getattr(type(module), "forward", None) is not nn.Module.forward
 
 
 def type_names(module: nn.Module) -> tuple[str, ...]:
@@ -293,57 +313,66 @@ class ModelLayout:
             raise NoSuchKind(
                 f'"{term}": :{term.kind} belongs to tensors and nodes; a model has {has}'
             )
-        found = self._params(term) if term.kind in PARAM_KINDS else self._modules(term)
+        of_params = term.kind in PARAM_KINDS
+        found = self._params(term) if of_params else self._modules(term)
         if not found and not (term.excluded and term.literal is None):
             raise self._nothing(term)
         return found
 
     def _modules(self, term: Term) -> list[SitePlace]:
-        hits = {
-            id(m): m
-            for name, m in _candidates(self.modules, term).items()
-            if (runs(m) or term.literal == name) and term.matches(name, type_names(m))
-        }
-        if any(not runs(m) for m in hits.values()):
+        hits: dict[int, nn.Module] = {}
+        for name, module in _candidates(self.modules, term).items():
+            if not runs(module) and term.literal != name:
+                continue
+            if term.matches(name, type_names(module)):
+                hits[id(module)] = module
+        if not all(map(runs, hits.values())):
             raise self._never_called(term)
+
         kind = term.kind or "out"
         many = term.literal is None
-        return [
-            SitePlace(Site(self.first[i], kind, term.leaf, term.call, term.op), m, many=many)
-            for i, m in hits.items()
-        ]
+        places = []
+        for i, module in hits.items():
+            site = Site(self.first[i], kind, term.leaf, term.call, term.op)
+            places.append(SitePlace(site, module, many=many))
+        return places
 
     def _params(self, term: Term) -> list[SitePlace]:
-        candidates = _candidates(self.params, term)
-        hits = {
-            id(p): p for n, p in candidates.items() if term.matches(n, type_names(self.owner(n)))
-        }
-        names = [(self.first_param[i], p) for i, p in hits.items()]
-        return [
-            SitePlace(Site(n, term.kind or "param", term.leaf, term.call), self.owner(n), p)
-            for n, p in names
-        ]
+        hits: dict[int, nn.Parameter] = {}
+        for name, param in _candidates(self.params, term).items():
+            if term.matches(name, type_names(self.owner(name))):
+                hits[id(param)] = param
+
+        kind = term.kind or "param"
+        places = []
+        for i, param in hits.items():
+            name = self.first_param[i]
+            site = Site(name, kind, term.leaf, term.call)
+            places.append(SitePlace(site, self.owner(name), param))
+        return places
 
     def _never_called(self, term: Term) -> NoSuchKind:
         module = self.modules[term.literal or ""]
-        inside = [
-            escape(self.first[id(c)]) for c in own_children(module).values() if c is not None
-        ][:3]
+        children = [child for child in own_children(module).values() if child is not None]
+        inside = [escape(self.first[id(child)]) for child in children[:3]]
+        hook = ", ".join(inside) or "it is empty"
         return NoSuchKind(
-            f'"{term}" is a {type(module).__name__}, which holds modules and is never called itself; hook the '
-            f"modules inside: {', '.join(inside) or 'it is empty'}"
+            f'"{term}" is a {type(module).__name__}, which holds modules and is '
+            f"never called itself; hook the modules inside: {hook}"
         )
 
     def _nothing(self, term: Term) -> NoSiteMatched | NoSuchKind:
         path = term.literal
-        if path is not None and path in self.params and term.kind not in PARAM_KINDS:
-            kinds = ", ".join(f'"{escape(path)}:{k}"' for k in PARAM_KINDS)
-            return NoSuchKind(
-                f'"{path}" is a parameter and has no :{term.kind or "out"}; it has {kinds}'
-            )
-        if path is not None and path in self.modules and term.kind in PARAM_KINDS:
-            own = [n for n in self.params if n.rpartition(".")[0] == path]
-            has = "its parameters are " + ", ".join(own) if own else "it owns none"
+        of_params = term.kind in PARAM_KINDS
+        if path is not None and path in self.params and not of_params:
+            kind = term.kind or "out"
+            has = ", ".join(f'"{escape(path)}:{each}"' for each in PARAM_KINDS)
+            return NoSuchKind(f'"{path}" is a parameter and has no :{kind}; it has {has}')
+        if path is not None and path in self.modules and of_params:
+            own = [name for name in self.params if name.rpartition(".")[0] == path]
+            has = "it owns none"
+            if own:
+                has = "its parameters are " + ", ".join(own)
             kinds = ", ".join(MODULE_KINDS)
             return NoSuchKind(
                 f'"{path}" is a module and has no :{term.kind}; {has}; kinds of modules: {kinds}'
@@ -351,27 +380,27 @@ class ModelLayout:
         return NoSiteMatched(f'"{term}" matches nothing in this model; {self._nearest(term)}')
 
     def _nearest(self, term: Term) -> str:
-        known = list(
-            self.params
-            if term.kind in PARAM_KINDS
-            else (n for n, m in self.modules.items() if runs(m))
-        )
         if term.types:
-            names = sorted({type(m).__name__ for m in self.modules.values()})
+            names = sorted({type(module).__name__ for module in self.modules.values()})
             return f"its modules are of types {', '.join(names)}"
-        plain = re.sub(r"[*?\\]", "", ".".join(term.path)).strip(".")
+
+        known = [name for name, module in self.modules.items() if runs(module)]
+        if term.kind in PARAM_KINDS:
+            known = list(self.params)
         known = [name for name in known if name] or known  # the root has no path to speak of
+        plain = re.sub(r"[*?\\]", "", ".".join(term.path)).strip(".")
         near = difflib.get_close_matches(plain, known, 3, 0.3) or known[:3]
-        paths = "the nearest paths are " + (
-            ", ".join(f'"{n}"' for n in near) or "none: it is empty"
-        )
-        return paths + self._as_operation(term)
+        paths = ", ".join(f'"{name}"' for name in near) or "none: it is empty"
+        return f"the nearest paths are {paths}{self._as_operation(term)}"
 
     def _as_operation(self, term: Term) -> str:
         """Return how to select a function of PyTorch that a forward calls, if a path ends in the name of one."""
         parent, _, name = (term.literal or "").rpartition(".")
-        if term.kind not in (None, *OP_KINDS) or term.op is not None or parent not in self.modules:
+        if term.kind not in (None, *OP_KINDS) or term.op is not None:
             return ""
-        if not any(callable(getattr(owner, name, None)) for owner in (functional, Tensor)):
+        if parent not in self.modules:
+            return ""
+        found = (getattr(owner, name, None) for owner in (functional, Tensor))
+        if not any(map(callable, found)):
             return ""
         return f'; a function that a forward calls has a slash before it: "{escape(parent)}/{name}"'

@@ -14,7 +14,12 @@ WATCHED_KINDS = ("out", "in", "out.grad", "param", "param.grad")
 KINDS = MODULE_KINDS + PARAM_KINDS
 ALL_KINDS = KINDS + TENSOR_KINDS + NODE_KINDS
 GRADIENT_KINDS = frozenset(
-    {"out.grad", "in.grad", "in.share", "param.grad", "param.acc", "grad", "acc", "pre", "post"}
+    {
+        *("out.grad", "in.grad", "in.share"),
+        *("param.grad", "param.acc"),
+        *TENSOR_KINDS,
+        *NODE_KINDS,
+    }
 )
 
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
@@ -32,8 +37,16 @@ def unescape(text: str) -> str:
 
 
 def op_text(op: tuple[str, int | None] | None) -> str:
-    """Return the text of an operation after a module's path: ``/relu#1``; empty for none."""
-    return "" if op is None else f"/{op[0]}" + ("" if op[1] is None else f"#{op[1]}")
+    """Return the text of an operation after a module's path: ``/relu#1``.
+
+    Empty for none.
+    """
+    if op is None:
+        return ""
+    name, number = op
+    if number is None:
+        return f"/{name}"
+    return f"/{name}#{number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +80,21 @@ class Site:
         return self.kind in GRADIENT_KINDS
 
     def moved(self, path: str) -> Site:
-        """Return this site at another path; itself if that is its own: a model has thousands of sites."""
-        return self if path == self.path else replace(self, path=path)
+        """Return this site at another path.
+
+        Itself if that is its own: a model has thousands of sites.
+        """
+        if path == self.path:
+            return self
+        return replace(self, path=path)
 
     def at(self, leaf: str | None = None, call: int | None = None) -> Site:
         """Return this site narrowed to a leaf or a call."""
-        return replace(
-            self, leaf=self.leaf if leaf is None else leaf, call=self.call if call is None else call
-        )
+        if leaf is None:
+            leaf = self.leaf
+        if call is None:
+            call = self.call
+        return replace(self, leaf=leaf, call=call)
 
 
 def short(site: Site) -> str:

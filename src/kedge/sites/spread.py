@@ -61,7 +61,8 @@ def spread_of(value: Tensor, wide: Any = None) -> Spread | None:
     mesh, placements = _placed(value)
     if mesh is None and wide is None:
         return None
-    first, second = wide if mesh is None else mesh, mesh if wide is None else wide
+    first = mesh if mesh is not None else wide
+    second = wide if wide is not None else mesh
     key = placements, first.get_coordinate(), second.get_coordinate()
     known = _known.get(first)
     if known is None:
@@ -73,7 +74,10 @@ def spread_of(value: Tensor, wide: Any = None) -> Spread | None:
 
 
 def widest_mesh(values: Iterable[Tensor]) -> Any:
-    """Return the mesh with the most ranks that one of some tensors is on; None if all are ordinary tensors."""
+    """Return the mesh with the most ranks that one of some tensors is on.
+
+    None if all are ordinary tensors.
+    """
     meshes = (mesh for mesh, _ in map(_placed, values) if mesh is not None)
     return max(meshes, key=lambda mesh: mesh.size(), default=None)
 
@@ -86,10 +90,14 @@ def counted_once(values: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     wide = widest_mesh(values)
     if wide is None:
         return list(values), []
-    parts = [(own_part(value), spread_of(value, wide)) for value in values]
-    here = [spread is not None and spread.leads and not spread.partial for _, spread in parts]
-    counted = [part for (part, _), counts in zip(parts, here, strict=True) if counts]
-    return counted, [part for (part, _), counts in zip(parts, here, strict=True) if not counts]
+    counted: list[Tensor] = []
+    others: list[Tensor] = []
+    for value in values:
+        spread = spread_of(value, wide)
+        counts = spread is not None and spread.leads and not spread.partial
+        into = counted if counts else others
+        into.append(own_part(value))
+    return counted, others
 
 
 def is_whole(value: Tensor) -> bool:
@@ -109,27 +117,43 @@ def gathers(module: nn.Module) -> bool:
 
 
 def type_of(module: nn.Module) -> type[nn.Module]:
-    """Return the class of a module; under ``fully_shard``, which derives one for each module, the one that it was of before."""
-    return next(kind for kind in type(module).__mro__ if not issubclass(kind, _fsdp_modules()))
+    """Return the class of a module.
+
+    Under ``fully_shard``, which derives one for each module, the one that it was of before.
+    """
+    derived = _fsdp_modules()
+    return next(kind for kind in type(module).__mro__ if not issubclass(kind, derived))
 
 
 def averaged_over(model: nn.Module) -> Spread | None:
-    """Return the ranks that share the gradients of a model in DistributedDataParallel; None without it."""
+    """Return the ranks that share the gradients of a model in DistributedDataParallel.
+
+    None without it.
+    """
+    if not distributed.is_available():
+        return None
     model = dynamo.unwrap(model)
-    if not (distributed.is_available() and isinstance(model, nn.parallel.DistributedDataParallel)):
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
         return None
     ranks = tuple(sorted(distributed.get_process_group_ranks(model.process_group)))
     return Spread(ranks, leads=distributed.get_rank() == ranks[0])
 
 
 def _fsdp_modules() -> Any:
-    """Return the base of the classes that ``fully_shard`` makes; without it, which is not imported yet, no class."""
+    """Return the base of the classes that ``fully_shard`` makes.
+
+    Without it, which is not imported yet, no class.
+    """
     return getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", ())
 
 
 def _placed(value: Tensor) -> tuple[Any, tuple[Any, ...]]:
-    """Return the mesh of a distributed tensor, and its placement along each dimension; without them no mesh."""
-    loaded = sys.modules.get("torch.distributed.tensor")  # no DTensor is made before it is imported
+    """Return the mesh of a distributed tensor, and its placement along each dimension.
+
+    Without them no mesh.
+    """
+    # No DTensor is made before its module is imported.
+    loaded = sys.modules.get("torch.distributed.tensor")
     if loaded is None or not isinstance(value, loaded.DTensor):
         return None, ()
     return value.device_mesh, tuple(value.placements)
@@ -137,24 +161,29 @@ def _placed(value: Tensor) -> tuple[Any, tuple[Any, ...]]:
 
 #: By the mesh of the value and the widest one of its model, or the only one of them; see Note [A
 #: mesh belongs to the program].
-_known: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Any, Spread]]] = WeakKeyDictionary()
+_OfMesh = WeakKeyDictionary[Any, dict[Any, Spread]]
+_known: WeakKeyDictionary[Any, _OfMesh] = WeakKeyDictionary()
 
 
 def _spread_on(mesh: Any, placements: tuple[Any, ...], wide: Any) -> Spread:
     partial = any(placement.is_partial() for placement in placements)
-    shared = [placement.is_replicate() or placement.is_partial() for placement in placements]
+    shared = [each.is_replicate() or each.is_partial() for each in placements]
     if wide is not None and mesh != wide:
-        named = dict(zip(() if mesh is None else mesh.mesh_dim_names or (), shared, strict=False))
-        if set(named) <= set(wide.mesh_dim_names or ()) and (mesh is None or named):
-            mesh, shared = (
-                wide,
-                [named.get(name, True) for name in wide.mesh_dim_names or [None] * wide.ndim],
-            )
+        named: dict[str, bool] = {}
+        if mesh is not None:
+            named = dict(zip(mesh.mesh_dim_names or (), shared, strict=False))
+        inside = set(named) <= set(wide.mesh_dim_names or ())
+        if inside and (mesh is None or named):
+            mesh = wide
+            dimensions = wide.mesh_dim_names or [None] * wide.ndim
+            shared = [named.get(name, True) for name in dimensions]
+
     at = mesh.get_coordinate()
     if at is None:
         return Spread((), partial)
-    same = tuple(
-        slice(None) if is_shared else place for is_shared, place in zip(shared, at, strict=True)
-    )
-    copies = tuple(sorted(mesh.mesh[same].reshape(-1).tolist()))
+    same: list[Any] = list(at)
+    for dimension, is_shared in enumerate(shared):
+        if is_shared:
+            same[dimension] = slice(None)
+    copies = tuple(sorted(mesh.mesh[tuple(same)].reshape(-1).tolist()))
     return Spread(copies, partial, leads=int(mesh.mesh[tuple(at)]) == copies[0])

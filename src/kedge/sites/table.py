@@ -58,7 +58,10 @@ class Sites(notebook.Printed):
         raise KeyError(f'no module or parameter is called "{path}"')
 
     def __str__(self) -> str:
-        """A table: path, type, and the kinds of sites there; in a long one, blocks that are alike share their lines."""
+        """A table: path, type, and the kinds of sites there.
+
+        In a long one, blocks that are alike share their lines.
+        """
         return self.table()
 
     def table(self, *, folded: bool = True) -> str:
@@ -68,31 +71,45 @@ class Sites(notebook.Printed):
             folded: Whether blocks that are alike share their lines in a long table.
         """
         lines = [("path", "type", "sites"), *self._lines(folded=folded)]
-        widths = [max(len(line[i]) for line in lines) for i in (0, 1)]
-        return "\n".join(f"{p:{widths[0]}}  {t:{widths[1]}}  {k}".rstrip() for p, t, k in lines)
+        path_width = max(len(path) for path, _, _ in lines)
+        type_width = max(len(kind) for _, kind, _ in lines)
+        texts = [
+            f"{path:{path_width}}  {kind:{type_width}}  {sites}" for path, kind, sites in lines
+        ]
+        return "\n".join(text.rstrip() for text in texts)
 
     def _repr_html_(self) -> str:
-        return notebook.table(("path", "type", "sites"), self._lines(folded=True), align="mmm")
+        lines = self._lines(folded=True)
+        return notebook.table(("path", "type", "sites"), lines, align="mmm")
 
     def _lines(self, *, folded: bool) -> list[tuple[str, str, str]]:
         folds = _FOLDING.shown(self.rows) if folded else _FOLDING.each(self.rows)
-        return [(one.name or '""', _type(one.members[0]), _kinds(one.members[0])) for one in folds]
+        lines = []
+        for one in folds:
+            row = one.members[0]
+            lines.append((one.name or '""', _type(row), _kinds(row)))
+        return lines
 
 
 _FOLDING = Folding[SiteRow](
-    lambda row: row.path, lambda row: (row.type, row.shape, row.kinds, row.also, row.trainable)
+    lambda row: row.path,
+    lambda row: (row.type, row.shape, row.kinds, row.also, row.trainable),
 )
 
 
 def _type(row: SiteRow) -> str:
-    return row.type if row.shape is None else f"{row.type}{list(row.shape)}"
+    if row.shape is None:
+        return row.type
+    return f"{row.type}{list(row.shape)}"
 
 
 def _kinds(row: SiteRow) -> str:
     text = " ".join(":" + kind for kind in row.kinds)
     if not row.trainable:
         text += "  (requires no grad)"
-    return text + (f"  also {', '.join(row.also)}" if row.also else "")
+    if row.also:
+        text += f"  also {', '.join(row.also)}"
+    return text
 
 
 @called_as("kedge.sites(model)")
@@ -128,12 +145,13 @@ def sites(model: nn.Module) -> Sites:
 def _params(layout: ModelLayout, owner: str) -> list[SiteRow]:
     rows = []
     for name, param in layout.params.items():
-        if name.rpartition(".")[0] == owner and layout.first_param[id(param)] == name:
-            kinds = PARAM_KINDS if param.requires_grad else ("param",)
-            also = _others(layout.params, name)
-            rows.append(
-                SiteRow(name, "Parameter", tuple(param.shape), kinds, also, param.requires_grad)
-            )
+        if name.rpartition(".")[0] != owner or layout.first_param[id(param)] != name:
+            continue
+        shape = tuple(param.shape)
+        trainable = param.requires_grad
+        kinds = PARAM_KINDS if trainable else ("param",)
+        also = _others(layout.params, name)
+        rows.append(SiteRow(name, "Parameter", shape, kinds, also, trainable))
     return rows
 
 

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from kedge.hooks.placing.model_inputs import hear
 from kedge.hooks.placing.module_calls import (
     CallTracker,
     ModuleCalls,
     OpenCalls,
     given_to,
+    hear,
     is_repeated,
 )
 from kedge.stderr import Shield

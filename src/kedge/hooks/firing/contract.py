@@ -22,7 +22,10 @@ class Measuring(Protocol):
     """An action that measures values: needs no event and never returns a value."""
 
     def bind_value(self, site: Site) -> Measure | None:
-        """Return the function to call with each value at a site; None where it needs the event after all."""
+        """Return the function to call with each value at a site.
+
+        None where it needs the event after all.
+        """
 
 
 @runtime_checkable
@@ -53,28 +56,33 @@ def check_edit(
     """
     if in_place:
         raise InPlaceEdit(
-            "the action changed the value in place, but other parts of the program may share its memory; return a "
-            "new tensor instead (x * 2, not x.mul_(2))"
+            "the action changed the value in place, but other parts of the program "
+            "may share its memory; return a new tensor instead (x * 2, not "
+            "x.mul_(2))"
         )
     if site.kind == "param":
         raise EditError(
-            "an action returned a value at :param, where nothing can take it; edit :param.grad or a module's :out"
+            "an action returned a value at :param, where nothing can take it; edit "
+            ":param.grad or a module's :out"
         )
     if not isinstance(result, Tensor):
         raise EditError(
             f"it returned a {type(result).__name__}; return a tensor, or None to keep the value"
         )
-    fixed = "a gradient" if site.is_gradient else "a saved tensor" if site.kind == "saved" else None
-    free = getattr(action, "reshape", False) and fixed is None
-    if not free and _form(result) != _form(value):
-        advice = (
-            "to change shape, dtype or device, use kedge.replace(..., reshape=True)"
-            if fixed is None
-            else f"{fixed} must keep its shape, dtype and device"
-        )
-        raise EditError(
-            f"it returned {describe(result)} on {result.device} in place of {describe(value)} on {value.device}; {advice}"
-        )
+    if _form(result) == _form(value):
+        return
+    if site.is_gradient:
+        advice = "a gradient must keep its shape, dtype and device"
+    elif site.kind == "saved":
+        advice = "a saved tensor must keep its shape, dtype and device"
+    elif getattr(action, "reshape", False):
+        return
+    else:
+        advice = "to change shape, dtype or device, use kedge.replace(..., reshape=True)"
+    raise EditError(
+        f"it returned {describe(result)} on {result.device} in place of "
+        f"{describe(value)} on {value.device}; {advice}"
+    )
 
 
 def _form(value: Tensor) -> tuple[Any, ...]:

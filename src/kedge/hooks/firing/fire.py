@@ -78,20 +78,27 @@ def failed(tap: Tap, value: Tensor, event: Event, error: Exception) -> None:
     if came_by_signal(error):
         raise error  # as it is: a signal handler of the program raised it meanwhile
     error = _in_a_line(error)
-    kind: Callable[[str], Exception] = (
-        type(error) if isinstance(error, ActionError) else ActionError
-    )
-    what = str(error) if isinstance(error, ActionError) else f"{type(error).__name__}: {error}"
+    kind: Callable[[str], Exception] = ActionError
+    what = f"{type(error).__name__}: {error}"
+    if isinstance(error, ActionError):
+        kind = type(error)
+        what = str(error)
     tap.failed = "raised"
     message = f"{tap.label} at {event.site} ({_moment(event)}, {describe(value)}): {what}"
     if tap.owner.on_error == "raise":
         _raise(kind(message), error)
-    tap.on, tap.when, tap.failed = False, None, "off"
-    tap.owner.complain(ActionDisabled(f"{message}; this action is off for the rest of the session"))
+    tap.on = False
+    tap.when = None
+    tap.failed = "off"
+    message += "; this action is off for the rest of the session"
+    tap.owner.complain(ActionDisabled(message))
 
 
 def _in_a_line(error: Exception) -> Exception:
-    """Return an action's error; without the table of PyTorch's dispatcher, of all that it could have run instead."""
+    """Return an action's error.
+
+    Without the table of PyTorch's dispatcher, of all that it could have run instead.
+    """
     text = str(error)
     if not (isinstance(error, NotImplementedError) and text.startswith(_NO_KERNEL)):
         return error

@@ -67,10 +67,14 @@ class Gate(KedgeHook):
     """The kinds for which a value alone may be enough; see Note [Values alone]."""
 
     def __init__(self, owner: Owner, passes: PassCounter, path: str) -> None:
-        self.owner, self.passes, self.path = owner, passes, path
+        self.owner = owner
+        self.passes = passes
+        self.path = path
         self.taps: dict[str, tuple[Tap, ...]] = dict.fromkeys(self.kinds, ())
         self.sites: dict[tuple[str, str], Site] = {}
-        self.live, self.backward, self.measures = False, False, True
+        self.live = False
+        self.backward = False
+        self.measures = True
         self.called = 0
         self.overwrites = False  # whether the module was seen to overwrite an input
         self.seen = PassedValues()
@@ -86,21 +90,30 @@ class Gate(KedgeHook):
         return self
 
     def is_last(self, table: Mapping[int, Any]) -> bool:
-        """Whether this gate is the module's last hook; after others, a new gate is needed to keep the order."""
+        """Whether this gate is the module's last hook.
+
+        After others, a new gate is needed to keep the order.
+        """
         return last_hook(table) is self
 
     def attach(self, spec: Spec, site: Site) -> list[Tap]:
-        """Add a tap for each action at a site, after those of the site's kind; returns the new taps."""
-        made, now = spec.make(site.moved(self.passes.label(site.path))), self.counts()
+        """Add a tap for each action at a site, after those of the site's kind.
+
+        Returns the new taps.
+        """
+        made = spec.make(site.moved(self.passes.label(site.path)))
+        now = self.counts()
         for tap in made:
-            tap.gate, tap.since = self, now
+            tap.gate = self
+            tap.since = now
             self.taps[site.kind] += (tap,)
         self.retime()
         return made
 
     def counts(self) -> Counts:
         """Return what has passed so far."""
-        clock, here = self.owner.clock, self.passes.here
+        clock = self.owner.clock
+        here = self.passes.here
         during: Literal["", "forward", "backward"] = ""
         if in_backward():
             during = "backward"
@@ -151,7 +164,8 @@ class Gate(KedgeHook):
         pass of the first.
         """
         new: dict[str, Tensor] = {}
-        taps, first = self.taps[kind], None
+        taps = self.taps[kind]
+        first = None
         for leaf, tensor in found:
             event = self.passes.event(self.site(kind, leaf), call, recompute)
             if first is None:
@@ -165,8 +179,12 @@ class Gate(KedgeHook):
 
     def measure(self, kind: str, found: Found, call: int) -> None:
         """Hand every leaf to the taps that measure it; see Note [Values alone]."""
-        owner, taps, leaves, make = self.owner, self.taps[kind], self.seen.leaves, self._event
-        step, latest = owner.clock.step, owner.fired
+        owner = self.owner
+        taps = self.taps[kind]
+        leaves = self.seen.leaves
+        make = self._event
+        step = owner.clock.step
+        latest = owner.fired
         for leaf, tensor in found:
             leaves[leaf] = None
             measure_value(taps, tensor, step, latest, make, (kind, leaf, call), leaf)

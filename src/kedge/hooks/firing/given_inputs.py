@@ -65,9 +65,8 @@ class GivenInputs:
         self._noted: dict[int, NotedInput] = {}
         for tensor in tensors:
             version = version_of(tensor)
-            self._noted[id(tensor)] = NotedInput(
-                version, tensor.clone() if copied or version < 0 else None
-            )
+            copy = tensor.clone() if copied or version < 0 else None
+            self._noted[id(tensor)] = NotedInput(version, copy)
 
     def as_given(self, inputs: Any) -> Any:
         """Return the inputs with those that were overwritten as they were.
@@ -83,7 +82,9 @@ class GivenInputs:
             if noted.copy is None:
                 raise InputOverwritten(leaf)
             new[leaf] = noted.copy
-        return leaves.put(inputs, new) if new else inputs
+        if not new:
+            return inputs
+        return leaves.put(inputs, new)
 
 
 class InputOverwritten(Exception):

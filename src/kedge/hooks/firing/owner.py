@@ -41,7 +41,10 @@ class Owner(Protocol):
     in_graph: int
 
     def module_of(self, gate: Any) -> nn.Module | None:
-        """Return the module of a gate; None for a tensor or node, and if the model no longer exists."""
+        """Return the module of a gate.
+
+        None for a tensor or node, and if the model no longer exists.
+        """
 
     def complain(self, warning: ActionDisabled) -> None:
         """Warn that an action was switched off."""

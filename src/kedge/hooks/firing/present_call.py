@@ -47,7 +47,8 @@ class PresentCall:
         module: nn.Module | None = here["module"] if here else self.gate.owner.module_of(self.gate)
         if module is None:
             raise EventError(
-                f"{self.event.site} belongs to no module: it is a tensor or an autograd node, or its model is gone"
+                f"{self.event.site} belongs to no module: it is a tensor or an "
+                "autograd node, or its model is gone"
             )
         return module
 
@@ -62,29 +63,32 @@ class PresentCall:
         site = self.event.site
         if site.is_gradient:
             raise EventError(
-                f'{site} fires in the backward pass, when the module\'s call is over, so event.args is gone; record ":in" or '
+                f"{site} fires in the backward pass, when the module's call is "
+                'over, so event.args is gone; record ":in" or '
                 '":out" in the forward'
             )
-        here = (
-            self._within("module", "args", "kwargs")
-            if site.kind == "in" and site.op is None
-            else {}
-        )
-        if here:
-            return self.gate.replaced(here["args"], here["kwargs"], self._edits())  # type: ignore[no-any-return]
+        if site.kind == "in" and site.op is None:
+            here = self._within("module", "args", "kwargs")
+            if here:
+                args, kwargs = here["args"], here["kwargs"]
+                return self.gate.replaced(args, kwargs, self._edits())  # type: ignore[no-any-return]
         module = self.module
         for frame in calls_around(self.frame.f_back):
             called = frame.f_locals["self"]
             if called is module or is_replica(called):
                 return self._as_given(frame.f_locals["args"], frame.f_locals["kwargs"])
         raise EventError(
-            f"{site}: no call of its module is running on this thread, as in compiled code, so event.args is unknown"
+            f"{site}: no call of its module is running on this thread, as in "
+            "compiled code, so event.args is unknown"
         )
 
     def _as_given(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the inputs as they were before the module ran; see Note [Inputs as they were]."""
+        """Return the inputs as they were before the module ran.
+
+        See Note [Inputs as they were].
+        """
         noted = self.gate.passes.here.notes.inputs_of(self.gate)
         if noted is None:
             return args, kwargs
@@ -93,8 +97,10 @@ class PresentCall:
         except InputOverwritten as error:
             self.gate.overwrites = True
             raise EventError(
-                f"{self.event.site}: the module has overwritten its input, so event.args no longer holds what it was "
-                'given; it is copied from the next call on. For this call, record ":in" with record(copy=True)'
+                f"{self.event.site}: the module has overwritten its input, so "
+                "event.args no longer holds what it was given; it is copied from "
+                'the next call on. For this call, record ":in" with '
+                "record(copy=True)"
             ) from error
 
     @property
@@ -105,16 +111,14 @@ class PresentCall:
             EventError: If the site is no output, or belongs to compiled code.
         """
         site = self.event.site
-        here = (
-            self._within("module", "args", "output")
-            if site.kind == "out" and site.op is None
-            else {}
+        if site.kind == "out" and site.op is None:
+            here = self._within("module", "args", "output")
+            if here:
+                return leaves.put(here["output"], self._edits())
+        raise EventError(
+            'event.output exists only at ":out" of a module outside of '
+            f'compiled code, and this is "{site}"'
         )
-        if not here:
-            raise EventError(
-                f'event.output exists only at ":out" of a module outside of compiled code, and this is "{site}"'
-            )
-        return leaves.put(here["output"], self._edits())
 
     def _edits(self) -> dict[str, Tensor]:
         """Return the tensors that earlier actions, and this one's value, have put in place of others."""

@@ -40,8 +40,11 @@ class ProgramCall:
     __slots__ = ("differentiated", "ended_by", "pass_", "step")
 
     def __init__(self, pass_: int, step: int, before: ProgramCall | None) -> None:
-        self.pass_, self.step = pass_, step
-        self.differentiated: int = before.differentiated if before is not None else -1
+        self.pass_ = pass_
+        self.step = step
+        self.differentiated = -1
+        if before is not None:
+            self.differentiated = before.differentiated
         self.ended_by: ProgramCall | None = None
 
 
@@ -59,7 +62,8 @@ class ProgramCalls:
     """
 
     def __init__(self, paths: dict[int, str], holders: list[Holder]) -> None:
-        self._paths, self._holders = paths, holders
+        self._paths = paths
+        self._holders = holders
         self.model: ProgramCall | None = None
         self.parts: dict[Hashable, ProgramCall] = {}
         self.callers: dict[str, Hashable] = {}
@@ -98,7 +102,9 @@ class ProgramCalls:
         later = [self.parts[other] for other in order[order.index(part) + 1 :]]
         if not later:
             return
-        received = [] if frame is None else self._made_for(frame)
+        received: list[ProgramCall] = []
+        if frame is not None:
+            received = self._made_for(frame)
         for call in later:
             if call.ended_by is None and call not in received:
                 call.ended_by = now
@@ -107,13 +113,15 @@ class ProgramCalls:
         """Return the calls of parts whose values a call receives."""
         try:
             given = leaves.find((frame.f_locals["args"], frame.f_locals["kwargs"]))
-        except Exception:  # noqa: BLE001 - of a user's class; the gate that searches it complains
+        except Exception:  # noqa: BLE001 - of a user's class; the gate complains
             return []
         storages = frozenset(leaves.storage_of(tensor) for _, tensor in given) - {-1}
         made_for = []
         for holder in self._holders:
             held_in = holder()
-            for path, pass_ in held_in(storages) if held_in is not None else ():
+            if held_in is None:
+                continue
+            for path, pass_ in held_in(storages):
                 call = self.parts.get(self.callers.get(path))
                 if call is not None and call.pass_ == pass_:
                     made_for.append(call)
@@ -128,7 +136,9 @@ class ProgramCalls:
         """
         call = self._part_of(path)
         if call is not None:
-            return call if call.pass_ > pass_ else call.ended_by
+            if call.pass_ > pass_:
+                return call
+            return call.ended_by
         if self.model is not None and self.model.pass_ > pass_:
             return self.model
         around = (
@@ -145,9 +155,14 @@ class ProgramCalls:
             call.differentiated = pass_
 
     def _part_of(self, path: str) -> ProgramCall | None:
-        """Return the newest call of the part that reached a site; None if a call of the model did."""
+        """Return the newest call of the part that reached a site.
+
+        None if a call of the model did.
+        """
         part = self.callers.get(path, self.callers.get(path.rpartition(".")[0]))
-        return None if part is None else self.parts[part]
+        if part is None:
+            return None
+        return self.parts[part]
 
 
 class FollowedCalls:

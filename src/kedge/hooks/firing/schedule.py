@@ -27,7 +27,8 @@ from kedge.torch_internals.graph_task import at_end_of_backward, backward_call, 
 from kedge.torch_internals.own_work import own_work
 from kedge.torch_internals.saved_hooks import top_hooks
 
-_TASKS_KEPT, _CALLS_KEPT = 64, 8
+_TASKS_KEPT = 64
+_CALLS_KEPT = 8
 AWAITED = 256
 """The number of forward passes to wait for a known optimizer's first step."""
 
@@ -42,8 +43,12 @@ class _When:
 
     def __repr__(self) -> str:
         """The call that makes this schedule."""
-        after = f", after={self.after}" if self.after else ""
-        return f"every({self.n}{after}{'' if self.until is None else f', until={self.until}'})"
+        given = [str(self.n)]
+        if self.after:
+            given.append(f"after={self.after}")
+        if self.until is not None:
+            given.append(f"until={self.until}")
+        return f"every({', '.join(given)})"
 
     def __call__(self, step: int) -> bool:
         begun = step >= self.after and (self.until is None or step < self.until)
@@ -92,11 +97,14 @@ def every(n: int, *, after: int = 0, until: int | None = None) -> Schedule:
     for name, given in (("n", n), ("after", after), ("until", until)):
         if not (_is_step(given) or (name == "until" and given is None)):
             raise WrongCall(
-                f"every({name}={described(given)}): {name} is a number of steps, as in kedge.every(10)"
+                f"every({name}={described(given)}): {name} is a number of steps, "
+                "as in kedge.every(10)"
             )
     if n < 1:
         raise WrongCall(f"every({n}): the distance between two steps must be 1 or more")
-    return _When(int(n), int(after), None if until is None else int(until))
+    if until is not None:
+        until = int(until)
+    return _When(int(n), int(after), until)
 
 
 @called_as('kedge.hook(model, "layer4", kedge.record(), when=kedge.at(0, 10))')
@@ -166,22 +174,28 @@ class BackwardNumbers:
         return number
 
     def may_nest(self) -> bool:
-        """Whether the current backward pass is inside of another one, or leads to a checkpoint that runs one inside of it."""
+        """Whether the current backward pass may run inside of another one, or another inside of it.
+
+        The latter if it leads to a checkpoint that runs a backward pass.
+        """
         task = graph_task()
         if task != self._searched[0]:
             call = backward_call()
-            roots = () if call is None else call.roots
-            nodes = behind(
-                getattr(root, "grad_fn", None) or getattr(root, "node", None) for root in roots
-            )
-            found = (
-                call is None or call.nested or any("Checkpoint" in node.name() for node in nodes)
-            )
+            found = call is None or call.nested
+            if call is not None and not call.nested:
+                roots = (
+                    getattr(root, "grad_fn", None) or getattr(root, "node", None)
+                    for root in call.roots
+                )
+                found = any("Checkpoint" in node.name() for node in behind(roots))
             self._searched = task, found
         return self._searched[1]
 
     def _number(self) -> int:
-        """Return the number of a backward pass that fires its first hook; see Note [One backward]."""
+        """Return the number of a backward pass that fires its first hook.
+
+        See Note [One backward].
+        """
         call = backward_call()
         marks = () if call is None else call.marks
         nested = call is not None and call.nested
@@ -212,7 +226,9 @@ class NumberedCall:
     def __init__(
         self, number: int, marks: tuple[weakref.ref[Any], ...], *, inside_only: bool
     ) -> None:
-        self.number, self._marks, self.inside_only = number, marks, inside_only
+        self.number = number
+        self._marks = marks
+        self.inside_only = inside_only
 
     def is_of(self, marks: Sequence[Any]) -> bool:
         """Whether these tensors are those of the call."""
@@ -256,7 +272,10 @@ class StepClock:
         self.looked = False
 
     def optimized(self) -> None:
-        """Count an optimizer's step; within a backward, where it steps as gradients arrive, at the end of that backward."""
+        """Count an optimizer's step.
+
+        Within a backward, where it steps as gradients arrive, at the end of that backward.
+        """
         task = graph_task()
         if task == -1:
             self.end_step()
@@ -273,7 +292,10 @@ class StepClock:
                 listener(ended)
 
     def follow(self, expects_optimizer: Callable[[], bool], prefix: str = "") -> PassCounter:
-        """Return the pass counter of one more model; the first model's passes are the steps where nothing optimizes."""
+        """Return the pass counter of one more model.
+
+        The first model's passes are the steps where nothing optimizes.
+        """
         passes = PassCounter(self, ForwardPasses(), Segments(), prefix)
         if self.leader is None:
             self.lead(passes, expects_optimizer)
@@ -281,7 +303,9 @@ class StepClock:
 
     def lead(self, passes: PassCounter, expects_optimizer: Callable[[], bool]) -> None:
         """Set the model that defines the steps: by its optimizer if there is one, else by its forward passes."""
-        self.leader, self.expects_optimizer, self.led = passes, expects_optimizer, 0
+        self.leader = passes
+        self.expects_optimizer = expects_optimizer
+        self.led = 0
 
     def look(self) -> None:
         """Check, once, whether there is an optimizer, and set how many forward passes to wait for its first step."""
@@ -289,7 +313,10 @@ class StepClock:
         self.awaited = AWAITED if self.expects_optimizer() else 0
 
     def began(self, passes: PassCounter, *, graded: bool) -> None:
-        """Count a forward pass; where nothing optimizes, the first hooked model's passes are the steps."""
+        """Count a forward pass.
+
+        Where nothing optimizes, the first hooked model's passes are the steps.
+        """
         if self.leader is not passes:
             return
         if self.led and not self.looked and self.optimizer is None and graded:
@@ -332,12 +359,19 @@ class PassCounter(threading.local):
     def __init__(
         self, clock: StepClock, begun: ForwardPasses, segments: Segments, prefix: str = ""
     ) -> None:
-        self.clock, self.begun, self.segments, self.prefix = clock, begun, segments, prefix
+        self.clock = clock
+        self.begun = begun
+        self.segments = segments
+        self.prefix = prefix
         self.here = ThreadPosition()
 
     def label(self, path: str) -> str:
         """Return the path of a site for a path in the model."""
-        return ".".join(part for part in (self.prefix, path) if part) if self.prefix else path
+        if not self.prefix:
+            return path
+        if not path:
+            return self.prefix
+        return f"{self.prefix}.{path}"
 
     def note_program_calls(self, paths: dict[int, str]) -> None:
         """Note from now on what the program calls of a model, whose modules have these paths by their ids."""
@@ -368,7 +402,8 @@ class PassCounter(threading.local):
             graded: Whether a graph is built; None for the current grad mode.
         """
         graded = torch.is_grad_enabled() if graded is None else graded
-        here, clock = self.here, self.clock
+        here = self.here
+        clock = self.clock
         number = next(clock.numbers)
         self.begun.count += 1
         self.begun.whole += inside
@@ -376,7 +411,9 @@ class PassCounter(threading.local):
             self.begun.beginning()
         clock.began(self, graded=graded)
         here.micro_batch = here.micro_batch + 1 if here.step == clock.step else 0
-        here.step, here.pass_, here.inside = clock.step, number, inside
+        here.step = clock.step
+        here.pass_ = number
+        here.inside = inside
         here.graded = graded
         here.calls.clear()
         here.past = None
@@ -429,7 +466,8 @@ class PassCounter(threading.local):
 
     def _reached(self, followed: ProgramCalls, key: Any) -> None:
         """Note, for actions that follow the program's calls, that one has reached a site."""
-        here, path = self.here, getattr(key, "path", None)
+        here = self.here
+        path = getattr(key, "path", None)
         if path is None:
             return
         if here.inside:
@@ -438,7 +476,10 @@ class PassCounter(threading.local):
             followed.reached_by_part(self.label(path), here.pass_, here.step)
 
     def _recount(self, task: int, key: Any) -> int:
-        """Return the number of the call that is recomputed; see Note [Which call is recomputed]."""
+        """Return the number of the call that is recomputed.
+
+        See Note [Which call is recomputed].
+        """
         segment = self.recomputes()
         if segment is None:
             return self.here.recomputed.number(task, key)
@@ -449,7 +490,10 @@ class PassCounter(threading.local):
         return call
 
     def recomputes(self) -> Segment | None:
-        """Find the checkpointed block that this thread recomputes; None if its forward was not seen."""
+        """Find the checkpointed block that this thread recomputes.
+
+        None if its forward was not seen.
+        """
         here = self.here
         here.segment, here.recomputed.inside = self.segments.recompute()
         return here.segment
@@ -477,11 +521,13 @@ class PassCounter(threading.local):
 
     def event(self, site: Site, call: int, recompute: bool) -> Event:
         """Return the event of a forward value."""
-        here, clock = self.here, self.clock
+        here = self.here
+        clock = self.clock
         origin, backward = (
             (here.segment or here, clock.backwards.now()) if recompute else (here, -1)
         )
-        micro_batch, replica = origin.micro_batch, origin.replica
+        micro_batch = origin.micro_batch
+        replica = origin.replica
         return Event(
             site,
             call,

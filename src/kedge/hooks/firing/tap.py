@@ -75,7 +75,9 @@ class Tap:
     )
 
     def __init__(self, site: Site, action: Action, when: Schedule | None, step: int) -> None:
-        self.site, self.action, self.when = site, action, when
+        self.site = site
+        self.action = action
+        self.when = when
         # A `Bindable` and a `Measuring`; isinstance would make attaching slower.
         bind: Callable[[Site], Act] | None = getattr(action, "bind", None)
         bind_value: Callable[[Site], Measure | None] | None = getattr(action, "bind_value", None)
@@ -158,9 +160,8 @@ class Tap:
     @property
     def whole(self) -> bool:
         """Whether the action answers with a whole value, so that it runs when all leaves have passed those before."""
-        return hasattr(
-            type(self.action), "one_call"
-        )  # a `Whole`; isinstance would make attaching slower
+        # A `Whole`: isinstance would make attaching slower.
+        return hasattr(type(self.action), "one_call")
 
     @property
     def observes(self) -> bool:
@@ -170,13 +171,13 @@ class Tap:
     @property
     def label(self) -> str:
         """The action's name in messages."""
-        full = (
-            ""
-            if isinstance(self.action, BuiltinFunctionType)
-            else getattr(self.action, "__qualname__", "")
-        )
-        name = full or getattr(self.action, "__name__", None)
-        return str(name) if name and not isinstance(self.action, Bindable) else repr(self.action)
+        action = self.action
+        name = getattr(action, "__name__", None)
+        if not isinstance(action, BuiltinFunctionType):
+            name = getattr(action, "__qualname__", "") or name
+        if not name or isinstance(action, Bindable):
+            return repr(action)
+        return str(name)
 
 
 _numbers = itertools.count(1)

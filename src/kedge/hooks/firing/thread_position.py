@@ -26,7 +26,10 @@ class RecomputedCalls:
         self._calls: dict[Any, int] = {}
 
     def number(self, task: int, key: Any) -> int:
-        """Count a call; returns its number in the backward pass of this autograd task."""
+        """Count a call.
+
+        Returns its number in the backward pass of this autograd task.
+        """
         if self._task != task:
             self._task = task
             self._calls.clear()
@@ -67,7 +70,10 @@ class GateNotes:
         return self._inputs.get(gate)
 
     def take_edges(self, gate: Any) -> Any:
-        """Return the edges that were left for a gate, once; without any, an empty dict."""
+        """Return the edges that were left for a gate, once.
+
+        Without any, an empty dict.
+        """
         return self._edges.pop(gate, {})
 
 
@@ -110,7 +116,9 @@ class ThreadPosition:
     def __init__(self) -> None:
         main = threading.current_thread() is threading.main_thread()
         self.replica = "" if main else threading.current_thread().name
-        self.pass_, self.micro_batch, self.step = -1, -1, -1
+        self.pass_ = -1
+        self.micro_batch = -1
+        self.step = -1
         self.inside = self.graded = False
         self.segment: Segment | None = None
         self.frame: FrameType | None = None

@@ -28,7 +28,8 @@ class ModuleGate(Gate):
 
     def __init__(self, owner: Owner, passes: PassCounter, path: str) -> None:
         super().__init__(owner, passes, path)
-        self.whole, self.plain = False, True
+        self.whole = False
+        self.plain = True
 
     def retime(self) -> None:
         """Update what the taps need, and whether any answers with a whole value."""
@@ -61,9 +62,12 @@ class ModuleGate(Gate):
 
     def without_tensors(self, kind: str, call: int, recompute: bool) -> None:
         """Run the taps of a kind that answer with a whole value in a call without a tensor."""
-        for tap in self.taps[kind] if self.whole else ():
+        if not self.whole:
+            return
+        for tap in self.taps[kind]:
             if tap.whole:
-                event = self.passes.event(Site(self.passes.label(self.path), kind), call, recompute)
+                site = Site(self.passes.label(self.path), kind)
+                event = self.passes.event(site, call, recompute)
                 fire_whole(tap, (None,), (event,))
 
 
@@ -97,6 +101,10 @@ def _rounds(taps: Sequence[Tap]) -> list[Sequence[Tap]]:
     begin = 0
     for i, tap in enumerate(taps):
         if tap.whole:
-            rounds += [taps[begin:i], taps[i : i + 1]] if i > begin else [taps[i : i + 1]]
+            if i > begin:
+                rounds.append(taps[begin:i])
+            rounds.append(taps[i : i + 1])
             begin = i + 1
-    return [*rounds, taps[begin:]] if begin < len(taps) else rounds
+    if begin < len(taps):
+        rounds.append(taps[begin:])
+    return rounds

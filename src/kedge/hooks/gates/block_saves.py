@@ -15,7 +15,6 @@ the pass, and its own number: ``/exp#0:saved[2]``.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -30,6 +29,7 @@ from kedge.hooks.gates.saved import SavedGate
 from kedge.hooks.saved.keeper import SavingPlace, keep
 from kedge.hooks.saved.pairs import JointPacked
 from kedge.hooks.saved.reference import KeptByReference
+from kedge.sites.language import Term
 from kedge.sites.select import Selector
 from kedge.sites.site import Site
 from kedge.torch_internals.autograd_nodes import operation_of
@@ -61,9 +61,8 @@ class BlockGate(SavedGate):
     def __init__(self, owner: Owner, passes: PassCounter) -> None:
         super().__init__(owner, passes, "", _unchanged)
         self._pass: weakref.ref[ReadOfPass] | None = None
-        self._taken: ReadOfPass | None = (
-            None  # of a pass with tensors whose release cannot be noticed
-        )
+        #: Of a pass with tensors whose release cannot be noticed.
+        self._taken: ReadOfPass | None = None
         self._made: dict[str, int] = {}
 
     def event(self, place: SavingPlace, value: Tensor) -> Event:
@@ -76,7 +75,10 @@ class BlockGate(SavedGate):
         return self.passes.event(site, 0, recompute=False)
 
     def take(self, value: Tensor, place: SavingPlace) -> Any:
-        """Run the taps; returns the packed replacement of the tensor, or a reference that notices its release."""
+        """Run the taps.
+
+        Returns the packed replacement of the tensor, or a reference that notices its release.
+        """
         reader = self._of_pass(place)
         packed = super().take(value, place) if self.live else None
         if isinstance(packed, JointPacked):
@@ -96,8 +98,10 @@ class BlockGate(SavedGate):
             return known
         self.passes.begin(inside=False)
         self._made.clear()
-        place.saves, new = 0, ReadOfPass()
-        self._pass, self._taken = weakref.ref(new), None
+        place.saves = 0
+        new = ReadOfPass()
+        self._pass = weakref.ref(new)
+        self._taken = None
         return new
 
     def why(self, tap: Tap) -> Cause:
@@ -105,15 +109,15 @@ class BlockGate(SavedGate):
         if not self.called:
             return Cause(
                 "no tensor that autograd saved on this thread came here",
-                "compute in the block, with grad, on a tensor that requires grad; a pair of hooks that opens inside the block, "
-                "such as save_on_cpu, takes the tensors alone, so hook inside it; torch.func and disabled hooks show none",
+                "compute in the block, with grad, on a tensor that requires grad; a "
+                "pair of hooks that opens inside the block, such as save_on_cpu, "
+                "takes the tensors alone, so hook inside it; torch.func and "
+                "disabled hooks show none",
             )
-        return Cause(
-            f"no pass of the block saved a tensor [{tap.site.leaf}]"
-            if tap.site.leaf is not None
-            else "it was off at each of the saves",
-            "saves are counted from 0; s.timeline() lists them",
-        )
+        why = "it was off at each of the saves"
+        if tap.site.leaf is not None:
+            why = f"no pass of the block saved a tensor [{tap.site.leaf}]"
+        return Cause(why, "saves are counted from 0; s.timeline() lists them")
 
 
 def _unchanged() -> None:
@@ -136,7 +140,10 @@ class BlockSaves:
         owner.installed.install(self)
 
     def pack(self, value: Tensor, place: SavingPlace) -> Any:
-        """Run the taps; returns the packed replacement of the tensor, or a reference to it."""
+        """Run the taps.
+
+        Returns the packed replacement of the tensor, or a reference to it.
+        """
         return self.gate.take(value, place)
 
     def see(self, value: Tensor, place: SavingPlace) -> None:
@@ -185,22 +192,22 @@ def is_of_block(target: str | list[str] | Selector) -> bool:
         NoSuchKind: If it names other kinds of sites, too, or an operation.
     """
     selector = target if isinstance(target, Selector) else Selector(target)
-    named = next(
-        (t for t in selector.terms if t.op and t.kind == "saved" and not (t.path or t.types)), None
-    )
-    if named is not None:
-        raise NoSuchKind(
-            f'"{named}": saved tensors cannot be hooked by operation; hook ":saved", and read one as acts["{named}"]'
-        )
-    own = list(_own(selector))
+    for term in selector.terms:
+        if term.op and term.kind == "saved" and not (term.path or term.types):
+            raise NoSuchKind(
+                f'"{term}": saved tensors cannot be hooked by operation; hook '
+                f'":saved", and read one as acts["{term}"]'
+            )
+    own = [_is_of_all_saves(term) for term in selector.terms]
     if any(own) and not all(own):
         raise NoSuchKind(
-            f'"{selector}": ":saved" without a model selects all that autograd saves, and no other sites; hook those separately'
+            f'"{selector}": ":saved" without a model selects all that autograd '
+            "saves, and no other sites; hook those separately"
         )
     return any(own)
 
 
-def _own(selector: Selector) -> Iterator[bool]:
-    for term in selector.terms:
-        bare = not (term.path or term.types or term.op or term.excluded) and term.call is None
-        yield bare and term.kind == "saved"
+def _is_of_all_saves(term: Term) -> bool:
+    if term.path or term.types or term.op or term.excluded:
+        return False
+    return term.call is None and term.kind == "saved"

@@ -81,15 +81,22 @@ def _value(x: Tensor, key: int, leaf: str) -> None:
 
 
 def _show(tap: Tap, x: Tensor, make: Callable[..., Event], of: tuple[Tap, str, int, bool]) -> None:
-    """Show a value to a tap, with an event only if it needs one; see Note [Values alone] in `firing.measuring`."""
-    owner, leaf, recompute = tap.owner, of[1], of[3]
+    """Show a value to a tap, with an event only if it needs one.
+
+    See Note [Values alone] in `firing.measuring`.
+    """
+    owner = tap.owner
+    leaf = of[1]
+    recompute = of[3]
     if tap.measure is not None and not recompute:
         _site(tap, leaf)
         measure_value((tap,), x.detach(), owner.clock.step, owner.fired, make, of, leaf)
         return
     # The compiler may reuse the memory and the tensor object as soon as the operator has returned:
     # the next value would then pass for this one.
-    fire((tap,), x.clone() if getattr(tap.action, "keeps", False) else x.detach(), make(*of))
+    keeps = getattr(tap.action, "keeps", False)
+    shown = x.clone() if keeps else x.detach()
+    fire((tap,), shown, make(*of))
 
 
 def _passed(x: Tensor, key: int, leaf: str) -> None:
@@ -141,7 +148,10 @@ def _end(x: Tensor, key: int) -> None:
 
 
 def _without_data(x: Tensor, *_: Any) -> None:
-    """Called for each operator of a graph that is being compiled; see Note [Outside of graphs] in `torch_internals.operators`."""
+    """Called for each operator of a graph that is being compiled.
+
+    See Note [Outside of graphs] in `torch_internals.operators`.
+    """
     dynamo.see_limits()
     if not x.is_cpu:
         operators.divide_graphs_at(_NAMES)
@@ -164,7 +174,8 @@ class _Listen(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, key: int, leaf: str) -> Tensor:
         """Return a copy: later operations may work in place, which a view of `x` would not allow."""
-        ctx.key, ctx.leaf = key, leaf
+        ctx.key = key
+        ctx.leaf = leaf
         return x.clone()
 
     @staticmethod
@@ -175,7 +186,10 @@ class _Listen(torch.autograd.Function):
 
 
 def identity(act: Any, key: int) -> Any:
-    """Return an identity whose backward applies an edit; Dynamo traces the edit into the graph."""
+    """Return an identity whose backward applies an edit.
+
+    Dynamo traces the edit into the graph.
+    """
 
     class GraphEdit(torch.autograd.Function):
         @staticmethod
@@ -186,7 +200,7 @@ def identity(act: Any, key: int) -> Any:
         def backward(ctx: Any, grad: Tensor) -> Tensor:
             _ops.applied(grad, key)
             new = act(grad, None)
-            return grad if new is None else new
+            return new if new is not None else grad
 
     return GraphEdit
 
@@ -209,7 +223,10 @@ def end(key: int) -> None:
 
 
 def through(taps: tuple[Tap, ...], gradients: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
-    """Put the taps on one output, and on its gradient, into the graph; returns the new output."""
+    """Put the taps on one output, and on its gradient, into the graph.
+
+    Returns the new output.
+    """
     tensor = through_forward(taps, leaf, tensor)
     if not tensor.requires_grad:
         return tensor
@@ -237,9 +254,8 @@ def through_forward(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
     for tap in taps:
         if tap.site.leaf is not None and tap.site.leaf != leaf:
             continue
-        if (
-            tap.observes
-        ):  # the operator checks the schedule at run time: reading it here would recompile
+        # The operator checks the schedule at run time: reading it here would recompile.
+        if tap.observes:
             if not is_exported():
                 _ops.value(tensor.detach(), tap.graph.key, leaf)
             continue
@@ -258,11 +274,13 @@ def through_forward(taps: tuple[Tap, ...], leaf: str, tensor: Tensor) -> Tensor:
 def _needs_no_event(tap: Tap) -> None:
     if tap.site.call is not None:
         raise CannotCompile(
-            f"{tap.label} at {tap.site} edits one call, but compiled code has one graph for all passes and does not "
-            "count calls; edit every call, or run the model uncompiled"
+            f"{tap.label} at {tap.site} edits one call, but compiled code has one "
+            "graph for all passes and does not count calls; edit every call, or run "
+            "the model uncompiled"
         )
     if tap.takes_event:
         raise CannotCompile(
-            f"{tap.label} at {tap.site} takes (value, event), but compiled code has one graph for all passes and so "
-            "no event; let it take (value) alone, or run the model uncompiled"
+            f"{tap.label} at {tap.site} takes (value, event), but compiled code has "
+            "one graph for all passes and so no event; let it take (value) alone, "
+            "or run the model uncompiled"
         )

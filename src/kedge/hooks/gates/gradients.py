@@ -41,7 +41,8 @@ _NOTED = 8
 
 def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool) -> None:
     """Set hooks for the gradients of the leaves that have one."""
-    passes, seen = gate.passes, gate.seen
+    passes = gate.passes
+    seen = gate.seen
     seen.rebuilt = seen.rebuilt or is_rebuilt(gate)
     if recompute and not passes.differentiates_again(seen.listened):
         return
@@ -54,7 +55,8 @@ def listen_each(gate: Gate, kind: str, found: Found, call: int, recompute: bool)
         if passes.is_heard((gate, site, call), recompute=recompute):
             continue
         seen.listened += not recompute
-        event, known = passes.event(site, call, recompute), heard.get(id(tensor))
+        event = passes.event(site, call, recompute)
+        known = heard.get(id(tensor))
         if known is not None:
             known.also = {**known.also, site: event}
             continue
@@ -72,8 +74,12 @@ def is_rebuilt(gate: Gate) -> bool:
 
 
 def measure_each(gate: Gate, kind: str, found: Found, call: int) -> None:
-    """Set hooks that measure the gradients of the leaves that have one; see Note [Values alone]."""
-    here, seen = gate.passes.here, gate.seen
+    """Set hooks that measure the gradients of the leaves that have one.
+
+    See Note [Values alone].
+    """
+    here = gate.passes.here
+    seen = gate.seen
     alone = len(found) == 1 or len({id(tensor) for _, tensor in found}) == len(found)
     if here.segment is not None or not alone:
         listen_each(gate, kind, found, call, recompute=False)
@@ -100,10 +106,13 @@ def _note_ungraded(gate: Gate, tensor: Tensor) -> None:
     elif torch.is_grad_enabled():
         noted.append("nothing trainable")
     elif (context := reentrant_around()) is not None:
-        noted.append("cut checkpoint" if is_cut(context) else "checkpoint")
+        around = "cut checkpoint" if is_cut(context) else "checkpoint"
+        noted.append(around)
     else:
         mode = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
-        noted.append(f"{mode} inside" if gate.passes.here.graded else mode)
+        if gate.passes.here.graded:
+            mode += " inside"
+        noted.append(mode)
 
 
 class GradientListener:
@@ -112,13 +121,17 @@ class GradientListener:
     __torch_unserializable__ = True  # a tensor is sent or saved without it, and without a warning
 
     def __init__(self, gate: Gate, origin: Event) -> None:
-        self.gate, self.origin = gate, origin
+        self.gate = gate
+        self.origin = origin
         self.also: Mapping[Site, Event] = {}  # other sites of this very tensor in the same call
         self.shape: torch.Size | None = None  # of the view, where the hook is on its base
         self.pulse: MemoryVersion | None = None
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
-        """The tensor's hook; PyTorch passes None for an unused output if other outputs of its node were used."""
+        """The tensor's hook.
+
+        PyTorch passes None for an unused output if other outputs of its node were used.
+        """
         if is_watched():
             with OwnWork():
                 return self(grad)
@@ -132,10 +145,15 @@ class GradientListener:
             return None
         value = grad if self.shape is None else grad.reshape(self.shape)
         new = self._through(now, value)
-        return None if new is value else new.reshape(grad.shape)
+        if new is value:
+            return None
+        return new.reshape(grad.shape)
 
     def _through(self, taps: Sequence[Tap], value: Tensor) -> Tensor:
-        """Fire at every site of the tensor; an action that edits the gradient is not called at the sites after."""
+        """Fire at every site of the tensor.
+
+        An action that edits the gradient is not called at the sites after.
+        """
         clock = self.gate.owner.clock
         if not self.also:
             return fire(taps, value, gradient_event(self.origin, clock))
@@ -154,15 +172,22 @@ class GradientListener:
 
 
 class GradientMeasurer(GradientListener):
-    """Hands the gradient of one tensor to the taps that measure it; see Note [Values alone]."""
+    """Hands the gradient of one tensor to the taps that measure it.
+
+    See Note [Values alone].
+    """
 
     also: Mapping[Site, Event] = MappingProxyType({})
     shape: torch.Size | None = None
     pulse: MemoryVersion | None = None
 
     def __init__(self, gate: Gate, site: Site, call: int, here: ThreadPosition) -> None:
-        self.gate, self.site, self.call = gate, site, call
-        self.pass_, self.micro_batch, self.replica = here.pass_, here.micro_batch, here.replica
+        self.gate = gate
+        self.site = site
+        self.call = call
+        self.pass_ = here.pass_
+        self.micro_batch = here.micro_batch
+        self.replica = here.replica
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
         """The tensor's hook."""
@@ -211,8 +236,11 @@ class GradientMeasurer(GradientListener):
 
     @origin.setter
     def origin(self, event: Event) -> None:
-        self.site, self.call, self.pass_ = event.site, event.call, event.pass_
-        self.micro_batch, self.replica = event.micro_batch, event.replica
+        self.site = event.site
+        self.call = event.call
+        self.pass_ = event.pass_
+        self.micro_batch = event.micro_batch
+        self.replica = event.replica
 
     @property
     def place(self) -> tuple[Site, int]:
@@ -255,29 +283,36 @@ def listen(
         is: see Note [Gradients of views].
     """
     aliased = may_alias(tensor)
-    known = _heard(tensor, listener) if aliased or on_tensor(tensor) else None
-    if known is not None:
-        if not recompute:
-            known.origin, known.also = listener.origin, {}
-        return known
-    base = whole(tensor) if aliased else None
-    if base is not None:
-        listener.shape = tensor.shape
-    elif aliased and type(tensor) is Tensor:
-        listener.pulse = MemoryVersion(tensor)
-    hooked = tensor if base is None else base
-    handle = hook_gradient(hooked, listener) if aliased else hooked.register_hook(listener)
+    if aliased or on_tensor(tensor):
+        known = _heard(tensor, listener)
+        if known is not None:
+            if not recompute:
+                known.origin = listener.origin
+                known.also = {}
+            return known
+    if aliased:
+        base = whole(tensor)
+        if base is not None:
+            listener.shape = tensor.shape
+        elif type(tensor) is Tensor:
+            listener.pulse = MemoryVersion(tensor)
+        handle = hook_gradient(base if base is not None else tensor, listener)
+    else:
+        handle = tensor.register_hook(listener)
     listener.gate.owner.installed.keep(handle)
     return listener
 
 
 def _heard(tensor: Tensor, like: GradientListener) -> GradientListener | None:
-    tables = (on_tensor(each) for each in (tensor, base_of(tensor)) if each is not None)
-    hooks = (hook for table in tables if table for hook in table.values())
-    listeners = (
-        hook for hook in hooks if isinstance(hook, GradientListener) and hook.gate is like.gate
-    )
-    return next((each for each in listeners if each.place == like.place), None)
+    for each in (tensor, base_of(tensor)):
+        if each is None:
+            continue
+        for hook in (on_tensor(each) or {}).values():
+            if not isinstance(hook, GradientListener) or hook.gate is not like.gate:
+                continue
+            if hook.place == like.place:
+                return hook
+    return None
 
 
 def edges_into(
@@ -305,9 +340,11 @@ def edges_into(
     for leaf, edge in inputs.items():
         if edge is not None:
             ends.setdefault((edge.node, edge.output_nr), []).append(leaf)
-    stack = [
-        t.grad_fn for t in roots if t.grad_fn is not None and (t.grad_fn, t.output_nr) not in ends
-    ]
+    stack = []
+    for root in roots:
+        node = root.grad_fn
+        if node is not None and (node, root.output_nr) not in ends:
+            stack.append(node)
     seen = set(stack)
     while stack:
         node = stack.pop()
@@ -315,9 +352,10 @@ def edges_into(
         for i, (behind, number) in enumerate(node.next_functions):
             for leaf in ends.get((behind, number), ()):
                 positions.setdefault(leaf, []).append(i)
-            if behind is not None and (behind, number) not in ends and behind not in seen:
-                seen.add(behind)
-                stack.append(behind)
+            if behind is None or (behind, number) in ends or behind in seen:
+                continue
+            seen.add(behind)
+            stack.append(behind)
         for leaf, at in positions.items():
             found[leaf].append((node, at))
     return found
@@ -327,7 +365,9 @@ class InputShare:
     """The sum of the gradients that one call of a module adds to the gradient of one of its inputs."""
 
     def __init__(self, gate: Gate, origin: Event, nodes: int) -> None:
-        self.gate, self.origin, self.nodes = gate, origin, nodes
+        self.gate = gate
+        self.origin = origin
+        self.nodes = nodes
         self.sums: dict[int, tuple[int, Tensor | None]] = {}
 
     def passed(
@@ -345,31 +385,44 @@ class InputShare:
                 total = part if total is None else total + part
         if seen + 1 < self.nodes:
             self.sums[event.backward] = (seen + 1, total)
-            if not seen:  # a node whose output is unused does not run: then the end of the backward completes the share
+            if not seen:
+                # A node whose output is unused does not run: then the end of the backward completes
+                # the share.
                 Variable._execution_engine.queue_callback(lambda: self._complete(event))
             return None
-        new = total if total is None else fire(self.gate.taps["in.share"], total, event)
+        if total is None:
+            return None
+        new = fire(self.gate.taps["in.share"], total, event)
         if new is total:
             return None
         if self.nodes > 1 or len(positions) > 1:
             self._refuse()
-        return tuple(new if i == positions[0] else g for i, g in enumerate(grad_inputs))
+        changed = list(grad_inputs)
+        changed[positions[0]] = new
+        return tuple(changed)
 
     def _complete(self, event: Event) -> None:
         total = self.sums.pop(event.backward, (0, None))[1]
+        if total is None:
+            return
         with own_work():
-            if total is not None and fire(self.gate.taps["in.share"], total, event) is not total:
+            new = fire(self.gate.taps["in.share"], total, event)
+            if new is not total:
                 self._refuse()
 
     def _refuse(self) -> None:
         raise EditError(
-            f"an action returned a value at {self.origin.site}, but this call uses its input {self.nodes} times, so "
-            "its share is known only after parts of it were passed on; edit :in.grad, the total, instead"
+            f"an action returned a value at {self.origin.site}, but this call uses "
+            f"its input {self.nodes} times, so its share is known only after parts "
+            "of it were passed on; edit :in.grad, the total, instead"
         )
 
 
 def listen_share(share: InputShare, found: list[tuple[Node, list[int]]]) -> None:
-    """Register the node hooks of a share; they end with the session or with the graph."""
+    """Register the node hooks of a share.
+
+    They end with the session or with the graph.
+    """
     for node, positions in found:
         share.gate.owner.installed.keep(
             node.register_hook(lambda gi, go, p=positions: share.passed(p, gi))

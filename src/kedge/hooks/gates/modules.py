@@ -70,10 +70,8 @@ class OutputGate(ModuleGate):
         self.called += 1
         if recompute:
             self.seen.again += 1
-        if output is None and has_raised(
-            module
-        ):  # there is no value, and no hook of the user's runs
-            self.seen.raised += 1
+        if output is None and has_raised(module):
+            self.seen.raised += 1  # there is no value, and no hook of the user's runs
             return None
         if self.measures and not recompute:
             try:
@@ -86,16 +84,20 @@ class OutputGate(ModuleGate):
             new = fire(
                 self.taps["out"], output, self.passes.event(self.site("out", ""), call, recompute)
             )
-            return None if new is output else new
+            if new is output:
+                return None
+            return new
         return self._structured(output, call, recompute)
 
     def _in_graph(self, output: Any) -> Any:
         """Put the taps into the graph; returns the output if it changed."""
         if _cannot_skip(self.taps["in.share"]):
             raise CannotCompile(
-                f'"{self.path}:in.share" cannot be followed inside compiled code; run the model uncompiled'
+                f'"{self.path}:in.share" cannot be followed inside compiled code; '
+                "run the model uncompiled"
             )
-        taps, gradients = self.taps["out"], self.taps["out.grad"]
+        taps = self.taps["out"]
+        gradients = self.taps["out.grad"]
         new = {
             leaf: compiled.through(taps, gradients, leaf, tensor)
             for leaf, tensor in leaves.find(output)
@@ -104,9 +106,8 @@ class OutputGate(ModuleGate):
 
     def _measure(self, output: Any, call: int) -> None:
         __tracebackhide__ = True
-        found = (
-            [("", output)] if isinstance(output, Tensor) else self.look_through(leaves.find, output)
-        )
+        bare = isinstance(output, Tensor)
+        found = [("", output)] if bare else self.look_through(leaves.find, output)
         if not found:
             self.seen.empty = self.seen.empty or leaves.describe(output)
             return
@@ -124,18 +125,23 @@ class OutputGate(ModuleGate):
             return None
         new: dict[str, Tensor] = {}
         if self.taps["out"]:
-            new = (self.through_whole if self.whole else self.through)(
-                "out", found, call, recompute
-            )
-            found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
+            through = self.through_whole if self.whole else self.through
+            new = through("out", found, call, recompute)
+            if new:
+                found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found]
         if self.backward and self.taps["out.grad"]:
             listen_each(self, "out.grad", found, call, recompute)
         if self.backward and self.taps["in.share"]:
             self._share([tensor for _, tensor in found], call, recompute)
-        return leaves.put(output, new) if new else None
+        if not new:
+            return None
+        return leaves.put(output, new)
 
     def _share(self, outputs: list[Tensor], call: int, recompute: bool) -> None:
-        """Set hooks for the gradient that this call sends to each of its inputs; see Note [The share of one call]."""
+        """Set hooks for the gradient that this call sends to each of its inputs.
+
+        See Note [The share of one call].
+        """
         edges = self.passes.here.notes.take_edges(self)
         if is_rebuilt(self) and not recompute:
             self.seen.rebuilt = True
@@ -150,7 +156,8 @@ class OutputGate(ModuleGate):
         for leaf, found in edges_into(outputs, edges).items():
             if not found:
                 self.seen.no_share = Cause(
-                    "no operation of the call lies between this input and the outputs, or it needs no gradient",
+                    "no operation of the call lies between this input and the "
+                    "outputs, or it needs no gradient",
                     _TOTAL,
                 )
                 continue
@@ -173,7 +180,10 @@ class InputGate(ModuleGate):
         self.noting: list[Gate] = []
 
     def retime(self) -> None:
-        """Update which taps are on; the gate stays on for what others need to know of each call."""
+        """Update which taps are on.
+
+        The gate stays on for what others need to know of each call.
+        """
         super().retime()
         others = self.sharing or self.preserving or self.noting
         self.live = self.live or bool(others)
@@ -201,14 +211,16 @@ class InputGate(ModuleGate):
         if leaf is None:
             return None
         head, dot, rest = leaf.partition(".")
-        known = head.isdecimal() and int(head) < len(self.names)
-        return (self.names[int(head)] if known else head) + dot + rest
+        if head.isdecimal() and int(head) < len(self.names):
+            head = self.names[int(head)]
+        return head + dot + rest
 
     def find(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
         """Return every tensor among the arguments, by the argument's name."""
         found = []
         for i, value in enumerate(args):
-            found += leaves.find(value, self.names[i] if i < len(self.names) else str(i))
+            name = self.names[i] if i < len(self.names) else str(i)
+            found += leaves.find(value, name)
         for name, value in kwargs.items():
             found += leaves.find(value, name)
         return found
@@ -216,11 +228,15 @@ class InputGate(ModuleGate):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """The forward-pre hook; keyword arguments are missing if another thread removes it during the call."""
+        """The forward-pre hook.
+
+        Keyword arguments are missing if another thread removes it during the call.
+        """
         __tracebackhide__ = True
         if not self.live:
             return None
-        kwargs = {} if kwargs is None else kwargs
+        if kwargs is None:
+            kwargs = {}
         if is_compiling():
             return self._in_graph(module, args, kwargs)
         if is_watched():
@@ -243,14 +259,17 @@ class InputGate(ModuleGate):
         """Put the taps into the graph; returns the arguments if they changed."""
         if any(_cannot_skip(gate.taps["in.share"]) for gate in self.sharing):
             raise CannotCompile(
-                f'"{self.path}:in.share" cannot be followed inside compiled code; run the model uncompiled'
+                f'"{self.path}:in.share" cannot be followed inside compiled code; '
+                "run the model uncompiled"
             )
         if _cannot_skip(self.taps["in.grad"]):
             raise CannotCompile(
-                f'"{self.path}:in.grad" cannot be followed inside compiled code; hook the ":out.grad" it comes from'
+                f'"{self.path}:in.grad" cannot be followed inside compiled code; '
+                'hook the ":out.grad" it comes from'
             )
-        for tap in () if compiled.is_exported() else self.taps["param"]:
-            compiled.show(tap, self.held(module, tap.site))
+        if not compiled.is_exported():
+            for tap in self.taps["param"]:
+                compiled.show(tap, self.held(module, tap.site))
         taps = self.taps["in"]
         if not taps:
             return None
@@ -278,14 +297,15 @@ class InputGate(ModuleGate):
             return None
         new: dict[str, Tensor] = {}
         if self.taps["in"]:
-            new = (self.through_whole if self.whole else self.through)("in", found, call, recompute)
-            found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
+            through = self.through_whole if self.whole else self.through
+            new = through("in", found, call, recompute)
+            if new:
+                found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found]
         if self.taps["in.grad"]:
             listen_each(self, "in.grad", found, call, recompute)
         for gate in self.sharing:
-            self.passes.here.notes.leave_edges(
-                gate, {leaf: edge_of(tensor) for leaf, tensor in found}
-            )
+            edges = {leaf: edge_of(tensor) for leaf, tensor in found}
+            self.passes.here.notes.leave_edges(gate, edges)
         for asking in self.noting:
             if asking.live:
                 copied = asking.overwrites or getattr(module, "inplace", False) is True
@@ -295,7 +315,9 @@ class InputGate(ModuleGate):
             overwritten = [leaves.storage_of(tensor) for _, tensor in found]
             for action in self.preserving:
                 action.preserve(overwritten)
-        return self.replaced(args, kwargs, new) if new else None
+        if not new:
+            return None
+        return self.replaced(args, kwargs, new)
 
     def _measure(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: int) -> None:
         __tracebackhide__ = True
@@ -314,23 +336,23 @@ class InputGate(ModuleGate):
     def _parameters(self, module: nn.Module, call: int, recompute: bool) -> None:
         for tap in self.taps["param"]:
             if tap.on and self.is_first(tap.site):
-                fire(
-                    (tap,),
-                    self.held(module, tap.site),
-                    self.passes.event(tap.site, call, recompute),
-                )
+                value = self.held(module, tap.site)
+                fire((tap,), value, self.passes.event(tap.site, call, recompute))
 
     def is_first(self, site: Site) -> bool:
         """Whether this gate is the first of a pass to see a parameter, which several modules may hold."""
         return self.passes.here.notes.is_first(site.path, self)
 
     def held(self, module: nn.Module, site: Site) -> Tensor:
-        """Return the current value of a parameter; `torch.func.functional_call`, for one, replaces it for a call."""
+        """Return the current value of a parameter.
+
+        `torch.func.functional_call`, for one, replaces it for a call.
+        """
         name, param = self.params[site.path]
         now = own_parameters(module).get(name)
-        if (
-            now is None or now is param or leaves.own_part(param) is not param
-        ):  # FSDP gathers shards
+        if now is None or now is param:
+            return param.detach()
+        if leaves.own_part(param) is not param:  # FSDP gathers shards
             return param.detach()
         return now.detach().clone()  # its memory may be released after the call
 
@@ -340,10 +362,10 @@ class InputGate(ModuleGate):
         """Return the arguments with some of their tensors replaced."""
         changed = list(args)
         for i, value in enumerate(args):
-            changed[i] = leaves.put(value, new, self.names[i] if i < len(self.names) else str(i))
-        return tuple(changed), {
-            name: leaves.put(value, new, name) for name, value in kwargs.items()
-        }
+            name = self.names[i] if i < len(self.names) else str(i)
+            changed[i] = leaves.put(value, new, name)
+        named = {name: leaves.put(value, new, name) for name, value in kwargs.items()}
+        return tuple(changed), named
 
 
 def _cannot_skip(taps: Iterable[Tap]) -> bool:
@@ -372,7 +394,11 @@ def _names_of(forward: Any) -> tuple[str, ...]:
         params = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):  # a compiled or scripted forward has no signature
         return ()
-    return tuple(p.name for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+    by_position = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    return tuple(param.name for param in params if param.kind in by_position)
 
 
 @dataclass
@@ -391,7 +417,8 @@ class ModuleGates:
 
     def place(self, place: SitePlace, spec: Spec) -> None:
         """Attach taps to the inputs or outputs of a module, or to their gradients."""
-        site, module = place.site, place.module
+        site = place.site
+        module = place.module
         gate: InputGate | OutputGate
         if site.kind in InputGate.kinds or site.kind == "in.share":
             gate = before = self._before(module, site.path)
@@ -406,28 +433,38 @@ class ModuleGates:
                 tap.graph.edit = compiled.identity(tap.act, tap.graph.key)
 
     def place_value(self, place: SitePlace, spec: Spec, model: nn.Module) -> None:
-        """Attach taps to every module that holds a parameter, several for tied weights; the first one called fires."""
+        """Attach taps to every module that holds a parameter, several for tied weights.
+
+        The first one called fires.
+        """
         param = place.param
+        if param is None:
+            return
         for path, module in modules_in(model).items():
-            name = next((n for n, p in own_parameters(module).items() if p is param), None)
-            if name is not None and param is not None:
+            own = own_parameters(module)
+            name = next((name for name, held in own.items() if held is param), None)
+            if name is not None:
                 before = self._before(module, path)
                 for tap in before.attach(spec, place.site):
                     before.params[tap.site.path] = name, param
 
     def watch_overwrites(self, actions: Sequence[Preserving], model: nn.Module) -> bool:
-        """Attach to every in-place module, for actions that keep values; returns whether there is one."""
-        in_place = [
-            (name, m)
-            for name, m in modules_in(model).items()
-            if getattr(m, "inplace", False) is True
-        ]
-        for name, module in in_place:
-            self._before(module, name).watch_overwrites(actions)
-        return bool(in_place)
+        """Attach to every in-place module, for actions that keep values.
+
+        Returns whether there is one.
+        """
+        found = False
+        for name, module in modules_in(model).items():
+            if getattr(module, "inplace", False) is True:
+                self._before(module, name).watch_overwrites(actions)
+                found = True
+        return found
 
     def note_inputs(self, module: nn.Module, path: str, gate: Gate) -> None:
-        """Note the inputs of a module's calls for a gate; see Note [Inputs as they were]."""
+        """Note the inputs of a module's calls for a gate.
+
+        See Note [Inputs as they were].
+        """
         self._before(module, path).note_inputs_for(gate)
 
     def knows(self, module: nn.Module) -> bool:

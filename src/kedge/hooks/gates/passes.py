@@ -24,7 +24,10 @@ from kedge.torch_internals.source_lines import is_running
 
 
 class PassBegins(KedgeHook):
-    """Forward-pre hook that begins a model's forward pass; a model that calls itself stays in the same pass."""
+    """Forward-pre hook that begins a model's forward pass.
+
+    A model that calls itself stays in the same pass.
+    """
 
     def __init__(self, passes: PassCounter) -> None:
         self.passes = passes
@@ -36,7 +39,8 @@ class PassBegins(KedgeHook):
         if torch.compiler.is_compiling():
             compiled.begin(self.key)
         elif not in_backward():
-            here, frame = self.passes.here, sys._getframe(1)
+            here = self.passes.here
+            frame = sys._getframe(1)
             if here.inside and is_running(
                 here.frame, frame
             ):  # an interrupt may have skipped the end
@@ -57,14 +61,18 @@ class PassEnds(KedgeHook):
         if torch.compiler.is_compiling():
             compiled.end(self.begin.key)
         elif not in_backward():
-            here, frame = self.begin.passes.here, sys._getframe(1)
+            here = self.begin.passes.here
+            frame = sys._getframe(1)
             if here.frame is frame or not is_running(here.frame, frame):
                 here.frame = None
                 self.begin.passes.end(raised=output is None and has_raised(module))
 
 
 def follow(owner: Owner, model: nn.Module, prefix: str = "") -> PassBegins:
-    """Count the forward passes of a model and the steps of its optimizer; returns the hook that begins a pass."""
+    """Count the forward passes of a model and the steps of its optimizer.
+
+    Returns the hook that begins a pass.
+    """
     alive = weakref.ref(model)
     begin = PassBegins(owner.clock.follow(lambda: has_optimizer(alive()), prefix))
     owner.installed.put_around(model, begin, PassEnds(begin))
@@ -73,37 +81,45 @@ def follow(owner: Owner, model: nn.Module, prefix: str = "") -> PassBegins:
 
 
 def has_optimizer(model: nn.Module | None) -> bool:
-    """Whether an optimizer exists that holds one of a model's parameters; looks through all objects."""
-    held = {id(p) for p in parameters_in(model).values()} if model is not None else set()
-    optimizers = (
-        o for o in gc.get_objects() if issubclass(type(o), Optimizer)
-    )  # isinstance runs code of odd objects
-    groups = (
-        group for o in optimizers for group in getattr(o, "param_groups", ())
-    )  # none after a failed __init__
-    return bool(held) and any(id(p) in held for group in groups for p in group["params"])
+    """Whether an optimizer exists that holds one of a model's parameters.
+
+    Looks through all objects.
+    """
+    if model is None:
+        return False
+    held = {id(p) for p in parameters_in(model).values()}
+    if not held:
+        return False
+
+    for found in gc.get_objects():
+        if not issubclass(type(found), Optimizer):  # isinstance runs code of odd objects
+            continue
+        for group in getattr(found, "param_groups", ()):  # none after a failed __init__
+            if any(id(p) in held for p in group["params"]):
+                return True
+    return False
 
 
 def count_steps(owner: Owner, model: nn.Module) -> None:
     """Count, for a session, the steps of the first optimizer to step that holds one of this model's parameters."""
-    held, clock = {id(p) for p in parameters_in(model).values()}, owner.clock
+    clock = owner.clock
+    held = {id(p) for p in parameters_in(model).values()}
     whose = id(held)  # not the model's: a session may hook it twice
     if not held or not clock.by_models:
         return
 
     def stepped(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if clock.optimizer is None and any(
-            id(p) in held for group in optimizer.param_groups for p in group["params"]
-        ):
-            clock.optimizer = id(optimizer), whose
+        if clock.optimizer is None:
+            params = (p for group in optimizer.param_groups for p in group["params"])
+            if any(id(p) in held for p in params):
+                clock.optimizer = id(optimizer), whose
         if clock.optimizer == (id(optimizer), whose):
             clock.optimized()
 
     def gone() -> None:
+        # A model may end before its session: the next optimizer to step counts.
         if clock.optimizer is not None and clock.optimizer[1] == whose:
-            clock.optimizer = (
-                None  # a model may end before its session: the next optimizer to step counts
-            )
+            clock.optimizer = None
 
     owner.installed.install(InstalledHook(register_optimizer_step_post_hook(stepped)))
     owner.installed.cleanup.callback(gone)

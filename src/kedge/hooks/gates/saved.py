@@ -40,7 +40,10 @@ class Packing(Protocol):
     """An action that replaces the tensors that autograd saves by packed objects."""
 
     def taken(self) -> list[Any]:
-        """Return the object packed by the last call on this thread, and forget it; an empty list if no call ran."""
+        """Return the object packed by the last call on this thread, and forget it.
+
+        An empty list if no call ran.
+        """
 
     def unpack(self, packed: Any) -> Tensor:
         """Return the tensor of a packed object."""
@@ -73,7 +76,10 @@ class SavedGate(Gate):
         self.changed()
 
     def count(self) -> tuple[int, bool]:
-        """Count a call of the module; returns its number, and whether it is a recompute."""
+        """Count a call of the module.
+
+        Returns its number, and whether it is a recompute.
+        """
         call, recompute = self.passes.count(self)
         self.called += 1
         self.seen.again += recompute
@@ -92,14 +98,20 @@ class SavedGate(Gate):
 
     def take(self, value: Tensor, place: SavingPlace) -> Any:
         """Run the taps; returns the packed replacement of the tensor, or None."""
-        event, shown = self.event(place, value), value.detach()
+        event = self.event(place, value)
+        shown = value.detach()
         if self.packing:
             return self._pack(shown, event)
         new = fire(self.taps["saved"], shown, event)
-        return None if new is shown else JointPacked(KeptByReference(new), (KeptByReference.read,))
+        if new is shown:
+            return None
+        return JointPacked(KeptByReference(new), (KeptByReference.read,))
 
     def _pack(self, first: Tensor, event: Event) -> Any:
-        """Run taps some of which pack; each receives the result of the one before, as long as that is a tensor."""
+        """Run taps some of which pack.
+
+        Each receives the result of the one before, as long as that is a tensor.
+        """
         packed: Any = first
         shown: Tensor = first
         back: list[Callable[[Any], Tensor]] = []
@@ -110,44 +122,50 @@ class SavedGate(Gate):
                 new = fire((tap,), shown, event)
                 if new is not shown and not whole:
                     self._refuse(event)
-                packed, shown = (packed, shown) if new is shown else (new, new)
+                if new is not shown:
+                    packed = new
+                    shown = new
             elif whole:
                 fire((tap,), shown, event)
                 for packed in action.taken():
                     back.insert(0, _checked(action, shown, event))
-                    shown = packed.detach() if isinstance(packed, Tensor) else shown
+                    if isinstance(packed, Tensor):
+                        shown = packed.detach()
         if packed is first and not back:
             return None
-        return (
-            JointPacked(KeptByReference(packed), (KeptByReference.read, *back))
-            if isinstance(packed, Tensor)
-            else JointPacked(packed, tuple(back))
-        )
+        if isinstance(packed, Tensor):
+            return JointPacked(KeptByReference(packed), (KeptByReference.read, *back))
+        return JointPacked(packed, tuple(back))
 
     def see(self, value: Tensor, place: SavingPlace) -> None:
         """Show the taps a tensor that another has taken; see Note [Taken away]."""
-        event, shown = self.event(place, value), value.detach()
-        looking = tuple(tap for tap in self.taps["saved"] if not isinstance(tap.action, Packing))
+        event = self.event(place, value)
+        shown = value.detach()
+        taps = self.taps["saved"]
+        looking = tuple(tap for tap in taps if not isinstance(tap.action, Packing))
         if fire(looking, shown, event) is not shown:
             self._refuse(event)
 
     def _refuse(self, event: Event) -> NoReturn:
         raise EditError(
-            f"an action returned a value at {event.site}, but another saved-tensor hook has already packed this "
-            "tensor, so it cannot be replaced; attach the action inside that hook's context, or return None"
+            f"an action returned a value at {event.site}, but another saved-tensor "
+            "hook has already packed this tensor, so it cannot be replaced; attach "
+            "the action inside that hook's context, or return None"
         )
 
 
 def _checked(action: Packing, like: Tensor, event: Event) -> Callable[[Any], Tensor]:
     """Return an action's unpack with a check that its result has the shape, dtype and device of the packed tensor."""
-    wanted, was = (like.shape, like.dtype, like.device), describe(like)
+    wanted = (like.shape, like.dtype, like.device)
+    was = describe(like)
 
     def unpack(packed: Any) -> Tensor:
         value = action.unpack(packed)
         if not isinstance(value, Tensor) or (value.shape, value.dtype, value.device) != wanted:
             raise EditError(
-                f"{action!r} at {event.site}: unpack returned {describe(value)}, but the packed tensor was {was} on "
-                f"{wanted[2]}; it must return the same shape, dtype and device"
+                f"{action!r} at {event.site}: unpack returned {describe(value)}, but "
+                f"the packed tensor was {was} on {wanted[2]}; it must return the "
+                "same shape, dtype and device"
             )
         return value
 
@@ -162,7 +180,8 @@ class SavedSites:
     def __init__(
         self, owner: Owner, passes: PassCounter, model: nn.Module, *, compiled: bool
     ) -> None:
-        self.owner, self.passes = owner, passes
+        self.owner = owner
+        self.passes = passes
         self.gates: dict[str, SavedGate] = {}
         self.kept = keep(
             owner.installed.cleanup, model, self, outside=False, ambient=False, compiled=compiled
@@ -185,9 +204,14 @@ class SavedSites:
         return gate
 
     def pack(self, value: Tensor, place: SavingPlace) -> Any:
-        """Run the taps of the innermost module, if it has any; returns the packed replacement, or None."""
+        """Run the taps of the innermost module, if it has any.
+
+        Returns the packed replacement, or None.
+        """
         gate = place.spot.gate
-        return gate.take(value, place) if gate is not None and gate.live else None
+        if gate is None or not gate.live:
+            return None
+        return gate.take(value, place)
 
     def see(self, value: Tensor, place: SavingPlace) -> None:
         """Show the innermost module's taps a tensor that another has taken."""
@@ -203,4 +227,7 @@ class SavedSites:
         self.kept.idle = not any(gate.live for gate in self.gates.values())
 
     def _count(self, live: KeeperCalls, spot: ModuleUnderKeeper, task: int) -> tuple[int, bool]:
-        return (0, task != -1) if spot.gate is None else spot.gate.count()
+        gate: SavedGate | None = spot.gate
+        if gate is None:
+            return 0, task != -1
+        return gate.count()

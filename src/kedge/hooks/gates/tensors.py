@@ -39,7 +39,8 @@ class TensorGate:
     """The taps of one session on one tensor, parameter or node that exists before the program runs."""
 
     def __init__(self, owner: Owner, name: str, kind: str) -> None:
-        self.owner, self.site = owner, Site(name, kind)
+        self.owner = owner
+        self.site = Site(name, kind)
         self.taps: tuple[Tap, ...] = ()
         self.measures = self.edits = False
         self.param: Tensor | None = None
@@ -50,18 +51,24 @@ class TensorGate:
     def event(self, leaf: str = "") -> Event:
         """Return the event of a gradient that belongs to no module's call."""
         clock = self.owner.clock
-        here = clock.leader.here if clock.leader is not None else None
-        pass_, micro, replica = (
-            (here.pass_, here.micro_batch, here.replica) if here else (-1, 0, "")
-        )
-        site = self.site.at(leaf) if leaf else self.site
+        pass_ = -1
+        micro_batch = 0
+        replica = ""
+        if clock.leader is not None:
+            here = clock.leader.here
+            pass_ = here.pass_
+            micro_batch = here.micro_batch
+            replica = here.replica
+        site = self.site
+        if leaf:
+            site = site.at(leaf)
         return Event(
             site,
             0,
             pass_,
             clock.backwards.now(),
             clock.step,
-            micro,
+            micro_batch,
             clock.rank,
             replica,
             recompute=False,
@@ -70,27 +77,39 @@ class TensorGate:
     @property
     def whose(self) -> int:
         """An id that separates this tensor's sites from those of another of the same name."""
-        return id(self) if self.param is None else id(self.param)
+        if self.param is None:
+            return id(self)
+        return id(self.param)
 
     def is_last(self, table: Mapping[int, Any] | None) -> bool:
-        """Whether this gate's hook is the tensor's last; after others, a new gate is needed to keep the order."""
+        """Whether this gate's hook is the tensor's last.
+
+        After others, a new gate is needed to keep the order.
+        """
         return self.hook is None or next(reversed(table or {}), None) == self.hook.handle.id
 
     def attach(self, spec: Spec, site: Site) -> None:
         """Add a tap for each action at a site, after the others."""
         for tap in spec.make(site):
-            tap.gate, tap.since = self, self.counts()
+            tap.gate = self
+            tap.since = self.counts()
             self.taps += (tap,)
         self.retime()
 
     def counts(self) -> Counts:
-        """Return what has passed so far; a tensor belongs to no call and no forward pass."""
+        """Return what has passed so far.
+
+        A tensor belongs to no call and no forward pass.
+        """
         clock = self.owner.clock
         during: Literal["", "backward"] = "backward" if in_backward() else ""
         return Counts(clock.step, 0, 0, clock.backwards.count, during)
 
     def retime(self) -> None:
-        """Update whether all taps only measure, and whether any may edit; schedules are checked when a gradient arrives."""
+        """Update whether all taps only measure, and whether any may edit.
+
+        Schedules are checked when a gradient arrives.
+        """
         self.measures = all(tap.measure is not None for tap in self.taps)
         self.edits = any(not tap.observes for tap in self.taps)
 
@@ -122,7 +141,9 @@ class TensorGate:
         new = fire(taps, value, self.event(leaf))
         if self.parts is not None:
             self.parts.passed_on(value, new)
-        return None if new is value else new
+        if new is value:
+            return None
+        return new
 
 
 class GradientParts:
@@ -147,7 +168,8 @@ class GradientParts:
     """
 
     def __init__(self, leaf: Callable[[], Tensor | None], *, accumulated: bool) -> None:
-        self.leaf, self.accumulated = leaf, accumulated
+        self.leaf = leaf
+        self.accumulated = accumulated
         self.backward = -1
         self.expected = False
         self._began_empty = self._edited = False
@@ -160,15 +182,18 @@ class GradientParts:
         self.backward = number
         self._began_empty = leaf is not None and leaf.grad is None
         self._edited = False
-        self._sum = self._passed = None
-        if (self.expected or gate.edits) and not self.accumulated:
-            kept = self.expected or gate.owner.clock.backwards.may_nest()
-            self._sum = first if kept else None
+        self._sum = None
+        self._passed = None
+        if self.accumulated:
+            return
+        if self.expected or (gate.edits and gate.owner.clock.backwards.may_nest()):
+            self._sum = first
 
     def passed_on(self, given: Tensor, new: Tensor) -> None:
         """Note what was passed on for the first part."""
         self._edited = new is not given
-        self._passed = None if self._sum is None else new
+        if self._sum is not None:
+            self._passed = new
 
     def add(self, gate: TensorGate, part: Tensor) -> Tensor | None:
         """Fire with the sum of the parts so far; return what replaces the part, or None.
@@ -177,23 +202,38 @@ class GradientParts:
             EditError: If an action edits, and the part before was not kept.
         """
         event = gate.event()
-        before = None if self.accumulated else self._before(gate, event.site)
-        whole = part if before is None else before + part
-        for tap in gate.taps:
-            if tap.on and (before is not None or self.accumulated):
+        before = None
+        if not self.accumulated:
+            before = self._before(gate, event.site)
+        whole = part
+        if before is not None:
+            whole = before + part
+
+        if before is not None or self.accumulated:
+            for tap in gate.taps:
                 withdraw = getattr(tap.action, "withdraw", None)
-                if withdraw is not None:
+                if tap.on and withdraw is not None:
                     withdraw(tap.site)
         new = fire(gate.taps, whole, event)
+        replacing = new if new is not whole else None
+
         if self.accumulated:
-            return None if new is whole else new
+            return replacing
         self.expected = True
-        if before is None or (new is whole and not self._edited):
-            self._sum = None if before is None else whole
-            self._passed = self._sum
-            return None if new is whole else new
-        passed = before if self._passed is None else self._passed
-        self._sum, self._passed, self._edited = whole, new, True
+        if before is None:
+            self._sum = None
+            self._passed = None
+            return replacing
+        if replacing is None and not self._edited:
+            self._sum = whole
+            self._passed = whole
+            return None
+        passed = before
+        if self._passed is not None:
+            passed = self._passed
+        self._sum = whole
+        self._passed = new
+        self._edited = True
         return new - passed
 
     def _before(self, gate: TensorGate, site: Site) -> Tensor | None:
@@ -203,17 +243,20 @@ class GradientParts:
         leaf = self.leaf()
         if self._edited:
             raise EditError(
-                f"the gradient at {site} arrives in parts, because a reentrant checkpoint uses it too, and the first part was "
-                "edited before that was seen; use checkpoint(..., use_reentrant=False), or edit :param.acc"
+                f"the gradient at {site} arrives in parts, because a reentrant "
+                "checkpoint uses it too, and the first part was edited before that "
+                "was seen; use checkpoint(..., use_reentrant=False), or edit "
+                ":param.acc"
             )
         if self._began_empty and leaf is not None and leaf.grad is not None:
             return leaf.grad
         if not self.expected:
             warn(
                 PartialGradient(
-                    f"{site} is a part of this gradient: it arrives in parts, because a reentrant checkpoint uses the tensor "
-                    "too, and .grad was not empty before. From the next backward on the values are whole; "
-                    "checkpoint(..., use_reentrant=False) has no parts"
+                    f"{site} is a part of this gradient: it arrives in parts, "
+                    "because a reentrant checkpoint uses the tensor too, and .grad "
+                    "was not empty before. From the next backward on the values are "
+                    "whole; checkpoint(..., use_reentrant=False) has no parts"
                 )
             )
         return None
@@ -235,30 +278,38 @@ def _hook_node(gate: TensorGate, node: Node) -> RemovableHandle:
     """Fire with each gradient that arrives at a node (``pre``) or leaves it (``post``)."""
 
     def each(grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...] | None:
-        new = [None if g is None else gate.fire(g, str(i)) for i, g in enumerate(grads)]
-        if all(n is None for n in new):
-            return None
-        return tuple(g if n is None else n for g, n in zip(grads, new, strict=True))
+        passed = list(grads)
+        changed = False
+        for i, grad in enumerate(grads):
+            if grad is None:
+                continue
+            new = gate.fire(grad, str(i))
+            if new is not None:
+                passed[i] = new
+                changed = True
+        return tuple(passed) if changed else None
 
     def after(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> Any:
         if grad_inputs:
             return each(grad_inputs)
-        if (
-            each(grad_outputs) is not None
-        ):  # the node of a leaf accumulates its gradient and passes nothing on
+        # The node of a leaf accumulates its gradient and passes nothing on.
+        if each(grad_outputs) is not None:
             raise EditError(
-                f"an action returned a value at {gate.site}, but {gate.site.path} passes no gradient on; edit it at :pre"
+                f"an action returned a value at {gate.site}, but {gate.site.path} "
+                "passes no gradient on; edit it at :pre"
             )
         return None
 
-    return node.register_prehook(each) if gate.site.kind == "pre" else node.register_hook(after)
+    if gate.site.kind == "pre":
+        return node.register_prehook(each)
+    return node.register_hook(after)
 
 
 def _hook(gate: TensorGate, leaf: Tensor) -> LeafHook:
     """Fire with a leaf's gradient before its accumulation, or with ``.grad`` after it, by the gate's kind."""
-    accumulated = gate.site.kind in ACCUMULATED
-    hook = _accumulated(gate) if accumulated else gate.fire
-    return LeafHook(leaf, hook, accumulated=accumulated)
+    if gate.site.kind in ACCUMULATED:
+        return LeafHook(leaf, _accumulated(gate), accumulated=True)
+    return LeafHook(leaf, gate.fire, accumulated=False)
 
 
 ACCUMULATED = ("acc", "param.acc")
@@ -281,7 +332,10 @@ class ParameterGates:
     _since: int = 0
 
     def renew(self) -> None:
-        """Hook the parameters again that the program has swapped; called when a forward pass begins."""
+        """Hook the parameters again that the program has swapped.
+
+        Called when a forward pass begins.
+        """
         if not self._hooks:
             return
         with own_work():
@@ -298,16 +352,18 @@ class ParameterGates:
         Raises:
             NoSuchKind: If the parameter has no shape yet.
         """
-        param, kind = place.param, place.site.kind
+        param = place.param
+        kind = place.site.kind
         if param is None:
             return
         if is_lazy(param):
             raise NoSuchKind(
-                f'"{place.site}": this parameter has no shape before the first forward, and until then its gradient '
-                "cannot be hooked; call the model once before hooking"
+                f'"{place.site}": this parameter has no shape before the first '
+                "forward, and until then its gradient cannot be hooked; call the "
+                "model once before hooking"
             )
         gate = self.gates.get((id(param), kind))
-        table = (after_accumulation if kind in ACCUMULATED else on_tensor)(param)
+        table = after_accumulation(param) if kind in ACCUMULATED else on_tensor(param)
         if gate is None or not gate.is_last(table):
             gate = TensorGate(self.owner, place.site.path, kind)
             gate.param = param
@@ -332,18 +388,19 @@ def place_tensor(
         NoSuchKind: If it has no such gradient.
     """
     if not isinstance(tensor, Tensor):
-        raise NoSiteMatched(
-            f'"{name}" is a {type(tensor).__name__}; a target dict maps names to tensors'
-        )
+        found = type(tensor).__name__
+        raise NoSiteMatched(f'"{name}" is a {found}; a target dict maps names to tensors')
     for kind, _ in _kinds(selector, name, TENSOR_KINDS, "grad"):
         if not tensor.requires_grad:
             raise NoSuchKind(
-                f'"{name}" does not require grad, so it has no gradient to hook; call requires_grad_() on it first'
+                f'"{name}" does not require grad, so it has no gradient to hook; '
+                "call requires_grad_() on it first"
             )
         if kind == "acc" and not tensor.is_leaf:
+            made_by = tensor.grad_fn.name() if tensor.grad_fn else "an operation"
             raise NoSuchKind(
-                f'"{name}:acc" is .grad after accumulation, but {name} is not a leaf: it was made by '
-                f"{tensor.grad_fn.name() if tensor.grad_fn else 'an operation'} and accumulates nothing; use "
+                f'"{name}:acc" is .grad after accumulation, but {name} is not a '
+                f"leaf: it was made by {made_by} and accumulates nothing; use "
                 f'"{name}:grad"'
             )
         gate = TensorGate(owner, name, kind)
@@ -360,14 +417,20 @@ def place_node(
     owner: Owner, target: Node | GradientEdge, selector: Selector | None, spec: Spec
 ) -> None:
     """Attach taps to the gradients that arrive at an autograd node or leave it."""
-    node, number = (
-        (target.node, str(target.output_nr)) if isinstance(target, GradientEdge) else (target, None)
-    )
+    number = None
+    if isinstance(target, GradientEdge):
+        node = target.node
+        number = str(target.output_nr)
+    else:
+        node = target
     name = re.sub(r"^torch::autograd::", "", node.name())
-    for kind, leaf in _kinds(selector, name, NODE_KINDS, "pre"):
+    for kind, named in _kinds(selector, name, NODE_KINDS, "pre"):
+        leaf = named
+        if not leaf and kind == "pre":
+            leaf = number
         gate = TensorGate(owner, name, kind)
         owner.installed.install(InstalledHook(_hook_node(gate, node)))
-        gate.attach(spec, Site(name, kind, leaf or (number if kind == "pre" else None)))
+        gate.attach(spec, Site(name, kind, leaf or None))
 
 
 def means(term: Term, name: str) -> bool:
@@ -381,13 +444,12 @@ def _kinds(
     """Return the kinds and leaves that a selector names for a target that is not a model."""
     if selector is None:
         return [(default, None)]
-    wanted = [t for t in selector.terms if means(t, name)]
+    wanted = [term for term in selector.terms if means(term, name)]
     for term in wanted:
         if (term.kind or default) not in allowed:
-            raise NoSuchKind(
-                f'"{term}": {name} has no :{term.kind}; it has {", ".join(":" + k for k in allowed)}'
-            )
-    return [(t.kind or default, t.leaf) for t in wanted]
+            has = ", ".join(f":{kind}" for kind in allowed)
+            raise NoSuchKind(f'"{term}": {name} has no :{term.kind}; it has {has}')
+    return [(term.kind or default, term.leaf) for term in wanted]
 
 
 unserializable_hook(TensorGate.fire)

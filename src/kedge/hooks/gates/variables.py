@@ -30,7 +30,8 @@ from kedge.frames import OWN
 from kedge.torch_internals.module_tables import parameters_in
 
 UNNAMED = "tensor"
-_LONGEST, _MOST = 60, 1_000
+_LONGEST = 60
+_MOST = 1_000
 _NAME = re.compile(r"\w+(\.\w+|\[(\d+|'\w+'|\"\w+\")\])*")
 
 
@@ -52,12 +53,12 @@ def name_of_argument(function: str, keyword: str, value: Tensor) -> str:
     written = _first_argument(frame.f_code, frame.f_lasti, _call_in(frame), function, keyword)
     if len(written) <= _LONGEST and _NAME.fullmatch(written) is not None and not written.isdigit():
         return re.sub(r"\[['\"]?(\w+)['\"]?\]", r".\1", written)
-    holders = [
-        name
-        for name, held in list(frame.f_globals.items())
-        if held is value and not name.startswith("_")
-    ]
-    return holders[0] if len(holders) == 1 else UNNAMED
+    variables = list(frame.f_globals.items())
+    holders = [name for name, held in variables if held is value]
+    public = [name for name in holders if not name.startswith("_")]
+    if len(public) == 1:
+        return public[0]
+    return UNNAMED
 
 
 @functools.lru_cache(maxsize=256)
@@ -71,26 +72,34 @@ def _first_argument(code: CodeType, at: int, text: str, function: str, keyword: 
         function: The name of the called function.
         keyword: The argument's name, if it is passed by one.
     """
+    if not text:
+        return ""
     try:
-        call = ast.parse(text.strip(), mode="eval").body if text else None
+        call = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError):  # the file has changed since, or holds a part of the call
         return ""
     if not isinstance(call, ast.Call):
         return ""
-    called = call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
-    given = (
-        call.args[0]
-        if call.args
-        else next((k.value for k in call.keywords if k.arg == keyword), None)
-    )
-    names = None if given is None else _names_in(given)
-    if given is None or not names or called != function:
+    called = getattr(call.func, "id", getattr(call.func, "attr", ""))
+    if called != function:
         return ""
-    loaded, wanted = _loaded(code, at), [*(_names_in(call.func) or [function]), *names]
-    if not call.args:  # others may come before it
-        wanted = names
-    real = any(loaded[i : i + len(wanted)] == wanted for i in range(len(loaded)))
-    return ast.unparse(given) if real else ""
+
+    by_keyword = [each.value for each in call.keywords if each.arg == keyword]
+    given = [*call.args[:1], *by_keyword]
+    if not given:
+        return ""
+    names = _names_in(given[0])
+    if not names:
+        return ""
+
+    wanted = names
+    if call.args:  # before a keyword others may come
+        wanted = [*(_names_in(call.func) or [function]), *names]
+    loaded = _loaded(code, at)
+    for i in range(len(loaded)):
+        if loaded[i : i + len(wanted)] == wanted:
+            return ast.unparse(given[0])
+    return ""
 
 
 def _names_in(expression: ast.expr) -> list[Any]:
@@ -103,7 +112,8 @@ def _names_in(expression: ast.expr) -> list[Any]:
             | ast.Subscript(value=value, slice=ast.Constant(value=name))
         ):
             before = _names_in(value)
-            return [*before, name] if before else []
+            if before:
+                return [*before, name]
     return []
 
 
@@ -120,15 +130,20 @@ def _loaded(code: CodeType, at: int) -> list[Any]:
     begin, end = _span(instructions[-1].positions)
     for each in instructions:
         first, last = _span(each.positions)
-        if each.opname.startswith("LOAD_") and begin <= first and last <= end:
-            several = isinstance(each.argval, tuple) and not each.opname.startswith("LOAD_CONST")
-            found += each.argval if several else [each.argval]
+        if not (each.opname.startswith("LOAD_") and begin <= first and last <= end):
+            continue
+        constant = each.opname.startswith("LOAD_CONST")
+        if isinstance(each.argval, tuple) and not constant:
+            found += each.argval
+        else:
+            found.append(each.argval)
     return found
 
 
 def _span(positions: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return where the text of an instruction begins and ends."""
-    line, last, column, end = (-1 if each is None else each for each in positions)
+    known = [place if place is not None else -1 for place in positions]
+    line, last, column, end = known
     return (line, column), (last, end)
 
 
@@ -138,14 +153,20 @@ def variables_around() -> dict[str, Tensor]:
     These are the global variables, and those of the calling function where reading them keeps
     nothing alive; the parameters of modules among them, and the tensors in lists, tuples and dicts.
     """
-    frame, found = _outside(), dict[int, tuple[str, Tensor]]()
+    frame = _outside()
     if frame is None:
         return {}
-    spaces = [frame.f_globals] if sys.version_info < (3, 13) else [frame.f_locals, frame.f_globals]
-    for name, value in itertools.chain(*(list(space.items()) for space in spaces)):
-        if not name.startswith("_"):
-            for part, tensor in _tensors_in(value):
-                found.setdefault(id(tensor), (f"{name}.{part}" if part else name, tensor))
+    variables = list(frame.f_globals.items())
+    if sys.version_info >= (3, 13):
+        variables = [*frame.f_locals.items(), *variables]
+
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, value in variables:
+        if name.startswith("_"):
+            continue
+        for part, tensor in _tensors_in(value):
+            path = f"{name}.{part}" if part else name
+            found.setdefault(id(tensor), (path, tensor))
     return dict(found.values())
 
 
@@ -156,7 +177,9 @@ def _tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
         yield from parameters_in(value).items()
     elif isinstance(value, (list, tuple, dict)) and len(value) <= _MOST:
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        yield from ((str(key), each) for key, each in list(items) if isinstance(each, Tensor))
+        for key, each in list(items):
+            if isinstance(each, Tensor):
+                yield str(key), each
 
 
 def _outside() -> FrameType | None:
@@ -168,17 +191,21 @@ def _outside() -> FrameType | None:
 
 
 def _call_in(frame: FrameType) -> str:
-    """Return the source of the call that a frame is making; empty if it is not known."""
+    """Return the source of the call that a frame is making.
+
+    Empty if it is not known.
+    """
     code = frame.f_code
-    first, last, begin, end = next(
-        itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4
-    )
+    positions = itertools.islice(code.co_positions(), frame.f_lasti // 2, None)
+    first, last, begin, end = next(positions, (None,) * 4)
     if first is None or last is None or begin is None or end is None:
         return ""
-    names = frame.f_globals if frame.f_globals.get("__file__") == code.co_filename else None
-    lines = [
-        line.encode() for line in linecache.getlines(code.co_filename, names)[first - 1 : last]
-    ]
+
+    names = None
+    if frame.f_globals.get("__file__") == code.co_filename:
+        names = frame.f_globals
+    text = linecache.getlines(code.co_filename, names)
+    lines = [line.encode() for line in text[first - 1 : last]]
     if len(lines) != last - first + 1:
         return ""
     lines[-1] = lines[-1][:end]

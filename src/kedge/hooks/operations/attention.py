@@ -25,7 +25,10 @@ from torch.nn.modules import activation
 
 
 class _Globals(dict[str, Any]):
-    """The global names of a module, some of them replaced; the others are looked up on access."""
+    """The global names of a module, some of them replaced.
+
+    The others are looked up on access.
+    """
 
     def __init__(self, names: Mapping[str, Any], **replaced: Any) -> None:
         super().__init__(replaced, __builtins__=names["__builtins__"])

@@ -86,7 +86,9 @@ class ModuleOperations:
 
     def close(self) -> None:
         """Remove every gate."""
-        self.gates, self.live, self.matched = (), False, {}
+        self.gates = ()
+        self.live = False
+        self.matched = {}
 
     def match(self, name: str) -> tuple[OperationGate, ...]:
         """Return the gates that may match an operation of this name."""
@@ -145,11 +147,16 @@ class ForwardUnderWay:
         *,
         seen: bool,
     ) -> None:
-        self.operations, self.frame, self.module, self.seen = operations, frame, module, seen
+        self.operations = operations
+        self.frame = frame
+        self.module = module
+        self.seen = seen
         self.checkpoint: Any = None
         self.again: list[Any] = []
         self.code: CodeType | None = None
-        self.call, self.recompute, self.function = 0, False, ""
+        self.call = 0
+        self.recompute = False
+        self.function = ""
         self.counts: dict[str, int] = {}
 
 
@@ -171,7 +178,8 @@ class OperationGate(Gate):
         self, owner: Owner, passes: PassCounter, operations: ModuleOperations, place: SitePlace
     ) -> None:
         super().__init__(owner, passes, operations.path)
-        self.operations, self.many = operations, place.many
+        self.operations = operations
+        self.many = place.many
         self.pattern = OpPattern(place.site.op or ("*", None), place.without)
         self.early = self.late = False
         self.ungraded = 0
@@ -224,7 +232,9 @@ class OperationGate(Gate):
         if is_watched():
             with OwnWork():
                 return self.before(entry, op, args, kwargs, fixed)
-        one, call, recompute = self._one(op), entry.call, entry.recompute
+        one = self._one(op)
+        call = entry.call
+        recompute = entry.recompute
         found = self.look_through(_arguments, args, kwargs)
         if not found:
             self.seen.empty = self.seen.empty or "its arguments hold no tensor"
@@ -234,9 +244,10 @@ class OperationGate(Gate):
             found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
         if lost := [leaf for leaf in fixed if leaf in new]:
             raise EditError(
-                f"an action returned a value at {one.site('in', lost[0])}, but {op[0]} changes the original tensor "
-                "in place, and the program continues with that; edit the value where it is made, or the operation's "
-                "result"
+                f"an action returned a value at {one.site('in', lost[0])}, but "
+                f"{op[0]} changes the original tensor in place, and the program "
+                "continues with that; edit the value where it is made, or the "
+                "operation's result"
             )
         if new:
             refuse_inside(entry, str(one.site("in", next(iter(new)))))
@@ -248,7 +259,10 @@ class OperationGate(Gate):
         return changed, {name: leaves.put(value, new, name) for name, value in kwargs.items()}
 
     def after(self, entry: ForwardUnderWay, op: tuple[str, int], value: Any) -> Any:
-        """Pass an operation's result through the taps; returns the result for the program."""
+        """Pass an operation's result through the taps.
+
+        Returns the result for the program.
+        """
         __tracebackhide__ = True
         if is_watched():
             with OwnWork():
@@ -259,7 +273,9 @@ class OperationGate(Gate):
         self.ungraded += bool(entry.function)
         if not self.late:
             return value
-        one, call, recompute = self._one(op), entry.call, entry.recompute
+        one = self._one(op)
+        call = entry.call
+        recompute = entry.recompute
         final = op[0] == "setitem"
         if isinstance(value, Tensor) and not (self.backward or final):  # the common case
             return fire(
@@ -272,8 +288,9 @@ class OperationGate(Gate):
             found = [(leaf, new.get(leaf, tensor)) for leaf, tensor in found] if new else found
         if new and final:
             raise EditError(
-                f"an action returned a value at {one.site('out', '')}, but {op[0]} returns nothing that it could "
-                "replace; edit the assigned value, at :in[2]"
+                f"an action returned a value at {one.site('out', '')}, but {op[0]} "
+                "returns nothing that it could replace; edit the assigned value, at "
+                ":in[2]"
             )
         if self.backward and not entry.function:
             self._listen(one, "out.grad", found, entry)
@@ -291,14 +308,19 @@ class OperationGate(Gate):
 
 
 class OperationEvents(Gate):
-    """The sites of one operation at a gate; the taps, and the leaves seen, are those of the gate."""
+    """The sites of one operation at a gate.
+
+    The taps, and the leaves seen, are those of the gate.
+    """
 
     kinds = OP_KINDS
 
     def __init__(self, gate: OperationGate, op: tuple[str, int]) -> None:
         super().__init__(gate.owner, gate.passes, gate.path)
-        self.taps, self.op = gate.taps, op
-        self.seen.leaves, self.seen.pulses = gate.seen.leaves, gate.seen.pulses
+        self.taps = gate.taps
+        self.op = op
+        self.seen.leaves = gate.seen.leaves
+        self.seen.pulses = gate.seen.pulses
 
     def site(self, kind: str, leaf: str) -> Site:
         """The site of one leaf, cached."""
@@ -319,9 +341,10 @@ def refuse_inside(entry: ForwardUnderWay, site: str) -> None:
     """
     if entry.function:
         raise EditError(
-            f"an action returned a value at {site}, but this is in the forward of {entry.function}, a "
-            "torch.autograd.Function, whose backward ignores the edit, so the gradient would be wrong; edit the "
-            "function's inputs or outputs"
+            f"an action returned a value at {site}, but this is in the forward of "
+            f"{entry.function}, a torch.autograd.Function, whose backward ignores "
+            "the edit, so the gradient would be wrong; edit the function's inputs "
+            "or outputs"
         )
 
 

@@ -80,7 +80,10 @@ class OperationCalls(OpenCalls[ForwardUnderWay | PassedOver]):
     """The active calls of hooked modules on one thread, and of the other children that run in one, by their operations."""
 
     def cut(self, at: int) -> bool:
-        """Remove all calls from an index on; those around them have missed operations."""
+        """Remove all calls from an index on.
+
+        Those around them have missed operations.
+        """
         there_were = super().cut(at)
         if there_were:
             for entry in self.notes:
@@ -88,7 +91,10 @@ class OperationCalls(OpenCalls[ForwardUnderWay | PassedOver]):
         return there_were
 
     def forget_interrupted_around(self, frame: FrameType) -> bool:
-        """Remove calls that an interrupt has ended, which no frame around this one has; returns whether there were any."""
+        """Remove calls that an interrupt has ended, which no frame around this one has.
+
+        Returns whether there were any.
+        """
         alive = len(self.notes)
         while alive and not is_running(self.notes[alive - 1].frame, frame):
             alive -= 1
@@ -119,7 +125,8 @@ class OperationMode(TorchFunctionMode):
             kwargs = {}
         if is_compiling() or self.now is None:
             return func(*args, **kwargs)
-        entry, name = self.now, name_of(func)
+        entry = self.now
+        name = name_of(func)
         gates = entry.operations.matched.get(name)
         if gates is None:
             gates = entry.operations.match(name)
@@ -154,7 +161,10 @@ class OperationMode(TorchFunctionMode):
         self.settle()
 
     def _forget_interrupted(self, frame: FrameType) -> bool:
-        """Remove calls that ended without their hook; returns whether there were any. See Note [Interrupted calls]."""
+        """Remove calls that ended without their hook; returns whether there were any.
+
+        See Note [Interrupted calls].
+        """
         forgot = self.calls.forget_interrupted_around(frame)
         if forgot:
             self.settle()
@@ -168,7 +178,10 @@ class OperationMode(TorchFunctionMode):
         ) and self._forget_interrupted(frame)
 
     def clear(self) -> None:
-        """Remove all entries, and the mode from this thread; see Note [Ended inside an operation]."""
+        """Remove all entries, and the mode from this thread.
+
+        See Note [Ended inside an operation].
+        """
         current = self.now
         self.calls = OperationCalls()
         self.settle()
@@ -188,7 +201,10 @@ class OperationMode(TorchFunctionMode):
 
 
 class ModesOffLater(KedgeHook):
-    """Forward hook that takes modes off at the end of a call; see Note [Ended inside an operation]."""
+    """Forward hook that takes modes off at the end of a call.
+
+    See Note [Ended inside an operation].
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self._modes: list[tuple[int, OperationMode]] = []  # each with its thread
@@ -196,7 +212,10 @@ class ModesOffLater(KedgeHook):
 
     @classmethod
     def on(cls, module: nn.Module) -> Self:
-        """Return the hook of a module; a new one, unless the module's last hook is one."""
+        """Return the hook of a module.
+
+        A new one, unless the module's last hook is one.
+        """
         last = last_hook(after_forward(module))
         return last if isinstance(last, cls) else cls(module)
 
@@ -205,7 +224,10 @@ class ModesOffLater(KedgeHook):
         self._modes.append((threading.get_ident(), mode))
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """The forward hook, which removes itself; while PyTorch iterates over the table, only its last hook may."""
+        """The forward hook, which removes itself.
+
+        While PyTorch iterates over the table, only its last hook may.
+        """
         here = threading.get_ident()
         due = [mode for thread, mode in self._modes if thread == here]
         self._modes = [each for each in self._modes if each[0] != here]
@@ -241,7 +263,8 @@ class ThreadMode(threading.local):
     """The mode of each thread, for one hooked model."""
 
     def __init__(self, passes: PassCounter) -> None:
-        self.passes, self.mode = passes, OperationMode(self)
+        self.passes = passes
+        self.mode = OperationMode(self)
 
 
 def _onward(func: Any, args: Any, kwargs: Any) -> Any:
@@ -261,7 +284,8 @@ def _operate(
 ) -> Any:
     """Run an operation, with its inputs and outputs passed through its gates."""
     __tracebackhide__ = True
-    operations, op = entry.operations, (name, entry.counts.get(name, 0))
+    operations = entry.operations
+    op = (name, entry.counts.get(name, 0))
     if gates:
         _run_again(mode.here, entry)
         gates = [gate for gate in gates if gate.live and gate.pattern.means(op)]
@@ -285,14 +309,18 @@ def _operate(
         refuse_inside(entry, f"{operations.path}/{name}#{op[1]}:out")
     if value is not made and overwrites(name, args, kwargs) and is_dropped(sys._getframe(2)):
         raise EditError(
-            f"an action returned a value at {operations.path}/{name}#{op[1]}:out, but this call works in place and "
-            "the program ignores its result, so the edit would be lost; edit the operation that uses the tensor next"
+            f"an action returned a value at {operations.path}/{name}#{op[1]}:out, "
+            "but this call works in place and the program ignores its result, so "
+            "the edit would be lost; edit the operation that uses the tensor next"
         )
     return result if name == "setitem" else value
 
 
 def _run(mode: OperationMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """Run an operation; attention runs so that the operations inside pass the mode, too."""
+    """Run an operation.
+
+    Attention runs so that the operations inside pass the mode, too.
+    """
     __tracebackhide__ = True
     if func is not ATTENTION:
         return _onward(func, args, kwargs)
@@ -307,7 +335,10 @@ def _overwriting(
     args: Any,
     kwargs: Any,
 ) -> tuple[Any, Any]:
-    """Pass an operation's arguments through its gates; make actions copy kept values that it may change in place."""
+    """Pass an operation's arguments through its gates.
+
+    Make actions copy kept values that it may change in place.
+    """
     __tracebackhide__ = True
     fixed = overwrites(op[0], args, kwargs)
     for gate in gates:
@@ -343,15 +374,20 @@ def _run_again(here: ThreadMode, entry: ForwardUnderWay) -> None:
 
 def _wrap(here: ThreadMode, entry: ForwardUnderWay, owner: Any, name: str) -> None:
     """Wrap the function that a checkpoint keeps for its recompute."""
-    passes, operations = here.passes, entry.operations
-    run, counts, call = getattr(owner, name), dict(entry.counts), entry.call
+    passes = here.passes
+    operations = entry.operations
+    run = getattr(owner, name)
+    counts = dict(entry.counts)
+    call = entry.call
 
     def again(*args: Any) -> Any:
         mode = here.mode
         if not operations.live or operations.away:
             return run(*args)
         repeated = ForwardUnderWay(operations, sys._getframe(), seen=True)
-        repeated.call, repeated.recompute, repeated.counts = call, True, dict(counts)
+        repeated.call = call
+        repeated.recompute = True
+        repeated.counts = dict(counts)
         passes.recomputes()
         mode.enter(repeated)
         try:
@@ -369,8 +405,13 @@ def _past_operate(frame: FrameType | None) -> FrameType | None:
 
 
 def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
-    """Whether a call from a frame belongs to a module's own forward; see Note [Whose operation]."""
-    below, function, graded = frame, "", torch.is_grad_enabled()
+    """Whether a call from a frame belongs to a module's own forward.
+
+    See Note [Whose operation].
+    """
+    below = frame
+    function = ""
+    graded = torch.is_grad_enabled()
     while frame is not None:
         code = id(frame.f_code)
         if code in _ENDS:
@@ -391,7 +432,8 @@ def _owns(entry: ForwardUnderWay, frame: FrameType | None) -> bool:
     return False
 
 
-OPERATE, _ONWARD = id(_operate.__code__), id(_onward.__code__)
+OPERATE = id(_operate.__code__)
+_ONWARD = id(_onward.__code__)
 _AGAIN = next(inside(_wrap.__code__, "again"))
 _ENDS = CALLS | {OPERATE, _ONWARD, _AGAIN, id(fire.__code__)}
 

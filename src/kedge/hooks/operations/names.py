@@ -41,7 +41,10 @@ _WITHOUT_TENSOR = frozenset({
 
 
 def name_of(func: Any) -> str:
-    """Return the name of a function's operation; empty if it is not an operation; see Note [Names of operations]."""
+    """Return the name of a function's operation; empty if it is not an operation.
+
+    See Note [Names of operations].
+    """
     name = getattr(func, "__name__", "")
     if name == "__get__":
         of = getattr(func.__self__, "__name__", "")
@@ -51,7 +54,10 @@ def name_of(func: Any) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def clean(name: str) -> str:
-    """Return the name of an operation, given the function's name; empty if the function is known to return no tensor."""
+    """Return the name of an operation, given the function's name.
+
+    Empty if the function is known to return no tensor.
+    """
     if name.startswith("__") and name.endswith("__"):
         inner = name[2:-2]
         if inner in ("float", "complex"):  # float(x) returns a number, x.float() a tensor

@@ -30,7 +30,8 @@ class ModeOn(KedgeHook):
     """Forward-pre hook that turns the mode on for a hooked module and off for its other children."""
 
     def __init__(self, here: ThreadMode, operations: ModuleOperations) -> None:
-        self.here, self.operations = here, operations
+        self.here = here
+        self.operations = operations
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         """The forward-pre hook."""
@@ -38,7 +39,8 @@ class ModeOn(KedgeHook):
         if torch.compiler.is_compiling():
             operations.captured = True
             return
-        mode, passes = self.here.mode, self.here.passes
+        mode = self.here.mode
+        passes = self.here.passes
         if not operations.live:
             if mode.calls.notes:
                 mode.pass_over(operations, module_frame(sys._getframe(1)))
@@ -71,7 +73,8 @@ class ModeSwitches:
     """The `ModeOn` and `ModeOff` hooks of one hooked model."""
 
     def __init__(self, owner: Owner, passes: PassCounter, model: nn.Module) -> None:
-        self.owner, self.passes = owner, passes
+        self.owner = owner
+        self.passes = passes
         self.here = ThreadMode(passes)
         self.switches: dict[int, ModeOn] = {}
         self.names = {id(m): name for name, m in modules_in(model).items()}
@@ -79,7 +82,8 @@ class ModeSwitches:
 
     def place(self, place: SitePlace, spec: Spec) -> None:
         """Attach taps to the operations inside a module's own forward, after all taps attached there before."""
-        module, operations = place.module, self._operations(place.module, place.site.path)
+        module = place.module
+        operations = self._operations(place.module, place.site.path)
         if not operations.gates:
             for child in _children(module):
                 self._operations(child, self.names.get(id(child), ""))
@@ -107,14 +111,20 @@ class ModeSwitches:
         return id(module) in self.switches
 
     def watch_overwrites(self, actions: Sequence[Preserving]) -> bool:
-        """Notify actions before an operation overwrites values they keep; returns whether any operation is hooked."""
+        """Notify actions before an operation overwrites values they keep.
+
+        Returns whether any operation is hooked.
+        """
         hooked = [switch.operations for switch in self.switches.values() if switch.operations.gates]
         for operations in hooked:
             operations.watch_overwrites(actions)
         return bool(hooked)
 
     def out(self) -> None:
-        """Remove the mode from this thread's stack; other threads do not have it, or are in a forward."""
+        """Remove the mode from this thread's stack.
+
+        Other threads do not have it, or are in a forward.
+        """
         for switch in self.switches.values():
             switch.operations.away = True
         self.here.mode.clear()

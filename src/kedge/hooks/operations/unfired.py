@@ -10,6 +10,7 @@ from torch import nn
 
 from kedge.hooks.firing.cause import Cause, ExpectedSilence
 from kedge.hooks.firing.tap import Tap
+from kedge.short_text import listed
 from kedge.sites.language import op_pattern
 from kedge.torch_internals import dynamo
 from kedge.torch_internals.module_tables import modules_in
@@ -31,17 +32,17 @@ def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | 
     gate: Any = tap.gate
     if gate.called:
         return _explain_ungraded(tap)
-    operations, module = gate.operations, _module_at(gate.path, model)
-    if operations.captured or (
-        not any(operations.made.values()) and _is_compiled(gate.path, model, compiled=compiled)
-    ):
+    operations = gate.operations
+    in_compiled = operations.captured
+    if not any(operations.made.values()):
+        in_compiled |= _is_compiled(gate.path, model, compiled=compiled)
+    if in_compiled:
         return Cause(
             "it is inside compiled code, which does not call operations one by one",
             "run the model uncompiled, or hook the module",
         )
-    if module is not None and isinstance(
-        module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)
-    ):
+    module = _module_at(gate.path, model)
+    if isinstance(module, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         return Cause(
             "its module is scripted, and runs without Python",
             "hook the module before it is scripted",
@@ -50,7 +51,8 @@ def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | 
         return None
     if operations.fused == operations.called:
         return Cause(
-            "attention took PyTorch's fused path, which runs as one operation; while operations are observed, this path is off",
+            "attention took PyTorch's fused path, which runs as one operation; "
+            "while operations are observed, this path is off",
             "call it with grad, or torch.backends.mha.set_fastpath_enabled(False)",
         )
     return _explain_made(tap)
@@ -59,15 +61,18 @@ def explain_op(tap: Tap, model: nn.Module | None, *, compiled: bool) -> Cause | 
 def _explain_ungraded(tap: Tap) -> Cause | None:
     if tap.site.is_gradient and tap.gate.ungraded == tap.gate.called:
         return Cause(
-            "it is in the forward of a torch.autograd.Function, which runs without grad and has a hand-written backward",
+            "it is in the forward of a torch.autograd.Function, which runs without "
+            "grad and has a hand-written backward",
             "hook the function's inputs or outputs",
         )
     return None
 
 
 def _module_at(path: str, model: nn.Module | None) -> nn.Module | None:
+    if model is None:
+        return None
     try:
-        return None if model is None else model.get_submodule(path)
+        return model.get_submodule(path)
     except AttributeError:  # the module is no longer in the model
         return None
 
@@ -76,10 +81,13 @@ def _is_compiled(path: str, model: nn.Module | None, *, compiled: bool) -> bool:
     """Whether the module at a path, or one that contains it, is called as compiled code."""
     if model is None:
         return False
-    names = path.split(".") if path else []
-    paths = [".".join(names[:n]) for n in range(len(names) + 1)]
-    around = [m for name, m in modules_in(model).items() if name in paths]
-    return compiled or any(dynamo.compiles(m) or dynamo.has_code(m.forward) for m in around)
+    if compiled:
+        return True
+    for name, module in modules_in(model).items():
+        holds = not name or f"{path}.".startswith(f"{name}.")
+        if holds and (dynamo.compiles(module) or dynamo.has_code(module.forward)):
+            return True
+    return False
 
 
 def _explain_made(tap: Tap) -> Cause:
@@ -88,10 +96,11 @@ def _explain_made(tap: Tap) -> Cause:
     name, nth = gate.pattern.op
     made = {other: count for other, count in gate.operations.made.items() if count}
     kind = ExpectedSilence if gate.many else Cause
+    listing = "list its operations with kedge.operations(model, ...)"
     if gate.operations.interrupted:
         return Cause(
-            "an interrupt ended a call inside it, and its forward went on; Kedge did not see the operations before its next "
-            "call of a module",
+            "an interrupt ended a call inside it, and its forward went on; Kedge "
+            "did not see the operations before its next call of a module",
             "catch the interrupt outside the model",
         )
     if any(op_pattern(name).fullmatch(raised) for raised in gate.operations.raised):
@@ -99,21 +108,15 @@ def _explain_made(tap: Tap) -> Cause:
     same = {other: made[other] for other in made if op_pattern(name).fullmatch(other)}
     if same and nth is not None:
         most = ", ".join(f"{count} {other}" for other, count in same.items())
-        return kind(
-            f"it called {most}; the numbers start at 0",
-            "list its operations with kedge.operations(model, ...)",
-        )
+        return kind(f"it called {most}; the numbers start at 0", listing)
     if not made:
         return kind(
             "its own forward calls no operation, only modules",
             "hook the operations of those modules",
         )
-    shown = list(made)[:_SHOWN]
-    more = f" and {len(made) - len(shown)} more" if len(made) > len(shown) else ""
+    called = listed(list(made), _SHOWN)
+    why = f"its own forward called no {name}: it called {called}"
     near = difflib.get_close_matches(name, made, 1)
-    remedy = (
-        f'did you mean "{near[0]}"?'
-        if near
-        else "list its operations with kedge.operations(model, ...)"
-    )
-    return kind(f"its own forward called no {name}: it called {', '.join(shown)}{more}", remedy)
+    if near:
+        return kind(why, f'did you mean "{near[0]}"?')
+    return kind(why, listing)

@@ -73,9 +73,9 @@ class HiddenEntries:
         twin: OrderedDict[int, Any] = type(table)(
             (key, held) for key, held in entries if key not in self.keys
         )
-        vars(twin).update(
-            (name, held) for name, held in vars(table).items() if name not in _ATTRIBUTES
-        )
+        for name, held in vars(table).items():
+            if name not in _ATTRIBUTES:
+                vars(twin)[name] = held
         return twin
 
     def values(self) -> ValuesView[Any]:
@@ -128,9 +128,11 @@ def _tables(handle: RemovableHandle) -> Iterator[Any]:
 def is_hooked(module: nn.Module) -> bool:
     """Whether a module has hooks of Kedge's at present."""
     tables = (before_forward(module), after_forward(module))
-    return any(
-        key in table for table in tables if (hidden := _hidden_in(table)) for key in hidden.keys
-    )
+    for table in tables:
+        hidden = _hidden_in(table)
+        if hidden and any(key in table for key in hidden.keys):
+            return True
+    return False
 
 
 def _hidden_in(table: Any) -> HiddenEntries | None:

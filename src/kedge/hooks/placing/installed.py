@@ -58,11 +58,10 @@ class InstalledHook:
     @property
     def hook(self) -> Any:
         """The callable, whether in the table or out; None once it was removed."""
-        return (
-            self._hook
-            if self._hook is not None
-            else (self.handle.hooks_dict_ref() or {}).get(self.handle.id)
-        )
+        if self._hook is not None:
+            return self._hook
+        table = self.handle.hooks_dict_ref() or {}
+        return table.get(self.handle.id)
 
     def out(self) -> None:
         """Remove the hook until `back`."""
@@ -73,9 +72,13 @@ class InstalledHook:
         self.put_back()
 
     def take_out(self) -> None:
-        """Remove the hook from its table until `put_back`; a removal that an interrupt cuts short can be repeated."""
+        """Remove the hook from its table until `put_back`.
+
+        A removal that an interrupt cuts short can be repeated.
+        """
         handle = self.handle
-        table, key = handle.hooks_dict_ref(), handle.id
+        table = handle.hooks_dict_ref()
+        key = handle.id
         if table is None or key not in table:
             return
         if self._flags is None:
@@ -95,7 +98,8 @@ class InstalledHook:
                 cleared the table.
         """
         table: Any = self.handle.hooks_dict_ref()
-        hook, key = self._hook, self.handle.id
+        hook = self._hook
+        key = self.handle.id
         hook = cleared if hook is None else hook
         if hook is None or table is None or self._removed:
             return
@@ -114,7 +118,8 @@ class InstalledHook:
         self._hook = None
 
     def _behind(self, table: MutableMapping[int, Any]) -> list[int]:
-        keys, mine = list(table), self.handle.id
+        keys = list(table)
+        mine = self.handle.id
         before = (
             i
             for i, k in enumerate(keys)
@@ -124,7 +129,8 @@ class InstalledHook:
 
     def remove(self) -> None:
         """Remove the hook for good."""
-        self._hook, self._removed = None, True
+        self._hook = None
+        self._removed = True
         self.handle.remove()
 
 
@@ -141,7 +147,10 @@ class ConcealedHook(InstalledHook):
         conceal(handle)
 
     def out(self) -> None:
-        """Remove the hook until `back`; without hooks of Kedge's its table is as it was."""
+        """Remove the hook until `back`.
+
+        Without hooks of Kedge's its table is as it was.
+        """
         reveal(self.handle)
         super().out()
 
@@ -207,7 +216,8 @@ class Removal:
     __slots__ = ("_among", "_what")
 
     def __init__(self, among: dict[int, Installed], what: Installed) -> None:
-        self._among, self._what = among, what
+        self._among = among
+        self._what = what
 
     def __call__(self, *_error: object) -> None:
         """Remove it, as the last thing in an `ExitStack`, too."""
@@ -288,7 +298,10 @@ class InstalledHooks:
             installed.out()
 
     def _forget_gone(self) -> None:
-        """Drop hooks of released graphs; the next such check comes when twice the remaining number is reached."""
+        """Drop hooks of released graphs.
+
+        The next such check comes when twice the remaining number is reached.
+        """
         with self._lock:  # forwards of several threads, which add more at the same time
             for _ in range(len(self._passing)):
                 installed = self._passing.popleft()
@@ -297,7 +310,10 @@ class InstalledHooks:
             self._room = max(_LEAST, 2 * len(self._passing))
 
     def out(self) -> None:
-        """Remove everything until `back`, the last first; anything already out stays out."""
+        """Remove everything until `back`, the last first.
+
+        Anything already out stays out.
+        """
         if not self.paused:
             self._compiled = frames()
         self.paused = True
@@ -307,7 +323,10 @@ class InstalledHooks:
             standing.out()
 
     def back(self) -> bool:
-        """Restore everything, the first first; returns whether code was compiled meanwhile, which lacks these hooks."""
+        """Restore everything, the first first.
+
+        Returns whether code was compiled meanwhile, which lacks these hooks.
+        """
         if not self.paused:
             return False
         for standing in list(self._standing.values()):
@@ -328,16 +347,21 @@ class InstalledHooks:
         In a pause everything is restored for the length of the block, so that hooks attached there
         come after it.
         """
-        paused, outer, around, attached = self.paused, self.cleanup, self._failed, ExitStack()
+        paused = self.paused
+        outer = self.cleanup
+        around = self._failed
+        attached = ExitStack()
         self.back()
         try:
             with ExitStack() as failed:
-                self.cleanup, self._failed = attached, failed
+                self.cleanup = attached
+                self._failed = failed
                 failed.callback(attached.close)
                 try:
                     yield
                 finally:
-                    self.cleanup, self._failed = outer, around
+                    self.cleanup = outer
+                    self._failed = around
                 undo = failed.pop_all()
             outer.callback(attached.close)
             if around is not None:  # an action that hooks more when it is attached
@@ -347,7 +371,10 @@ class InstalledHooks:
                 self.out()
 
     def on_failure(self, undo: Callable[..., Any], *args: Any) -> None:
-        """Call a function if the current `attaching` fails; outside of one there is nothing to undo."""
+        """Call a function if the current `attaching` fails.
+
+        Outside of one there is nothing to undo.
+        """
         if self._failed is not None:
             self._failed.callback(undo, *args)
 

@@ -75,7 +75,8 @@ class LeafHook:
         accumulated: bool,
         find: Callable[[], Tensor | None] | None = None,
     ) -> None:
-        self._hook, self._accumulated = hook, accumulated
+        self._hook = hook
+        self._accumulated = accumulated
         self._find = find
         self._table: weakref.ref[Any] | None = None
         self.removed = self.parked = False
@@ -95,29 +96,41 @@ class LeafHook:
         return handle
 
     def _dropped(self, _: object) -> None:
-        """Called when nothing refers to the hook's table any longer; the leaf may be getting its next one."""
+        """Called when nothing refers to the hook's table any longer.
+
+        The leaf may be getting its next one.
+        """
         self._table = None
         if not sys.is_finalizing():
             self.restore()
 
     def restore(self) -> None:
-        """Register the hook again if its table no longer exists; see Note [Hooks of a swapped leaf]."""
+        """Register the hook again if its table no longer exists.
+
+        See Note [Hooks of a swapped leaf].
+        """
         if self.removed or self.parked or self.handle.hooks_dict_ref() is not None:
             return
-        tensor = None if self._find is None else self._find()
+        tensor = self._find() if self._find is not None else None
         if tensor is not None and tensor.requires_grad:
             self._point_to(self._register(tensor))
 
     def _point_to(self, new: RemovableHandle) -> None:
-        self.handle.id, self.handle.hooks_dict_ref = new.id, new.hooks_dict_ref
+        self.handle.id = new.id
+        self.handle.hooks_dict_ref = new.hooks_dict_ref
 
     def table(self, tensor: Tensor) -> Mapping[int, Any] | None:
         """Return the leaf's table for hooks of this kind; None if it has none."""
-        return after_accumulation(tensor) if self._accumulated else on_tensor(tensor)
+        if self._accumulated:
+            return after_accumulation(tensor)
+        return on_tensor(tensor)
 
     @property
     def is_in_table(self) -> bool:
-        """Whether the hook is in the table that it was registered in; a program may clear it."""
+        """Whether the hook is in the table that it was registered in.
+
+        A program may clear it.
+        """
         return self.handle.id in (self.handle.hooks_dict_ref() or ())
 
     def was_put_on(self, tensor: Tensor) -> bool:
@@ -173,13 +186,18 @@ class LeafHook:
 
     def remove(self, tensor: Tensor | None) -> None:
         """Remove the hook; a leaf that still exists loses its table if it is empty."""
-        self.removed, self._table, self._find = True, None, None
+        self.removed = True
+        self._table = None
+        self._find = None
         self.handle.remove()
         if tensor is not None:
             self.drop_empty_table(tensor)
 
     def drop_empty_table(self, tensor: Tensor) -> None:
-        """Take the table from a leaf if it is empty; the next hook makes one that autograd knows."""
+        """Take the table from a leaf if it is empty.
+
+        The next hook makes one that autograd knows.
+        """
         with own_work():
             table = self.table(tensor)
             if table is not None and not table:
@@ -193,10 +211,14 @@ class InstalledLeafHook(InstalledHook):
 
     def __init__(self, leaf: LeafHook, tensor: Tensor) -> None:
         super().__init__(leaf.handle)
-        self._leaf, self._tensor = leaf, tensor
+        self._leaf = leaf
+        self._tensor = tensor
 
     def take_out(self) -> None:
-        """Remove the hook from its table until `put_back`; the leaf loses the table if it is empty then."""
+        """Remove the hook from its table until `put_back`.
+
+        The leaf loses the table if it is empty then.
+        """
         self._leaf.parked = True
         super().take_out()
         if self._hook is not None:

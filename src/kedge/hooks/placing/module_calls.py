@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +26,7 @@ from kedge.hooks.placing.installed import ConcealedHook, HooksTogether, Installe
 from kedge.hooks.placing.strict_export import spare_export
 from kedge.sites import leaves
 from kedge.stderr import Shield
+from kedge.torch_internals import dynamo
 from kedge.torch_internals.dynamo import untraced
 from kedge.torch_internals.graph_task import in_backward
 from kedge.torch_internals.module_calls import calls_around
@@ -40,7 +42,10 @@ OUTSIDE: Span = (None, 0)
 
 
 def given_to(module: nn.Module) -> Any:
-    """Return the inputs of a module's active call on this thread: (args, kwargs); an empty tuple without one."""
+    """Return the inputs of a module's active call on this thread: (args, kwargs).
+
+    An empty tuple without one.
+    """
     for frame in calls_around(sys._getframe(1)):
         if frame.f_locals["self"] is module:
             return frame.f_locals["args"], frame.f_locals["kwargs"]
@@ -83,7 +88,10 @@ class OpenCalls(Generic[T]):
         self.notes.append(note)
 
     def end(self, called: Any) -> T | None:
-        """Remove a call, with inner calls that never ended; returns its note, None if it was not followed."""
+        """Remove a call, with inner calls that never ended.
+
+        Returns its note, None if it was not followed.
+        """
         if self.called and self.called[-1] is called:  # nearly always
             self.called.pop()
             return self.notes.pop()
@@ -95,17 +103,25 @@ class OpenCalls(Generic[T]):
         return None
 
     def cut(self, at: int) -> bool:
-        """Remove all calls from an index on, whose ends were not seen; returns whether there were any."""
+        """Remove all calls from an index on, whose ends were not seen.
+
+        Returns whether there were any.
+        """
         there_were = at < len(self.notes)
         del self.called[at:]
         del self.notes[at:]
         return there_were
 
     def forget_interrupted(self) -> bool:
-        """Remove calls that an interrupt has ended, which no running frame has; for use when a module is called."""
+        """Remove calls that an interrupt has ended, which no running frame has.
+
+        For use when a module is called.
+        """
         around = iter(running()[:-1])  # the last is the call that begins
         alive = 0
-        while alive < len(self.called) and any(one is self.called[alive] for one in around):
+        for called in self.called:
+            if not any(one is called for one in around):
+                break
             alive += 1
         return self.cut(alive)
 
@@ -144,12 +160,15 @@ class CallTracker(Generic[S, T]):
         skip: Callable[[nn.Module], bool] | None = None,
         shield: Shield | None = None,
     ) -> None:
-        self._on_begin, self._on_end, self._skip = begin, end, skip
+        self._on_begin = begin
+        self._on_end = end
+        self._skip = skip
         shielded: Any = shield  # a `Shield` of these very functions
-        self.begin: Callable[..., Any] = (
-            self._begin if shield is None else partial(shielded, self._begin)
-        )
-        self.end: Callable[..., Any] = self._end if shield is None else partial(shielded, self._end)
+        self.begin: Callable[..., Any] = self._begin
+        self.end: Callable[..., Any] = self._end
+        if shield is not None:
+            self.begin = partial(shielded, self._begin)
+            self.end = partial(shielded, self._end)
         self._thread = _Thread()
         self._undos: list[Callable[[], None]] = []
 
@@ -180,16 +199,21 @@ class CallTracker(Generic[S, T]):
         if not takes_hooks(module):
             return
         before = CallBegins(self.begin, subject, outermost=outermost)
-        handles = [module.register_forward_pre_hook(before, prepend=first, with_kwargs=True)]
+        handles = [
+            module.register_forward_pre_hook(before, prepend=first, with_kwargs=True),
+        ]
         if self._on_end is not None:
-            handles.append(
-                module.register_forward_hook(CallEnds(self.end), prepend=inside, always_call=True)
-            )
+            after = CallEnds(self.end)
+            handles.append(module.register_forward_hook(after, prepend=inside, always_call=True))
         self._undos += [ConcealedHook(handle).remove for handle in handles]
 
     def follow_all(self, subject: S) -> None:
-        """Follow the calls of every module, by PyTorch's global hooks, which do not receive keyword arguments."""
-        before, after = CallBegins(self.begin, subject, outermost=False), CallEnds(self.end)
+        """Follow the calls of every module, by PyTorch's global hooks.
+
+        These do not receive keyword arguments.
+        """
+        before = CallBegins(self.begin, subject, outermost=False)
+        after = CallEnds(self.end)
         handles = (
             register_module_forward_pre_hook(before),
             register_module_forward_hook(after, always_call=True),
@@ -239,11 +263,25 @@ class CallTracker(Generic[S, T]):
             self._on_end(calls, note, output)
 
 
+def hear(stack: ExitStack, model: nn.Module, tell: Callable[[Any], None]) -> None:
+    """Call a function with the arguments of each call of a model, (args, kwargs), as it begins.
+
+    Until `stack` closes.
+    """
+    calls: CallTracker[None, None] = CallTracker(
+        lambda _calls, _subject, _module, given: tell(given)
+    )
+    calls.follow(dynamo.unwrap(model), None)
+    stack.callback(calls.close)
+
+
 class CallBegins(KedgeHook):
     """Forward-pre hook that begins a call."""
 
     def __init__(self, begin: Callable[..., Any], subject: Any, *, outermost: bool) -> None:
-        self.begin, self.subject, self.outermost = begin, subject, outermost
+        self.begin = begin
+        self.subject = subject
+        self.outermost = outermost
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         """Begin a call, unless a compiler captures it."""

@@ -93,7 +93,10 @@ _ENTRY: Any = ("ignore", _QUIET, Warning, None, 0)
 
 
 class _OwnFirst(list[Any]):
-    """The filters of `warnings`, with Kedge's at the front; see Note [Warnings that are nobody's]."""
+    """The filters of `warnings`, with Kedge's at the front.
+
+    See Note [Warnings that are nobody's].
+    """
 
     def __init__(self, filters: Iterable[Any]) -> None:
         super().__init__(filters)
@@ -117,7 +120,9 @@ class _OwnFirst(list[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         found = super().__getitem__(index)
-        return _OwnFirst(found) if isinstance(index, slice) else found
+        if isinstance(index, slice):
+            return _OwnFirst(found)
+        return found
 
     def __setitem__(self, index: Any, value: Any) -> None:
         super().__setitem__(index, value)

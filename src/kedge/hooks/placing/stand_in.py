@@ -32,7 +32,10 @@ S = TypeVar("S", bound="StandIn")
 
 
 class CallSurroundings(Protocol):
-    """What a stand-in puts around each call. It is copied and pickled with the stand-in."""
+    """What a stand-in puts around each call.
+
+    It is copied and pickled with the stand-in.
+    """
 
     def call(self) -> AbstractContextManager[Any]:
         """Return a context for one call."""
@@ -42,7 +45,10 @@ class CallSurroundings(Protocol):
 
 
 class StandIn(nn.Module):
-    """A module in the place of a layer; see Note [Stand-ins]. Make one by `stand_in`."""
+    """A module in the place of a layer; see Note [Stand-ins].
+
+    Make one by `stand_in`.
+    """
 
     __slots__ = ("_kedge_around", "_kedge_layer")
     _kedge_around: Any
@@ -86,19 +92,22 @@ class StandIn(nn.Module):
         twin = memo[id(self)] = _blank(
             kind
         )  # known before the layer is copied, which may lead back to it
-        _place(
-            twin, copy.deepcopy(self._kedge_layer, memo), copy.deepcopy(self._kedge_around, memo)
-        )
+        layer = copy.deepcopy(self._kedge_layer, memo)
+        around = copy.deepcopy(self._kedge_around, memo)
+        _place(twin, layer, around)
         object.__setattr__(twin, "__class__", type(self))
         return twin
 
     def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
         """Return the pickled form: the layer's, and what surrounds its calls."""
-        kind, layer = _kind_of(self), self._kedge_layer
+        kind = _kind_of(self)
+        layer = self._kedge_layer
         if type(self) is not _class_of(kind, type(layer)):
             raise PicklingError(
-                f"this module cannot be pickled, because its class became {type(self).__name__} after it had wrapped "
-                f"a {type(layer).__name__}; parametrize or shard the layer before you wrap it, or save the state_dict()"
+                "this module cannot be pickled, because its class became "
+                f"{type(self).__name__} after it had wrapped a "
+                f"{type(layer).__name__}; parametrize or shard the layer before you "
+                "wrap it, or save the state_dict()"
             )
         return _blank, (kind,), (layer, self._kedge_around)
 
@@ -164,7 +173,10 @@ def _kind_of(made: StandIn) -> type[StandIn]:
 
 
 def _class_of(kind: type[StandIn], layer: type[nn.Module]) -> type[StandIn]:
-    """Return the class of stand-ins for layers of a class; it lives as long as they do."""
+    """Return the class of stand-ins for layers of a class.
+
+    It lives as long as they do.
+    """
     if issubclass(layer, kind):
         return layer
     bases = (kind, layer)

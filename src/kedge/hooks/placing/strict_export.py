@@ -33,5 +33,6 @@ def spare_export(hooks: HooksTogether) -> Callable[[], None]:
             hooks.out()
             weakref.finalize(parent, hooks.back).atexit = False
 
-    undo: Callable[[], None] = register_module_module_registration_hook(registered).remove
+    handle = register_module_module_registration_hook(registered)
+    undo: Callable[[], None] = handle.remove
     return undo

@@ -63,8 +63,12 @@ class HeldArgument(NamedTuple):
 
 def slots(owner: Any) -> list[HeldArgument]:
     """Return the places of all arguments that a checkpoint holds unsaved, given its frame or context."""
-    held = getattr(owner, "inputs" if is_reentrant(owner) else "saved_args", None) or ()
-    keywords = {} if is_reentrant(owner) else _closed_over(owner.recompute_fn).get("kwargs", {})
+    keywords = {}
+    if is_reentrant(owner):
+        held = getattr(owner, "inputs", None) or ()
+    else:
+        held = getattr(owner, "saved_args", None) or ()
+        keywords = _closed_over(owner.recompute_fn).get("kwargs", {})
     given = [
         HeldArgument(str(place), held, place)
         for place in range(len(held))
@@ -77,8 +81,10 @@ def withheld(owner: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and the value of every tensor that a checkpoint holds without saving it."""
     for name, holder, key in slots(owner):
         yield from leaves.find(holder[key], name)
-    run = owner.run_function if is_reentrant(owner) else owner.recompute_fn
-    yield from _within(run if is_reentrant(owner) else _closed_over(run).get("fn"))
+    if is_reentrant(owner):
+        yield from _within(owner.run_function)
+    else:
+        yield from _within(_closed_over(owner.recompute_fn).get("fn"))
 
 
 def saved_arguments(owner: Any) -> Iterator[tuple[str, Any]]:
@@ -89,7 +95,10 @@ def saved_arguments(owner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def owner_behind(node: Node) -> Any:
-    """Return the frame or context of the checkpoint that made a node of the graph; None without one."""
+    """Return the frame or context of the checkpoint that made a node of the graph.
+
+    None without one.
+    """
     if function_of(node) is checkpoint.CheckpointFunction:
         return node
     for _, saved in saved_by(node):
@@ -127,7 +136,8 @@ class _Given:
     """Placeholder in a container for a tensor that is also an argument of the checkpoint."""
 
     def __init__(self, place: int, value: Tensor) -> None:
-        self.place, self.origin = place, SharedInput(value)
+        self.place = place
+        self.origin = SharedInput(value)
         self.value: Tensor | None = None
 
     def read(self, args: Sequence[Any]) -> Any:
@@ -144,7 +154,8 @@ class _Taken:
     __slots__ = ("origin", "saved", "value")
 
     def __init__(self, saved: Any, value: Tensor) -> None:
-        self.saved, self.origin = saved, TensorWeakRef(value)
+        self.saved = saved
+        self.origin = TensorWeakRef(value)
         self.value: Tensor | None = None
 
     def read(self, args: Sequence[Any]) -> Any:
@@ -162,7 +173,8 @@ class _Tuple:
     __slots__ = ("items", "kind", "value")
 
     def __init__(self, kind: type, items: list[Any]) -> None:
-        self.kind, self.items = kind, items
+        self.kind = kind
+        self.items = items
         self.value: Any = None
 
     def read(self, args: Sequence[Any]) -> Any:
@@ -196,11 +208,14 @@ class CheckpointInputs:
     """
 
     def __init__(self, owner: Any, place: Any) -> None:
-        self._owner, self.place, self.tried = weakref.ref(owner), place, False
+        self._owner = weakref.ref(owner)
+        self.place = place
+        self.tried = False
         self._asked: set[int] = set()
-        self._given = [
-            _Given(i, arg) for i, arg in enumerate(arguments_of(owner)) if isinstance(arg, Tensor)
-        ]
+        self._given: list[_Given] = []
+        for i, argument in enumerate(arguments_of(owner)):
+            if isinstance(argument, Tensor):
+                self._given.append(_Given(i, argument))
 
     def is_of(self, owner: Any) -> bool:
         """Whether these are the inputs of a checkpoint, given its frame or context."""
@@ -208,7 +223,10 @@ class CheckpointInputs:
 
     @property
     def over(self) -> bool:
-        """Whether the checkpoint's forward has ended; always true for a reentrant one, whose context does not record it."""
+        """Whether the checkpoint's forward has ended.
+
+        Always true for a reentrant one, whose context does not record it.
+        """
         return bool(getattr(self._owner(), "forward_completed", True))
 
     def take(self, active: KeeperOnThread) -> None:
@@ -217,23 +235,26 @@ class CheckpointInputs:
         if owner is None or not self.over:
             return
         self.tried = True
-        taking = _Taking(
-            lambda value: active.pack(value, self.place), active.unpack, self._asked, self._given
-        )
+
+        def pack(value: Tensor) -> Any:
+            return active.pack(value, self.place)
+
+        taking = _Taking(pack, active.unpack, self._asked, self._given)
         try:
             for _, holder, key in slots(owner):
                 taking.lift(holder, key, alone=_count(holder, key) <= _ALONE)
         finally:
-            if (
-                taking.back
-            ):  # also if the keeper fails: the tensors that it took before must come back
+            # Also if the keeper fails: the tensors that it took before must come back.
+            if taking.back:
                 _put_back_before(owner, taking.back)
 
     def stays(self) -> list[Tensor]:
         """Return the tensors that the keeper was not offered."""
         owner = self._owner()
-        found = () if owner is None else withheld(owner)
-        return [tensor for _, tensor in found if id(tensor) not in self._asked]
+        if owner is None:
+            return []
+        tensors = (tensor for _, tensor in withheld(owner))
+        return [tensor for tensor in tensors if id(tensor) not in self._asked]
 
 
 class _Taking:
@@ -246,7 +267,9 @@ class _Taking:
         asked: set[int],
         given: Sequence[_Given],
     ) -> None:
-        self.pack, self.unpack, self.asked = pack, unpack, asked
+        self.pack = pack
+        self.unpack = unpack
+        self.asked = asked
         self.back: list[tuple[Any, Any, _Instead]] = []
         self._known: dict[int, _Given | _Taken] = {
             id(each.origin()): each for each in reversed(given)
@@ -256,7 +279,10 @@ class _Taking:
         """Offer the tensor in one place, or the tensors of the container there if it is held `alone`."""
         value = holder[key]
         if isinstance(value, Tensor):
-            if id(value) not in self.asked and (taken := self._instead_of(value)) is not None:
+            if id(value) in self.asked:
+                return
+            taken = self._instead_of(value)
+            if taken is not None:
                 self._put(holder, key, taken)
         elif not alone:
             return
@@ -264,13 +290,15 @@ class _Taking:
             type(value) is tuple or (hasattr(value, "_fields") and _is_bare(value))
         ):
             alone_in = [_count(value, place) <= _ALONE for place in range(len(value))]
-            items, before = list(value), len(self.back)
+            items = list(value)
+            before = len(self.back)
             for place, itself in enumerate(alone_in):
                 self.lift(items, place, alone=itself)
             if any(into is items for into, _, _ in self.back[before:]):
                 self._put(holder, key, _Tuple(type(value), items))
         elif (inner := _container(value)) is not None:
-            for name in list(inner) if isinstance(inner, dict) else range(len(inner)):
+            keys = list(inner) if isinstance(inner, dict) else range(len(inner))
+            for name in keys:
                 self.lift(inner, name, alone=_count(inner, name) <= _ALONE)
 
     def _put(self, holder: Any, key: Any, instead: _Instead) -> None:
@@ -278,7 +306,10 @@ class _Taking:
         holder[key] = instead
 
     def _instead_of(self, value: Tensor) -> _Given | _Taken | None:
-        """Return a tensor's placeholder, the same in all its places; see Note [One tensor in several places]."""
+        """Return a tensor's placeholder, the same in all its places.
+
+        See Note [One tensor in several places].
+        """
         known = self._known.get(id(value))
         if known is not None and known.origin() is value:
             return known
@@ -296,7 +327,9 @@ class _Taking:
         ):
             return None
         decided: list[Any] = []
-        ask = self.pack  # a closure over `self` would make a cycle through the saved tensor, unseen by the collector
+        # A closure over `self` would make a cycle through the saved tensor, which the collector
+        # does not see.
+        ask = self.pack
 
         def pack(inner: Tensor) -> Any:
             decided.append(ask(inner))
@@ -318,22 +351,25 @@ class _Taking:
 def _put_back_before(owner: Any, back: list[tuple[Any, Any, _Instead]]) -> None:
     """Wrap a checkpoint's recompute so that it first puts back the taken tensors."""
     name = "run_function" if is_reentrant(owner) else "recompute_fn"
-    run, lock = getattr(owner, name), threading.Lock()
+    run = getattr(owner, name)
+    lock = threading.Lock()
     given = {instead for _, _, instead in back if isinstance(instead, _Given)}
 
     def whole(*args: Any) -> Any:
         now = list(args)
-        with (
-            lock,
-            torch.no_grad(),
-        ):  # the recompute would count the saves of these operations as its own
+        # Without grad: the recompute would count the saves of these operations as its own.
+        with lock, torch.no_grad():
             while back:
                 holder, key, instead = back[0]
                 holder[key] = instead.read(args)
                 del back[0]  # only after a successful read: a failed one may be repeated
+
         for each in given:
             now[each.place] = each.read(args)
-        return run(*(arg.read(args) if isinstance(arg, _Instead) else arg for arg in now))
+        for i, arg in enumerate(now):
+            if isinstance(arg, _Instead):
+                now[i] = arg.read(args)
+        return run(*now)
 
     setattr(owner, name, whole)
 
@@ -349,9 +385,13 @@ def _container(value: Any) -> Any:
     """Return the dict or list to replace a container's values in: itself, or a data class's `__dict__`; None for others."""
     if type(value) in (dict, list):
         return value
-    own = getattr(value, "__dict__", None)
-    plain = dataclasses.is_dataclass(value) and not isinstance(value, (type, dict, torch.nn.Module))
-    return own if plain and own is not None and not weakref.getweakrefcount(value) else None
+    if not dataclasses.is_dataclass(value):
+        return None
+    if isinstance(value, (type, dict, torch.nn.Module)):
+        return None
+    if weakref.getweakrefcount(value):
+        return None
+    return getattr(value, "__dict__", None)
 
 
 def _count(holder: Any, key: Any) -> int:
@@ -360,7 +400,15 @@ def _count(holder: Any, key: Any) -> int:
 
 
 _ALONE = _count([object()], 0)
-"""The reference count of an object that nothing else holds; interpreters differ in counting their own references."""
+"""The reference count of an object that nothing else holds.
+
+Interpreters differ in counting their own references.
+"""
+
+
+_OfCheckpoint = Callable[[Any, Any], None]
+_OfTensor = Callable[[Tensor, Any], None]
+_OfPlace = Callable[[Any], None]
 
 
 class PendingCheckpoints:
@@ -378,9 +426,9 @@ class PendingCheckpoints:
 
     def __init__(self, active: KeeperOnThread, keeper: Any) -> None:
         self._active = active
-        self._beside: Callable[[Any, Any], None] | None = getattr(keeper, "beside", None)
-        self._stays: Callable[[Tensor, Any], None] | None = getattr(keeper, "stays", None)
-        self._passed: Callable[[Any], None] | None = getattr(keeper, "passed", None)
+        self._beside: _OfCheckpoint | None = getattr(keeper, "beside", None)
+        self._stays: _OfTensor | None = getattr(keeper, "stays", None)
+        self._passed: _OfPlace | None = getattr(keeper, "passed", None)
         self._watches: bool = getattr(keeper, "watches", False)
         self.known: list[CheckpointInputs] = []
 
@@ -398,8 +446,12 @@ class PendingCheckpoints:
         self.known.append(CheckpointInputs(owner, place))
 
     def left(self, running: Sequence[Any]) -> None:
-        """Called after a module's call, with the calls still active; offers the tensors held by checkpoints in the others."""
-        for each in [each for each in self.known if each.place not in running and each.over]:
+        """Called after a module's call, with the calls still active.
+
+        Offers the tensors held by checkpoints in the others.
+        """
+        over = [each for each in self.known if each.place not in running and each.over]
+        for each in over:
             self.known.remove(each)
             each.take(self._active)
             if self._stays is not None:

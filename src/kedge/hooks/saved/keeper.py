@@ -45,11 +45,18 @@ from kedge.torch_internals.graph_task import graph_task
 from kedge.torch_internals.saved_hooks import disabled, top_hooks
 
 _ASIDE = {
-    "torch.func": "saved tensors are ignored inside a torch.func transform, which runs without saved-tensor hooks: "
-    "the tensors it saves stay in place",
-    "torch.compile": "a compiled module saves through a single operation: Kedge sees its saved tensors after its "
-    "whole graph has run; they count for the module around it, and are all read when its backward begins",
-    "fake": "a FakeTensor holds no data, so the tensors saved under a FakeTensorMode stay in place",
+    "torch.func": (
+        "saved tensors are ignored inside a torch.func transform, which runs without "
+        "saved-tensor hooks: the tensors it saves stay in place"
+    ),
+    "torch.compile": (
+        "a compiled module saves through a single operation: Kedge sees its saved "
+        "tensors after its whole graph has run; they count for the module around it, "
+        "and are all read when its backward begins"
+    ),
+    "fake": (
+        "a FakeTensor holds no data, so the tensors saved under a FakeTensorMode stay in place"
+    ),
 }
 
 
@@ -80,7 +87,10 @@ class Keeper(Protocol):
         """
 
     def unpack(self, packed: Any) -> Tensor:
-        """Return the tensor that `pack` took; called for each read by a backward, on any thread."""
+        """Return the tensor that `pack` took.
+
+        Called for each read by a backward, on any thread.
+        """
 
 
 class SavingPlace:
@@ -100,8 +110,11 @@ class SavingPlace:
     __slots__ = ("__weakref__", "call", "path", "placed", "recompute", "saves", "selected", "spot")
 
     def __init__(self, spot: ModuleUnderKeeper, call: int, *, recompute: bool) -> None:
-        self.spot, self.path, self.selected = spot, spot.path, spot.selected
-        self.call, self.recompute = call, recompute
+        self.spot = spot
+        self.path = spot.path
+        self.selected = spot.selected
+        self.call = call
+        self.recompute = recompute
         self.saves = 0
         self.placed = False
 
@@ -112,12 +125,17 @@ class ModuleUnderKeeper:
     __slots__ = ("gate", "path", "root", "selected")
 
     def __init__(self, path: str | None, *, selected: bool, root: bool = False) -> None:
-        self.path, self.selected, self.root = path, selected, root
+        self.path = path
+        self.selected = selected
+        self.root = root
         self.gate: Any = None
 
 
 class KeeperCalls(OpenCalls[SavingPlace]):
-    """One keeper on one thread, with the active calls there; the note on a call is where it saves."""
+    """One keeper on one thread, with the active calls there.
+
+    The note on a call is where it saves.
+    """
 
     def __init__(self, kept: KeeperInForce) -> None:
         super().__init__()
@@ -129,9 +147,9 @@ class KeeperCalls(OpenCalls[SavingPlace]):
         )
         self.pack: Callable[[Tensor, SavingPlace], Any] = keeper.pack
         self.unpack: Callable[[Any], Tensor] = keeper.unpack
-        self.see: Callable[[Tensor, SavingPlace], None] = (
-            getattr(keeper, "see", _nothing) if self.watches else _nothing
-        )
+        self.see: Callable[[Tensor, SavingPlace], None] = _nothing
+        if self.watches:
+            self.see = getattr(keeper, "see", _nothing)
         self.waiting = PendingCheckpoints(self, keeper)
         self.ended = self.graded = False
 
@@ -187,7 +205,10 @@ class KeeperCalls(OpenCalls[SavingPlace]):
             self.waiting.left([self.outside, *self.notes] if self.notes else [])
 
     def cut(self, at: int) -> bool:
-        """Remove all calls from an index on, with their hook pairs; returns whether there were any."""
+        """Remove all calls from an index on, with their hook pairs.
+
+        Returns whether there were any.
+        """
         lost = self.notes[at:]
         there_were = super().cut(at)
         for place in reversed(lost):
@@ -197,7 +218,10 @@ class KeeperCalls(OpenCalls[SavingPlace]):
         return there_were
 
     def _take(self, place: SavingPlace) -> None:
-        """Remove the hook pair of a call; without any, this keeper is no longer in force on this thread."""
+        """Remove the hook pair of a call.
+
+        Without any, this keeper is no longer in force on this thread.
+        """
         pair_stack.take(place)
         if not any(self in pair.lives for pair in pair_stack.pairs):
             pair_stack.leave(self)
@@ -207,9 +231,13 @@ class KeeperCalls(OpenCalls[SavingPlace]):
         self.kept.step_aside(what)
 
     def stop(self) -> None:
-        """Stop asking the keeper on this thread; pairs on another thread's stack are removed at their next use."""
+        """Stop asking the keeper on this thread.
+
+        Pairs on another thread's stack are removed at their next use.
+        """
         self.ended = True
-        self.pack, self.see = self._expired, _nothing
+        self.pack = self._expired
+        self.see = _nothing
 
     def clear(self) -> None:
         """Remove all pairs of this keeper from the calling thread's stack."""
@@ -235,7 +263,8 @@ class SavingBegins(KedgeHook):
     """Forward-pre hook that notes the beginning of a module's call."""
 
     def __init__(self, kept: KeeperInForce, spot: ModuleUnderKeeper) -> None:
-        self.kept, self.spot = kept, spot
+        self.kept = kept
+        self.spot = spot
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Forward-pre hook."""
@@ -293,7 +322,8 @@ class KeeperInForce:
         self._said: set[str] = set()
         root = dynamo.unwrap(model)
         layout = ModelLayout(root)
-        self.compiled = compiled or any(map(dynamo.compiles, (model, *layout.modules.values())))
+        modules = (model, *layout.modules.values())
+        self.compiled = compiled or any(map(dynamo.compiles, modules))
         with ExitStack() as attached:
             self._undo = attached
             torch_func.begin()
@@ -304,9 +334,9 @@ class KeeperInForce:
                     and runs(module)
                     and not isinstance(module, torch.jit.ScriptModule)
                 ):
-                    self._attach(
-                        module, ModuleUnderKeeper(path, selected=places(path), root=module is root)
-                    )
+                    is_root = module is root
+                    spot = ModuleUnderKeeper(path, selected=places(path), root=is_root)
+                    self._attach(module, spot)
             if self.compiled:
                 self.step_aside("torch.compile")
             self._undo = attached.pop_all()
@@ -321,7 +351,8 @@ class KeeperInForce:
 
     def begin(self) -> None:
         """Put the keeper in force on this thread outside of module calls, too, until the end."""
-        live, top = self.here(), top_hooks(True)
+        live = self.here()
+        top = top_hooks(True)
         if disabled() is not None:
             self.step_aside("torch.func")
         elif top is None or not is_checkpoint(top):
@@ -356,7 +387,10 @@ class KeeperInForce:
         self.end()
 
     def spot(self, path: str, module: nn.Module) -> ModuleUnderKeeper:
-        """Return a module's entry under this keeper; attaches to a module that joined the model later."""
+        """Return a module's entry under this keeper.
+
+        Attaches to a module that joined the model later.
+        """
         if path not in self.spots:
             self._attach(module, ModuleUnderKeeper(path, selected=True))
         return self.spots[path]

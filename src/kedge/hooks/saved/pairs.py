@@ -53,7 +53,10 @@ class ActiveKeeper(Protocol):
     place: Any
 
     def pack(self, value: Tensor, place: Any) -> Any:
-        """Return the object to save in the tensor's place; None leaves the tensor to others."""
+        """Return the object to save in the tensor's place.
+
+        None leaves the tensor to others.
+        """
 
     def see(self, value: Tensor, place: Any) -> None:
         """Called with a tensor that another has taken."""
@@ -104,7 +107,10 @@ class Pair:
     def __init__(
         self, lives: tuple[ActiveKeeper, ...], owner: Any, below: Hooks | None, on: Hooks | None
     ) -> None:
-        self.lives, self.owner, self.below, self.on = lives, owner, below, on
+        self.lives = lives
+        self.owner = owner
+        self.below = below
+        self.on = on
         self.task = graph_task()
         self.hooks: Hooks
         if below is None and len(lives) == 1:
@@ -139,7 +145,10 @@ def _alone(live: ActiveKeeper) -> Hooks:
 
 
 def _joint(lives: tuple[ActiveKeeper, ...], below: Hooks | None) -> Hooks:
-    """Return the hooks for several keepers, or for a pair below; see Note [One pair that asks all]."""
+    """Return the hooks for several keepers, or for a pair below.
+
+    See Note [One pair that asks all].
+    """
 
     def pack(value: Tensor) -> Any:
         theirs: Any = value if below is None else below[0](value)
@@ -183,7 +192,10 @@ def _unpack_of(decider: ActiveKeeper | None) -> Callable[[Any], Tensor]:
 
 
 def _watching(lives: tuple[ActiveKeeper, ...], below: Hooks) -> Hooks:
-    """Return hooks that show keepers the recomputed tensors; see Note [Checkpoints keep nothing]."""
+    """Return hooks that show keepers the recomputed tensors.
+
+    See Note [Checkpoints keep nothing].
+    """
 
     def pack(value: Tensor) -> Any:
         with own_work():
@@ -290,17 +302,21 @@ class HookPairStack(threading.local):
             self._rebuild(without)
 
     def mend(self) -> None:
-        """Repair the stack after pairs popped in another's place; see Note [A pair in another's place]."""
+        """Repair the stack after pairs popped in another's place.
+
+        See Note [A pair in another's place].
+        """
         self._rebuild(lambda pair: pair)
 
     def _rebuild(self, keep: Callable[[Pair], Pair | None]) -> None:
         """Pass the Kedge pairs on the stack through a function that keeps, replaces or drops each."""
         if self.lifted:
-            self.pairs = [kept for pair in self.pairs if (kept := keep(pair)) is not None]
+            kept = map(keep, self.pairs)
+            self.pairs = [pair for pair in kept if pair is not None]
             return
-        if (
-            why := disabled()
-        ) is not None:  # by a transform that failed midway: Kedge's pairs are still on the stack
+        # A transform that failed midway disables the hooks: Kedge's pairs are still on the stack.
+        why = disabled()
+        if why is not None:
             enable()
         try:
             self._restack(keep)
@@ -321,11 +337,10 @@ class HookPairStack(threading.local):
         lost = [pair for pair in self.pairs if id(pair) not in reached]
         for pair in [*lost, *self._removed_and_popped(ours, there)]:
             if pair.on is not None and id(pair.on[0]) not in ours:
-                at = next(
-                    (i for i in reversed(range(len(stack))) if stack[i][0] is pair.on[0]), None
-                )
-                if at is not None:
-                    del stack[at]
+                for at in reversed(range(len(stack))):
+                    if stack[at][0] is pair.on[0]:
+                        del stack[at]
+                        break
         self.pairs = []
         for hooks in stack:
             if id(hooks[0]) not in ours:
@@ -347,21 +362,28 @@ class HookPairStack(threading.local):
             now = change.after
             while now is not None and id(now.hooks[0]) in self.changed:
                 now = self.changed[id(now.hooks[0])].after
-            ours[key] = None if now is None else known.get(id(now.hooks[0]))
+            ours[key] = None
+            if now is not None:
+                ours[key] = known.get(id(now.hooks[0]))
         return {**ours, **known}
 
     def _removed_and_popped(self, ours: dict[int, Pair | None], there: set[int]) -> list[Pair]:
-        """Return the pairs that a backward pass put back after their removal, and that a block has popped since."""
+        """Return the pairs that a backward pass put back, and that a block has popped since."""
         if in_backward():
             return []
-        later = {id(after.hooks[0]) for _, after in self.changed.values() if after is not None}
-        first = {
-            key: before for key, (before, _) in self.changed.items() if key not in later | there
-        }
-        return [before for key, before in first.items() if ours[key] is None]
+        replacing = (change.after for change in self.changed.values())
+        later = {id(pair.hooks[0]) for pair in replacing if pair is not None}
+        return [
+            change.before
+            for key, change in self.changed.items()
+            if key not in later and key not in there and ours[key] is None
+        ]
 
     def lift(self) -> list[Pair | Hooks]:
-        """Remove all Kedge pairs until `lower`; returns the stack that `lower` needs."""
+        """Remove all Kedge pairs until `lower`.
+
+        Returns the stack that `lower` needs.
+        """
         self.mend()
         known = {id(pair.hooks[0]): pair for pair in self.pairs}
         stack = [known.get(id(hooks[0]), hooks) for hooks in drain()]

@@ -30,21 +30,25 @@ from kedge.torch_internals.tensors import changes
 
 _weak = weakref.ref
 _HINT = (
-    " Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
-    "torch.autograd.set_detect_anomaly(True, check_nan=False)."
+    " Hint: enable anomaly detection to find the operation that failed to compute "
+    "its gradient, with torch.autograd.set_detect_anomaly(True, check_nan=False)."
 )
 _FURTHER = (
-    " Hint: the backtrace further above shows the operation that failed to compute its gradient. The variable in "
-    "question was changed in there or anywhere later. Good luck!"
+    " Hint: the backtrace further above shows the operation that failed to compute "
+    "its gradient. The variable in question was changed in there or anywhere later. "
+    "Good luck!"
 )
 _DETACHED = (
-    "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_().This is not supported, please use "
-    "out-of-place `.detach()` instead"
+    "Trying to use a saved tensor that has been detached in-place, i.e. with "
+    ".detach_().This is not supported, please use out-of-place `.detach()` instead"
 )
 
 
 class UnpackListener(Protocol):
-    """Notified when autograd reads a tensor that was kept by reference; lives as long as that reference."""
+    """Notified when autograd reads a tensor that was kept by reference.
+
+    Lives as long as that reference.
+    """
 
     def unpacked(self) -> None:
         """Called when autograd reads the tensor."""
@@ -69,9 +73,11 @@ class KeptByReference:
         self.reader = reader
         self.origin: Callable[[], Tensor | None]
         if self.made:
-            self._held, self.origin = value.detach(), _weak(value)
+            self._held = value.detach()
+            self.origin = _weak(value)
         else:  # held itself; a weak reference would keep the program from swapping it
-            self._held, self.origin = value, lambda: value
+            self._held = value
+            self.origin = lambda: value
         try:
             self.version: int | None = changes(value)
         except RuntimeError:  # inference tensors have no counter
@@ -102,17 +108,25 @@ class KeptByReference:
         return self.tensor
 
     def _refuse(self) -> NoReturn:
-        value, found, expected = self._held, changes(self._held), self.version
+        value = self._held
+        found = changes(value)
+        expected = self.version
         self.version = None  # so that the node can read the tensor
         try:
             behind = _behind(self)
         finally:
             self.version = expected
-        made = "" if behind is None else f", which is output {behind[1]} of {behind[0]},"
+
+        made = ""
+        if behind is not None:
+            operation, number = behind
+            made = f", which is output {number} of {operation},"
+        further = _FURTHER if torch.is_anomaly_enabled() else _HINT
         raise RuntimeError(
-            "one of the variables needed for gradient computation has been modified by an inplace operation: "
-            f"[{value.type()} {list(shape_of(value))}]{made} is at version {found}; expected version {expected} instead."
-            + (_FURTHER if torch.is_anomaly_enabled() else _HINT)
+            "one of the variables needed for gradient computation has been modified "
+            f"by an inplace operation: [{value.type()} "
+            f"{list(shape_of(value))}]{made} is at version {found}; expected version "
+            f"{expected} instead.{further}"
         )
 
 
@@ -145,23 +159,32 @@ def refuse_detached(packed: SavedOfGraph) -> None:
 
 def _behind(kept: KeptByReference) -> tuple[str, int] | None:
     """Return the name of the operation that made a tensor, and the number of its output; None if unknown."""
-    tensor, now = _saved(kept), kept.origin()
+    tensor = _saved(kept)
+    now = kept.origin()
     if now is not None and (tensor is None or tensor.grad_fn is not current_node()):
-        tensor = now  # not an output of the running node: its `grad_fn` is the operation that changed it last
+        # Not an output of the running node: its `grad_fn` is the operation that changed it last.
+        tensor = now
     if tensor is None or tensor.grad_fn is None:
         return None
     return name_in_messages(tensor.grad_fn), tensor.output_nr
 
 
 def _saved(kept: Any) -> Tensor | None:
-    """Return a packed tensor, with its graph, from the running node; None if it is not there."""
+    """Return a packed tensor, with its graph, from the running node.
+
+    None if it is not there.
+    """
     node = current_node()
-    for name in fields(type(node)) if isinstance(node, Node) else ():
+    if not isinstance(node, Node):
+        return None
+    for name in fields(type(node)):
         held = raw(node, name)
         if isinstance(held, SavedTensor) and holds(held.data, kept):
             found: Tensor = saved(node, name)
             return found
-        for each in held if isinstance(held, tuple) else ():
+        if not isinstance(held, tuple):
+            continue
+        for each in held:
             if isinstance(each, SavedTensor) and holds(each.data, kept):
                 return _unpacked(each)
     return None
@@ -170,7 +193,7 @@ def _saved(kept: Any) -> Tensor | None:
 def _unpacked(saved: Any) -> Tensor | None:
     try:
         found: Tensor = saved.unpack()
-    except RuntimeError:  # an output that was changed in place cannot be unpacked without its node
+    except RuntimeError:  # an output changed in place cannot be unpacked without its node
         return None
     return found
 

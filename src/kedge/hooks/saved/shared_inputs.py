@@ -36,7 +36,8 @@ class SharedInput:
     __slots__ = ("_there", "_version")
 
     def __init__(self, value: Tensor) -> None:
-        self._there, self._version = TensorWeakRef(value), version_of(value)
+        self._there = TensorWeakRef(value)
+        self._version = version_of(value)
 
     def __call__(self) -> Tensor | None:
         """Return the tensor; None if it no longer exists."""
@@ -46,48 +47,60 @@ class SharedInput:
     def unchanged(self) -> Tensor | None:
         """Return the tensor; None if it no longer exists or was written to."""
         found = self()
-        return found if found is not None and self._version == version_of(found) >= 0 else None
+        if found is None or not self._version == version_of(found) >= 0:
+            return None
+        return found
 
 
 def arguments_of(owner: Any) -> Sequence[Any]:
-    """Return the arguments of a non-reentrant checkpoint whose forward is active on this thread; empty for any other."""
+    """Return the arguments of a non-reentrant checkpoint whose forward is active on this thread.
+
+    Empty for any other.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name in _CALLS and frame.f_code.co_filename == checkpoint.__file__:
+        code = frame.f_code
+        if code.co_name in _CALLS and code.co_filename == checkpoint.__file__:
             within = getattr(frame.f_locals.get("gen"), "gi_frame", None)
-            own = {} if within is None else within.f_locals
-            return own.get("args", ()) if own.get("new_frame") is owner else ()
+            if within is None or within.f_locals.get("new_frame") is not owner:
+                return ()
+            given: Sequence[Any] = within.f_locals.get("args", ())
+            return given
         frame = frame.f_back
     return ()
 
 
 def share_inputs(owner: Any) -> None:
-    """Wrap a recompute so that it receives one tensor where the forward did; see Note [One tensor in several places]."""
+    """Wrap a recompute so that it receives one tensor where the forward did.
+
+    See Note [One tensor in several places].
+    """
     if owner in _wrapped:
         return
     _wrapped.add(owner)
-    args, first = arguments_of(owner), dict[int, int]()
+    args = arguments_of(owner)
     if not args:
         return
-    source = [
-        first.setdefault(id(arg), i) if isinstance(arg, Tensor) else i for i, arg in enumerate(args)
-    ]
-    notes = {
-        i: dict(vars(arg))
-        for i, arg in enumerate(args)
-        if type(arg) in (Tensor, Parameter) and vars(arg)
-    }
-    run, own = (
-        owner.recompute_fn,
-        [(i, SharedInput(arg)) for i, arg in enumerate(args) if isinstance(arg, Tensor)],
-    )
+
+    run = owner.recompute_fn
+    first: dict[int, int] = {}
+    source = list(range(len(args)))
+    own: list[tuple[int, SharedInput]] = []
+    notes: dict[int, dict[str, Any]] = {}
+    for i, arg in enumerate(args):
+        if isinstance(arg, Tensor):
+            source[i] = first.setdefault(id(arg), i)
+            own.append((i, SharedInput(arg)))
+        if type(arg) in (Tensor, Parameter) and vars(arg):
+            notes[i] = dict(vars(arg))
 
     def same(*args: Any) -> Any:
         for i, noted in notes.items():
             vars(args[i]).update(noted)
         now = list(args)
         for i, origin in own:
-            if (still := origin.unchanged()) is not None:
+            still = origin.unchanged()
+            if still is not None:
                 now[i] = still
         return run(*(now[i] for i in source))
 

@@ -28,7 +28,10 @@ _original: Callable[[str], Iterator[None]] | None = getattr(
 
 
 def _cell() -> Any:
-    """Return the closure cell in which `contextlib.contextmanager` holds the function; None if PyTorch differs there."""
+    """Return the closure cell in which `contextlib.contextmanager` holds the function.
+
+    None if PyTorch differs there.
+    """
     cells = getattr(graph.disable_saved_tensors_hooks, "__closure__", None) or ()
     return next((cell for cell in cells if cell.cell_contents in (_original, _lifting)), None)
 
@@ -48,7 +51,10 @@ def _lifting(error_message: str) -> Iterator[None]:
 
 
 def begin() -> None:
-    """Replace the code of `disable_saved_tensors_hooks` until `end`; see Note [Stepping aside]."""
+    """Replace the code of `disable_saved_tensors_hooks` until `end`.
+
+    See Note [Stepping aside].
+    """
     global _users  # noqa: PLW0603 - PyTorch has one such function
     with _lock:
         _users += 1

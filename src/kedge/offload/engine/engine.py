@@ -13,7 +13,7 @@ import itertools
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -74,7 +74,7 @@ class Engine:
         """Set the policy from now on."""
         self.policy = policy
         self._least = policy.least
-        takes = _nowhere
+        takes: Callable[[torch.device], bool] = _nowhere
         if policy.store is not None:
             takes = policy.store.takes
         self._takes = functools.cache(takes)

@@ -24,7 +24,7 @@ statistics again.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -50,6 +50,7 @@ class BatchNorm(RebuildRule):
 
     def term(self, node: Any, builder: RecipeBuilder) -> Term | None:
         """Return the term that normalises the input by the same statistics."""
+        function: Callable[..., Tensor]
         if saved(node, "training"):
             function = _by_batch
             mean = builder.saved(node, "result1")

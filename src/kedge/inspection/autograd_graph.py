@@ -297,10 +297,9 @@ class _Reader:
         own = storages([value])
         if self.owned.issuperset(own):
             return 0, "parameter"
-        new = {}
-        for number, storage in own.items():
-            if number not in self.counted and number not in self.owned:
-                new[number] = storage
+        counted = self.counted
+        owned = self.owned
+        new = {n: one for n, one in own.items() if n not in counted and n not in owned}
         if not new:
             return 0, "shared"
         self.counted |= new

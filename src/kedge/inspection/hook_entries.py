@@ -245,7 +245,7 @@ def _places(entries: Iterable[HookEntry]) -> Iterator[str]:
     at: dict[tuple[str, str], list[tuple[str, ...]]] = {}
     widths = [0, 0, 0, 0, 0]
     for e in entries:
-        row = (str(e.order), e.kind, e.name, e.owner, ", ".join(e.notes))
+        row: tuple[str, ...] = (str(e.order), e.kind, e.name, e.owner, ", ".join(e.notes))
         at.setdefault((e.path, e.type), []).append(row)
         widths = [max(width, len(text)) for width, text in zip(widths, row, strict=True)]
 

@@ -94,7 +94,7 @@ class Operations(notebook.Printed):
         return str(site).removesuffix(":out")
 
     def _cells(self) -> list[tuple[str, ...]]:
-        cells = []
+        cells: list[tuple[str, ...]] = []
         for row in self.rows:
             shapes = _shapes(row.inputs), _shapes(row.outputs)
             cells.append((self.name(row), *shapes, *_line(row.source)))
@@ -247,7 +247,7 @@ def operations(model: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
     """Restore buffers and random numbers after the block."""
-    before = []
+    before: list[tuple[nn.Module, str, Tensor, Tensor]] = []
     for module in modules_in(model).values():
         for name, buffer in own_buffers(module).items():
             if buffer is not None:
@@ -256,9 +256,9 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
         try:
             yield
         finally:
-            for module, name, buffer, value in before:
-                if getattr(module, name, None) is not buffer:
-                    setattr(module, name, buffer)
-                if not torch.equal(buffer, value):  # a batch norm changes it without a new version
+            for module, name, own, value in before:
+                if getattr(module, name, None) is not own:
+                    setattr(module, name, own)
+                if not torch.equal(own, value):  # a batch norm changes it without a new version
                     with torch.no_grad():
-                        buffer.copy_(value)
+                        own.copy_(value)

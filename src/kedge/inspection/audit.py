@@ -159,7 +159,11 @@ def _on_module(module: nn.Module) -> Iterator[FoundHook]:
 
 
 def _on_tensors(model: nn.Module) -> Iterator[FoundHook]:
-    for type_, tensors in (("Parameter", parameters_in(model)), ("buffer", buffers_in(model))):
+    kinds: dict[str, Mapping[str, Tensor]] = {
+        "Parameter": parameters_in(model),
+        "buffer": buffers_in(model),
+    }
+    for type_, tensors in kinds.items():
         for name, tensor in tensors.items():
             for one in hook_tables.hooks_on_tensor(tensor):
                 yield FoundHook(one.kind, one.hook, name, type_, one.order)

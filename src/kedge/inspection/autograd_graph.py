@@ -244,7 +244,8 @@ class _Reader:
         places = {node: place for place, node in enumerate(found)}
         self._collect(found)
         for place, node in enumerate(found):
-            takes = [places[before] for before, _ in node.next_functions if before is not None]
+            nodes_before = [before for before, _ in node.next_functions if before is not None]
+            takes = [places[before] for before in nodes_before]
             variable = getattr(node, "variable", None)
             described = GraphNode(
                 number=place,
@@ -368,8 +369,9 @@ def _maker(tensor: Tensor) -> Node | None:
 
 def _on_node(node: Node) -> dict[str, list[Mapping[int, Any]]]:
     """Return the tables of a node's own hooks; see Note [Hooks of nodes]."""
-    registering = {"pre": node.register_prehook, "post": node.register_hook}
-    return {kind: [dict(table_behind(register) or {})] for kind, register in registering.items()}
+    before = table_behind(node.register_prehook) or {}
+    after = table_behind(node.register_hook) or {}
+    return {"pre": [dict(before)], "post": [dict(after)]}
 
 
 def hooks_of_node(node: Node) -> Iterator[tuple[str, int, Any]]:

@@ -36,7 +36,8 @@ _LEFT_OUT = (
     "code compiled earlier leaves it out, until torch.compiler.reset()"
 )
 _READ_AGAIN = (
-    "is traced into the compiled code, which recompiles whenever it is added or removed; "
+    "is traced into the compiled code, "
+    "which recompiles whenever it is added or removed; "
     "code that Dynamo cannot trace, such as a print, breaks the graph"
 )
 _AROUND = "runs around the compiled code, whenever it was registered"

@@ -126,7 +126,8 @@ class Audit(notebook.Printed):
         """
         if self.audited is None:
             raise WrongCall(
-                f"this audit of {self.model} has no model, whose hooks could be removed: "
+                f"this audit of {self.model} has no model, "
+                "whose hooks could be removed: "
                 "call kedge.audit(model).remove()"
             )
         model = self.audited()
@@ -181,14 +182,16 @@ class Audit(notebook.Printed):
         hooks = [(one.name or "the model", *_cells(one.members[0])) for one in folded]
         html = notebook.table(columns, hooks, title=_headline(self), align="mmrlm")
 
-        done = [(effect.on, _subject(on), effect.what) for effect, on in _by_effect(self.entries)]
+        effects_ = _by_effect(self.entries)
+        done = [(effect.on, _subject(hooks), effect.what) for effect, hooks in effects_]
         if done:
             html += notebook.table(("to", "hooks", "effects"), done, align="l")
         return html + facts
 
 
 def _cells(entry: HookEntry) -> tuple[object, ...]:
-    return entry.type, entry.order, entry.kind, entry.name, entry.owner, ", ".join(entry.notes)
+    notes = ", ".join(entry.notes)
+    return entry.type, entry.order, entry.kind, entry.name, entry.owner, notes
 
 
 _FOLDING = Folding[HookEntry](lambda entry: entry.path, _cells)
@@ -245,7 +248,8 @@ def _places(entries: Iterable[HookEntry]) -> Iterator[str]:
     at: dict[tuple[str, str], list[tuple[str, ...]]] = {}
     widths = [0, 0, 0, 0, 0]
     for e in entries:
-        row: tuple[str, ...] = (str(e.order), e.kind, e.name, e.owner, ", ".join(e.notes))
+        notes = ", ".join(e.notes)
+        row: tuple[str, ...] = (str(e.order), e.kind, e.name, e.owner, notes)
         at.setdefault((e.path, e.type), []).append(row)
         widths = [max(width, len(text)) for width, text in zip(widths, row, strict=True)]
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kedge.errors import InTrainingMode, warn
 from kedge.flow import Event
@@ -43,7 +43,8 @@ def preserved_state(model: nn.Module) -> Iterator[None]:
         stack.callback(_give_back, _gathered(model))
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.enable_grad())
-        if dynamo.is_loaded():  # importing it takes a second, and without it nothing is compiled
+        # Importing it takes a second, and without it nothing is compiled.
+        if dynamo.is_loaded():
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
@@ -56,13 +57,14 @@ def warn_of_training(model: nn.Module) -> None:
             InTrainingMode(
                 f"the model is in training mode ({names}): dropout removes values "
                 "and batch normalization uses the statistics of the batch, "
-                "so the result is not that of the model in use. Call model.eval() first. "
+                "so the result is not that of the model in use. "
+                "Call model.eval() first. "
                 "The running statistics and the random state are left as they were"
             )
         )
 
 
-def _gathered(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]:
+def _gathered(model: nn.Module) -> list[tuple[nn.Module, str, Tensor, Tensor]]:
     """Return copies of the buffers that training may change, such as running statistics."""
     gathered = []
     for module in modules_in(model).values():
@@ -74,7 +76,7 @@ def _gathered(model: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor, torc
     return gathered
 
 
-def _give_back(gathered: list[tuple[nn.Module, str, torch.Tensor, torch.Tensor]]) -> None:
+def _give_back(gathered: list[tuple[nn.Module, str, Tensor, Tensor]]) -> None:
     with torch.no_grad():
         for module, name, buffer, before in gathered:
             if getattr(module, name) is not buffer:

@@ -193,7 +193,11 @@ class Attribution:
         return self.answer(args, kwargs)
 
     def answer(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], *first: Any, target: Targets = None
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *first: Any,
+        target: Targets = None,
     ) -> Any:
         """Return the attribution with another action before the method's own.
 
@@ -263,7 +267,8 @@ def _differentiated(
     try:
         grads = torch.autograd.grad(one, values, retain_graph=not last, allow_unused=True)
     except RuntimeError as error:
-        if not any(operation_of(node) == REENTRANT for node in nodes_between([one], values)):
+        operations = map(operation_of, nodes_between([one], values))
+        if REENTRANT not in operations:
             raise
         raise AttributionError(
             "a reentrant checkpoint cannot be differentiated with respect to an input; "
@@ -273,7 +278,8 @@ def _differentiated(
         if grad is None:
             raise AttributionError(f'the score does not depend on "{text}"')
     method.check()
-    return [method.read(value.detach(), grad) for value, grad in zip(values, grads, strict=True)]
+    pairs = zip(values, grads, strict=True)
+    return [method.read(value.detach(), grad) for value, grad in pairs]
 
 
 def _listed(targets: Targets) -> tuple[list[Target], bool]:

@@ -52,7 +52,8 @@ class Tokens:
         if value.dim() != 3 or value.shape[1] != self.skip + count:
             raise AttributionError(
                 f"{self} stands for {self.skip} + {count} tokens, "
-                f"but the site gave {leaves.describe(value)}: it needs [samples, tokens, width], "
+                f"but the site gave {leaves.describe(value)}: "
+                "it needs [samples, tokens, width], "
                 "with a token for each patch after those to skip"
             )
         patches = value[:, self.skip :].transpose(1, 2)
@@ -126,7 +127,8 @@ class _GradCam(Method):
             return next(iter(sizes))
         found = [f"{name} {list(size)}" for name, size in self.images.items()]
         raise AttributionError(
-            f"the size of the map is unknown (images in the input: {', '.join(found) or 'none'}); "
+            "the size of the map is unknown (images in the input: "
+            f"{', '.join(found) or 'none'}); "
             "give it, such as size=(224, 224), "
             "or size=None to leave the map as it is at the site"
         )

@@ -51,7 +51,8 @@ FLOORS = {
 NODES = ("ReluBackward0", *FLOORS)
 OPERATIONS = (
     "**/relu:out, **/relu_:out, **/relu6:out, **/hardtanh:out, **/hardtanh_:out, "
-    "**/clamp_:out, **/clamp_min_:out, **/clip_:out, **/threshold_:out, **/threshold:out"
+    "**/clamp_:out, **/clamp_min_:out, **/clip_:out, "
+    "**/threshold_:out, **/threshold:out"
 )
 LOOKED_FOR = (
     "ReluBackward0 (nn.ReLU, F.relu, x.relu(), relu_) and, from 0, "
@@ -68,7 +69,9 @@ OPAQUE = {
 def rectifies(node: Node) -> bool:
     """Whether a node belongs to a ReLU or a ReLU6, under any of their names."""
     name = operation_of(node)
-    return name == "ReluBackward0" or (name in FLOORS and number_in(node, FLOORS[name]) == 0)
+    if name in FLOORS:
+        return bool(number_in(node, FLOORS[name]) == 0)
+    return name == "ReluBackward0"
 
 
 class InPlaceRelus:
@@ -103,7 +106,9 @@ class InPlaceRelus:
 
 def _covers(node: Node, value: Tensor) -> bool:
     """Whether a node works in place on a view, and the view has all of its tensor."""
-    return operation_of(node) == "CopySlices" and value.untyped_storage().nbytes() == value.nbytes
+    if operation_of(node) != "CopySlices":
+        return False
+    return value.untyped_storage().nbytes() == value.nbytes
 
 
 class _Cut(Method):
@@ -136,7 +141,8 @@ class _Cut(Method):
                 raise NothingCut(
                     f"{self.name} cannot tell whether there are ReLUs inside {OPAQUE[name]}"
                 )
-            if rectifies(node) or (self.slices is not None and node in self.slices.whole):
+            in_place = self.slices is not None and node in self.slices.whole
+            if in_place or rectifies(node):
                 self.sites += 1
                 self.at(s, node)
             else:

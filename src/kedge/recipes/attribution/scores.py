@@ -41,7 +41,8 @@ def score(output: Any, target: Target) -> Tensor:
     if not found.requires_grad:
         raise AttributionError(
             f"the score, {leaves.describe(found)}, has no gradient: "
-            "the forward runs under no_grad, detaches, or does not use what is differentiated"
+            "the forward runs under no_grad, detaches, "
+            "or does not use what is differentiated"
         )
     return found.sum()
 
@@ -68,7 +69,8 @@ def _logits(output: Any) -> Tensor:
     found = [tensor for _, tensor in leaves.find(output) if tensor.is_floating_point()]
     if len(found) != 1:
         raise AttributionError(
-            f"the model returned {leaves.describe(output)}. Which part should be explained? "
+            f"the model returned {leaves.describe(output)}. "
+            "Which part should be explained? "
             "Pass a function of the output, "
             'such as target=lambda output: output["logits"][:, 3]'
         )
@@ -86,7 +88,8 @@ def _logits(output: Any) -> Tensor:
 def _best(logits: Tensor) -> Tensor:
     if logits.dim() != 2:
         raise AttributionError(
-            f"the model returned {leaves.describe(logits)}: are these classes, or samples? "
+            f"the model returned {leaves.describe(logits)}: "
+            "are these classes, or samples? "
             "Pass a class as target, or target=lambda output: output for samples"
         )
     return logits.detach().argmax(-1)

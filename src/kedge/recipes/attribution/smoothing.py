@@ -59,7 +59,12 @@ class Smoothed:
     """An attribution, averaged over noisy copies of its input; called like the model."""
 
     def __init__(
-        self, attribution: Attribution, samples: int, noise: float, seed: int, at_once: int
+        self,
+        attribution: Attribution,
+        samples: int,
+        noise: float,
+        seed: int,
+        at_once: int,
     ) -> None:
         self.attribution = attribution
         self.samples = samples
@@ -156,10 +161,11 @@ def _for_each(target: Target, n: int, copies: int) -> Target:
     one = target
 
     def together(output: Any) -> Tensor:
-        rows = [(name, t) for name, t in leaves.find(output) if t.dim() and len(t) == n * copies]
+        found = leaves.find(output)
+        rows = {name: t for name, t in found if t.dim() and len(t) == n * copies}
         scores = []
         for i in range(copies):
-            part = {name: t[i * n : (i + 1) * n] for name, t in rows}
+            part = {name: t[i * n : (i + 1) * n] for name, t in rows.items()}
             scores.append(score(leaves.put(output, part), one))
         return sum(scores[1:], scores[0])
 
@@ -223,6 +229,7 @@ def smoothgrad(
     if samples < 1 or at_once < 1 or noise < 0:
         raise AttributionError(
             f"smoothgrad(samples={samples}, noise={noise}, at_once={at_once}): "
-            "there must be at least one copy, at least one at once, and noise of 0 or more"
+            "there must be at least one copy, at least one at once, "
+            "and noise of 0 or more"
         )
     return Smoothed(attribution, samples, noise, seed, at_once)

@@ -32,7 +32,12 @@ By: TypeAlias = float | Tensor | Callable[..., Tensor]
 
 @called_as('recipes.ablate(model, "layer4")')
 def ablate(
-    model: nn.Module, sites: Selectors, by: By = 0.0, *, positions: Positions = None, dim: int = 1
+    model: nn.Module,
+    sites: Selectors,
+    by: By = 0.0,
+    *,
+    positions: Positions = None,
+    dim: int = 1,
 ) -> Hooked[Any]:
     """Replace values in a model by zeros, means or other values, to see what it does without them.
 
@@ -98,7 +103,8 @@ class Ablation:
             new = self.act(value, event)
             if not isinstance(new, Tensor):
                 raise InterventionError(
-                    f"{self.by!r} returned a {type(new).__name__}, so nothing was ablated; "
+                    f"{self.by!r} returned a {type(new).__name__}, "
+                    "so nothing was ablated; "
                     "return a tensor"
                 )
             return new
@@ -119,7 +125,8 @@ def _fitting(new: Tensor, value: Tensor) -> Tensor:
         return torch.empty_like(value).copy_(new)
     except RuntimeError as error:
         raise InterventionError(
-            f"{leaves.describe(new)} does not broadcast to the value, {leaves.describe(value)}; "
+            f"{leaves.describe(new)} does not broadcast to the value, "
+            f"{leaves.describe(value)}; "
             "average it over the dimensions in which they differ, "
             "such as means(..., over=(0, 1)) for samples and positions"
         ) from error
@@ -152,7 +159,8 @@ class Means:
         if total.shape != part.shape:
             raise InterventionError(
                 f"{name} gives means of the shape {list(total.shape)}, "
-                f"then of {list(part.shape)}: average over the dimension that varies as well, "
+                f"then of {list(part.shape)}: "
+                "average over the dimension that varies as well, "
                 "as over=(0, 1) does for positions"
             )
         self.sums[name] = total + part, before + count
@@ -227,7 +235,8 @@ def means(
     warn_of_training(model)
     if isinstance(inputs, (Tensor, Mapping, str)):
         raise InterventionError(
-            f"the inputs are {leaves.describe(inputs)}, of which each row or key would be a batch; "
+            f"the inputs are {leaves.describe(inputs)}, "
+            "of which each row or key would be a batch; "
             "give a list of batches, such as [inputs]"
         )
     if isinstance(over, int):
@@ -267,7 +276,8 @@ class Resample:
                 del self.others[now]  # of another block, whose passes were counted from 0 as well
         if now not in self.others:
             order = torch.randperm(n, generator=self.generator)
-            self.others[now] = torch.empty_like(order).scatter_(0, order, order.roll(1)), set()
+            others = torch.empty_like(order).scatter_(0, order, order.roll(1))
+            self.others[now] = others, set()
             # A recompute, in a backward, asks for those of its forward again.
             if len(self.others) > _PASSES:
                 del self.others[next(iter(self.others))]

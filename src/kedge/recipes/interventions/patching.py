@@ -203,7 +203,8 @@ def patch(
     _, broken = _run(model, corrupted, metric)
 
     rows = []
-    for site, (name, kept) in zip(shortened(values.found), values.found.items(), strict=True):
+    sites_shown = shortened(values.found)
+    for site, (name, kept) in zip(sites_shown, values.found.items(), strict=True):
         for position in _positions(name, kept, along):
             patched = _Patch(kept, position, along or 0)
             _, reached = _run(model, corrupted, metric, name, patched)

@@ -47,8 +47,9 @@ def mask(value: Tensor, positions: Positions, dim: int) -> Tensor:
         chosen = positions.to(value.device)
     else:
         chosen = _marked(positions, length, value.device)
-    lead = dim + 1 - chosen.dim()
-    return chosen.reshape([1] * lead + list(chosen.shape) + [1] * (value.dim() - dim - 1))
+    before = [1] * (dim + 1 - chosen.dim())
+    after = [1] * (value.dim() - dim - 1)
+    return chosen.reshape([*before, *chosen.shape, *after])
 
 
 def _marked(positions: Positions, length: int, device: torch.device) -> Tensor:

@@ -73,7 +73,8 @@ class Steering:
             raise InterventionError(
                 f"a direction {leaves.describe(self.direction)} "
                 f"cannot be added to the value {leaves.describe(value)}; it must "
-                "have the width of the value's last dimension, or a shape that broadcasts"
+                "have the width of the value's last dimension, "
+                "or a shape that broadcasts"
             ) from error
         if self.keep_norm:
             length = moved.norm(dim=-1, keepdim=True)

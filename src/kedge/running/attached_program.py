@@ -109,7 +109,11 @@ class AttachedProgram:
         self._control.close()
 
 
-def attach(process: RunningProcess, wishes: Mapping[str, Any], patience: float) -> AttachedProgram:
+def attach(
+    process: RunningProcess,
+    wishes: Mapping[str, Any],
+    patience: float,
+) -> AttachedProgram:
     """Enter a program and have a late watch wait for its next step.
 
     Args:
@@ -152,7 +156,11 @@ def _enter(process: RunningProcess, order: Mapping[str, Any]) -> AttachedProgram
                 replace_request(process)
 
 
-def _send(process: RunningProcess, order: Mapping[str, Any], folder: PrivateFolder) -> bool:
+def _send(
+    process: RunningProcess,
+    order: Mapping[str, Any],
+    folder: PrivateFolder,
+) -> bool:
     """Enter the program; returns whether Python itself did it."""
     if has_remote_exec(process):
         send_by_python(process, sent_text(order), folder)
@@ -208,7 +216,11 @@ def _surroundings() -> dict[str, Any]:
     }
 
 
-def _answer(listening: socket.socket, process: RunningProcess, until: float) -> socket.socket:
+def _answer(
+    listening: socket.socket,
+    process: RunningProcess,
+    until: float,
+) -> socket.socket:
     listening.settimeout(_PAUSE)
     while time.monotonic() < until:
         try:

@@ -203,13 +203,21 @@ class LentModules:
         self.names = frozenset(names)
         self.places = places
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    def find_spec(
+        self,
+        name: str,
+        path: Any = None,
+        target: Any = None,
+    ) -> ModuleSpec | None:
         """Return where a package is; called by Python's import."""
         if name not in self.names:
             return None
         return PathFinder.find_spec(name, self.places, target)
 
-    def find_distributions(self, context: Any) -> Iterator[importlib.metadata.Distribution]:
+    def find_distributions(
+        self,
+        context: Any,
+    ) -> Iterator[importlib.metadata.Distribution]:
         """Yield the metadata of these packages; called by `importlib.metadata`."""
         if context.name in self.names:
             yield from importlib.metadata.distributions(name=context.name, path=self.places)

@@ -63,7 +63,12 @@ def free_page(maps: str) -> int:
             return page
 
 
-def send_by_gdb(process: RunningProcess, text: str, page: int, folder: PrivateFolder) -> None:
+def send_by_gdb(
+    process: RunningProcess,
+    text: str,
+    page: int,
+    folder: PrivateFolder,
+) -> None:
     """Have a process run a text of Python.
 
     Args:

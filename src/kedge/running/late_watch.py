@@ -257,7 +257,10 @@ def _options(order: Mapping[str, Any]) -> WatchOptions:
     return WatchOptions(order["sites"], order["every"], order["budget"])
 
 
-def _recorder(order: Mapping[str, Any], complain: Callable[[str], None]) -> RecordingSink:
+def _recorder(
+    order: Mapping[str, Any],
+    complain: Callable[[str], None],
+) -> RecordingSink:
     place = Path(order["recording"])
     described = manifest_of(sys.argv, script_name(), _options(order))
     # One process, whatever others run beside it.

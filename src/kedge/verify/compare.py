@@ -110,7 +110,12 @@ def _options(args: argparse.Namespace, folder: str) -> list[str]:
 class _Trials:
     """Runs the program in a process of its own, each time with the same digest log."""
 
-    def __init__(self, program: Program, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        folder: Path,
+        tell: Callable[[str], None],
+    ) -> None:
         self.program = program
         self.folder = folder
         self.tell = tell
@@ -160,7 +165,12 @@ def _print_equal(program: Program, plain: TrialRun) -> int:
     return EQUAL
 
 
-def _print_different(program: Program, plain: TrialRun, watched: TrialRun, again: TrialRun) -> int:
+def _print_different(
+    program: Program,
+    plain: TrialRun,
+    watched: TrialRun,
+    again: TrialRun,
+) -> int:
     own = first_difference(plain.digests, again.digests)
     if own is not None or plain.status != again.status:
         where = f"at the end ({plain.ending()}, then {again.ending()})"

@@ -107,7 +107,12 @@ class DigestLog:
             return None
         return module
 
-    def _left(self, calls: OpenCalls[nn.Module], module: nn.Module, output: Any) -> None:
+    def _left(
+        self,
+        calls: OpenCalls[nn.Module],
+        module: nn.Module,
+        output: Any,
+    ) -> None:
         if not calls.called:
             with torch.no_grad():
                 self._digests(f"output of {self._name(module)}", leaves.find(output))
